@@ -1,0 +1,139 @@
+//! What a backend promises, as data. The documentation is generated from it, and the suite holds it to the truth.
+
+use std::time::Duration;
+
+/// The clock by which the store ends leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreClock {
+    /// The clock of the client, injected.
+    Client,
+    /// The server's wall clock: a step of it moves every deadline.
+    ServerWall,
+    /// A clock of the server that is never stepped.
+    ServerMonotonic,
+    /// The machine's clock since boot, never stepped.
+    MachineBoot,
+}
+
+/// How far a lock reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scope {
+    /// Tasks and threads of one process.
+    Process,
+    /// Processes of one machine.
+    Machine,
+    /// Every machine that reaches the server.
+    Network,
+}
+
+/// What a ttl belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TtlScope {
+    /// Every lease has its own.
+    Lease,
+    /// All leases of a session share one.
+    Session,
+}
+
+/// How a waiter learns that it is its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Waiting {
+    /// The server keeps a queue and hands the lock to its head.
+    ServerQueue,
+    /// The server tells that the lock may be free.
+    Notification,
+    /// The client looks again and again.
+    Poll,
+}
+
+/// How a holder learns that its lease was ended behind its back, while its own deadline has not passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossNotice {
+    /// The store pushes it.
+    Pushed,
+    /// By the next renewal, ttl / 3 later at most.
+    NextRenewal,
+}
+
+/// What of the store's state is there after it was restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Restart {
+    /// Everything that was acknowledged.
+    KeepsAll,
+    /// What its persistence kept; the backend guards new grants where that is not all.
+    KeepsPersisted,
+    /// Nothing: leases, queue and fencing counter begin anew.
+    KeepsNothing,
+}
+
+/// What a backend promises. Public data: the docs table is generated from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The backend's name, as in its feature and its URL: `redis`.
+    pub backend: &'static str,
+    /// How far a lock reaches.
+    pub scope: Scope,
+    /// The clock by which leases end.
+    pub clock: StoreClock,
+    /// The step in which a ttl is kept; other values are rounded up.
+    pub ttl_granularity: Duration,
+    /// The shortest ttl.
+    pub min_ttl: Duration,
+    /// The longest ttl.
+    pub max_ttl: Duration,
+    /// Whether each lease has its own ttl.
+    pub ttl_scope: TtlScope,
+    /// How waiting works.
+    pub waiting: Waiting,
+    /// Whether clients get the lock in the order in which they came. (Waiters of one client always do.)
+    pub fifo: bool,
+    /// The longest ttl of a place in the server's queue.
+    pub max_place_ttl: Duration,
+    /// How an ended lease is learned of.
+    pub loss_notice: LossNotice,
+    /// A waiter of a dead holder holds within the holder's ttl and this.
+    pub takeover_slack: Duration,
+    /// Where the fencing token comes from, for people.
+    pub fencing: &'static str,
+    /// What is there after a restart.
+    pub restart: Restart,
+    /// The longest that one call takes, connecting included.
+    pub call_bound: Duration,
+    /// How many leases and places one renew call takes at best.
+    pub renew_batch: usize,
+    /// Every way in which exclusion can end while a holder believes in its lease, so that only the fencing
+    /// token decides. For people.
+    pub exclusion_ends: &'static [&'static str],
+}
+
+impl Capabilities {
+    /// The least that can be promised, for a backend to improve on: poll, no order, one second.
+    pub const fn new(backend: &'static str) -> Self {
+        Self {
+            backend,
+            scope: Scope::Network,
+            clock: StoreClock::ServerWall,
+            ttl_granularity: Duration::from_millis(1),
+            min_ttl: Duration::from_millis(100),
+            max_ttl: Duration::from_secs(24 * 3600),
+            ttl_scope: TtlScope::Lease,
+            waiting: Waiting::Poll,
+            fifo: false,
+            max_place_ttl: Duration::from_secs(10),
+            loss_notice: LossNotice::NextRenewal,
+            takeover_slack: Duration::from_secs(1),
+            fencing: "a counter",
+            restart: Restart::KeepsNothing,
+            call_bound: Duration::from_secs(1),
+            renew_batch: 100,
+            exclusion_ends: &[],
+        }
+    }
+}

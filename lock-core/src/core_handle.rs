@@ -1,0 +1,84 @@
+//! The line from a backend back to lock-core: stamps out, events in.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::clock::{Clock, Stamp};
+use crate::grant::{Confirmation, Place};
+use crate::name::LockName;
+use crate::token::{FencingToken, OwnerToken};
+
+/// Something that a backend learned without being asked. Losing one costs time, never safety.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The store made a place a lease.
+    Granted {
+        /// The claim's owner token.
+        owner: OwnerToken,
+        /// The place that became a lease.
+        place: Place,
+        /// The token of the grant.
+        token: FencingToken,
+        /// A confirmation of its own, where the store's message proves one. A plain push proves none: it
+        /// says that the lease began, not when.
+        confirmation: Option<Confirmation>,
+    },
+    /// The lease or place of this owner is gone: session expired, own key removed.
+    Gone {
+        /// The claim's owner token.
+        owner: OwnerToken,
+    },
+    /// It is worth another look at this lock now.
+    Look(LockName),
+    /// It is worth another look at every lock: messages may have been lost, as after a reconnect.
+    LookAtAll,
+}
+
+/// What a backend gets when it is attached to a client. Cheap to clone.
+#[derive(Clone)]
+pub struct CoreHandle {
+    clock: Arc<dyn Clock>,
+    keeper: tokio::runtime::Handle,
+    events: Arc<dyn Fn(Event) + Send + Sync>,
+}
+
+impl CoreHandle {
+    /// A handle with this clock and this way for events. lock-core makes one for every client; a backend that
+    /// wraps another makes its own.
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        keeper: tokio::runtime::Handle,
+        events: impl Fn(Event) + Send + Sync + 'static,
+    ) -> Self {
+        Self { clock, keeper, events: Arc::new(events) }
+    }
+
+    /// A stamp. Take it just before the request is sent.
+    pub fn stamp(&self) -> Stamp {
+        self.clock.now()
+    }
+
+    /// The clock that stamps are read from.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// The runtime that the lease keeper runs on, and the home of a backend's background tasks: it lives as long
+    /// as the client and does not starve with the user's executor. Renewals, and releases in the background, are
+    /// called on it; acquires and releases mostly on the user's own runtime.
+    pub fn keeper_runtime(&self) -> &tokio::runtime::Handle {
+        &self.keeper
+    }
+
+    /// Tells lock-core. Never blocks for long; may be called from any thread.
+    pub fn event(&self, event: Event) {
+        (self.events)(event);
+    }
+}
+
+impl fmt::Debug for CoreHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoreHandle").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! Errors, and the kinds that say what is known about the lock.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::name::LockName;
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Answers "what do I know about the lock now?". The same situation gives the same kind on every backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Not held: another had it for the whole wait.
+    Timeout,
+    /// Certainly not held any more: stop the work.
+    Lost,
+    /// No effect on the store; may be tried again.
+    Unavailable,
+    /// May have taken effect: work as if it were not held, expect others to see it as held.
+    Indeterminate,
+    /// The input is wrong, and nothing was sent.
+    InvalidInput,
+    /// This backend, or this server, cannot do it.
+    Unsupported,
+    /// The store or a configured limit is full.
+    Capacity,
+    /// The server refused the user, the password or the permission.
+    Auth,
+}
+
+/// What went wrong, with the lock, the backend and what was tried. Cheap to clone.
+///
+/// The text is a fragment in lower case. It prints no cause that [`source`](std::error::Error::source)
+/// returns, no owner token and no password.
+#[derive(Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    text: Cow<'static, str>,
+    action: Option<&'static str>,
+    lock: Option<LockName>,
+    backend: Option<&'static str>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of a kind, with a fragment of text that says what happened and, where it can, how to mend it.
+    pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
+        Self(Box::new(Inner { kind, text: text.into(), action: None, lock: None, backend: None, source: None }))
+    }
+
+    /// An [`InvalidInput`](ErrorKind::InvalidInput) error.
+    pub fn invalid(text: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::InvalidInput, text)
+    }
+
+    /// Adds the cause. Its text is not repeated by this error's own.
+    #[must_use]
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Adds what was tried (a verb: "acquire"), the lock and the backend, where they are not yet known.
+    #[must_use]
+    pub fn during(mut self, action: &'static str, lock: &LockName, backend: &'static str) -> Self {
+        self.0.action.get_or_insert(action);
+        self.0.lock.get_or_insert_with(|| lock.clone());
+        self.0.backend.get_or_insert(backend);
+        self
+    }
+
+    /// The same error with another kind, for a caller who knows more about the effect.
+    #[must_use]
+    pub fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    /// What is known about the lock now.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The lock that it was about.
+    pub fn lock(&self) -> Option<&LockName> {
+        self.0.lock.as_ref()
+    }
+
+    /// The backend that it happened on.
+    pub fn backend(&self) -> Option<&'static str> {
+        self.0.backend
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(action), Some(lock)) = (self.0.action, &self.0.lock) {
+            write!(f, "cannot {action} lock {:?}", lock.as_str())?;
+            if let Some(backend) = self.0.backend {
+                write!(f, " on {backend}")?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&self.0.text)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Error");
+        out.field("kind", &self.0.kind).field("text", &self.to_string());
+        if let Some(source) = &self.0.source {
+            out.field("source", &source.to_string());
+        }
+        out.finish()
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}

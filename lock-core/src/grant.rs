@@ -1,0 +1,72 @@
+//! What a store answers: confirmations, grants, and the outcomes of acquire and release.
+
+use std::time::Duration;
+
+use crate::clock::Stamp;
+use crate::token::FencingToken;
+
+/// The number of a place in a server's queue. Grows with every place of a lock; 0 where a backend has none.
+pub type Place = u64;
+
+/// An answer of the store that a lease or a place stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confirmation {
+    /// How long it stands at the store, at least, counted from when the store worked on the request.
+    pub ttl: Duration,
+    /// Taken just before the request was sent: at that moment the store had not yet started the ttl.
+    pub sent: Stamp,
+    /// The place that it is about. A lease keeps the number of the place that it came from.
+    pub place: Place,
+}
+
+/// The store's yes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grant {
+    /// The token of this grant, higher than any before it.
+    pub token: FencingToken,
+    /// What the validity counts from.
+    pub confirmation: Confirmation,
+}
+
+impl Grant {
+    /// A grant with one token.
+    pub const fn new(token: FencingToken, confirmation: Confirmation) -> Self {
+        Self { token, confirmation }
+    }
+}
+
+/// The outcome of one attempt to acquire. An outcome that is not known is an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acquisition {
+    /// The claim holds the lock.
+    Granted(Grant),
+    /// The claim has a place in the server's queue.
+    Queued(Confirmation),
+    /// Another holds the lock, and the server keeps no place: worth another look after this time, or earlier
+    /// on an event.
+    Held {
+        /// How long until another look is worth it.
+        look_in: Duration,
+    },
+}
+
+/// What lock-core knows of the requests of a claim that it releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certainty {
+    /// Every request was answered.
+    Sure,
+    /// At least one request has no answer and may still apply: the backend makes sure that a late copy cannot.
+    Unsure,
+}
+
+/// The outcome of a release. An outcome that is not known is an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Release {
+    /// The lease or place was this claim's and has ended.
+    Released,
+    /// This claim had neither lease nor place; nothing was changed.
+    NotHeld,
+}

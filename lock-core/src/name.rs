@@ -1,0 +1,125 @@
+//! Lock names and the codec that turns them into a store's keys.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+/// The longest lock name, in bytes of UTF-8.
+pub const MAX_NAME_BYTES: usize = 1024;
+
+/// What stays as it is in an encoded name: `A-Z a-z 0-9 _ -`.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-');
+
+/// The length of the digest form: `~` and 64 hexadecimal digits.
+const DIGEST_LEN: usize = 65;
+
+/// The name of a lock: 1 to [`MAX_NAME_BYTES`] bytes of UTF-8, any characters.
+///
+/// Names are compared byte by byte. Names that differ in case, in trailing space, in Unicode
+/// normalisation or in a control character are different locks.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockName(Arc<str>);
+
+impl LockName {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when the name is empty or longer than
+    /// [`MAX_NAME_BYTES`].
+    pub fn new(name: impl AsRef<str>) -> Result<Self> {
+        let name = name.as_ref();
+        if name.is_empty() {
+            return Err(Error::invalid("a lock name must not be empty"));
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Error::invalid(format!(
+                "a lock name has at most {MAX_NAME_BYTES} bytes, this one has {}",
+                name.len()
+            )));
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name in the alphabet `A-Z a-z 0-9 _ - % ~`, at most `limit` bytes long.
+    ///
+    /// Every other byte becomes `%XX`. What would be longer than `limit` becomes `~` and the SHA-256
+    /// of the name in hexadecimal: a plain form never contains `~`, so no two names share an encoding
+    /// (short of a SHA-256 collision). The encoding is part of the stored state and never changes.
+    ///
+    /// # Panics
+    /// When `limit` is below 65, the length of the digest form.
+    pub fn encode(&self, limit: usize) -> Cow<'_, str> {
+        assert!(limit >= DIGEST_LEN, "an encoded name needs at least {DIGEST_LEN} bytes");
+        let plain: Cow<'_, str> = utf8_percent_encode(&self.0, ESCAPED).into();
+        if plain.len() <= limit {
+            return plain;
+        }
+        let digest = Sha256::digest(self.0.as_bytes());
+        let mut out = String::with_capacity(DIGEST_LEN);
+        out.push('~');
+        for byte in digest {
+            use fmt::Write;
+            let _ = write!(out, "{byte:02x}");
+        }
+        out.into()
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(name: &str) -> String {
+        LockName::new(name).unwrap().encode(200).into_owned()
+    }
+
+    #[test]
+    fn golden_encodings_never_change() {
+        for (name, golden) in [
+            ("orders-42_A", "orders-42_A"),
+            ("orders/42", "orders%2F42"),
+            ("job ", "job%20"),
+            ("{tag}", "%7Btag%7D"),
+            ("100%", "100%25"),
+            ("a\0b", "a%00b"),
+            ("~", "%7E"),
+            ("jöb", "j%C3%B6b"),
+            ("jo\u{308}b", "jo%CC%88b"),
+        ] {
+            assert_eq!(encoded(name), golden);
+        }
+        assert_eq!(
+            encoded(&"x".repeat(201)),
+            "~84a0678c90937f5dcf9994d5866668da6b995109c8ad845410559b48a4ecafed".to_owned()
+        );
+    }
+
+    #[test]
+    fn bounds_are_checked() {
+        assert!(LockName::new("").is_err());
+        assert!(LockName::new("x".repeat(MAX_NAME_BYTES)).is_ok());
+        assert!(LockName::new("x".repeat(MAX_NAME_BYTES + 1)).is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! What a renewal asks, and how its answers come back one by one.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::claim::Claim;
+use crate::error::{Error, ErrorKind};
+use crate::grant::{Confirmation, Grant, Place};
+
+/// How far a renewal moves the deadline at the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Extend {
+    /// To the later of the old deadline and now + ttl: a late copy never shortens a lease.
+    AtLeast,
+    /// To now + ttl, also when that is earlier: a holder that is done leaves its lease to run out then.
+    Exactly,
+}
+
+/// A lease or a place that is to be renewed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LeaseRef {
+    /// The claim that has it.
+    pub claim: Claim,
+    /// The ttl to renew to.
+    pub ttl: Duration,
+    /// The place, as far as it is known; the lease's own where the claim holds.
+    pub place: Place,
+    /// Whether the deadline may come nearer.
+    pub extend: Extend,
+}
+
+impl LeaseRef {
+    /// A reference that renews to `ttl` and never shortens.
+    pub fn new(claim: Claim, place: Place, ttl: Duration) -> Self {
+        Self { claim, ttl, place, extend: Extend::AtLeast }
+    }
+}
+
+/// What the store says about one lease or place that was to be renewed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The lease stands.
+    Renewed(Confirmation),
+    /// The place has become a lease.
+    Granted(Grant),
+    /// The place stands.
+    Waiting(Confirmation),
+    /// No place, and the lock is free: worth an acquire.
+    Free,
+    /// Neither lease nor place is this claim's any more.
+    Lost,
+    /// It is not known.
+    Unknown(Error),
+}
+
+/// Takes the answers of one renew call, each as soon as it is known.
+///
+/// What is unanswered when this is dropped is answered [`Answer::Unknown`]. A second answer to the same question
+/// is dropped.
+pub struct Answers {
+    open: Mutex<Vec<bool>>,
+    sink: Box<dyn Fn(usize, Answer) + Send + Sync>,
+}
+
+impl Answers {
+    /// Takes `count` answers and hands each, with the index of its lease, to `sink`.
+    pub fn new(count: usize, sink: impl Fn(usize, Answer) + Send + Sync + 'static) -> Self {
+        Self { open: Mutex::new(vec![true; count]), sink: Box::new(sink) }
+    }
+
+    /// Answers the lease at `index` of the slice that was to be renewed.
+    pub fn put(&self, index: usize, answer: Answer) {
+        let first = {
+            let mut open = crate::sync::lock(&self.open);
+            open.get_mut(index).is_some_and(|open| std::mem::replace(open, false))
+        };
+        if first {
+            (self.sink)(index, answer);
+        }
+    }
+
+    /// Answers everything that is still open with the same error.
+    pub fn fail_rest(&self, error: &Error) {
+        let open = std::mem::take(&mut *crate::sync::lock(&self.open));
+        for index in (0..open.len()).filter(|&index| open[index]) {
+            (self.sink)(index, Answer::Unknown(error.clone()));
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.fail_rest(&Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer"));
+    }
+}
+
+impl fmt::Debug for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answers").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn each_question_is_answered_exactly_once() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let answers = Answers::new(3, {
+            let seen = seen.clone();
+            move |index, answer| seen.lock().unwrap().push((index, matches!(answer, Answer::Lost)))
+        });
+        answers.put(1, Answer::Lost);
+        answers.put(1, Answer::Free);
+        answers.put(7, Answer::Lost);
+        drop(answers);
+        assert_eq!(*seen.lock().unwrap(), [(1, true), (0, false), (2, false)]);
+    }
+}

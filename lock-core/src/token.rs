@@ -1,0 +1,59 @@
+//! Owner tokens and fencing tokens.
+
+use std::fmt;
+
+/// 128 random bits, drawn for every claim before anything is sent. They prove who holds.
+///
+/// `Debug` does not show them, and there is no `Display`: whoever knows the token can end the lease.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OwnerToken([u8; 16]);
+
+impl OwnerToken {
+    /// The token with these bytes. Only for backends that read it back from a store, and for tests.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes that the store keeps.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for OwnerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnerToken(..)")
+    }
+}
+
+/// A number that grows with every grant of a lock, for ever.
+///
+/// Hand it to the protected resource with every write. The resource remembers the highest one that it
+/// has seen and refuses anything lower: that is what stops a holder that woke up too late, and the only
+/// thing that can (see Kleppmann, "How to do distributed locking", 2016).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// The token with this number.
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number, for the protected resource.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FencingToken({})", self.0)
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

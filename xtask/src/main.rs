@@ -1,0 +1,2 @@
+//! Commands for people who work on Leasehold.
+fn main() {}
