@@ -43,9 +43,14 @@ pub enum Acquisition {
     /// The claim holds the lock.
     Granted(Grant),
     /// The claim has a place in the server's queue.
-    Queued(Confirmation),
-    /// Another holds the lock, and the server keeps no place: worth another look after this time, or earlier
-    /// on an event.
+    Queued {
+        /// That the place stands.
+        confirmation: Confirmation,
+        /// How long the holder's lease still lasts: worth another look then, or earlier on an event.
+        look_in: Duration,
+    },
+    /// Another holds the lock, and the claim has no place, because the server keeps none or the claim wants
+    /// none: worth another look after this time, or earlier on an event.
     Held {
         /// How long until another look is worth it.
         look_in: Duration,

@@ -15,7 +15,7 @@ mod token;
 
 pub use backend::{Extensions, Inspect, Inspection, LeaseView, LockBackend};
 pub use capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
-pub use claim::{Claim, HolderInfo, MAX_HOLDER_BYTES, MAX_LABEL_BYTES, Mode};
+pub use claim::{Claim, HolderInfo, IfHeld, MAX_HOLDER_BYTES, MAX_LABEL_BYTES, Mode};
 pub use clock::{Clock, Stamp, SystemClock};
 pub use core_handle::{CoreHandle, Event};
 pub use error::{Error, ErrorKind, Result};

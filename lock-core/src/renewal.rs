@@ -48,7 +48,12 @@ pub enum Answer {
     /// The place has become a lease.
     Granted(Grant),
     /// The place stands.
-    Waiting(Confirmation),
+    Waiting {
+        /// That it does.
+        confirmation: Confirmation,
+        /// How long the holder's lease still lasts: worth another look then, or earlier on an event.
+        look_in: Duration,
+    },
     /// No place, and the lock is free: worth an acquire.
     Free,
     /// Neither lease nor place is this claim's any more.
