@@ -1,0 +1,106 @@
+//! What a backend brings to be tested: a fresh namespace, ways to break it, and a look at the server's own state.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{FencingToken, LockBackend, LockName};
+
+use crate::fault::{Declared, PathFault, ServerFault, Tamper};
+
+/// The way from a client to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// Always clear: for the other clients of a case, who must notice nothing.
+    Clear,
+    /// The one that [`Fixture::path`] breaks.
+    Faulty,
+}
+
+/// A backend under test: a namespace of its own on a server, in which no lock exists yet.
+///
+/// Every case makes a fresh one, and several cases run at once, so fixtures do not share what a case can break or
+/// count. What a method here promises belongs to the test and not to the library: it must not go through the backend
+/// that is tested, or a fault of it could hide itself. A method that cannot keep its promise panics with a text that
+/// says what to do.
+///
+/// What a fixture spawns for its backends to talk to must not run on the keeper's runtime: a case blocks that one
+/// to pause a process.
+#[async_trait]
+pub trait Fixture: Send + Sync + Sized + 'static {
+    /// Starts what is needed. When the server cannot be started it panics and says how to get it; nothing is skipped.
+    async fn new() -> Self;
+
+    /// A backend for one client, not yet attached, on the namespace of this fixture. It may be called from any
+    /// runtime; what is still to be connected is connected by the first call.
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend>;
+
+    /// The shortest ttl that makes sense here: at least the backend's own bound, and long enough that a busy machine of
+    /// two cores does not lose a renewed lease of it. The cases scale everything by it.
+    fn ttl(&self) -> Duration;
+
+    /// Breaks [`Route::Faulty`], also for connections that are open. A second fault replaces the first; what the
+    /// first one lost stays lost, and what it held stays held.
+    ///
+    /// Every backend can have these: where there is no proxy for its protocol, [`Faulty`](crate::Faulty) around the
+    /// backend does the same.
+    async fn path(&self, fault: PathFault);
+
+    /// Ends the fault of the path for what is sent from now on. What was held stays held.
+    async fn heal(&self);
+
+    /// Lets the requests arrive now that [`PathFault::Hold`] kept, in their order, though their clients have given
+    /// them up; returns when the server has worked on them.
+    async fn deliver(&self);
+
+    /// Does this to the server.
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared>;
+
+    /// Does this to the server's record of a lock, behind everybody's back.
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared>;
+
+    /// Reads the server's own record of a lock, under the frozen encoding of its name.
+    async fn record(&self, name: &LockName) -> Record;
+
+    /// Counts what the server holds of this namespace, and the connections that it has open.
+    async fn census(&self) -> Census;
+
+    /// How many requests about locks the server has worked on since it started: what clients sent, each once. What the
+    /// fixture itself sends does not count, nor what keeps a connection open.
+    async fn served(&self) -> u64;
+}
+
+/// The server's own record of a lock. All empty when it has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// What is left of the lease by the server's own clock, read before this returned; `None` when nobody holds it.
+    pub lease: Option<Duration>,
+    /// The token of the last grant, as far as the server still keeps it.
+    pub last_token: Option<FencingToken>,
+    /// How many live places wait. Always 0 where the server keeps no queue.
+    pub waiters: u64,
+}
+
+/// What the server holds of a namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Leases that have not expired.
+    pub leases: u64,
+    /// Places in queues that have not expired.
+    pub places: u64,
+    /// Records that keep fencing counters and nothing else. They stay, for a documented time.
+    pub fences: u64,
+    /// Notes about withdrawn claims. They stay, for a documented time.
+    pub tombstones: u64,
+    /// Connections of clients, without those of the fixture.
+    pub connections: u64,
+    /// Anything else that lock requests left: subscriptions of names, watches, empty queues, sessions.
+    pub other: u64,
+}
+
+impl Census {
+    /// Whether no claim left anything: what is there is documented to stay.
+    pub fn is_clean(&self) -> bool {
+        self.leases == 0 && self.places == 0 && self.other == 0
+    }
+}
