@@ -1,2 +1,50 @@
-//! Commands for people who work on Leasehold.
-fn main() {}
+//! Commands for people who work on Leasehold: `cargo xtask check`, `test` and `bench`.
+
+mod apt;
+mod architecture;
+mod bench;
+mod check;
+mod counts;
+mod dependencies;
+mod features;
+mod harness;
+mod hygiene;
+mod licence;
+mod metadata;
+mod parts;
+mod process;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Commands for people who work on Leasehold.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Check(check::Args),
+    Test(test::Args),
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Check(args) => check::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Licences, duplicates and sources of everything that is built, held against `xtask/policy.toml`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail};
+
+use crate::licence;
+use crate::metadata::{Metadata, Package};
+use crate::process;
+
+/// How cargo spells the default registry, here and in `Cargo.lock`.
+const DEFAULT_REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+/// The file `xtask/policy.toml`.
+pub(crate) struct Policy(toml::Table);
+
+impl Policy {
+    /// Reads it.
+    pub(crate) fn read() -> Result<Self> {
+        let path = process::root().join("xtask/policy.toml");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self(text.parse().context("xtask/policy.toml is not well-formed")?))
+    }
+
+    /// A table of lists of names.
+    pub(crate) fn lists(&self, table: &str) -> Result<BTreeMap<String, Vec<String>>> {
+        let table = self.0.get(table).and_then(|value| value.as_table()).with_context(|| format!("no [{table}]"))?;
+        Ok(table.iter().map(|(key, list)| (key.clone(), names(list))).collect())
+    }
+
+    fn duplicates(&self) -> Result<BTreeSet<String>> {
+        let mut found = BTreeSet::new();
+        for entry in self.0.get("duplicates").and_then(|list| list.as_array()).into_iter().flatten() {
+            let text = |key| entry.get(key).and_then(|value| value.as_str()).filter(|text| !text.is_empty());
+            let name = text("name").context("an entry of [[duplicates]] has no name")?;
+            text("reason").with_context(|| format!("the duplicate `{name}` has no reason"))?;
+            found.insert(name.to_owned());
+        }
+        Ok(found)
+    }
+}
+
+fn names(list: &toml::Value) -> Vec<String> {
+    list.as_array().into_iter().flatten().filter_map(|name| name.as_str()).map(str::to_owned).collect()
+}
+
+/// Every package can be used under an allowed licence.
+pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
+    let allowed = policy.lists("licences")?.remove("allow").context("no list `allow` in [licences]")?;
+    let mut wrong = Vec::new();
+    for package in metadata.packages() {
+        let expression = package.licence.as_deref().unwrap_or_default();
+        if !licence::is_met(expression, &|licence| allowed.iter().any(|name| name == licence)).unwrap_or(false) {
+            wrong.push(format!("{} {}: `{expression}`", package.name, package.version));
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("not under an allowed licence (xtask/policy.toml): {}", wrong.join("; "));
+    }
+    Ok(format!("{} packages", metadata.packages().len()))
+}
+
+/// Nobody who uses Leasehold builds a package in two versions without a written reason. All platforms count, and
+/// so do dev-dependencies; packages that are not published do not.
+pub(crate) fn duplicates(metadata: &Metadata, policy: &Policy) -> Result<String> {
+    let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for member in metadata.members().filter(|member| member.publish) {
+        for package in metadata.closure(member) {
+            versions.entry(&package.name).or_default().insert(&package.version);
+        }
+    }
+    let allowed = policy.duplicates()?;
+    let found: BTreeMap<_, _> = versions.into_iter().filter(|(_, versions)| versions.len() > 1).collect();
+    let wrong: Vec<_> = found.iter().filter(|(name, _)| !allowed.contains(**name)).collect();
+    if !wrong.is_empty() {
+        bail!("in more than one version, without a reason in xtask/policy.toml: {wrong:?}");
+    }
+    let stale: Vec<_> = allowed.iter().filter(|name| !found.contains_key(name.as_str())).collect();
+    if !stale.is_empty() {
+        bail!("no duplicates any more, remove them from xtask/policy.toml: {stale:?}");
+    }
+    Ok(format!("{} allowed", allowed.len()))
+}
+
+/// Everything comes from this workspace or from the default registry.
+pub(crate) fn sources(metadata: &Metadata) -> Result<String> {
+    let strange = |package: &&Package| match &package.source {
+        Some(source) => source != DEFAULT_REGISTRY,
+        None => !package.member,
+    };
+    let wrong: Vec<_> = metadata.packages().iter().filter(strange).map(|package| &*package.name).collect();
+    if !wrong.is_empty() {
+        bail!("neither of this workspace nor of the default registry: {}", wrong.join(", "));
+    }
+    Ok(String::new())
+}
+
+/// A feature of the facade pulls its own client and no other. Dev-dependencies do not count.
+pub(crate) fn clients(metadata: &Metadata, policy: &Policy) -> Result<String> {
+    let clients = policy.lists("clients")?;
+    let features = policy.lists("features")?;
+    let facade = metadata.members().find(|package| package.name == "leasehold").context("no package `leasehold`")?;
+    let known: BTreeSet<_> = facade.features.iter().map(String::as_str).filter(|name| *name != "default").collect();
+    let written: BTreeSet<_> = features.keys().map(String::as_str).filter(|name| *name != "none").collect();
+    if known != written {
+        bail!("the facade's features are {known:?}, but [features] in xtask/policy.toml has {written:?}");
+    }
+    for (feature, own) in &features {
+        let mut tree = process::cargo(["tree", "--locked", "--package=leasehold", "--edges=normal,build"]);
+        tree.args(["--target=all", "--prefix=none", "--format={p}", "--no-default-features"]);
+        if feature != "none" {
+            tree.arg(format!("--features={feature}"));
+        }
+        let tree = process::read(&mut tree)?;
+        let pulled: BTreeSet<_> = tree.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        for (client, packages) in &clients {
+            let found: Vec<_> = packages.iter().filter(|name| pulled.contains(name.as_str())).collect();
+            match (own.contains(client), found.is_empty()) {
+                (true, true) => bail!("feature `{feature}` pulls nothing of {client}: {packages:?}"),
+                (false, false) => bail!("feature `{feature}` must not pull {found:?}"),
+                _ => {}
+            }
+        }
+    }
+    Ok(format!("{} features", features.len()))
+}

@@ -1,0 +1,193 @@
+//! Builds the test programs once, and runs each by itself, so that its time and its cases are known.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::counts::Count;
+use crate::metadata::{Metadata, Package, text};
+use crate::process::{self, End};
+
+/// No test program may run longer. The longest ones take a few minutes.
+const BOUND: Duration = Duration::from_secs(30 * 60);
+
+/// A program that cargo built.
+pub(crate) struct Program {
+    pub(crate) package: Package,
+    /// Its name in the counts: `lib`, the name of a test target, `bin-…`, `example-…`.
+    pub(crate) target: String,
+    pub(crate) kind: Kind,
+    path: PathBuf,
+}
+
+/// How a program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// By Rust's test harness.
+    Tests,
+    /// An example, which runs to its end.
+    Example,
+}
+
+/// What the cases of a program did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) ignored: u64,
+}
+
+impl Outcome {
+    /// Adds another one.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+
+    /// For the counts.
+    pub(crate) fn count(self) -> Count {
+        Count { run: self.passed + self.failed, ignored: self.ignored }
+    }
+
+    /// Reads the closing line of Rust's test harness.
+    pub(crate) fn read(line: &str) -> Option<Self> {
+        let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
+        let mut outcome = Self::default();
+        for part in numbers.split("; ") {
+            let (number, what) = part.split_once(' ')?;
+            match what {
+                "passed" => outcome.passed = number.parse().ok()?,
+                "failed" => outcome.failed = number.parse().ok()?,
+                "ignored" => outcome.ignored = number.parse().ok()?,
+                _ => {}
+            }
+        }
+        Some(outcome)
+    }
+}
+
+/// Builds the tests and examples that `selection` names.
+pub(crate) fn build(metadata: &Metadata, selection: &[String]) -> Result<Vec<Program>> {
+    let mut command = process::cargo(["test", "--no-run", "--locked", "--message-format=json-render-diagnostics"]);
+    command.args(selection);
+    eprintln!("$ {}", process::text(&command));
+    let messages = process::read(&mut command)?;
+    let mut programs = Vec::new();
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line).context("cannot read what cargo built")?;
+        let Some(path) = message["executable"].as_str() else { continue };
+        let (kind, name) = (text(&message["target"]["kind"][0]), text(&message["target"]["name"]));
+        let run = match (&*kind, message["profile"]["test"].as_bool()) {
+            (_, Some(true)) => Kind::Tests,
+            ("example", _) => Kind::Example,
+            _ => continue,
+        };
+        let id = text(&message["package_id"]);
+        let package = metadata.members().find(|package| package.id == id).context("cargo built a stranger")?.clone();
+        let target = match &*kind {
+            "test" => name,
+            "bin" | "example" => format!("{kind}-{name}"),
+            _ => "lib".to_owned(),
+        };
+        programs.push(Program { package, target, kind: run, path: path.into() });
+    }
+    Ok(programs)
+}
+
+impl Program {
+    /// Its name for people.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.package.name, self.target)
+    }
+
+    /// As `cargo test` and `cargo run` would start it.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        let folder = match self.kind {
+            Kind::Tests => self.package.folder.clone(),
+            Kind::Example => process::root(),
+        };
+        command.current_dir(folder);
+        command.env("CARGO_MANIFEST_DIR", &self.package.folder).env("CARGO_PKG_NAME", &self.package.name);
+        command
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// When it cannot be started; a case that fails is no error but counted.
+    pub(crate) fn run(&self) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        let mut closed = false;
+        let end = process::watch(&mut self.command(), BOUND, |line| {
+            if let Some(read) = Outcome::read(line) {
+                outcome.add(read);
+                closed = true;
+            }
+        })?;
+        match (self.kind, end) {
+            (_, End::TooLong) => {
+                println!("{} was killed after {} s", self.name(), BOUND.as_secs());
+                outcome.failed += 1;
+            }
+            (Kind::Example, End::Success) => outcome.passed = 1,
+            (Kind::Example, End::Failure) => outcome.failed = 1,
+            (Kind::Tests, End::Success) if !closed => bail!("{} ended without a result", self.name()),
+            (Kind::Tests, End::Success) => {}
+            (Kind::Tests, End::Failure) => outcome.failed = outcome.failed.max(1),
+        }
+        Ok(outcome)
+    }
+
+    /// How many cases it would run and ignore.
+    pub(crate) fn list(&self) -> Result<Count> {
+        let list = |args: &[&str]| -> Result<u64> {
+            let list =
+                process::read(self.command().args(["--list", "--format=terse"]).args(args).stderr(Stdio::inherit()))?;
+            Ok(list.lines().filter(|line| line.ends_with(": test")).count() as u64)
+        };
+        match self.kind {
+            Kind::Example => Ok(Count { run: 1, ignored: 0 }),
+            Kind::Tests => {
+                let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
+                Ok(Count { run: all - ignored, ignored })
+            }
+        }
+    }
+}
+
+/// Runs the doc tests that `selection` names; the outcome of each package.
+pub(crate) fn doc_tests(metadata: &Metadata, selection: &[String]) -> Result<Vec<(String, Outcome)>> {
+    let mut command = process::cargo(["test", "--doc", "--locked", "--no-fail-fast"]);
+    command.args(selection);
+    println!("$ {}", process::text(&command));
+    let mut outcomes: Vec<(String, Outcome)> = Vec::new();
+    let end = process::watch(&mut command, BOUND, |line| {
+        if let Some(library) = line.trim_start().strip_prefix("Doc-tests ") {
+            let package = metadata.members().find(|package| package.targets.iter().any(|(_, name)| name == library));
+            outcomes.push((package.map_or(library, |package| &package.name).to_owned(), Outcome::default()));
+        } else if let (Some(read), Some((_, sum))) = (Outcome::read(line), outcomes.last_mut()) {
+            sum.add(read);
+        }
+    })?;
+    if end != End::Success && outcomes.iter().all(|(_, outcome)| outcome.failed == 0) {
+        bail!("the doc tests cannot be run");
+    }
+    Ok(outcomes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_is_read() {
+        let line = "test result: FAILED. 15 passed; 2 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.01s";
+        assert_eq!(Outcome::read(line), Some(Outcome { passed: 15, failed: 2, ignored: 1 }));
+        assert_eq!(Outcome::read("test lease::expires ... ok"), None);
+    }
+}

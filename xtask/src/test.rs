@@ -1,0 +1,151 @@
+//! `cargo xtask test`.
+
+use anyhow::{Result, bail};
+
+use crate::apt::{self, Need};
+use crate::counts::{Counts, Target};
+use crate::harness::{self, Outcome};
+use crate::metadata::Metadata;
+use crate::parts::Parts;
+
+/// The package of the suite. Each backend has a test target there that bears its name.
+const SUITE: &str = "leasehold-conformance";
+
+/// A backend that the suite can be run on.
+struct Backend {
+    name: &'static str,
+    /// The suite's feature that builds its test target.
+    feature: Option<&'static str>,
+    needs: &'static [Need],
+}
+
+const BACKENDS: &[Backend] = &[
+    Backend { name: "memory", feature: None, needs: &[] },
+    Backend {
+        name: "redis",
+        feature: Some("redis"),
+        needs: &[Need { program: "redis-server", package: "redis-server" }],
+    },
+];
+
+/// Installs what the tests need and is missing, and runs them.
+///
+/// Without BACKEND everything: unit tests, doc tests, models, simulations, the conformance suite on every backend,
+/// and all examples. With BACKEND only the suite on these. The tests start their servers themselves, on free ports
+/// of the loopback interface, and stop them again.
+///
+/// What is missing is installed from Debian's packages, as root or with sudo. The cases that ran are held
+/// against conformance-tests/counts.toml.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The backends whose suite is run: memory, redis.
+    #[arg(value_name = "BACKEND", value_parser = backend)]
+    backends: Vec<&'static str>,
+    /// Write conformance-tests/counts.toml instead of holding the run against it.
+    #[arg(long, conflicts_with = "backends")]
+    update_counts: bool,
+}
+
+fn backend(name: &str) -> Result<&'static str> {
+    match BACKENDS.iter().find(|backend| backend.name == name) {
+        Some(backend) => Ok(backend.name),
+        None => bail!("known are {}", BACKENDS.iter().map(|backend| backend.name).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// What `cargo test` is asked to build for everything. Packages that are not published have their own build, so
+/// that their dependencies change no feature of what users get.
+pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
+    let excluded = metadata.members().filter(|package| !package.publish);
+    ["--workspace".to_owned(), "--all-features".to_owned()]
+        .into_iter()
+        .chain(excluded.map(|package| format!("--exclude={}", package.name)))
+        .collect()
+}
+
+/// The same for the commands themselves.
+pub(crate) fn own() -> Vec<String> {
+    vec!["--package=xtask".to_owned()]
+}
+
+fn suite(backends: &[&Backend]) -> Vec<String> {
+    let mut selection = vec![format!("--package={SUITE}"), "--no-default-features".to_owned()];
+    selection.extend(backends.iter().filter_map(|backend| backend.feature).map(|name| format!("--features={name}")));
+    selection.extend(backends.iter().map(|backend| format!("--test={}", backend.name)));
+    selection
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let whole = args.backends.is_empty();
+    let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
+    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().collect();
+    apt::provide(&needs)?;
+
+    let metadata = Metadata::read()?;
+    let selections = if whole { vec![everything(&metadata), own()] } else { vec![suite(&backends)] };
+    let mut parts = Parts::default();
+    let mut run = Run::default();
+
+    let mut programs = Vec::new();
+    parts.run("build", || {
+        for selection in &selections {
+            programs.extend(harness::build(&metadata, selection)?);
+        }
+        Ok(format!("{} programs", programs.len()))
+    });
+    parts.result()?;
+    for program in &programs {
+        parts.run(&program.name(), || run.note((program.package.name.clone(), program.target.clone()), program.run()?));
+    }
+    if whole {
+        parts.run("doc tests", || {
+            let mut sum = Outcome::default();
+            for (package, outcome) in harness::doc_tests(&metadata, &everything(&metadata))? {
+                sum.add(outcome);
+                run.add((package, "doc".to_owned()), outcome);
+            }
+            run.judge(sum)
+        });
+    }
+    if args.update_counts {
+        // Counts of a run with failures may be of a program that ended in its middle.
+        parts.result()?;
+        run.counts.write()?;
+        println!("\nwrote conformance-tests/counts.toml");
+    } else {
+        parts.run("counts", || run.counts.hold(&Counts::read()?, whole));
+    }
+
+    parts.print();
+    println!();
+    println!("{} passed, {} failed, {} skipped", run.sum.passed, run.sum.failed, run.sum.ignored);
+    parts.result()
+}
+
+/// What ran so far.
+#[derive(Default)]
+struct Run {
+    sum: Outcome,
+    counts: Counts,
+}
+
+impl Run {
+    fn add(&mut self, target: Target, outcome: Outcome) {
+        self.sum.add(outcome);
+        self.counts.add(target, outcome.count());
+    }
+
+    fn note(&mut self, target: Target, outcome: Outcome) -> Result<String> {
+        self.add(target, outcome);
+        self.judge(outcome)
+    }
+
+    fn judge(&self, outcome: Outcome) -> Result<String> {
+        let text = format!("{} passed, {} failed, {} ignored", outcome.passed, outcome.failed, outcome.ignored);
+        if outcome.failed > 0 {
+            bail!("{text}");
+        }
+        Ok(text)
+    }
+}
