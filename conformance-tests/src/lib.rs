@@ -2,6 +2,7 @@
 
 mod fault;
 mod fixture;
+pub mod harness;
 
 pub use fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
 pub use fixture::{Census, Fixture, Record, Route};

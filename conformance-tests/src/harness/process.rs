@@ -1,0 +1,228 @@
+//! A child process that never outlives its owner.
+
+use std::io;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+/// How long a signal may take to have its effect before the harness gives up.
+const SIGNAL_BOUND: Duration = Duration::from_secs(10);
+
+/// A child process that can be killed, paused and resumed. It is killed when this is dropped, and also when the
+/// owner itself dies without a chance to drop anything (kill -9, abort, a test runner's time limit).
+#[derive(Debug)]
+pub struct ChildProcess {
+    child: Child,
+    guardian: Child,
+    exit: Option<ExitStatus>,
+}
+
+impl ChildProcess {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When the program, or `sh` for its guardian, cannot be started.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let mut child = command.spawn()?;
+        match guardian(child.id()) {
+            Ok(guardian) => Ok(Self { child, guardian, exit: None }),
+            Err(error) => {
+                child.kill()?;
+                child.wait()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard input, output and error, as far as they are pipes and were not taken before.
+    pub fn take_pipes(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>) {
+        (self.child.stdin.take(), self.child.stdout.take(), self.child.stderr.take())
+    }
+
+    /// SIGKILL, also while it is paused. It is gone, its files and ports with it, when this returns.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        if let Some(exit) = self.try_wait()? {
+            return Ok(exit);
+        }
+        self.child.kill()?;
+        let exit = self.child.wait()?;
+        self.exit = Some(exit);
+        Ok(exit)
+    }
+
+    /// SIGTERM, then waits until it has ended.
+    ///
+    /// # Errors
+    /// When it has not ended after ten seconds, and those of the system.
+    pub fn terminate(&mut self) -> io::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.wait(SIGNAL_BOUND)
+    }
+
+    /// SIGSTOP. No thread of it runs any more when this returns.
+    ///
+    /// # Errors
+    /// When it has ended, and those of the system.
+    pub fn pause(&mut self) -> io::Result<()> {
+        self.signal(Signal::STOP)?;
+        let until = Instant::now() + SIGNAL_BOUND;
+        // NOWAIT leaves an exit for the standard library's own wait.
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        loop {
+            match waitid(WaitId::Pid(self.pid()?), options)? {
+                Some(status) if status.stopped() => return Ok(()),
+                Some(_) => return Err(io::Error::other("the process ended before it could be paused")),
+                None if Instant::now() > until => return Err(io::Error::other("the process does not stop")),
+                None => std::thread::sleep(Duration::from_micros(200)),
+            }
+        }
+    }
+
+    /// SIGCONT.
+    ///
+    /// # Errors
+    /// When it has ended, and those of the system.
+    pub fn resume(&mut self) -> io::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.exit.is_none() {
+            self.exit = self.child.try_wait()?;
+        }
+        Ok(self.exit)
+    }
+
+    /// Waits until it has ended, at most for `bound`.
+    ///
+    /// # Errors
+    /// When it has not ended by then, and those of the system.
+    pub fn wait(&mut self, bound: Duration) -> io::Result<ExitStatus> {
+        let until = Instant::now() + bound;
+        loop {
+            if let Some(exit) = self.try_wait()? {
+                return Ok(exit);
+            }
+            if Instant::now() > until {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("process {} does not end", self.id())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) -> io::Result<()> {
+        // A process that was waited for has no id any more: somebody else may have it.
+        if let Some(exit) = self.try_wait()? {
+            return Err(io::Error::other(format!("the process has ended: {exit}")));
+        }
+        Ok(kill_process(self.pid()?, signal)?)
+    }
+
+    fn pid(&self) -> io::Result<Pid> {
+        let id = i32::try_from(self.id()).ok().and_then(Pid::from_raw);
+        id.ok_or_else(|| io::Error::other("the process has no usable id"))
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        // The guardian goes first, so that it cannot hit a process that got the id after ours.
+        let _ = self.guardian.kill();
+        let _ = self.guardian.wait();
+        let _ = self.kill();
+    }
+}
+
+/// A shell that kills the process `id` as soon as its standard input closes, which the system does for us
+/// however this process ends. (A parent-death signal would need code between fork and exec, and fires when the
+/// *thread* ends that started the child.)
+fn guardian(id: u32) -> io::Result<Child> {
+    Command::new("sh")
+        .args(["-c", r#"trap "" INT TERM HUP; read -r _; kill -9 "$0""#, &id.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn alive(id: u32) -> bool {
+        // A zombie is not alive: it holds no file and no port.
+        std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    fn sleeper() -> ChildProcess {
+        ChildProcess::spawn(Command::new("sleep").arg("600")).unwrap()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn is_killed_on_drop_and_on_panic_also_while_paused() {
+        let mut process = sleeper();
+        let id = process.id();
+        process.pause().unwrap();
+        drop(process);
+        assert!(!alive(id));
+
+        let process = sleeper();
+        let id = process.id();
+        let panicked = std::thread::spawn(move || {
+            let _process = process;
+            std::panic::resume_unwind(Box::new("planted"));
+        });
+        assert!(panicked.join().is_err());
+        assert!(!alive(id));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_guardian_kills_it_when_the_owner_is_gone() {
+        let mut process = sleeper();
+        drop(process.guardian.stdin.take());
+        let exit = process.wait(Duration::from_secs(10)).unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&exit), Some(9));
+    }
+
+    #[test]
+    fn a_paused_process_does_nothing_until_it_is_resumed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let written = || file.as_file().metadata().unwrap().len();
+        let grows = |than: u64| {
+            let until = Instant::now() + SIGNAL_BOUND;
+            while written() <= than && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            written() > than
+        };
+        let mut process = ChildProcess::spawn(
+            Command::new("sh").args(["-c", "while :; do echo x; done"]).stdout(file.reopen().unwrap()),
+        )
+        .unwrap();
+        assert!(grows(0));
+        process.pause().unwrap();
+        let before = written();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(written(), before);
+        process.resume().unwrap();
+        assert!(grows(before));
+        process.kill().unwrap();
+        assert!(process.pause().is_err(), "it has ended");
+        assert!(process.resume().is_err(), "it has ended");
+    }
+}
