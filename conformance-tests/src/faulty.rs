@@ -1,0 +1,195 @@
+//! Faults without a proxy or a server: a wrapper that breaks the way to any backend, or the server behind it.
+
+mod control;
+mod gate;
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Event,
+    Extensions, Grant, LeaseRef, LockBackend, LockName, Release, Result, Stamp,
+};
+
+pub use self::control::Faults;
+use self::control::Shared;
+pub(crate) use self::control::lock;
+use self::gate::{Line, Verb};
+use crate::fault::PathFault;
+use crate::fixture::Route;
+
+/// A backend whose way to its server can be broken, and whose server can be hurt, by [`Faults`].
+///
+/// For a backend inside the process, such as the memory backend, this is the path and the server in one. Around a
+/// backend with a real server it gives the faults that a proxy cannot.
+///
+/// Requests run apart from the call that makes them, as at a server: when the call is dropped or gives up they go on.
+/// The stamp of every answer is at most the moment when the call began, since a delay on the path comes after the
+/// request was sent.
+pub struct Faulty<B: ?Sized> {
+    faults: Arc<Shared>,
+    route: Route,
+    core: OnceLock<(u64, CoreHandle)>,
+    inner: Arc<B>,
+}
+
+impl<B: LockBackend + ?Sized> Faulty<B> {
+    pub(crate) fn new(faults: Arc<Shared>, route: Route, inner: Arc<B>) -> Self {
+        Self { faults, route, core: OnceLock::new(), inner }
+    }
+
+    fn now(&self) -> Stamp {
+        self.core.get().map_or(Stamp::ZERO, |(_, core)| core.stamp())
+    }
+
+    fn line(&self) -> Line {
+        Line::new(self.faults.clone(), self.route, self.inner.capabilities().call_bound)
+    }
+}
+
+impl<B: ?Sized> Drop for Faulty<B> {
+    fn drop(&mut self) {
+        if let Some((id, _)) = self.core.get() {
+            self.faults.detached(*id);
+        }
+    }
+}
+
+#[async_trait]
+impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
+    fn attach(&self, core: CoreHandle) {
+        let _ = self.core.set((self.faults.attached(self.route, &core), core.clone()));
+        let (faults, route) = (self.faults.clone(), self.route);
+        let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
+        self.inner.attach(CoreHandle::new(clock, keeper, move |event| push(&faults, route, &core, event)));
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let (sent, inner, claim, faults) = (self.now(), self.inner.clone(), claim.clone(), self.faults.clone());
+        let request = move || {
+            let (inner, claim, faults) = (inner.clone(), claim.clone(), faults.clone());
+            async move {
+                faults.check_record(claim.name())?;
+                inner.acquire(&claim, ttl).await
+            }
+        };
+        Ok(match self.line().call(Verb::Acquire, request).await?? {
+            Acquisition::Granted(grant) => Acquisition::Granted(sent_by(grant, sent)),
+            Acquisition::Queued { confirmation, look_in } => {
+                Acquisition::Queued { confirmation: not_after(confirmation, sent), look_in }
+            }
+            other => other,
+        })
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        let (sent, inner, faults) = (self.now(), self.inner.clone(), self.faults.clone());
+        let leases: Arc<[LeaseRef]> = leases.into();
+        let request = move || {
+            let (inner, faults, leases) = (inner.clone(), faults.clone(), leases.clone());
+            async move { renew_readable(&*inner, &faults, &leases).await }
+        };
+        match self.line().call(Verb::Renew, request).await {
+            Ok(collected) => {
+                for (index, answer) in collected {
+                    let answer = match answer {
+                        Answer::Renewed(confirmation) => Answer::Renewed(not_after(confirmation, sent)),
+                        Answer::Granted(grant) => Answer::Granted(sent_by(grant, sent)),
+                        Answer::Waiting { confirmation, look_in } => {
+                            Answer::Waiting { confirmation: not_after(confirmation, sent), look_in }
+                        }
+                        other => other,
+                    };
+                    answers.put(index, answer);
+                }
+            }
+            Err(error) => answers.fail_rest(&error),
+        }
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        let (inner, claim, faults) = (self.inner.clone(), claim.clone(), self.faults.clone());
+        let request = move || {
+            let (inner, claim, faults) = (inner.clone(), claim.clone(), faults.clone());
+            async move {
+                faults.check_record(claim.name())?;
+                inner.release(&claim, certainty).await
+            }
+        };
+        self.line().call(Verb::Release, request).await?
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        self.inner.extensions()
+    }
+}
+
+/// Renews what the server can read; the rest is unknown.
+async fn renew_readable<B: LockBackend + ?Sized>(
+    inner: &B,
+    faults: &Shared,
+    leases: &[LeaseRef],
+) -> Vec<(usize, Answer)> {
+    let mut collected = Vec::with_capacity(leases.len());
+    let mut asked = Vec::with_capacity(leases.len());
+    let mut indexes = Vec::with_capacity(leases.len());
+    for (index, lease) in leases.iter().enumerate() {
+        match faults.check_record(lease.claim.name()) {
+            Ok(()) => {
+                asked.push(lease.clone());
+                indexes.push(index);
+            }
+            Err(error) => collected.push((index, Answer::Unknown(error))),
+        }
+    }
+    if !asked.is_empty() {
+        let answers = renew_collected(inner, &asked).await;
+        collected.extend(answers.into_iter().map(|(asked, answer)| (indexes[asked], answer)));
+    }
+    collected
+}
+
+/// Renews and gives the answers when all are there.
+pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(backend: &B, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    let collected = Arc::new(Mutex::new(Vec::with_capacity(leases.len())));
+    let answers = Answers::new(leases.len(), {
+        let collected = collected.clone();
+        move |index, answer| lock(&collected).push((index, answer))
+    });
+    backend.renew(leases, &answers).await;
+    drop(answers);
+    std::mem::take(&mut *lock(&collected))
+}
+
+fn not_after(mut confirmation: Confirmation, sent: Stamp) -> Confirmation {
+    confirmation.sent = confirmation.sent.min(sent);
+    confirmation
+}
+
+fn sent_by(mut grant: Grant, sent: Stamp) -> Grant {
+    grant.confirmation = not_after(grant.confirmation, sent);
+    grant
+}
+
+fn push(faults: &Arc<Shared>, route: Route, core: &CoreHandle, event: Event) {
+    match faults.path_of(route) {
+        None | Some(PathFault::Hold | PathFault::Double) => core.event(event),
+        Some(PathFault::Cut | PathFault::Silence | PathFault::LoseReplies | PathFault::LosePushes) => {}
+        Some(PathFault::Delay(delay)) => {
+            let core = core.clone();
+            faults.runtime().spawn(async move {
+                tokio::time::sleep(delay).await;
+                core.event(event);
+            });
+        }
+    }
+}
+
+fn unreadable(name: &LockName) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("the stored record of lock {name:?} is not one of this version"))
+}

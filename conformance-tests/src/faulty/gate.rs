@@ -1,0 +1,141 @@
+//! One request on its way through the faults.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Error, ErrorKind, Result};
+use tokio::sync::oneshot;
+
+use super::control::{Health, Shared};
+use crate::fault::PathFault;
+use crate::fixture::Route;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Acquire,
+    Renew,
+    Release,
+}
+
+/// How much later the second copy of a doubled request arrives.
+const SECOND_COPY: Duration = Duration::from_millis(20);
+
+/// The way of one call to the server and back.
+#[derive(Clone)]
+pub(super) struct Line {
+    faults: Arc<Shared>,
+    route: Route,
+    bound: Duration,
+}
+
+impl Line {
+    pub(super) fn new(faults: Arc<Shared>, route: Route, bound: Duration) -> Self {
+        Self { faults, route, bound }
+    }
+
+    /// Sends a request. The answer of the server, or what its client knows without one.
+    pub(super) async fn call<T, F>(self, verb: Verb, request: impl Fn() -> F + Send + Sync + 'static) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let fault = self.faults.path_of(self.route);
+        if fault.is_none() && *self.faults.server.borrow() == Health::Up {
+            self.faults.count();
+            return Ok(request().await);
+        }
+        if fault == Some(PathFault::Cut) {
+            return Err(Error::new(ErrorKind::Unavailable, "the connection was refused"));
+        }
+        let mut cuts = self.faults.cuts.subscribe();
+        let (bound, faults) = (self.bound, self.faults.clone());
+        let (answered, answer) = oneshot::channel();
+        faults.runtime().spawn(self.travel(verb, fault, request, answered));
+        tokio::select! {
+            biased;
+            answer = answer => answer.unwrap_or_else(|_| Err(no_answer("the server closed the connection"))),
+            _ = cuts.changed() => Err(no_answer("the connection was cut")),
+            () = tokio::time::sleep(bound) => Err(no_answer("no answer within the bound of a call")),
+        }
+    }
+
+    async fn travel<T, F>(
+        self,
+        verb: Verb,
+        fault: Option<PathFault>,
+        request: impl Fn() -> F + Send + Sync + 'static,
+        answered: oneshot::Sender<Result<T>>,
+    ) where
+        T: Send + 'static,
+        F: Future<Output = T> + Send,
+    {
+        let cuts = self.faults.cuts.subscribe();
+        let arrived = match &fault {
+            Some(PathFault::Silence) => return nobody_answers(answered).await,
+            Some(PathFault::Hold) => match self.faults.hold().await {
+                Ok(arrived) => Some(arrived),
+                Err(_) => return,
+            },
+            Some(PathFault::Delay(delay)) => {
+                tokio::time::sleep(*delay).await;
+                None
+            }
+            _ => None,
+        };
+        // What a cut caught on the way never arrives; what was held is in the network and outlives its connection.
+        if arrived.is_none() && cuts.has_changed().unwrap_or(true) {
+            return;
+        }
+        let answer = self.serve(verb, &request).await;
+        drop(arrived);
+        match fault {
+            Some(PathFault::LoseReplies) => nobody_answers(answered).await,
+            Some(PathFault::Delay(delay)) => {
+                tokio::time::sleep(delay).await;
+                let _ = answered.send(answer);
+            }
+            Some(PathFault::Double) => {
+                let _ = answered.send(answer);
+                tokio::time::sleep(SECOND_COPY).await;
+                let _ = self.serve(verb, &request).await;
+            }
+            _ => {
+                let _ = answered.send(answer);
+            }
+        }
+    }
+
+    /// The server works on a request, or refuses it.
+    async fn serve<T, F>(&self, verb: Verb, request: &(impl Fn() -> F + Sync)) -> Result<T>
+    where
+        F: Future<Output = T> + Send,
+    {
+        let mut server = self.faults.server.subscribe();
+        let health = *server.wait_for(|health| *health != Health::Paused).await.map_err(|_| no_answer("no server"))?;
+        let refused = match health {
+            Health::Up | Health::Paused => None,
+            Health::Down => Some((ErrorKind::Unavailable, "the connection was refused")),
+            Health::RefusesUser => Some((ErrorKind::Auth, "the server refused the user or the password")),
+            Health::ReadOnly => Some((ErrorKind::Unavailable, "the server takes no writes: it is a replica")),
+            // Ending a lease needs no room.
+            Health::Full if verb != Verb::Acquire => None,
+            Health::Full => Some((ErrorKind::Capacity, "the server is full")),
+        };
+        if let Some((kind, text)) = refused {
+            return Err(Error::new(kind, text));
+        }
+        self.faults.count();
+        Ok(request().await)
+    }
+}
+
+/// Keeps the line open until its client gives up.
+async fn nobody_answers<T>(mut answered: oneshot::Sender<T>) {
+    answered.closed().await;
+}
+
+fn no_answer(text: &'static str) -> Error {
+    Error::new(ErrorKind::Indeterminate, text)
+}
