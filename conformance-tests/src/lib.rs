@@ -4,6 +4,7 @@ mod fault;
 mod faulty;
 mod fixture;
 pub mod harness;
+pub mod history;
 
 pub use fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
 pub use faulty::{Faults, Faulty};

@@ -1,0 +1,122 @@
+//! The history of who held what when, and the sweep that finds an overlap in it.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use lock_core::{Clock, FencingToken, LockName, SystemClock};
+
+use crate::faulty::lock;
+
+/// One time that a lock was held, as its holder saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The lock.
+    pub lock: LockName,
+    /// The token of the grant.
+    pub token: FencingToken,
+    /// When the holder saw its grant, on any clock that all holders share.
+    pub from: Duration,
+    /// The earliest of: it called release, it was told of the loss, its validity ended.
+    pub until: Duration,
+}
+
+/// What is wrong with a history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// Two grants of one lock have the same token.
+    TokenTwice(Hold, Hold),
+    /// A hold began before one with a lower token: tokens do not rise in the order of grants.
+    OutOfOrder(Hold, Hold),
+    /// Two holders at once.
+    Overlap(Hold, Hold),
+    /// A hold ends before it begins.
+    Backwards(Hold),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TokenTwice(a, b) => write!(f, "two grants with one token: {a:?} and {b:?}"),
+            Self::OutOfOrder(a, b) => write!(f, "tokens do not rise in the order of grants: {a:?} and {b:?}"),
+            Self::Overlap(a, b) => write!(f, "two holders at once: {a:?} and {b:?}"),
+            Self::Backwards(hold) => write!(f, "a hold ends before it begins: {hold:?}"),
+        }
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// Holds a history against invariants 1 and 2: one sweep over each lock in the order of its tokens.
+///
+/// # Errors
+/// The first violation.
+pub fn check(holds: &[Hold]) -> Result<(), Violation> {
+    let mut holds: Vec<&Hold> = holds.iter().collect();
+    holds.sort_by(|a, b| (&a.lock, a.token).cmp(&(&b.lock, b.token)));
+    for hold in &holds {
+        if hold.until < hold.from {
+            return Err(Violation::Backwards((*hold).clone()));
+        }
+    }
+    // A hold that begins after its neighbour's end ends after it too, so no earlier one can reach over it.
+    for pair in holds.windows(2).filter(|pair| pair[0].lock == pair[1].lock) {
+        let (before, hold) = (pair[0].clone(), pair[1].clone());
+        if before.token == hold.token {
+            return Err(Violation::TokenTwice(before, hold));
+        }
+        if hold.from < before.from {
+            return Err(Violation::OutOfOrder(before, hold));
+        }
+        if hold.from < before.until {
+            return Err(Violation::Overlap(before, hold));
+        }
+    }
+    Ok(())
+}
+
+/// Records holds from all tasks of a process.
+#[derive(Debug, Default)]
+pub struct History {
+    clock: SystemClock,
+    holds: Mutex<Vec<Hold>>,
+}
+
+impl History {
+    /// An empty history.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The time on the clock of this history.
+    pub fn now(&self) -> Duration {
+        self.clock.now().since_start()
+    }
+
+    /// Records a hold that was seen to begin at `from` and ends now. Call it before the release, with the question
+    /// to the guard whether it still holds; a lease that was lost unseen counts only as a grant.
+    pub fn ends(&self, lock: &LockName, token: FencingToken, from: Duration, is_held: impl FnOnce() -> bool) {
+        // The time is read before the question: what is held after it was held at it, whatever pauses in between.
+        let now = self.now();
+        let until = if is_held() { now } else { from };
+        self.push(Hold { lock: lock.clone(), token, from, until });
+    }
+
+    /// Adds a hold.
+    pub fn push(&self, hold: Hold) {
+        lock(&self.holds).push(hold);
+    }
+
+    /// Holds that were recorded so far.
+    pub fn holds(&self) -> Vec<Hold> {
+        lock(&self.holds).clone()
+    }
+
+    /// Holds everything so far against the invariants.
+    ///
+    /// # Errors
+    /// The first violation.
+    pub fn check(&self) -> Result<(), Violation> {
+        check(&self.holds())
+    }
+}
