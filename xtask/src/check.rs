@@ -8,11 +8,11 @@ use crate::counts::Counts;
 use crate::dependencies::{self, Policy};
 use crate::metadata::Metadata;
 use crate::parts::Parts;
-use crate::{architecture, features, harness, hygiene, process, test};
+use crate::{architecture, features, harness, hygiene, process, readme, test};
 
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
-/// fmt, forbidden words, the paths and names in ARCHITECTURE.md, licences, duplicate dependencies, sources,
+/// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, licences, duplicate dependencies, sources,
 /// what each feature pulls, clippy for each package and each feature alone and for all together, docs, doc tests,
 /// examples, the checked-in counts, packaging, and other operating systems where the toolchain has them.
 #[derive(clap::Args)]
@@ -41,6 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     part("forbidden words", &hygiene::forbidden);
     part("licence files", &|| hygiene::licence_files(&metadata));
     part("ARCHITECTURE.md", &architecture::check);
+    part("README.md", &readme::check);
     part("licences", &|| dependencies::licences(&metadata, &policy));
     part("duplicates", &|| dependencies::duplicates(&metadata, &policy));
     part("sources", &|| dependencies::sources(&metadata));

@@ -13,6 +13,7 @@ mod licence;
 mod metadata;
 mod parts;
 mod process;
+mod readme;
 mod test;
 
 use std::process::ExitCode;

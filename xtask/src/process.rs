@@ -1,7 +1,7 @@
 //! Starting other programs: always from the workspace's root, always with the command in the error.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -52,7 +52,6 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
         .output()
         .with_context(|| format!("cannot start `{}`", text(command)))?;
     if !output.status.success() {
-        std::io::stderr().write_all(&output.stdout).ok();
         bail!("`{}` failed: {}", text(command), output.status);
     }
     String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no UTF-8", text(command)))

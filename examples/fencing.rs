@@ -1,0 +1,54 @@
+//! A holder that woke up too late writes, and the protected resource refuses it.
+//!
+//! No lease can stop such a write: the holder was paused between its last look at the lock and the write. Only the
+//! resource can, by the fencing token: it keeps the highest one that it has seen and refuses anything lower.
+//!
+//! `cargo run --example fencing`, or with a store: `cargo run --features redis --example fencing -- redis://127.0.0.1:6379`
+
+use std::time::Duration;
+
+use leasehold::FencingToken;
+
+/// What the lock protects: a file, a table, an object store; anything that can compare two numbers when it writes.
+#[derive(Default)]
+struct Ledger {
+    highest: Option<FencingToken>,
+    lines: Vec<String>,
+}
+
+impl Ledger {
+    fn write(&mut self, token: FencingToken, line: &str) -> Result<(), String> {
+        if self.highest.is_some_and(|highest| token < highest) {
+            return Err(format!("token {token} is stale, {} was seen", self.highest.expect("just compared")));
+        }
+        self.highest = Some(token);
+        self.lines.push(line.to_owned());
+        Ok(())
+    }
+}
+
+#[tokio::main]
+async fn main() -> leasehold::Result<()> {
+    let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
+    let client = leasehold::connect(&url).await?;
+    let mut ledger = Ledger::default();
+
+    // Ann looks at the clock, holds the lock, and is paused right before her write: garbage collection, a virtual
+    // machine that moves, a laptop lid. A lease without renewal stands for a process that does not run at all.
+    let ann = client.lock("ledger").ttl(Duration::from_secs(1)).without_renewal().acquire().await?;
+    assert!(ann.is_held());
+    let token_of_ann = ann.fencing_token();
+
+    // Meanwhile her lease ends, and Bob does his work.
+    let bob = client.lock("ledger").acquire().await?;
+    ledger.write(bob.fencing_token(), "bob: 20").expect("bob holds the lock");
+    println!("bob wrote with token {}", bob.fencing_token());
+
+    // Ann goes on where she was.
+    let refused = ledger.write(token_of_ann, "ann: 10").expect_err("bob's token is higher");
+    println!("ann's late write was refused: {refused}");
+    assert_eq!(ledger.lines, ["bob: 20"]);
+
+    bob.release().await?;
+    client.shutdown().await
+}
