@@ -5,9 +5,13 @@ mod canary;
 mod port;
 #[cfg(feature = "servers")]
 mod process;
+#[cfg(feature = "servers")]
+mod redis;
 
 pub use canary::Canary;
 #[cfg(feature = "servers")]
 pub use port::Port;
 #[cfg(feature = "servers")]
 pub use process::ChildProcess;
+#[cfg(feature = "servers")]
+pub use redis::{RedisServer, RedisSettings, Reply, SideConnection};

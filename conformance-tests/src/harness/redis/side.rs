@@ -1,0 +1,134 @@
+//! A connection of the test's own, beside the library under test.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// How long the server may take to answer the test itself.
+const ANSWER_BOUND: Duration = Duration::from_secs(5);
+
+/// How deep answers may be nested.
+const MAX_DEPTH: usize = 8;
+
+/// What the server answered. Errors are errors of the call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Nothing there.
+    Nil,
+    /// A number.
+    Int(i64),
+    /// A status line, or a value.
+    Bytes(Vec<u8>),
+    /// Several answers.
+    Array(Vec<Reply>),
+}
+
+impl Reply {
+    /// The text of a status line or value; empty for anything else.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            _ => String::new(),
+        }
+    }
+
+    /// The number, if it is one.
+    pub fn int(&self) -> Option<i64> {
+        match self {
+            Self::Int(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// The answers that it consists of; none for anything but an array.
+    pub fn items(self) -> Vec<Self> {
+        match self {
+            Self::Array(items) => items,
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A blocking connection in Redis's protocol (RESP2), small on purpose: what checks the library must not be
+/// the client crate that the library uses. Each answer is waited for at most five seconds.
+#[derive(Debug)]
+pub struct SideConnection {
+    stream: BufReader<TcpStream>,
+}
+
+impl SideConnection {
+    /// Connects without a user.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn open(addr: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&addr, ANSWER_BOUND)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(ANSWER_BOUND))?;
+        stream.set_write_timeout(Some(ANSWER_BOUND))?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    /// Sends one command and reads its answer.
+    ///
+    /// # Errors
+    /// The server's error, or that of the connection, which is of no use after the latter.
+    pub fn command<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> io::Result<Reply> {
+        let mut request = format!("*{}\r\n", parts.len()).into_bytes();
+        for part in parts {
+            let part = part.as_ref();
+            request.extend(format!("${}\r\n", part.len()).into_bytes());
+            request.extend(part);
+            request.extend(b"\r\n");
+        }
+        self.stream.get_mut().write_all(&request)?;
+        self.reply(0)?.map_err(io::Error::other)
+    }
+
+    /// One answer: what was read, or the server's error.
+    fn reply(&mut self, depth: usize) -> io::Result<Result<Reply, String>> {
+        let line = self.line()?;
+        let (kind, rest) = line.split_at_checked(1).ok_or_else(|| broken(&line))?;
+        let count = || rest.parse::<i64>().map_err(|_| broken(&line));
+        Ok(Ok(match kind {
+            "+" => Reply::Bytes(rest.into()),
+            "-" => return Ok(Err(rest.into())),
+            ":" => Reply::Int(count()?),
+            "$" => match usize::try_from(count()?) {
+                Err(_) => Reply::Nil,
+                Ok(length) => {
+                    let mut bytes = vec![0; length + 2];
+                    self.stream.read_exact(&mut bytes)?;
+                    bytes.truncate(length);
+                    Reply::Bytes(bytes)
+                }
+            },
+            "*" if depth < MAX_DEPTH => match usize::try_from(count()?) {
+                Err(_) => Reply::Nil,
+                Ok(length) => {
+                    let mut items = Vec::new();
+                    for _ in 0..length {
+                        // An error inside an array (EXEC) is shown as its text.
+                        items.push(self.reply(depth + 1)?.unwrap_or_else(|error| Reply::Bytes(error.into())));
+                    }
+                    Reply::Array(items)
+                }
+            },
+            _ => return Err(broken(&line)),
+        }))
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = Vec::new();
+        self.stream.read_until(b'\n', &mut line)?;
+        let text = String::from_utf8_lossy(&line);
+        match text.strip_suffix("\r\n") {
+            Some(text) => Ok(text.to_owned()),
+            None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
+        }
+    }
+}
+
+fn broken(line: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("not an answer of Redis: {line:?}"))
+}

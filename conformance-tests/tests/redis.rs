@@ -1,0 +1,5 @@
+//! Leasehold on real Redis servers.
+
+mod redis {
+    mod server;
+}

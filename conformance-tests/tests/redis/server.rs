@@ -1,0 +1,115 @@
+//! The harness's own redis-server: each thing that the suite does to a server does what it says.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use conformance_tests::Data;
+use conformance_tests::harness::{RedisServer, RedisSettings, Reply, SideConnection};
+
+fn value(server: &RedisServer, key: &str) -> Reply {
+    server.command(&["GET", key]).unwrap()
+}
+
+fn set(server: &RedisServer, key: &str) {
+    assert_eq!(server.command(&["SET", key, "kept"]).unwrap().text(), "OK");
+}
+
+#[test]
+fn starts_on_a_port_of_its_own_and_counts_what_clients_do() {
+    let (one, other) = (RedisSettings::new().start().unwrap(), RedisSettings::new().start().unwrap());
+    assert_ne!(one.addr(), other.addr());
+    assert!(one.addr().port() < 32_768);
+    set(&one, "k");
+    assert_eq!(value(&other, "k"), Reply::Nil);
+
+    let mut client = SideConnection::open(one.addr()).unwrap();
+    let before = one.calls(&["eval", "get"]).unwrap();
+    for _ in 0..3 {
+        assert_eq!(client.command(&["EVAL", "return {1, redis.call('TIME')[1]}", "0"]).unwrap().items().len(), 2);
+    }
+    assert_eq!(one.calls(&["eval", "get"]).unwrap() - before, 3);
+    assert_eq!(one.clients().unwrap().len(), 1, "only the client, not the harness");
+    assert_eq!(client.command(&["NOSUCH"]).unwrap_err().kind(), io::ErrorKind::Other);
+}
+
+#[test]
+fn keeps_its_data_or_not_as_it_is_told() {
+    let mut server = RedisSettings::new().persistent().start().unwrap();
+    let (addr, run) = (server.addr(), server.info("server", "run_id").unwrap());
+    set(&server, "k");
+    server.kill().unwrap();
+    assert!(server.command(&["PING"]).is_err());
+    server.start_again(Data::Kept).unwrap();
+    assert_eq!((server.addr(), value(&server, "k").text()), (addr, "kept".to_owned()));
+    assert_ne!(server.info("server", "run_id").unwrap(), run);
+    server.stop().unwrap();
+    server.start_again(Data::Lost).unwrap();
+    assert_eq!(value(&server, "k"), Reply::Nil);
+
+    let mut forgetful = RedisSettings::new().start().unwrap();
+    forgetful.kill().unwrap();
+    assert!(forgetful.start_again(Data::Kept).unwrap_err().to_string().contains("persistent()"));
+    forgetful.start_again(Data::Lost).unwrap();
+    assert!(forgetful.start_again(Data::Lost).is_err(), "it runs");
+}
+
+#[test]
+fn stands_still_with_its_connections_open() {
+    let mut server = RedisSettings::new().start().unwrap();
+    let mut client = SideConnection::open(server.addr()).unwrap();
+    server.pause().unwrap();
+    let waiter = std::thread::spawn(move || {
+        let begin = Instant::now();
+        (client.command(&["PING"]).unwrap().text(), begin.elapsed())
+    });
+    let pause = Duration::from_millis(100);
+    std::thread::sleep(pause);
+    server.resume().unwrap();
+    let (answer, took) = waiter.join().unwrap();
+    assert_eq!(answer, "PONG");
+    assert!(took >= pause / 2, "answered after {took:?} by a server that stood still");
+}
+
+#[test]
+fn takes_users_passwords_limits_and_a_unix_socket() {
+    let server = RedisSettings::new()
+        .unix_socket()
+        .line("requirepass secret")
+        .line("maxclients 50")
+        .line("user leasehold on >pw ~locks:* +get")
+        .start()
+        .unwrap();
+    assert!(server.unix_socket().unwrap().exists());
+    assert_eq!(server.command(&["CONFIG", "GET", "maxclients"]).unwrap().items()[1].text(), "50");
+
+    let mut client = SideConnection::open(server.addr()).unwrap();
+    assert!(client.command(&["GET", "locks:a"]).unwrap_err().to_string().starts_with("NOAUTH"));
+    assert!(client.command(&["AUTH", "leasehold", "wrong"]).unwrap_err().to_string().starts_with("WRONGPASS"));
+    client.command(&["AUTH", "leasehold", "pw"]).unwrap();
+    assert_eq!(client.command(&["GET", "locks:a"]).unwrap(), Reply::Nil);
+    assert!(client.command(&["GET", "other"]).unwrap_err().to_string().starts_with("NOPERM"));
+}
+
+#[test]
+fn a_server_that_does_not_start_shows_its_log() {
+    let error = RedisSettings::new().line("maxclients many").start().unwrap_err().to_string();
+    assert!(error.contains("does not start"), "{error}");
+}
+
+#[test]
+fn leaves_no_process_and_no_folder_behind() {
+    let server = RedisSettings::new().unix_socket().start().unwrap();
+    let (id, socket) = (server.id().unwrap(), server.unix_socket().unwrap());
+    assert!(
+        std::panic::catch_unwind(move || {
+            let _server = server;
+            std::panic::resume_unwind(Box::new("planted"));
+        })
+        .is_err()
+    );
+    assert!(!socket.parent().unwrap().exists());
+    #[cfg(target_os = "linux")]
+    assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
+    #[cfg(not(target_os = "linux"))]
+    let _ = id;
+}
