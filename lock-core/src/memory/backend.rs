@@ -1,0 +1,259 @@
+//! A client's way to a store in its own process.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::record::Standing;
+use super::store::{Line, MAX_PLACE_TTL, MemoryStore};
+use crate::backend::{Extensions, Inspect, Inspection, LockBackend};
+use crate::capabilities::{Capabilities, Restart, Scope, StoreClock, Waiting};
+use crate::claim::Claim;
+use crate::clock::Stamp;
+use crate::core_handle::CoreHandle;
+use crate::error::{Error, ErrorKind, Result};
+use crate::grant::{Acquisition, Certainty, Confirmation, Grant, Release};
+use crate::name::LockName;
+use crate::renewal::{Answer, Answers, LeaseRef};
+
+/// Locks in a [`MemoryStore`], for one client. Other clients of the same store each take their own.
+///
+/// Exclusion reaches as far as the store: the process. Every call is answered at once.
+#[derive(Debug)]
+pub struct MemoryBackend {
+    store: MemoryStore,
+    line: Line,
+}
+
+impl MemoryBackend {
+    /// A way to `store` for one client.
+    pub fn new(store: &MemoryStore) -> Self {
+        Self { store: store.clone(), line: Arc::new(OnceLock::new()) }
+    }
+
+    /// The store.
+    pub const fn store(&self) -> &MemoryStore {
+        &self.store
+    }
+
+    fn stamp(&self) -> Result<Stamp> {
+        let core = self.line.get();
+        core.map(CoreHandle::stamp).ok_or_else(|| Error::invalid("attach the backend before it is called"))
+    }
+}
+
+#[async_trait]
+impl LockBackend for MemoryBackend {
+    fn attach(&self, core: CoreHandle) {
+        // A backend serves one client: a second one must not take over the line of the first.
+        let _ = self.line.set(core);
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let sent = self.stamp()?;
+        match self.store.acquire(claim, &self.line, ttl) {
+            Standing::Holds { token, place, .. } => {
+                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
+            }
+            Standing::Waits { place, look_in } => {
+                let confirmation = Confirmation { ttl: ttl.min(MAX_PLACE_TTL), sent, place };
+                Ok(Acquisition::Queued { confirmation, look_in })
+            }
+            Standing::Absent { look_in } => Ok(Acquisition::Held { look_in }),
+            Standing::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")
+                .during("acquire", claim.name(), "memory")),
+        }
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        let sent = match self.stamp() {
+            Ok(sent) => sent,
+            Err(error) => return answers.fail_rest(&error),
+        };
+        let standings = self.store.renew(leases, &self.line);
+        for (index, (lease, standing)) in leases.iter().zip(standings).enumerate() {
+            answers.put(index, answer(lease, standing, sent));
+        }
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        let ended = self.store.release(claim, &self.line, certainty);
+        Ok(if ended { Release::Released } else { Release::NotHeld })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            scope: Scope::Process,
+            clock: StoreClock::Client,
+            ttl_granularity: Duration::from_nanos(1),
+            min_ttl: Duration::from_millis(10),
+            waiting: Waiting::ServerQueue,
+            fifo: true,
+            max_place_ttl: MAX_PLACE_TTL,
+            takeover_slack: Duration::from_millis(50),
+            fencing: "a counter per name that outlives the lease",
+            restart: Restart::KeepsNothing,
+            call_bound: Duration::from_millis(250),
+            renew_batch: 500,
+            exclusion_ends: &["a test tampers with the store"],
+            ..Capabilities::new("memory")
+        }
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        Extensions { inspect: Some(self) }
+    }
+}
+
+#[async_trait]
+impl Inspect for MemoryBackend {
+    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        Ok(self.store.inspect(name))
+    }
+}
+
+fn answer(lease: &LeaseRef, standing: Standing, sent: Stamp) -> Answer {
+    match standing {
+        Standing::Holds { token, place, handed_off } => {
+            let confirmation = Confirmation { ttl: lease.ttl, sent, place };
+            // Who was handed the lock, or granted it under another number, may not know the token yet.
+            if handed_off || place != lease.place {
+                Answer::Granted(Grant::new(token, confirmation))
+            } else {
+                Answer::Renewed(confirmation)
+            }
+        }
+        Standing::Waits { place, look_in } => {
+            Answer::Waiting { confirmation: Confirmation { ttl: lease.ttl.min(MAX_PLACE_TTL), sent, place }, look_in }
+        }
+        Standing::Absent { .. } | Standing::Withdrawn => Answer::Lost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::claim::{HolderInfo, IfHeld, Mode};
+    use crate::clock::SystemClock;
+    use crate::core_handle::Event;
+    use crate::token::{FencingToken, OwnerToken};
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    struct Client {
+        backend: MemoryBackend,
+        told: Arc<Mutex<Vec<(OwnerToken, u64)>>>,
+    }
+
+    impl Client {
+        fn new(store: &MemoryStore) -> Self {
+            let (backend, told) = (MemoryBackend::new(store), Arc::new(Mutex::new(Vec::new())));
+            let handle = tokio::runtime::Handle::current();
+            backend.attach(CoreHandle::new(Arc::new(SystemClock::new()), handle, {
+                let told = told.clone();
+                move |event| match event {
+                    Event::Granted { owner, token, .. } => told.lock().unwrap().push((owner, token.get())),
+                    other => panic!("{other:?}"),
+                }
+            }));
+            Self { backend, told }
+        }
+
+        async fn acquire(&self, claim: &Claim) -> Acquisition {
+            self.backend.acquire(claim, TTL).await.unwrap()
+        }
+
+        async fn renew(&self, claim: &Claim, place: u64) -> Answer {
+            let (send, answered) = tokio::sync::oneshot::channel();
+            let send = Mutex::new(Some(send));
+            let answers = Answers::new(1, move |_, answer| {
+                let _ = send.lock().unwrap().take().unwrap().send(answer);
+            });
+            self.backend.renew(&[LeaseRef::new(claim.clone(), place, TTL)], &answers).await;
+            answered.await.unwrap()
+        }
+    }
+
+    fn claim(name: &str, owner: u8) -> Claim {
+        let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
+        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, holder)
+    }
+
+    fn token_of(acquisition: Acquisition) -> u64 {
+        match acquisition {
+            Acquisition::Granted(grant) => grant.token.get(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_handoff_is_told_to_the_client_that_waits_and_to_no_other() {
+        let store = MemoryStore::default();
+        let [first, second] = [Client::new(&store), Client::new(&store)];
+        let [a, b] = [claim("n", 1), claim("n", 2)];
+        assert_eq!(token_of(first.acquire(&a).await), 1);
+        assert!(matches!(second.acquire(&b).await, Acquisition::Queued { .. }));
+        assert!(matches!(first.renew(&a, 1).await, Answer::Renewed(_)));
+        assert!(matches!(second.renew(&b, 2).await, Answer::Waiting { .. }));
+        assert_eq!(first.backend.release(&a, Certainty::Sure).await.unwrap(), Release::Released);
+        assert_eq!(*second.told.lock().unwrap(), [(*b.owner(), 2)]);
+        assert!(first.told.lock().unwrap().is_empty());
+        assert!(matches!(second.renew(&b, 2).await, Answer::Granted(grant) if grant.token == FencingToken::new(2)));
+        assert!(matches!(first.renew(&a, 1).await, Answer::Lost));
+        assert_eq!(store.renewals_of(a.name()), 4);
+
+        let seen = second.backend.inspect(a.name()).await.unwrap().unwrap();
+        let lease = seen.lease.unwrap();
+        assert_eq!((lease.token.get(), seen.waiters), (2, 0));
+        assert!(lease.ttl_left <= TTL);
+        assert_eq!(lease.holder.unwrap().label, "test");
+    }
+
+    #[tokio::test]
+    async fn tokens_rise_whatever_is_forgotten() {
+        let store = MemoryStore::default();
+        let client = Client::new(&store);
+        for expected in 1..=3 {
+            let a = claim("n", expected);
+            assert_eq!(token_of(client.acquire(&a).await), u64::from(expected));
+            match expected {
+                1 => store.remove(a.name()),
+                2 => store.forget_everything(),
+                _ => store.expire(a.name()),
+            }
+            assert!(matches!(client.renew(&a, 1).await, Answer::Lost));
+        }
+        assert_eq!(client.backend.release(&claim("n", 3), Certainty::Sure).await.unwrap(), Release::NotHeld);
+    }
+
+    #[tokio::test]
+    async fn names_that_are_free_do_not_pile_up() {
+        let store = MemoryStore::default();
+        let client = Client::new(&store);
+        let held = claim("held", 1);
+        client.acquire(&held).await;
+        for index in 0..70_000 {
+            let fresh = claim(&index.to_string(), 2);
+            client.acquire(&fresh).await;
+            client.backend.release(&fresh, Certainty::Sure).await.unwrap();
+        }
+        let census = store.census();
+        assert!(census.records < 5_000, "{census:?}");
+        assert_eq!((census.leases, census.places, census.tombstones), (1, 0, 0));
+        assert_eq!(token_of(client.acquire(&claim("0", 3)).await), 2);
+        assert_eq!(token_of(client.acquire(&held).await), 1);
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_wants_no_place_is_told_how_long_the_holder_has() {
+        let store = MemoryStore::default();
+        let client = Client::new(&store);
+        client.acquire(&claim("n", 1)).await;
+        let answer = client.acquire(&claim("n", 2).if_held(IfHeld::Leave)).await;
+        assert!(matches!(answer, Acquisition::Held { look_in } if look_in > TTL / 2 && look_in <= TTL));
+        assert_eq!(store.census().places, 0);
+    }
+}

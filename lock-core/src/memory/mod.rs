@@ -1,0 +1,12 @@
+//! Locks within one process: for programs' own tests and examples, and the reference that every backend is held against.
+//!
+//! [`MemoryStore`] is the store and [`MemoryBackend`] a client's way to it. [`LockRecord`] has the rules, without clock,
+//! task or network: what a model checks and what the scripts of real stores are compared with.
+
+mod backend;
+mod record;
+mod store;
+
+pub use self::backend::MemoryBackend;
+pub use self::record::{HeldLease, LockRecord, QueuedPlace, Standing};
+pub use self::store::{MemoryCensus, MemoryCounts, MemoryStore};

@@ -1,0 +1,269 @@
+//! The store that the memory backends of one process share.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::record::{HeldLease, LockRecord, Standing};
+use crate::backend::{Inspection, LeaseView};
+use crate::claim::{Claim, IfHeld};
+use crate::clock::{Clock, Stamp, SystemClock};
+use crate::core_handle::{CoreHandle, Event};
+use crate::grant::{Certainty, Place};
+use crate::name::LockName;
+use crate::renewal::LeaseRef;
+use crate::sync::lock;
+use crate::token::FencingToken;
+
+/// The longest ttl of a place: what a waiter that died costs those behind it at most.
+pub(super) const MAX_PLACE_TTL: Duration = Duration::from_secs(10);
+
+/// Names whose locks are free are swept out when there are this many names, and then at each doubling.
+const FIRST_SWEEP: usize = 1 << 16;
+
+/// A store in this process. Clones share it; a [`MemoryBackend`](crate::MemoryBackend) makes it available to one client.
+///
+/// It is the reference for every other store: leases end by its clock, waiters stand in a queue and the lock is handed
+/// on to its head, withdrawn claims leave tombstones for a minute. Nothing of it outlives the process.
+///
+/// **Fencing.** Each name counts its grants. The counter outlives lease and record: when free names are swept out
+/// (at 65,536 names, so that a program that locks ever new names does not grow for ever), or the store is
+/// told to forget, new names begin above every token that was forgotten.
+///
+/// Methods that tamper are for tests. No client is told of what they do: as with an operator who works on
+/// a server by hand, a holder learns of it with its next renewal.
+#[derive(Clone)]
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+struct State {
+    names: HashMap<LockName, Entry>,
+    /// The highest token and place of a name that has no entry any more.
+    floor: (u64, Place),
+    sweep_at: usize,
+    counts: MemoryCounts,
+}
+
+struct Entry {
+    record: LockRecord<Party>,
+    renewals: u64,
+}
+
+/// The way to the client of one backend; empty until the backend is attached.
+pub(super) type Line = Arc<OnceLock<CoreHandle>>;
+
+/// A claim, and the client that is told of a handoff to it.
+#[derive(Clone)]
+struct Party {
+    claim: Claim,
+    line: Line,
+}
+
+impl PartialEq for Party {
+    fn eq(&self, other: &Self) -> bool {
+        self.claim.owner() == other.claim.owner()
+    }
+}
+
+/// How many requests a store has worked on since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryCounts {
+    /// Acquire calls.
+    pub acquires: u64,
+    /// Renew calls, each of which may renew many.
+    pub renew_calls: u64,
+    /// Leases and places that renew calls asked for.
+    pub renewals: u64,
+    /// Release calls.
+    pub releases: u64,
+}
+
+/// What a store holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryCensus {
+    /// Names with a record, those that only keep counters included.
+    pub records: u64,
+    /// Leases that have not expired.
+    pub leases: u64,
+    /// Places that have not expired.
+    pub places: u64,
+    /// Withdrawn claims that are still remembered.
+    pub tombstones: u64,
+}
+
+impl MemoryStore {
+    /// An empty store whose leases end by `clock`.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let state =
+            State { names: HashMap::new(), floor: (0, 0), sweep_at: FIRST_SWEEP, counts: MemoryCounts::default() };
+        Self { shared: Arc::new(Shared { clock, state: Mutex::new(state) }) }
+    }
+
+    /// How many requests it has worked on.
+    pub fn counts(&self) -> MemoryCounts {
+        lock(&self.shared.state).counts
+    }
+
+    /// How often a lease or place of this lock was asked to be renewed.
+    pub fn renewals_of(&self, name: &LockName) -> u64 {
+        lock(&self.shared.state).names.get(name).map_or(0, |entry| entry.renewals)
+    }
+
+    /// What it holds now. Looks at every name.
+    pub fn census(&self) -> MemoryCensus {
+        let state = lock(&self.shared.state);
+        let now = self.shared.clock.now();
+        let mut census = MemoryCensus { records: state.names.len() as u64, ..MemoryCensus::default() };
+        for Entry { record, .. } in state.names.values() {
+            census.leases += u64::from(record.live_lease(now).is_some());
+            census.places += record.live_places(now).count() as u64;
+            census.tombstones += record.live_tombstones(now).count() as u64;
+        }
+        census
+    }
+
+    /// The state of a lock, without changing it. `None` when there is no record of it.
+    pub fn inspect(&self, name: &LockName) -> Option<Inspection> {
+        let state = lock(&self.shared.state);
+        let now = self.shared.clock.now();
+        let record = &state.names.get(name)?.record;
+        let lease = record
+            .live_lease(now)
+            .map(|lease| LeaseView::new(lease.token, lease.until.since(now), Some(lease.party.claim.holder().clone())));
+        let last_token = (record.last_token > 0).then(|| FencingToken::new(record.last_token));
+        Some(Inspection::new(last_token, lease, record.live_places(now).count() as u64))
+    }
+
+    /// Tampers: removes the lease, the queue and the tombstones of a lock, as an operator would. The counters stay.
+    pub fn remove(&self, name: &LockName) {
+        if let Some(entry) = lock(&self.shared.state).names.get_mut(name) {
+            entry.record = LockRecord::after(entry.record.last_token, entry.record.last_place);
+        }
+    }
+
+    /// Tampers: ends the lease of a lock as if its ttl had passed. The queue stays, and whoever looks next serves it.
+    pub fn expire(&self, name: &LockName) {
+        if let Some(entry) = lock(&self.shared.state).names.get_mut(name) {
+            entry.record.lease = None;
+        }
+    }
+
+    /// Tampers: forgets every lease, queue and tombstone, as a server that restarts without its data. New tokens are
+    /// still higher than any before, as with a server that draws them from its clock.
+    pub fn forget_everything(&self) {
+        let mut state = lock(&self.shared.state);
+        for (_, entry) in std::mem::take(&mut state.names) {
+            raise(&mut state.floor, &entry.record);
+        }
+    }
+
+    pub(super) fn acquire(&self, claim: &Claim, line: &Line, ttl: Duration) -> Standing {
+        self.work(|state, now, handoffs| {
+            state.counts.acquires += 1;
+            let party = Party { claim: claim.clone(), line: line.clone() };
+            let place_ttl = match claim.wish() {
+                IfHeld::Queue => Some(ttl.min(MAX_PLACE_TTL)),
+                IfHeld::Leave => None,
+            };
+            state.record(claim.name(), now).acquire(&party, ttl, place_ttl, now, handoffs)
+        })
+    }
+
+    pub(super) fn renew(&self, leases: &[LeaseRef], line: &Line) -> Vec<Standing> {
+        self.work(|state, now, handoffs| {
+            state.counts.renew_calls += 1;
+            state.counts.renewals += leases.len() as u64;
+            let mut standings = Vec::with_capacity(leases.len());
+            for lease in leases {
+                let standing = match state.names.get_mut(lease.claim.name()) {
+                    None => Standing::Absent { look_in: Duration::ZERO },
+                    Some(entry) => {
+                        entry.renewals += 1;
+                        let party = Party { claim: lease.claim.clone(), line: line.clone() };
+                        let place_ttl = lease.ttl.min(MAX_PLACE_TTL);
+                        entry.record.renew(&party, lease.ttl, place_ttl, lease.extend, now, handoffs)
+                    }
+                };
+                standings.push(standing);
+            }
+            standings
+        })
+    }
+
+    pub(super) fn release(&self, claim: &Claim, line: &Line, certainty: Certainty) -> bool {
+        self.work(|state, now, handoffs| {
+            state.counts.releases += 1;
+            let party = Party { claim: claim.clone(), line: line.clone() };
+            // An unsure claim needs its tombstone also where no record is left.
+            if certainty == Certainty::Sure && !state.names.contains_key(claim.name()) {
+                return false;
+            }
+            state.record(claim.name(), now).release(&party, certainty, now, handoffs)
+        })
+    }
+
+    /// One critical section, then what it has to tell. The clock is read inside, so that time never goes back for a record.
+    fn work<T>(&self, work: impl FnOnce(&mut State, Stamp, &mut Vec<HeldLease<Party>>) -> T) -> T {
+        let mut handoffs = Vec::new();
+        let done = {
+            let mut state = lock(&self.shared.state);
+            let now = self.shared.clock.now();
+            work(&mut state, now, &mut handoffs)
+        };
+        for HeldLease { party, place, token, .. } in handoffs {
+            if let Some(core) = party.line.get() {
+                core.event(Event::Granted { owner: *party.claim.owner(), place, token, confirmation: None });
+            }
+        }
+        done
+    }
+}
+
+impl State {
+    fn record(&mut self, name: &LockName, now: Stamp) -> &mut LockRecord<Party> {
+        if self.names.len() >= self.sweep_at {
+            self.sweep_out(now);
+        }
+        let (token, place) = self.floor;
+        let fresh = || Entry { record: LockRecord::after(token, place), renewals: 0 };
+        &mut self.names.entry(name.clone()).or_insert_with(fresh).record
+    }
+
+    fn sweep_out(&mut self, now: Stamp) {
+        let floor = &mut self.floor;
+        self.names.retain(|_, entry| {
+            let idle = entry.record.is_idle(now);
+            if idle {
+                raise(floor, &entry.record);
+            }
+            !idle
+        });
+        self.sweep_at = (self.names.len() * 2).max(FIRST_SWEEP);
+    }
+}
+
+fn raise(floor: &mut (u64, Place), record: &LockRecord<Party>) {
+    *floor = (floor.0.max(record.last_token), floor.1.max(record.last_place));
+}
+
+impl Default for MemoryStore {
+    /// A store on the machine's clock.
+    fn default() -> Self {
+        Self::new(Arc::new(SystemClock::new()))
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
