@@ -1,0 +1,246 @@
+//! One backend and its defaults.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::backend::{Inspection, LockBackend};
+use crate::capabilities::Capabilities;
+use crate::claim::HolderInfo;
+use crate::clock::{Clock, SystemClock};
+use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
+use crate::entropy::Entropy;
+use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
+use crate::lock::Lock;
+use crate::name::LockName;
+use crate::stats::Stats;
+
+/// One backend and its defaults. Cheap to clone; clones share the backend, the lease keeper and the local queues.
+///
+/// When the last clone and the last guard are gone, what is still to be released is released in the background, and the
+/// keeper ends. A process that exits before that leaves its leases to their ttl: call [`shutdown`](Self::shutdown).
+#[derive(Clone, Debug)]
+pub struct LockClient {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Alive while a client, a guard or an acquire is.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) keeper: Arc<LeaseKeeper>,
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Duration,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.keeper.close();
+    }
+}
+
+impl LockClient {
+    /// A client with the defaults: ttl 30 s, wait 60 s, margin 10 %, a keeper on a thread of its own.
+    ///
+    /// # Panics
+    /// When the system cannot start a thread. [`builder`](Self::builder) gives an error instead.
+    pub fn new(backend: impl LockBackend) -> Self {
+        match Self::builder(backend).build() {
+            Ok(client) => client,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A client with other defaults.
+    pub fn builder(backend: impl LockBackend) -> ClientBuilder {
+        ClientBuilder {
+            backend: Arc::new(backend),
+            clock: None,
+            seed: None,
+            home: KeeperHome::default(),
+            ttl: DEFAULT_TTL,
+            wait: DEFAULT_WAIT,
+            margin_percent: DEFAULT_MARGIN_PERCENT,
+            label: String::new(),
+        }
+    }
+
+    /// A lock by name. Nothing is checked or sent before it is acquired.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self.shared.clone(), LockName::new(name))
+    }
+
+    /// Who holds a lock, as the store sees it. `None` when the store has no record of it. For people: the answer may be
+    /// outdated when it arrives.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a bad name, `Unsupported` when the backend cannot show it, else what the store says. Ends within
+    /// the backend's call bound and a quarter.
+    ///
+    /// # Cancel safety
+    /// Reads only.
+    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<Inspection>> {
+        let name = LockName::new(name)?;
+        let keeper = self.shared.keeper.clone();
+        let home = keeper.home().clone();
+        on_tokio(&home, async move {
+            let backend = keeper.capabilities().backend;
+            let Some(inspect) = keeper.backend().extensions().inspect else {
+                let error = Error::new(ErrorKind::Unsupported, "this backend cannot show who holds a lock");
+                return Err(error.during("inspect", &name, backend));
+            };
+            match tokio::time::timeout(keeper.call_bound(), inspect.inspect(&name)).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Error::new(ErrorKind::Unavailable, "the store has not answered in time")),
+            }
+            .map_err(|error| error.during("inspect", &name, backend))
+        })
+        .await
+    }
+
+    /// What the backend promises.
+    pub fn capabilities(&self) -> Capabilities {
+        self.shared.keeper.capabilities().clone()
+    }
+
+    /// The lease keeper of this client.
+    pub fn keeper(&self) -> &LeaseKeeper {
+        &self.shared.keeper
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> Stats {
+        self.shared.keeper.stats()
+    }
+
+    /// Ends this client and its clones: pending acquires fail, every lease is released and its holder told
+    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has answered.
+    ///
+    /// # Errors
+    /// [`Indeterminate`](ErrorKind::Indeterminate) when the store has not answered for two call bounds; what is left
+    /// goes on in the background, and ends by its ttl at the latest.
+    ///
+    /// # Cancel safety
+    /// What has begun goes on; calling it again waits again.
+    pub async fn shutdown(&self) -> Result<()> {
+        let keeper = self.shared.keeper.clone();
+        on_tokio(&keeper.home().clone(), keeper.shut_down()).await
+    }
+}
+
+/// Sets what a client is made with.
+#[must_use]
+pub struct ClientBuilder {
+    backend: Arc<dyn LockBackend>,
+    clock: Option<Arc<dyn Clock>>,
+    seed: Option<u64>,
+    home: KeeperHome,
+    ttl: Duration,
+    wait: Duration,
+    margin_percent: u8,
+    label: String,
+}
+
+impl fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder").field("ttl", &self.ttl).field("wait", &self.wait).finish_non_exhaustive()
+    }
+}
+
+impl ClientBuilder {
+    /// Another clock than [`SystemClock`], for tests.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Owner tokens and jitter from a seed, so that a simulation can be replayed. Never in production: whoever knows the
+    /// seed knows the owner tokens.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Where the lease keeper runs; on a thread of its own by default.
+    pub fn keeper(mut self, home: KeeperHome) -> Self {
+        self.home = home;
+        self
+    }
+
+    /// The ttl of locks that set none; 30 s by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// The wait of locks that set none; 60 s by default.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// How much of a ttl a holder leaves unused, in percent, 1 to 50; 10 by default. It covers the difference in rate between
+    /// the holder's clock and the store's while a lease lasts.
+    pub fn margin_percent(mut self, percent: u8) -> Self {
+        self.margin_percent = percent;
+        self
+    }
+
+    /// A label in the holder information, for people who look at the store: at most 128 bytes.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Makes the client, and starts its keeper. Sends nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a margin or label out of bounds, or a keeper on the current runtime where there is none;
+    /// `Unavailable` when the system cannot start a thread.
+    pub fn build(self) -> Result<LockClient> {
+        if !(1..=50).contains(&self.margin_percent) {
+            return Err(Error::invalid(format!("a margin is 1 to 50 percent, not {}", self.margin_percent)));
+        }
+        let parts = Parts {
+            holder_info: HolderInfo::of_this_process(&self.label)?,
+            backend: self.backend,
+            clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::new())),
+            entropy: self.seed.map_or(Entropy::Thread, Entropy::seeded),
+            margin_percent: self.margin_percent,
+        };
+        let keeper = LeaseKeeper::start(parts, self.home)?;
+        Ok(LockClient { shared: Arc::new(Shared { keeper, ttl: self.ttl, wait: self.wait }) })
+    }
+}
+
+/// Runs a future where tokio's timers are: here, or on the keeper's runtime when the caller polls with another
+/// executor. Dropping it drops the future in both cases.
+pub(crate) async fn on_tokio<F>(home: &Handle, future: F) -> F::Output
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+    impl<T> Drop for AbortOnDrop<T> {
+        fn drop(&mut self) {
+            self.0.abort();
+        }
+    }
+
+    if Handle::try_current().is_ok() {
+        return future.await;
+    }
+    let mut task = AbortOnDrop(home.spawn(future));
+    match (&mut task.0).await {
+        Ok(output) => output,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only this function could have aborted it, and the keeper's runtime outlives every client.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

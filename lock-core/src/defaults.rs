@@ -1,0 +1,23 @@
+//! The defaults, each with its reason.
+
+use std::time::Duration;
+
+/// How long a lease lasts unless renewed. A dead holder blocks the others for at most this long; a holder that
+/// cannot reach the store has this long, less the margin, to get through. 30 s outlives a failover of most stores, a long
+/// garbage collection elsewhere on the host and a rolling restart, and is short beside a nightly job.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// How long acquire may take. Twice the default ttl: enough to outlive a holder that died just before, with
+/// its whole ttl, and a queue behind it. Not for ever, because what waits for ever hides that it is stuck.
+pub const DEFAULT_WAIT: Duration = Duration::from_secs(60);
+
+/// A lease is renewed this many times per ttl. With three, two renewals in a row may fail before the validity
+/// ends, and a holder costs the store one small request per 10 s by default.
+pub const RENEWALS_PER_TTL: u32 = 3;
+
+/// The margin that a holder keeps to the end of its lease at the store, in percent of the ttl. NTP may slew a
+/// clock by 8.3 % while it corrects a large error (chrony's default); 10 % covers that.
+pub const DEFAULT_MARGIN_PERCENT: u8 = 10;
+
+/// The least margin: below it the timers of an ordinary machine decide nothing.
+pub(crate) const LEAST_MARGIN: Duration = Duration::from_millis(1);

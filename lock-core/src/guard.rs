@@ -1,0 +1,136 @@
+//! A share in a lease, in the hands of its holder.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::client::{Shared, on_tokio};
+use crate::error::{Error, Result};
+use crate::keeper::Hold;
+use crate::lease::{Look, Phase};
+use crate::loss::Loss;
+use crate::name::LockName;
+use crate::renewal::LeaseRef;
+use crate::token::FencingToken;
+
+/// A lock that is held, until it is released, dropped or lost. The lease keeper renews it meanwhile.
+///
+/// **Release on drop is best effort.** Drop sends the release in the background and does not wait; a process that exits
+/// right after leaves the lease to its ttl. [`release`](Self::release) waits for the store's answer.
+///
+/// **A guard is not proof.** The process can be paused between [`is_held`](Self::is_held) and the next line. Hand the
+/// [`fencing_token`](Self::fencing_token) to what you write to, and let it refuse lower ones.
+#[must_use = "a guard that is dropped at once releases at once: bind it to a name, not to `_`"]
+pub struct LockGuard {
+    // The hold goes before the client, so that the release is on its way when the client may end.
+    hold: Hold,
+    client: Arc<Shared>,
+}
+
+impl LockGuard {
+    pub(crate) fn new(hold: Hold, client: Arc<Shared>) -> Self {
+        Self { hold, client }
+    }
+
+    /// The lock.
+    pub fn name(&self) -> &LockName {
+        self.hold.lease().claim.name()
+    }
+
+    /// The token of this grant, higher than that of every grant before.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.hold.lease().token
+    }
+
+    /// Whether the lease is valid now. Asks the clock and no task, so the first call after any pause is right.
+    pub fn is_held(&self) -> bool {
+        matches!(self.hold.look(), Look::Held { .. })
+    }
+
+    /// How long the lease stays valid without another renewal; zero when it is lost.
+    pub fn validity(&self) -> Duration {
+        self.hold.validity()
+    }
+
+    /// Waits until the lease is lost, and says why. Never ends while it is held.
+    ///
+    /// The keeper tells it by itself, at the latest 5 ms after the validity has passed while the process runs, and at once
+    /// when the store says that the lease is gone. Every call gives the same answer.
+    ///
+    /// # Cancel safety
+    /// Changes nothing; may be dropped and called again.
+    pub async fn lost(&self) -> Loss {
+        loop {
+            let mut ended = pin!(self.hold.lease().ended.notified());
+            ended.as_mut().enable();
+            match self.hold.look() {
+                Look::JustLost(loss) | Look::Over(Phase::Lost(loss)) => return loss,
+                Look::Held { .. } | Look::Over(Phase::Held | Phase::Released) => ended.await,
+            }
+        }
+    }
+
+    /// Runs work while the lease is valid: the work is dropped at its current await when the lease is lost.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::ErrorKind::Lost). Work that does not await is not interrupted; when it ends after the lease was
+    /// lost, the answer is `Lost` all the same.
+    ///
+    /// # Cancel safety
+    /// Dropped, it drops the work. The lease is unchanged.
+    pub async fn run<W: Future>(&self, work: W) -> Result<W::Output> {
+        let mut work = pin!(work);
+        let mut lost = pin!(self.lost());
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
+                return Poll::Ready(Err(self.lost_error(loss)));
+            }
+            let Poll::Ready(output) = work.as_mut().poll(cx) else { return Poll::Pending };
+            Poll::Ready(match self.hold.look() {
+                Look::JustLost(loss) | Look::Over(Phase::Lost(loss)) => Err(self.lost_error(loss)),
+                _ => Ok(output),
+            })
+        })
+        .await
+    }
+
+    fn lost_error(&self, loss: Loss) -> Error {
+        Error::from(loss).during("keep", self.name(), self.client.keeper.capabilities().backend)
+    }
+
+    /// Ends the lease and waits for the store's answer. Renewal stops first, whatever the store says. With other guards of
+    /// the same holder, or within `min_hold`, the lease lives on.
+    ///
+    /// # Errors
+    /// - [`Lost`](crate::ErrorKind::Lost): it was lost before; somebody else may have held it meanwhile.
+    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): no clear
+    ///   answer. The release goes on in the background, and the lease ends by its ttl at the latest.
+    ///
+    /// Ends within the backend's call bound and a quarter.
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on in the background.
+    pub async fn release(self) -> Result<()> {
+        let Self { hold, client } = self;
+        let home = client.keeper.home().clone();
+        on_tokio(&home, hold.release()).await
+    }
+
+    /// What a backend needs to know this lease: for fenced writes.
+    pub fn lease_ref(&self) -> LeaseRef {
+        let lease = self.hold.lease();
+        LeaseRef::new(lease.claim.clone(), lease.place, lease.terms.ttl)
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("name", self.name())
+            .field("fencing_token", &self.fencing_token())
+            .finish_non_exhaustive()
+    }
+}

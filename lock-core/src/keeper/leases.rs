@@ -1,0 +1,436 @@
+//! Leases that are held: renewal, loss, and giving them up.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::schedule::TaskId;
+use super::withdraw::Why;
+use super::{Effects, LeaseKeeper, Standing, State, Task};
+use crate::claim::Claim;
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::grant::{Certainty, Confirmation, Grant, Place};
+use crate::lease::{Lease, Look, Phase, Renewal, Terms, period, validity_end};
+use crate::loss::{Loss, LossReason};
+use crate::name::LockName;
+use crate::renewal::{Answer, Answers, Extend, LeaseRef};
+use crate::run_to_end::RunToEnd;
+use crate::sync::lock;
+use crate::token::OwnerToken;
+
+/// What the keeper knows of a lease besides the lease itself.
+pub(super) struct LeaseTask {
+    lease: Arc<Lease>,
+    /// A renewal was sent then and is not answered.
+    flight: Option<Stamp>,
+    failures: u32,
+    /// A fixed lease that began as a place: renewed once, to its own ttl.
+    top_up: bool,
+}
+
+/// A share in a lease. The last one that goes gives the lease up.
+pub(crate) struct Hold {
+    keeper: Arc<LeaseKeeper>,
+    lease: Arc<Lease>,
+    open: bool,
+}
+
+impl Hold {
+    pub(super) fn new(keeper: &Arc<LeaseKeeper>, lease: &Arc<Lease>) -> Self {
+        lease.add_guard();
+        Self { keeper: keeper.clone(), lease: lease.clone(), open: true }
+    }
+
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// Asks the clock.
+    pub(crate) fn look(&self) -> Look {
+        let look = self.lease.look(|| self.keeper.now());
+        if let Look::JustLost(loss) = look {
+            self.keeper.note_loss(&self.lease, loss);
+        }
+        look
+    }
+
+    pub(crate) fn validity(&self) -> Duration {
+        match self.look() {
+            Look::Held { valid_until } => valid_until.since(self.keeper.now()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Gives the share up; the last one waits for the store's answer.
+    pub(crate) async fn release(mut self) -> Result<()> {
+        self.open = false;
+        let keeper = self.keeper.clone();
+        let Some(end) = keeper.give_up(&self.lease) else { return Ok(()) };
+        let (lease, bound) = (self.lease.clone(), keeper.call_bound());
+        let (name, backend) = (lease.claim.name().clone(), keeper.capabilities.backend);
+        let call = match end {
+            End::Lost(loss) => return Err(Error::from(loss).during("release", &name, backend)),
+            End::Release(certainty) => {
+                let call = keeper.release_now(lease.claim.clone(), certainty, lease.terms.ttl);
+                tokio::time::timeout(bound, RunToEnd::new(call)).await
+            }
+            End::RunOut(left) => tokio::time::timeout(bound, RunToEnd::new(keeper.run_out(lease, left))).await,
+        };
+        call.unwrap_or_else(|_| {
+            let text =
+                "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";
+            Err(Error::new(ErrorKind::Indeterminate, text).during("release", &name, backend))
+        })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !std::mem::replace(&mut self.open, false) {
+            return;
+        }
+        let (keeper, lease) = (&self.keeper, &self.lease);
+        match keeper.give_up(lease) {
+            None | Some(End::Lost(_)) => {}
+            Some(End::Release(certainty)) => keeper.with_state(|state, _| {
+                keeper.withdraw(state, &lease.claim, certainty, lease.terms.ttl, Why::Release);
+            }),
+            Some(End::RunOut(left)) => {
+                let call = keeper.clone().run_out(lease.clone(), left);
+                keeper.home.spawn(async {
+                    // Where it fails a withdrawal is on its way.
+                    let _ = call.await;
+                });
+            }
+        }
+    }
+}
+
+/// How a lease that was given up is to end.
+enum End {
+    Lost(Loss),
+    Release(Certainty),
+    /// Within its `min_hold`: runs out after this.
+    RunOut(Duration),
+}
+
+impl LeaseKeeper {
+    /// Begins a lease: from here on it is renewed.
+    pub(super) fn start_lease(
+        &self,
+        state: &mut State,
+        claim: Claim,
+        grant: Grant,
+        terms: Terms,
+        certainty: Certainty,
+    ) -> Arc<Lease> {
+        let (now, confirmation) = (self.now(), grant.confirmation);
+        let valid_until = validity_end(&confirmation, self.margin_percent);
+        let times = (now, valid_until);
+        let lease = Arc::new(Lease::new(claim, grant.token, confirmation.place, terms, times, certainty));
+        let top_up = terms.renewal == Renewal::Fixed && confirmation.ttl < terms.ttl;
+        let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, top_up };
+        let id = state.schedule.insert(Task::Lease(task));
+        let due = match (terms.renewal, top_up) {
+            (Renewal::Fixed, false) => valid_until,
+            (Renewal::Fixed, true) => now,
+            (Renewal::Kept, _) => confirmation.sent.plus(period(confirmation.ttl.min(terms.ttl))),
+        };
+        state.schedule.at(id, due.min(valid_until));
+        state.owners.insert(*lease.claim.owner(), Standing::Holding(id));
+        if let Some(holder) = terms.holder {
+            state.reentrant.insert((lease.claim.name().clone(), holder), lease.clone());
+        }
+        self.counters.granted.add();
+        self.counters.held.add();
+        tracing::debug!(
+            lock = %lease.claim.name(), token = lease.token.get(), validity = ?valid_until.since(now), "granted"
+        );
+        lease
+    }
+
+    /// Another share in the lease that this holder has, if it has one.
+    pub(super) fn shared_hold(self: &Arc<Self>, state: &State, name: &LockName, terms: &Terms) -> Result<Option<Hold>> {
+        let Some(holder) = terms.holder else { return Ok(None) };
+        let Some(lease) = state.reentrant.get(&(name.clone(), holder)) else { return Ok(None) };
+        let Look::Held { .. } = lease.look(|| self.now()) else { return Ok(None) };
+        lease.terms.agree(terms)?;
+        if !lease.share() {
+            return Ok(None);
+        }
+        Ok(Some(Hold { keeper: self.clone(), lease: lease.clone(), open: true }))
+    }
+
+    fn lease_task<'s>(state: &'s mut State, lease: &Arc<Lease>) -> Option<(TaskId, &'s mut LeaseTask)> {
+        let Some(&Standing::Holding(id)) = state.owners.get(lease.claim.owner()) else { return None };
+        match state.schedule.get_mut(id) {
+            Some(Task::Lease(task)) if Arc::ptr_eq(&task.lease, lease) => Some((id, task)),
+            _ => None,
+        }
+    }
+
+    /// Renewal stops for good.
+    fn forget(state: &mut State, lease: &Arc<Lease>) {
+        if let Some((id, _)) = Self::lease_task(state, lease) {
+            state.schedule.remove(id);
+            state.owners.remove(lease.claim.owner());
+        }
+        if let Some(holder) = lease.terms.holder {
+            let key = (lease.claim.name().clone(), holder);
+            if state.reentrant.get(&key).is_some_and(|kept| Arc::ptr_eq(kept, lease)) {
+                state.reentrant.remove(&key);
+            }
+        }
+    }
+
+    fn note_loss(&self, lease: &Lease, loss: Loss) {
+        self.counters.lost.add();
+        self.counters.held.sub();
+        tracing::warn!(lock = %lease.claim.name(), token = lease.token.get(), reason = ?loss.reason, "lost");
+    }
+
+    /// The store says that a lease is gone.
+    fn gone(self: &Arc<Self>, lease: &Arc<Lease>) {
+        if lease.lose(LossReason::Gone) {
+            self.note_loss(lease, Loss::new(LossReason::Gone));
+        }
+        self.with_state(|state, _| Self::forget(state, lease));
+    }
+
+    /// A lease's task is due: a renewal to send, or something that is done here.
+    pub(super) fn lease_due(&self, state: &mut State, id: TaskId, at: Stamp) -> Option<(Arc<Lease>, LeaseRef)> {
+        let Some(Task::Lease(task)) = state.schedule.get_mut(id) else { return None };
+        let lease = task.lease.clone();
+        let terms = &lease.terms;
+        let valid_until = match lease.look(|| self.now()) {
+            Look::Held { valid_until } => valid_until,
+            Look::JustLost(loss) => {
+                self.note_loss(&lease, loss);
+                Self::forget(state, &lease);
+                return None;
+            }
+            Look::Over(_) => {
+                Self::forget(state, &lease);
+                return None;
+            }
+        };
+        let now = self.now();
+        let bound = self.call_bound().min(period(terms.ttl));
+        let next = match task.flight {
+            Some(sent) if now < sent.plus(bound) => sent.plus(bound),
+            Some(_) => {
+                task.flight = None;
+                task.failures += 1;
+                lease.unsure();
+                self.counters.renewal_errors.add();
+                tracing::warn!(lock = %lease.claim.name(), failures = task.failures, "renewal not answered");
+                now.plus(self.backoff(period(terms.ttl), task.failures))
+            }
+            None if task.top_up || (terms.renewal == Renewal::Kept && now < lease.renewed_until()) => {
+                task.flight = Some(now);
+                let renewal = LeaseRef::new(lease.claim.clone(), lease.place, terms.ttl);
+                self.counters.renewal_lag(now.since(at));
+                state.schedule.at(id, now.plus(bound).min(valid_until));
+                return Some((lease, renewal));
+            }
+            None => valid_until,
+        };
+        state.schedule.at(id, next.min(valid_until));
+        None
+    }
+
+    /// Whether a lease's renewal may go along with others that are due now: a few percent early saves a call.
+    pub(super) fn may_go_along(state: &mut State, id: TaskId, early: Duration) -> bool {
+        match state.schedule.get_mut(id) {
+            Some(Task::Lease(task)) => task.flight.is_none() && early <= period(task.lease.terms.ttl) / 32,
+            _ => false,
+        }
+    }
+
+    /// Takes the answer to the renewal of a lease.
+    pub(super) fn on_lease_answer(self: &Arc<Self>, lease: &Arc<Lease>, answer: Answer) {
+        match answer {
+            Answer::Renewed(confirmation) => self.confirmed(lease, confirmation),
+            Answer::Granted(grant) if grant.token == lease.token => self.confirmed(lease, grant.confirmation),
+            Answer::Unknown(error) => {
+                self.counters.renewal_errors.add();
+                if error.kind() != ErrorKind::Unavailable {
+                    lease.unsure();
+                }
+                self.renewal_failed(lease, Some(&error));
+            }
+            Answer::Granted(_) | Answer::Waiting { .. } | Answer::Free | Answer::Lost => self.gone(lease),
+        }
+    }
+
+    fn renewal_failed(self: &Arc<Self>, lease: &Arc<Lease>, error: Option<&Error>) {
+        let now = self.now();
+        self.with_state(|state, _| {
+            let Some((id, task)) = Self::lease_task(state, lease) else { return };
+            task.flight = None;
+            task.failures += 1;
+            let failures = task.failures;
+            if let Some(error) = error {
+                tracing::warn!(lock = %lease.claim.name(), %error, failures, "renewal failed");
+            }
+            let next = now.plus(self.backoff(period(lease.terms.ttl), failures));
+            if let Look::Held { valid_until } = lease.look(|| now) {
+                state.schedule.at(id, next.min(valid_until));
+            }
+        });
+    }
+
+    fn confirmed(self: &Arc<Self>, lease: &Arc<Lease>, confirmation: Confirmation) {
+        if confirmation.place < lease.place {
+            // About a place that is gone.
+            return self.renewal_failed(lease, None);
+        }
+        if confirmation.place > lease.place {
+            return self.gone(lease);
+        }
+        let valid_until = validity_end(&confirmation, self.margin_percent);
+        match lease.confirm(|| self.now(), valid_until) {
+            Look::Held { valid_until } => self.with_state(|state, _| {
+                let Some((id, task)) = Self::lease_task(state, lease) else { return };
+                task.flight = None;
+                task.failures = 0;
+                task.top_up = false;
+                self.counters.renewed.add();
+                let due = match lease.terms.renewal {
+                    Renewal::Fixed => valid_until,
+                    Renewal::Kept => confirmation.sent.plus(period(confirmation.ttl.min(lease.terms.ttl))),
+                };
+                state.schedule.at(id, due.min(valid_until));
+            }),
+            Look::JustLost(loss) => {
+                self.note_loss(lease, loss);
+                self.with_state(|state, _| Self::forget(state, lease));
+            }
+            Look::Over(_) => {}
+        }
+    }
+
+    /// The store says that a claim which holds already became a lease at a place.
+    pub(super) fn on_grant_while_held(self: &Arc<Self>, owner: OwnerToken, place: Place, own: Option<Confirmation>) {
+        let Some(lease) = self.held_by(&owner) else { return };
+        match own {
+            Some(confirmation) => self.confirmed(&lease, confirmation),
+            // The own lease is gone, and a late copy of the claim made a new place.
+            None if place > lease.place => self.gone(&lease),
+            None => {}
+        }
+    }
+
+    /// The store says that the lease or place of an owner is gone.
+    pub(super) fn on_gone(self: &Arc<Self>, owner: OwnerToken) {
+        if let Some(lease) = self.held_by(&owner) {
+            return self.gone(&lease);
+        }
+        self.with_state(|state, effects: &mut Effects| {
+            if let Some(Standing::Waiting(name)) = state.owners.get(&owner) {
+                let name = name.clone();
+                self.on_place_gone(state, effects, &name);
+            }
+        });
+    }
+
+    fn held_by(&self, owner: &OwnerToken) -> Option<Arc<Lease>> {
+        let mut state = lock(&self.state);
+        let Some(&Standing::Holding(id)) = state.owners.get(owner) else { return None };
+        match state.schedule.get_mut(id) {
+            Some(Task::Lease(task)) => Some(task.lease.clone()),
+            _ => None,
+        }
+    }
+
+    /// A share goes. For the last one renewal stops, and the answer is how the lease is to end.
+    fn give_up(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<End> {
+        if !lease.drop_guard() {
+            return None;
+        }
+        let (look, certainty) = lease.give_up(Phase::Released, || self.now());
+        self.with_state(|state, _| {
+            Self::forget(state, lease);
+            let loss = match look {
+                Look::Held { .. } => {
+                    self.counters.held.sub();
+                    let left = lease.terms.min_hold.map(|min| lease.granted.plus(min).since(self.now()));
+                    return Some(match left.filter(|left| !left.is_zero()) {
+                        Some(left) => End::RunOut(left),
+                        None => End::Release(certainty),
+                    });
+                }
+                Look::JustLost(loss) => {
+                    self.note_loss(lease, loss);
+                    loss
+                }
+                Look::Over(Phase::Lost(loss)) => loss,
+                Look::Over(_) => return None,
+            };
+            // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done.
+            if matches!(loss.reason, LossReason::Expired | LossReason::MaxHold) {
+                self.withdraw(state, &lease.claim, certainty, lease.terms.ttl, Why::Release);
+            }
+            Some(End::Lost(loss))
+        })
+    }
+
+    /// Leaves a lease to run out after `left`.
+    async fn run_out(self: Arc<Self>, lease: Arc<Lease>, left: Duration) -> Result<()> {
+        let ttl = left.max(self.capabilities.min_ttl);
+        let renewal = LeaseRef { extend: Extend::Exactly, ..LeaseRef::new(lease.claim.clone(), lease.place, ttl) };
+        let end = lease.granted.plus(lease.terms.min_hold.unwrap_or_default());
+        let taken = Arc::new(Mutex::new(None));
+        let answers = Answers::new(1, {
+            let taken = taken.clone();
+            move |_, answer| *lock(&taken) = Some(answer)
+        });
+        self.backend.renew(&[renewal], &answers).await;
+        drop(answers);
+        self.counters.released.add();
+        let answer = lock(&taken).take();
+        let error = match answer {
+            Some(Answer::Renewed(_) | Answer::Granted(_)) => return Ok(()),
+            Some(Answer::Unknown(error)) => error,
+            _ => Loss::new(LossReason::Gone).into(),
+        };
+        if error.kind() != ErrorKind::Lost {
+            self.with_state(|state, _| {
+                self.withdraw_at(state, &lease.claim, Certainty::Unsure, lease.terms.ttl, Why::Release, end);
+            });
+        }
+        Err(error.during("release", lease.claim.name(), self.capabilities.backend))
+    }
+
+    /// Ends every lease, and takes them back.
+    pub(super) fn end_all(&self, state: &mut State) {
+        let leases: Vec<_> = state
+            .schedule
+            .iter()
+            .filter_map(|task| match task {
+                Task::Lease(task) => Some(task.lease.clone()),
+                _ => None,
+            })
+            .collect();
+        for lease in leases {
+            let shut = Phase::Lost(Loss::new(LossReason::Shutdown));
+            if let (Look::Held { .. }, certainty) = lease.give_up(shut, || self.now()) {
+                self.counters.held.sub();
+                self.withdraw(state, &lease.claim, certainty, lease.terms.ttl, Why::Release);
+            }
+            Self::forget(state, &lease);
+        }
+    }
+}
+
+impl Terms {
+    /// Two acquires of one holder share a lease, so they must want the same of it.
+    pub(super) fn agree(&self, other: &Self) -> Result<()> {
+        if self.ttl == other.ttl && self.renewal == other.renewal {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "acquires with the same holder share one lease: their ttl and their kind of renewal must agree",
+        ))
+    }
+}

@@ -1,0 +1,254 @@
+//! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
+
+mod leases;
+mod run;
+mod schedule;
+mod waiting;
+mod withdraw;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::sync::oneshot;
+
+pub(crate) use self::leases::Hold;
+pub use self::run::KeeperHome;
+use self::schedule::{Schedule, TaskId};
+pub(crate) use self::waiting::Entry;
+use self::waiting::Queue;
+use self::withdraw::Withdrawal;
+use crate::backend::LockBackend;
+use crate::capabilities::Capabilities;
+use crate::claim::{Claim, HolderInfo, IfHeld, Mode};
+use crate::clock::{Clock, Stamp};
+use crate::core_handle::{CoreHandle, Event};
+use crate::entropy::Entropy;
+use crate::error::{Error, ErrorKind, Result};
+use crate::holder::HolderId;
+use crate::lease::Lease;
+use crate::name::LockName;
+use crate::stats::{Counters, Stats};
+use crate::sync::lock;
+use crate::token::OwnerToken;
+
+/// The watchdog of a client: renews every lease and every place in a queue at a third of its ttl, tells holders of
+/// their loss, looks after waiters, and takes back claims whose outcome is unknown.
+///
+/// - One schedule in order of due time, no task or timer per lease: what is released leaves nothing behind.
+/// - Renewals go out in batches, each answer counts on its own, and no call holds up another: one slow, failing or
+///   panicking renewal harms no other lease.
+/// - A failed renewal is tried again with growing, jittered pauses until the validity ends. A renewal without an
+///   answer is one after the call's bound, silence is as good as an error.
+/// - It runs on a thread of its own by default, with a runtime of its own, so that it goes on while the
+///   user's executor is starved and after it was shut down.
+pub struct LeaseKeeper {
+    backend: Arc<dyn LockBackend>,
+    capabilities: Capabilities,
+    clock: Arc<dyn Clock>,
+    entropy: Entropy,
+    margin_percent: u8,
+    holder_info: Arc<HolderInfo>,
+    home: tokio::runtime::Handle,
+    counters: Counters,
+    state: Mutex<State>,
+    wake: Notify,
+    /// Told at each step of the withdrawals, for a shutdown that waits for them.
+    progress: Notify,
+}
+
+/// Behind the keeper's one mutex. No call of a backend runs while it is locked.
+struct State {
+    schedule: Schedule<Task>,
+    queues: HashMap<LockName, Queue>,
+    owners: HashMap<OwnerToken, Standing, BuildHasherDefault<TokenHasher>>,
+    reentrant: HashMap<(LockName, HolderId), Arc<Lease>>,
+    next_waiter: u64,
+    withdrawals: usize,
+    sleeps_until: Stamp,
+    life: Life,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// Shut down by the user: no new acquires.
+    Shut,
+    /// The last client and guard are gone: ends when nothing is left to withdraw.
+    Closing,
+}
+
+/// What stands behind an owner token.
+enum Standing {
+    Waiting(LockName),
+    Holding(TaskId),
+}
+
+enum Task {
+    Lease(leases::LeaseTask),
+    Queue(LockName),
+    Withdraw(Withdrawal),
+}
+
+/// What is to be done once the state is unlocked.
+#[derive(Default)]
+struct Effects {
+    deliveries: Vec<(oneshot::Sender<Result<Hold>>, Result<Hold>)>,
+    attempts: Vec<(Claim, Duration)>,
+}
+
+/// Owner tokens are random already.
+#[derive(Default)]
+struct TokenHasher(u64);
+
+impl Hasher for TokenHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks_exact(8) {
+            self.0 = self.0.rotate_left(5) ^ u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+        }
+    }
+}
+
+/// What a client is made with.
+pub(crate) struct Parts {
+    pub(crate) backend: Arc<dyn LockBackend>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Entropy,
+    pub(crate) margin_percent: u8,
+    pub(crate) holder_info: HolderInfo,
+}
+
+impl LeaseKeeper {
+    fn new(parts: Parts, home: tokio::runtime::Handle) -> Arc<Self> {
+        Arc::new_cyclic(|keeper: &std::sync::Weak<Self>| {
+            let keeper = keeper.clone();
+            parts.backend.attach(CoreHandle::new(parts.clock.clone(), home.clone(), move |event| {
+                if let Some(keeper) = keeper.upgrade() {
+                    keeper.on_event(event);
+                }
+            }));
+            Self {
+                capabilities: parts.backend.capabilities(),
+                backend: parts.backend,
+                clock: parts.clock,
+                entropy: parts.entropy,
+                margin_percent: parts.margin_percent,
+                holder_info: Arc::new(parts.holder_info),
+                home,
+                counters: Counters::default(),
+                state: Mutex::new(State {
+                    schedule: Schedule::new(),
+                    queues: HashMap::new(),
+                    owners: HashMap::default(),
+                    reentrant: HashMap::new(),
+                    next_waiter: 0,
+                    withdrawals: 0,
+                    sleeps_until: Stamp::ZERO,
+                    life: Life::Open,
+                }),
+                wake: Notify::new(),
+                progress: Notify::new(),
+            }
+        })
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> Stats {
+        self.counters.read()
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn LockBackend> {
+        &self.backend
+    }
+
+    pub(crate) fn home(&self) -> &tokio::runtime::Handle {
+        &self.home
+    }
+
+    pub(crate) fn now(&self) -> Stamp {
+        self.clock.now()
+    }
+
+    /// Works on the state, then does what must not be done while it is locked.
+    fn with_state<T>(self: &Arc<Self>, work: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
+        let mut effects = Effects::default();
+        let (done, wake) = {
+            let mut state = lock(&self.state);
+            let done = work(&mut state, &mut effects);
+            let wake = state.schedule.next().is_some_and(|next| next < state.sleeps_until);
+            if wake {
+                // Once is enough until the keeper has looked.
+                state.sleeps_until = Stamp::ZERO;
+            }
+            (done, wake)
+        };
+        if wake {
+            self.wake.notify_one();
+        }
+        for (taker, outcome) in effects.deliveries {
+            // A taker that is gone drops the hold, which releases it.
+            let _ = taker.send(outcome);
+        }
+        for (claim, ttl) in effects.attempts {
+            self.home.spawn(self.clone().attempt(claim, ttl));
+        }
+        done
+    }
+
+    pub(crate) fn count_acquire(&self) {
+        self.counters.acquires.add();
+    }
+
+    pub(crate) fn count_outcome(&self, error: Option<&Error>) {
+        match error.map(Error::kind) {
+            None => {}
+            Some(ErrorKind::Timeout) => self.counters.timeouts.add(),
+            Some(_) => self.counters.acquire_errors.add(),
+        }
+    }
+
+    fn draw_claim(&self, name: &LockName, if_held: IfHeld) -> Claim {
+        let claim = Claim::new(name.clone(), self.entropy.owner_token(), Mode::Exclusive, self.holder_info.clone());
+        if if_held == IfHeld::Leave { claim.if_held(if_held) } else { claim }
+    }
+
+    /// How long a call may go unanswered before it counts as unknown.
+    pub(crate) fn call_bound(&self) -> Duration {
+        // A quarter more than the backend promises, so that its own error comes first.
+        self.capabilities.call_bound + self.capabilities.call_bound / 4
+    }
+
+    /// The pause before the next try, after so many failures in a row of something with this period.
+    fn backoff(&self, period: Duration, failures: u32) -> Duration {
+        let pause = (period / 16).saturating_mul(1 << failures.min(3)).clamp(Duration::from_millis(1), period);
+        self.entropy.jitter(pause)
+    }
+
+    fn on_event(self: &Arc<Self>, event: Event) {
+        match event {
+            Event::Granted { owner, place, token, confirmation } => {
+                self.on_pushed_grant(owner, place, token, confirmation);
+            }
+            Event::Gone { owner } => self.on_gone(owner),
+            Event::Look(name) => self.look_again(Some(&name)),
+            Event::LookAtAll => self.look_again(None),
+        }
+    }
+}
+
+impl fmt::Debug for LeaseKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseKeeper").field("backend", &self.capabilities.backend).finish_non_exhaustive()
+    }
+}

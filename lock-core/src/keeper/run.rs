@@ -1,0 +1,204 @@
+//! The keeper's loop, and where it runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{LeaseKeeper, Life, Parts, State, Task};
+use crate::claim::Claim;
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::grant::Certainty;
+use crate::lease::Lease;
+use crate::renewal::{Answer, Answers, LeaseRef};
+
+/// Where the lease keeper runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KeeperHome {
+    /// On a thread of its own, with a small runtime of its own. Renewals go on while the user's executor is starved,
+    /// and a guard that is dropped outside a runtime still releases.
+    #[default]
+    OwnThread,
+    /// As tasks on the tokio runtime that the client is built in. No thread more, but when that runtime is starved
+    /// nothing is renewed, and when it is shut down leases end by their ttl.
+    CurrentRuntime,
+}
+
+/// What one look at the schedule brought up.
+#[derive(Default)]
+struct Step {
+    renewals: Vec<(Target, LeaseRef)>,
+    withdrawals: Vec<(usize, Claim, Certainty)>,
+    next: Option<Stamp>,
+    over: bool,
+}
+
+/// Whose renewal it is.
+enum Target {
+    Lease(Arc<Lease>),
+    Place(Claim),
+}
+
+/// At most so many tasks are looked at before the state is unlocked.
+const STEP: usize = 1024;
+
+impl LeaseKeeper {
+    pub(crate) fn start(parts: Parts, home: KeeperHome) -> Result<Arc<Self>> {
+        match home {
+            KeeperHome::OwnThread => {
+                let broken = |error| {
+                    Error::new(ErrorKind::Unavailable, "the keeper's thread cannot be started").with_source(error)
+                };
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
+                let keeper = Self::new(parts, runtime.handle().clone());
+                let running = keeper.clone();
+                std::thread::Builder::new()
+                    .name("leasehold-keeper".into())
+                    .spawn(move || {
+                        runtime.block_on(running.run());
+                        runtime.shutdown_background();
+                    })
+                    .map_err(broken)?;
+                Ok(keeper)
+            }
+            KeeperHome::CurrentRuntime => {
+                let runtime = tokio::runtime::Handle::try_current().map_err(|error| {
+                    Error::invalid("a keeper on the current runtime needs one: build the client inside tokio")
+                        .with_source(error)
+                })?;
+                let keeper = Self::new(parts, runtime.clone());
+                runtime.spawn(keeper.clone().run());
+                Ok(keeper)
+            }
+        }
+    }
+
+    async fn run(self: Arc<Self>) {
+        loop {
+            let step = self.step();
+            let mut renewals = step.renewals.into_iter().peekable();
+            while renewals.peek().is_some() {
+                let batch = renewals.by_ref().take(self.capabilities.renew_batch.max(1)).unzip();
+                self.home.spawn(self.clone().renew_batch(batch));
+            }
+            for (id, claim, certainty) in step.withdrawals {
+                self.home.spawn(self.clone().run_withdrawal(id, claim, certainty));
+            }
+            if step.over {
+                return;
+            }
+            let Some(next) = step.next else {
+                self.wake.notified().await;
+                continue;
+            };
+            let nap = self.clock.nap(next);
+            if nap.is_zero() {
+                tokio::task::yield_now().await;
+            } else {
+                // Woken or not, the next step looks.
+                let _ = tokio::time::timeout(nap, self.wake.notified()).await;
+            }
+        }
+    }
+
+    fn step(self: &Arc<Self>) -> Step {
+        self.with_state(|state, effects| {
+            let mut step = Step::default();
+            let now = self.now();
+            for _ in 0..STEP {
+                let Some((at, id)) = state.schedule.pop(now) else { break };
+                match state.schedule.get_mut(id) {
+                    Some(Task::Lease(_)) => self.take_renewal(state, id, at, &mut step),
+                    Some(Task::Queue(name)) => {
+                        let name = name.clone();
+                        if let Some(renewal) = self.queue_due(state, effects, &name, now) {
+                            step.renewals.push((Target::Place(renewal.claim.clone()), renewal));
+                        }
+                    }
+                    Some(Task::Withdraw(_)) => {
+                        if let Some((claim, certainty)) = self.withdrawal_due(state, id, now) {
+                            step.withdrawals.push((id, claim, certainty));
+                        }
+                    }
+                    None => {}
+                }
+            }
+            self.fill_batch(state, &mut step, now);
+            for _ in &step.renewals {
+                self.counters.renewals_sent.add();
+            }
+            step.next = state.schedule.next();
+            step.over = state.life == Life::Closing && state.withdrawals == 0;
+            state.sleeps_until = step.next.unwrap_or(Stamp::ZERO.plus(Duration::MAX));
+            step
+        })
+    }
+
+    fn take_renewal(&self, state: &mut State, id: usize, at: Stamp, step: &mut Step) {
+        if let Some((lease, renewal)) = self.lease_due(state, id, at) {
+            step.renewals.push((Target::Lease(lease), renewal));
+        }
+    }
+
+    /// A batch that goes out anyway takes leases along that are due soon.
+    fn fill_batch(&self, state: &mut State, step: &mut Step, now: Stamp) {
+        let size = self.capabilities.renew_batch.max(1);
+        while !step.renewals.len().is_multiple_of(size) {
+            let Some((at, id)) = state.schedule.first() else { return };
+            if !Self::may_go_along(state, id, at.since(now)) {
+                return;
+            }
+            state.schedule.pop(at);
+            self.take_renewal(state, id, at, step);
+        }
+    }
+
+    /// Every answer counts on its own, as soon as it is there. A call that panics or is dropped leaves the rest unknown.
+    async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<LeaseRef>)) {
+        let keeper = self.clone();
+        let answers = Answers::new(renewals.len(), move |index, answer| keeper.on_answer(&targets[index], answer));
+        // The schedule has long gone on when a call needs so long: this only keeps a backend that breaks its own bound
+        // from piling calls up for ever.
+        let _ = tokio::time::timeout(self.call_bound() * 10, self.backend.renew(&renewals, &answers)).await;
+    }
+
+    fn on_answer(self: &Arc<Self>, target: &Target, answer: Answer) {
+        match target {
+            Target::Lease(lease) => self.on_lease_answer(lease, answer),
+            Target::Place(claim) => self.on_place_answer(claim, answer),
+        }
+    }
+
+    /// The last client and guard are gone.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.with_state(|state, _| state.life = Life::Closing);
+        self.wake.notify_one();
+    }
+
+    /// Ends every acquire and every lease, and waits until the store has answered. While answers come it goes on;
+    /// without any for two call bounds it ends with an error.
+    pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
+        self.with_state(|state, effects| {
+            if state.life == Life::Open {
+                state.life = Life::Shut;
+            }
+            self.disband_all(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
+            self.end_all(state);
+        });
+        loop {
+            let progress = self.progress.notified();
+            let mut progress = std::pin::pin!(progress);
+            progress.as_mut().enable();
+            let left = crate::sync::lock(&self.state).withdrawals;
+            if left == 0 {
+                return Ok(());
+            }
+            if tokio::time::timeout(self.call_bound() * 2, progress).await.is_err() {
+                return Err(Error::new(
+                    ErrorKind::Indeterminate,
+                    format!("{left} claims could not be released; they end by their ttl"),
+                ));
+            }
+        }
+    }
+}

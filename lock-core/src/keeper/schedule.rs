@@ -1,0 +1,102 @@
+//! What the keeper has to do, in the order in which it is due.
+
+use std::collections::BTreeSet;
+
+use slab::Slab;
+
+use crate::clock::Stamp;
+
+/// Names a task. Reused after the task was removed, so whoever keeps one checks what he finds under it.
+pub(crate) type TaskId = usize;
+
+/// Tasks by id and by due time. Each has at most one due time, so nothing stale is ever left behind, however many
+/// came and went before. Every operation is logarithmic in the number of tasks.
+#[derive(Debug)]
+pub(crate) struct Schedule<T> {
+    tasks: Slab<(T, Option<Stamp>)>,
+    due: BTreeSet<(Stamp, TaskId)>,
+}
+
+impl<T> Schedule<T> {
+    pub(crate) fn new() -> Self {
+        Self { tasks: Slab::new(), due: BTreeSet::new() }
+    }
+
+    /// Adds a task that is not due.
+    pub(crate) fn insert(&mut self, task: T) -> TaskId {
+        self.tasks.insert((task, None))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: TaskId) -> Option<&mut T> {
+        self.tasks.get_mut(id).map(|(task, _)| task)
+    }
+
+    /// Sets when a task is due, in place of its former due time.
+    pub(crate) fn at(&mut self, id: TaskId, at: Stamp) {
+        if let Some((_, due)) = self.tasks.get_mut(id) {
+            if let Some(old) = due.replace(at) {
+                self.due.remove(&(old, id));
+            }
+            self.due.insert((at, id));
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: TaskId) {
+        if let Some((_, Some(at))) = self.tasks.try_remove(id) {
+            self.due.remove(&(at, id));
+        }
+    }
+
+    /// The most urgent task, and when it is due.
+    pub(crate) fn first(&self) -> Option<(Stamp, TaskId)> {
+        self.due.first().copied()
+    }
+
+    /// When the most urgent task is due.
+    pub(crate) fn next(&self) -> Option<Stamp> {
+        self.first().map(|(at, _)| at)
+    }
+
+    /// Every task, in no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.tasks.iter().map(|(_, (task, _))| task)
+    }
+
+    /// Takes the most urgent task's id if it is due by `by`; the task stays, without a due time.
+    pub(crate) fn pop(&mut self, by: Stamp) -> Option<(Stamp, TaskId)> {
+        let &(at, id) = self.due.first().filter(|&&(at, _)| at <= by)?;
+        self.due.pop_first();
+        if let Some((_, due)) = self.tasks.get_mut(id) {
+            *due = None;
+        }
+        Some((at, id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_task_has_one_due_time_and_leaves_nothing_behind() {
+        let at = |ms| Stamp::from_start(Duration::from_millis(ms));
+        let mut schedule = Schedule::new();
+        for _ in 0..1000 {
+            let id = schedule.insert("task");
+            schedule.at(id, at(50));
+            schedule.at(id, at(10));
+            schedule.remove(id);
+        }
+        assert_eq!((schedule.next(), schedule.due.len(), schedule.tasks.len()), (None, 0, 0));
+
+        let (late, soon) = (schedule.insert("late"), schedule.insert("soon"));
+        schedule.at(late, at(20));
+        schedule.at(soon, at(10));
+        assert_eq!(schedule.pop(at(9)), None);
+        assert_eq!(schedule.pop(at(30)), Some((at(10), soon)));
+        assert_eq!(schedule.pop(at(30)), Some((at(20), late)));
+        assert_eq!(schedule.pop(at(30)), None);
+    }
+}

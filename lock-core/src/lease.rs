@@ -1,0 +1,188 @@
+//! A lease as its holder sees it.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::claim::Claim;
+use crate::clock::Stamp;
+use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
+use crate::grant::{Certainty, Confirmation, Place};
+use crate::holder::HolderId;
+use crate::loss::{Loss, LossReason};
+use crate::sync::lock;
+use crate::token::FencingToken;
+
+/// Whether the keeper renews a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    Kept,
+    Fixed,
+}
+
+/// What a user asked for, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) renewal: Renewal,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Option<Duration>,
+    pub(crate) holder: Option<HolderId>,
+}
+
+/// The time a holder keeps between the end of its validity and the earliest end of the lease at the store.
+pub(crate) fn margin(ttl: Duration, percent: u8) -> Duration {
+    (ttl / 100 * u32::from(percent)).max(LEAST_MARGIN)
+}
+
+/// When validity that counts from this confirmation ends.
+pub(crate) fn validity_end(confirmation: &Confirmation, margin_percent: u8) -> Stamp {
+    confirmation.sent.plus(confirmation.ttl.saturating_sub(margin(confirmation.ttl, margin_percent)))
+}
+
+/// How long after it was sent a confirmation is to be renewed.
+pub(crate) fn period(ttl: Duration) -> Duration {
+    (ttl / RENEWALS_PER_TTL).max(Duration::from_millis(1))
+}
+
+/// How a lease stands with its holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Held,
+    /// Released, or given up by its last guard.
+    Released,
+    Lost(Loss),
+}
+
+/// Shared by the guards and the keeper. Its own small mutex makes "is the validity over?" and "a renewal came" one
+/// decision: whoever asks first after the end makes the loss final, and no later answer revives it.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) claim: Claim,
+    pub(crate) token: FencingToken,
+    pub(crate) place: Place,
+    pub(crate) terms: Terms,
+    pub(crate) granted: Stamp,
+    state: Mutex<State>,
+    pub(crate) ended: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    valid_until: Stamp,
+    guards: u32,
+    certainty: Certainty,
+}
+
+/// What a look at a lease found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    Held {
+        valid_until: Stamp,
+    },
+    /// The validity had passed unnoticed; this look ended it.
+    JustLost(Loss),
+    Over(Phase),
+}
+
+impl Lease {
+    pub(crate) fn new(
+        claim: Claim,
+        token: FencingToken,
+        place: Place,
+        terms: Terms,
+        (granted, valid_until): (Stamp, Stamp),
+        certainty: Certainty,
+    ) -> Self {
+        let state = State { phase: Phase::Held, valid_until, guards: 0, certainty };
+        Self { claim, token, place, terms, granted, state: Mutex::new(state), ended: Notify::new() }
+    }
+
+    /// When renewal stops for good.
+    pub(crate) fn renewed_until(&self) -> Stamp {
+        self.terms.max_hold.map_or(Stamp::ZERO.plus(Duration::MAX), |max| self.granted.plus(max))
+    }
+
+    /// Asks the clock. `now` is read inside the critical section: a reading from before a pause proves nothing after it.
+    pub(crate) fn look(&self, now: impl FnOnce() -> Stamp) -> Look {
+        let mut state = lock(&self.state);
+        self.look_at(&mut state, now())
+    }
+
+    fn look_at(&self, state: &mut State, now: Stamp) -> Look {
+        if state.phase != Phase::Held {
+            return Look::Over(state.phase);
+        }
+        if now < state.valid_until {
+            return Look::Held { valid_until: state.valid_until };
+        }
+        let reached_max = self.terms.max_hold.is_some() && now >= self.renewed_until();
+        let loss = Loss::new(if reached_max { LossReason::MaxHold } else { LossReason::Expired });
+        self.end(state, Phase::Lost(loss));
+        Look::JustLost(loss)
+    }
+
+    /// Takes a confirmation, unless the validity is over: a late answer never revives a lease.
+    pub(crate) fn confirm(&self, now: impl FnOnce() -> Stamp, valid_until: Stamp) -> Look {
+        let mut state = lock(&self.state);
+        let look = self.look_at(&mut state, now());
+        if let Look::Held { .. } = look {
+            state.valid_until = state.valid_until.max(valid_until);
+            return Look::Held { valid_until: state.valid_until };
+        }
+        look
+    }
+
+    /// The store, or the client's end, ends the lease. False when it was over already.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        let mut state = lock(&self.state);
+        let held = state.phase == Phase::Held;
+        if held {
+            self.end(&mut state, Phase::Lost(Loss::new(reason)));
+        }
+        held
+    }
+
+    /// The holder gives the lease up, or the client is shut down. Says how the look at it was just before, and what
+    /// is known of its requests.
+    pub(crate) fn give_up(&self, phase: Phase, now: impl FnOnce() -> Stamp) -> (Look, Certainty) {
+        let mut state = lock(&self.state);
+        let look = self.look_at(&mut state, now());
+        if let Look::Held { .. } = look {
+            self.end(&mut state, phase);
+        }
+        (look, state.certainty)
+    }
+
+    /// A request of the claim has no answer.
+    pub(crate) fn unsure(&self) {
+        lock(&self.state).certainty = Certainty::Unsure;
+    }
+
+    /// One more guard.
+    pub(crate) fn add_guard(&self) {
+        lock(&self.state).guards += 1;
+    }
+
+    /// One more guard, if any is left: a lease whose last guard is going cannot be shared again.
+    pub(crate) fn share(&self) -> bool {
+        let mut state = lock(&self.state);
+        let shared = state.guards > 0;
+        state.guards += u32::from(shared);
+        shared
+    }
+
+    /// One guard less. True for the last.
+    pub(crate) fn drop_guard(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.guards = state.guards.saturating_sub(1);
+        state.guards == 0
+    }
+
+    fn end(&self, state: &mut State, phase: Phase) {
+        state.phase = phase;
+        self.ended.notify_waiters();
+    }
+}

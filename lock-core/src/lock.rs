@@ -1,0 +1,201 @@
+//! A lock by name, with the options of the next acquire.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::IfHeld;
+use crate::client::{Shared, on_tokio};
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::LockGuard;
+use crate::holder::HolderId;
+use crate::keeper::{Entry, Hold};
+use crate::lease::{Renewal, Terms};
+use crate::name::LockName;
+use crate::run_to_end::RunToEnd;
+use crate::token::FencingToken;
+
+/// A lock by name, with the options of the next acquire. Sends nothing by itself.
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock {
+    client: Arc<Shared>,
+    name: Result<LockName>,
+    wait: Duration,
+    terms: Terms,
+}
+
+impl Lock {
+    pub(crate) fn new(client: Arc<Shared>, name: Result<LockName>) -> Self {
+        let terms = Terms { ttl: client.ttl, renewal: Renewal::Kept, max_hold: None, min_hold: None, holder: None };
+        Self { wait: client.wait, client, name, terms }
+    }
+
+    /// How long the lease lasts unless renewed, and so how long a dead holder blocks the others. The backend's
+    /// [`Capabilities`](crate::Capabilities) give the bounds and the step that it is rounded up to.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.terms.ttl = ttl;
+        self
+    }
+
+    /// How long acquire may take in all, connecting included. With zero it makes one attempt, bounded by the
+    /// backend's call bound, and does not queue.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// A fixed lease: it ends after its ttl, whatever its holder does. One that had to wait in a server's queue begins with
+    /// the ttl of its place and is renewed once, right away, to its own.
+    pub fn without_renewal(mut self) -> Self {
+        self.terms.renewal = Renewal::Fixed;
+        self
+    }
+
+    /// The longest hold: no renewal is sent later than this after the grant, and the lease runs out. For work that
+    /// hangs while its process lives.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.terms.max_hold = Some(max_hold);
+        self
+    }
+
+    /// The shortest hold: after an earlier release the lease runs out this long after its grant. For a job that ends in
+    /// 10 ms and must not run again on a host whose clock is 2 s behind.
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.terms.min_hold = Some(min_hold);
+        self
+    }
+
+    /// Re-entry: acquires with the same holder on the same client share one lease and one token, which ends with the last
+    /// guard. They must agree in ttl and kind of renewal.
+    pub fn holder(mut self, holder: HolderId) -> Self {
+        self.terms.holder = Some(holder);
+        self
+    }
+
+    /// Waits for the lock and holds it.
+    ///
+    /// # Errors
+    /// - [`Timeout`](ErrorKind::Timeout): another had it for the whole wait.
+    /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait, without effect.
+    /// - [`Indeterminate`](ErrorKind::Indeterminate): no answer; not held, but others may see it as held until it was
+    ///   withdrawn in the background or its ttl has passed.
+    /// - [`InvalidInput`](ErrorKind::InvalidInput): a bad name or duration; nothing was sent.
+    /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
+    ///   once, since waiting does not mend them.
+    ///
+    /// Ends within the wait (or, with a wait of zero, the backend's call bound and a quarter).
+    ///
+    /// # Cancel safety
+    /// Dropped at any await it leaves nothing held and nobody waiting: a request under way is finished in the
+    /// background and taken back.
+    pub async fn acquire(&self) -> Result<LockGuard> {
+        let wish = if self.wait.is_zero() { IfHeld::Leave } else { IfHeld::Queue };
+        self.begin(wish).await
+    }
+
+    /// Tries once, without waiting: `None` when another holds the lock or waits for it.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), but for `Timeout`. Ends within the backend's call bound and a quarter.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<LockGuard>> {
+        match self.begin(IfHeld::Leave).await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Acquires, runs the work, releases. The work gets the fencing token, and is dropped at its next await when the
+    /// lease is lost.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), and [`Lost`](ErrorKind::Lost) when the lease was lost before the work ended or
+    /// by the time of its release. A release without an answer is no error here: the work is done.
+    ///
+    /// # Cancel safety
+    /// Dropped, it drops the work and releases in the background.
+    pub async fn run<F, W>(&self, work: F) -> Result<W::Output>
+    where
+        F: FnOnce(FencingToken) -> W,
+        W: Future,
+    {
+        let guard = self.acquire().await?;
+        let output = guard.run(work(guard.fencing_token())).await?;
+        match guard.release().await {
+            Err(error) if error.kind() == ErrorKind::Lost => Err(error),
+            _ => Ok(output),
+        }
+    }
+
+    async fn begin(&self, wish: IfHeld) -> Result<LockGuard> {
+        let name = self.name.clone()?;
+        let keeper = &self.client.keeper;
+        let backend = keeper.capabilities().backend;
+        keeper.count_acquire();
+        let acquired = match self.check(&name, wish) {
+            Ok(()) => {
+                let wait = if wish == IfHeld::Leave { keeper.call_bound() } else { self.wait };
+                let (client, terms) = (self.client.clone(), self.terms);
+                on_tokio(keeper.home(), acquire(client, name.clone(), terms, wish, wait)).await
+            }
+            Err(error) => Err(error),
+        };
+        keeper.count_outcome(acquired.as_ref().err());
+        match acquired {
+            Ok(hold) => Ok(LockGuard::new(hold, self.client.clone())),
+            Err(error) => Err(error.during("acquire", &name, backend)),
+        }
+    }
+
+    fn check(&self, name: &LockName, wish: IfHeld) -> Result<()> {
+        let capabilities = self.client.keeper.capabilities();
+        let Terms { ttl, max_hold, min_hold, .. } = self.terms;
+        if ttl < capabilities.min_ttl || ttl > capabilities.max_ttl {
+            return Err(Error::invalid(format!(
+                "a ttl is {:?} to {:?} on this backend, not {ttl:?}",
+                capabilities.min_ttl, capabilities.max_ttl
+            )));
+        }
+        if max_hold.is_some_and(|max| max.is_zero()) {
+            return Err(Error::invalid("max_hold must not be zero"));
+        }
+        if min_hold.is_some_and(|min| min > capabilities.max_ttl) {
+            return Err(Error::invalid(format!("min_hold is at most {:?} on this backend", capabilities.max_ttl)));
+        }
+        if let (Some(min), Some(max)) = (min_hold, max_hold)
+            && min > max
+        {
+            return Err(Error::invalid(format!("min_hold ({min:?}) is longer than max_hold ({max:?})")));
+        }
+        tracing::trace!(lock = %name, ?ttl, ?wish, "acquire");
+        Ok(())
+    }
+}
+
+async fn acquire(client: Arc<Shared>, name: LockName, terms: Terms, wish: IfHeld, wait: Duration) -> Result<Hold> {
+    let keeper = &client.keeper;
+    let (mut ticket, first) = match keeper.enter(&name, terms, wish)? {
+        Entry::Shared(hold) => return Ok(hold),
+        Entry::Refused => {
+            return Err(Error::new(ErrorKind::Timeout, "others of this client hold it or wait for it"));
+        }
+        Entry::Queued(ticket, first) => (ticket, first),
+    };
+    let waited = {
+        let answered = async {
+            if let Some((claim, ttl)) = first {
+                RunToEnd::new(keeper.clone().attempt(claim, ttl)).await;
+            }
+            (&mut ticket.outcome).await
+        };
+        tokio::time::timeout(wait, answered).await
+    };
+    match waited {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) | Err(_) => ticket.time_is_up(),
+    }
+}

@@ -1,0 +1,61 @@
+//! Calls that a dropped future does not cut off.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::runtime::Handle;
+
+/// A call that goes on in the background when it is dropped between its first poll and its end: many clients of
+/// stores misbehave when a future is dropped in the middle of a request. Costs no task while nobody drops it.
+///
+/// A runtime that shuts down drops it all the same.
+pub(crate) struct RunToEnd<F>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    call: Option<Pin<Box<F>>>,
+    begun: bool,
+    runtime: Handle,
+}
+
+impl<F> RunToEnd<F>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub(crate) fn new(call: F) -> Self {
+        Self { call: Some(Box::pin(call)), begun: false, runtime: Handle::current() }
+    }
+}
+
+impl<F> Future for RunToEnd<F>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.begun = true;
+        let Some(call) = self.call.as_mut() else { return Poll::Pending };
+        let output = ready!(call.as_mut().poll(cx));
+        self.call = None;
+        Poll::Ready(output)
+    }
+}
+
+impl<F> Drop for RunToEnd<F>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take().filter(|_| self.begun) {
+            self.runtime.spawn(call);
+        }
+    }
+}

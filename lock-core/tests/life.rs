@@ -1,0 +1,150 @@
+//! The life of a lease on the memory backend, as far as one client and a few tasks show it. What every backend has to keep
+//! stands in the conformance suite; this is the first thing to run after a change in this crate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{ErrorKind, HolderId, LockClient, LossReason, MemoryBackend, MemoryStore};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn client(store: &MemoryStore) -> LockClient {
+    LockClient::new(MemoryBackend::new(store))
+}
+
+#[tokio::test]
+async fn acquire_release_and_again() {
+    let client = client(&MemoryStore::default());
+    let guard = client.lock("job").acquire().await.unwrap();
+    assert!(guard.is_held());
+    assert!(client.lock("job").try_acquire().await.unwrap().is_none());
+    let first = guard.fencing_token();
+    guard.release().await.unwrap();
+    let guard = client.lock("job").try_acquire().await.unwrap().unwrap();
+    assert!(guard.fencing_token() > first);
+}
+
+#[tokio::test]
+async fn a_waiter_gets_it_when_the_guard_is_dropped() {
+    let store = MemoryStore::default();
+    let (one, two) = (client(&store), client(&store));
+    let guard = one.lock("job").acquire().await.unwrap();
+    let waiter = tokio::spawn(async move { two.lock("job").acquire().await });
+    tokio::time::sleep(50 * MS).await;
+    drop(guard);
+    let guard = tokio::time::timeout(Duration::from_secs(1), waiter).await.unwrap().unwrap().unwrap();
+    assert!(guard.is_held());
+}
+
+#[tokio::test]
+async fn a_hundred_tasks_take_turns() {
+    let client = client(&MemoryStore::default());
+    let counter = Arc::new(std::sync::Mutex::new((0, 0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let (client, counter) = (client.clone(), counter.clone());
+        tasks.spawn(async move {
+            let guard = client.lock("job").acquire().await.unwrap();
+            let inside = {
+                let mut counter = counter.lock().unwrap();
+                counter.0 += 1;
+                counter.0
+            };
+            assert_eq!(inside, 1);
+            tokio::task::yield_now().await;
+            {
+                let mut counter = counter.lock().unwrap();
+                counter.0 -= 1;
+                counter.1 += 1;
+            }
+            guard.release().await.unwrap();
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(counter.lock().unwrap().1, 100);
+    assert_eq!((client.stats().held, client.stats().waiting), (0, 0));
+}
+
+#[tokio::test]
+async fn it_is_renewed_while_held_and_told_when_gone() {
+    let store = MemoryStore::default();
+    let client = client(&store);
+    let guard = client.lock("job").ttl(150 * MS).acquire().await.unwrap();
+    tokio::time::sleep(500 * MS).await;
+    assert!(guard.is_held());
+    store.remove(guard.name());
+    let loss = tokio::time::timeout(Duration::from_secs(1), guard.lost()).await.unwrap();
+    assert_eq!(loss.reason, LossReason::Gone);
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn a_fixed_lease_and_a_longest_hold_run_out() {
+    let client = client(&MemoryStore::default());
+    let guard = client.lock("fixed").ttl(150 * MS).without_renewal().acquire().await.unwrap();
+    assert_eq!(guard.lost().await.reason, LossReason::Expired);
+    let guard = client.lock("max").ttl(150 * MS).max_hold(200 * MS).acquire().await.unwrap();
+    assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
+}
+
+#[tokio::test]
+async fn a_shortest_hold_outlives_its_release() {
+    let client = client(&MemoryStore::default());
+    let lock = client.lock("min").min_hold(300 * MS);
+    lock.acquire().await.unwrap().release().await.unwrap();
+    assert!(lock.try_acquire().await.unwrap().is_none());
+    tokio::time::sleep(320 * MS).await;
+    assert!(lock.try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn the_same_holder_shares_a_lease() {
+    let client = client(&MemoryStore::default());
+    let lock = client.lock("job").holder(HolderId::new());
+    let (one, two) = (lock.acquire().await.unwrap(), lock.acquire().await.unwrap());
+    assert_eq!(one.fencing_token(), two.fencing_token());
+    one.release().await.unwrap();
+    assert!(two.is_held());
+    let other = lock.clone().ttl(Duration::from_secs(7)).acquire().await.unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::InvalidInput);
+    two.release().await.unwrap();
+    assert!(client.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_wait_ends_in_time_and_leaves_nothing() {
+    let store = MemoryStore::default();
+    let (one, two) = (client(&store), client(&store));
+    let _guard = one.lock("job").acquire().await.unwrap();
+    let started = std::time::Instant::now();
+    let error = two.lock("job").wait(100 * MS).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(started.elapsed() >= 100 * MS);
+    tokio::time::sleep(50 * MS).await;
+    let seen = two.inspect("job").await.unwrap().unwrap();
+    assert_eq!((seen.waiters, seen.lease.is_some()), (0, true));
+}
+
+#[tokio::test]
+async fn shutdown_releases_and_tells() {
+    let store = MemoryStore::default();
+    let (one, two) = (client(&store), client(&store));
+    let guard = one.lock("job").acquire().await.unwrap();
+    one.shutdown().await.unwrap();
+    assert_eq!(guard.lost().await.reason, LossReason::Shutdown);
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+    assert_eq!(one.lock("job").acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn it_works_on_another_executor_and_outside_a_runtime() {
+    let store = MemoryStore::default();
+    let client = client(&store);
+    let guard = futures_executor::block_on(client.lock("job").acquire()).unwrap();
+    drop(guard);
+    std::thread::sleep(50 * MS);
+    let guard = futures_executor::block_on(client.lock("job").wait(Duration::ZERO).acquire()).unwrap();
+    futures_executor::block_on(guard.release()).unwrap();
+}
