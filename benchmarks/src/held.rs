@@ -1,0 +1,97 @@
+//! 100,000 held leases: what each costs in memory, and what their renewal costs the process and the server.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use conformance_tests::harness::RedisSettings;
+use lock_core::{LockClient, LockGuard, MemoryBackend, MemoryStore};
+
+use crate::peers;
+use crate::report::{Figure, Goal, Unit};
+use crate::usage;
+
+const LEASES: usize = 100_000;
+const TTL: Duration = Duration::from_secs(30);
+
+/// How many acquires are under way at a time.
+const AT_ONCE: usize = 64;
+
+/// Three renewals of each lease.
+const WATCHED: Duration = TTL;
+
+pub(crate) async fn memory() -> Result<Vec<Figure>> {
+    const WORKLOAD: &str = "held-memory";
+    let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
+    // The first acquires pay for what the process makes once.
+    drop(acquire(&client, "warm-up", AT_ONCE).await?);
+
+    let before = usage::resident()?;
+    let guards = acquire(&client, "held", LEASES).await?;
+    let bytes = (usage::resident()? - before) as f64 / LEASES as f64;
+
+    let renewed = client.stats().renewed;
+    let before = usage::processor()?;
+    tokio::time::sleep(WATCHED).await;
+    let used = usage::processor()? - before;
+    check(&client, &guards, renewed)?;
+    Ok(vec![
+        Figure::new(WORKLOAD, "memory of a lease, store included", bytes, Unit::Bytes, Goal::AtMost(1024.0)),
+        Figure::new(WORKLOAD, "processor for renewal, store included", percent(used), Unit::Percent, Goal::AtMost(5.0)),
+    ])
+}
+
+pub(crate) async fn redis() -> Result<Vec<Figure>> {
+    const WORKLOAD: &str = "held-redis";
+    let server = RedisSettings::new().start()?;
+    let mut side = peers::connect(&server.url()).await?;
+    let before = usage::server_processor(&mut side).await?;
+    tokio::time::sleep(WATCHED / 3).await;
+    let idle = (usage::server_processor(&mut side).await? - before) * 3;
+
+    let client = peers::client(&server.url(), lock_core::KeeperHome::OwnThread)?;
+    let guards = acquire(&client, "held", LEASES).await?;
+    let renewed = client.stats().renewed;
+    let before = (usage::server_processor(&mut side).await?, usage::processor()?);
+    tokio::time::sleep(WATCHED).await;
+    let server_used = usage::server_processor(&mut side).await? - before.0;
+    let client_used = usage::processor()? - before.1;
+    check(&client, &guards, renewed)?;
+    let server_percent = percent(server_used.saturating_sub(idle));
+    Ok(vec![
+        Figure::new(WORKLOAD, "server's processor for renewal", server_percent, Unit::Percent, Goal::AtMost(2.0)),
+        Figure::plain(WORKLOAD, "client's processor for renewal", percent(client_used), Unit::Percent),
+    ])
+}
+
+fn percent(used: Duration) -> f64 {
+    100.0 * used.as_secs_f64() / WATCHED.as_secs_f64()
+}
+
+async fn acquire(client: &LockClient, prefix: &'static str, count: usize) -> Result<Vec<LockGuard>> {
+    let mut tasks = Vec::new();
+    for task in 0..AT_ONCE {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut guards = Vec::with_capacity(count / AT_ONCE + 1);
+            for lease in (task..count).step_by(AT_ONCE) {
+                guards.push(client.lock(format!("{prefix}/{lease}")).ttl(TTL).acquire().await?);
+            }
+            anyhow::Ok(guards)
+        }));
+    }
+    let mut guards = Vec::with_capacity(count);
+    for task in tasks {
+        guards.extend(task.await??);
+    }
+    Ok(guards)
+}
+
+/// Every lease was renewed about three times and is still held: what was measured is what was meant.
+fn check(client: &LockClient, guards: &[LockGuard], renewed_before: u64) -> Result<()> {
+    let renewed = client.stats().renewed - renewed_before;
+    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    let expected = 3 * LEASES as u64;
+    anyhow::ensure!(lost == 0, "{lost} leases were lost");
+    anyhow::ensure!(renewed.abs_diff(expected) < expected / 10, "{renewed} renewals were made, not about {expected}");
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Measures Leasehold against its goals and beside others: `cargo xtask bench`.
+//!
+//! Every figure is a ratio, or a distance to a promise, taken in one run. What is compared runs in rounds that take turns,
+//! so that a noisy machine disturbs all alike, and the median of the rounds is told.
+
+mod commands;
+mod handoff;
+mod held;
+mod peers;
+mod report;
+mod rounds;
+mod takeover;
+mod uncontended;
+mod usage;
+
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+
+use crate::report::{Figure, Report};
+
+/// Measures Leasehold against its goals and beside others.
+#[derive(Parser)]
+struct Args {
+    /// The workloads; all of them when none is named.
+    #[arg(value_enum)]
+    workloads: Vec<Workload>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Runs one workload in this process, and prints its figures as JSON.
+    #[arg(long, hide = true, value_name = "WORKLOAD")]
+    only: Option<Workload>,
+    /// Holds a lock until it is killed: URL, name and ttl in ms.
+    #[arg(long, hide = true, num_args = 3, value_names = ["URL", "NAME", "TTL"])]
+    hold: Option<Vec<String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    /// Acquire and release, 1, 16 and 256 tasks, each with a lock of its own.
+    Uncontended,
+    /// 2, 10, 100 and 1,000 clients that hand one lock on.
+    Handoff,
+    /// 100,000 held leases on the memory store.
+    HeldMemory,
+    /// 100,000 held leases on Redis.
+    HeldRedis,
+    /// A holder that is killed, and one that loses its lease.
+    Takeover,
+}
+
+impl Workload {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = match (&args.hold, args.only) {
+        (Some(hold), _) => takeover::hold(hold),
+        (None, Some(workload)) => only(workload),
+        (None, None) => all(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Each workload in a process of its own, so that none inherits the memory and the threads of another.
+fn all(args: &Args) -> Result<()> {
+    let workloads = if args.workloads.is_empty() { Workload::value_variants() } else { &args.workloads };
+    let mut report = Report::default();
+    for workload in workloads {
+        eprintln!("{} …", workload.name());
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--only", &workload.name()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            bail!("{} failed: {}", workload.name(), output.status);
+        }
+        let figures: Vec<Figure> =
+            serde_json::from_slice(&output.stdout).context("cannot read a workload's figures")?;
+        report.figures.extend(figures);
+    }
+    println!("{}", if args.json { serde_json::to_string_pretty(&report)? } else { report.table() });
+    Ok(())
+}
+
+fn only(workload: Workload) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let figures = runtime.block_on(async {
+        match workload {
+            Workload::Uncontended => uncontended::run().await,
+            Workload::Handoff => handoff::run().await,
+            Workload::HeldMemory => held::memory().await,
+            Workload::HeldRedis => held::redis().await,
+            Workload::Takeover => takeover::run().await,
+        }
+    })?;
+    println!("{}", serde_json::to_string(&figures)?);
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! What Leasehold is held against, each on one connection of its own to the same server.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lock_core::{KeeperHome, LockClient};
+use lock_redis::RedisBackend;
+use redis::Script;
+use redis::aio::MultiplexedConnection;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// A client of Leasehold with its defaults.
+pub(crate) fn client(url: &str, keeper: KeeperHome) -> Result<LockClient> {
+    Ok(LockClient::builder(RedisBackend::from_url(url)?).keeper(keeper).build()?)
+}
+
+/// A bare connection.
+pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
+    Ok(redis::Client::open(url)?.get_multiplexed_async_connection().await?)
+}
+
+/// One way to acquire and release a lock.
+pub(crate) enum Peer {
+    Leasehold(LockClient),
+    /// The very same two scripts, called on a bare connection: what is missing is the client, the keeper and the guard.
+    SameScripts(SameScripts),
+    /// `SET NX PX` and a compare-and-delete: no fencing, no queue, no renewal, no withdraw.
+    SmallestPair(SmallestPair),
+    Rslock(rslock::LockManager),
+    AsyncRedisLock(async_redis_lock::Locker, async_redis_lock::Options),
+}
+
+impl Peer {
+    /// All of them. Leasehold is the first.
+    pub(crate) async fn all(url: &str) -> Result<Vec<Self>> {
+        let locker = async_redis_lock::Locker::from_redis_url(url).await?;
+        Ok(vec![
+            Self::Leasehold(client(url, KeeperHome::OwnThread)?),
+            Self::SameScripts(SameScripts::new(connect(url).await?).await?),
+            Self::SmallestPair(SmallestPair::new(connect(url).await?).await?),
+            Self::Rslock(rslock::LockManager::new(vec![url])),
+            Self::AsyncRedisLock(locker, async_redis_lock::Options::new().ttl(TTL)),
+        ])
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Leasehold(_) => "leasehold",
+            Self::SameScripts(_) => "the same scripts on a bare connection",
+            Self::SmallestPair(_) => "the smallest safe pair",
+            Self::Rslock(_) => "rslock",
+            Self::AsyncRedisLock(..) => "async-redis-lock",
+        }
+    }
+
+    /// Acquires and releases a lock that nobody else wants.
+    pub(crate) async fn pair(&self, name: &str) -> Result<()> {
+        match self {
+            Self::Leasehold(client) => client.lock(name).ttl(TTL).acquire().await?.release().await?,
+            Self::SameScripts(scripts) => scripts.pair(name).await?,
+            Self::SmallestPair(pair) => pair.pair(name).await?,
+            Self::Rslock(manager) => manager.acquire(name, TTL).await?.release().await,
+            Self::AsyncRedisLock(locker, options) => {
+                locker.acquire_with_options(options, name).await?.release().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Owner tokens that nobody else draws.
+#[derive(Default)]
+struct Owners(AtomicU64);
+
+impl Owners {
+    fn draw(&self) -> [u8; 16] {
+        let mut owner = [7; 16];
+        owner[..8].copy_from_slice(&self.0.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        owner
+    }
+}
+
+pub(crate) struct SameScripts {
+    connection: MultiplexedConnection,
+    acquire: String,
+    release: String,
+    owners: Owners,
+}
+
+impl SameScripts {
+    async fn new(mut connection: MultiplexedConnection) -> Result<Self> {
+        const PRELUDE: &str = include_str!("../../lock-redis/src/scripts/prelude.lua");
+        let acquire = concat_script(PRELUDE, include_str!("../../lock-redis/src/scripts/acquire.lua"));
+        let release = concat_script(PRELUDE, include_str!("../../lock-redis/src/scripts/release.lua"));
+        Ok(Self {
+            acquire: acquire.load_async(&mut connection).await?,
+            release: release.load_async(&mut connection).await?,
+            connection,
+            owners: Owners::default(),
+        })
+    }
+
+    async fn pair(&self, name: &str) -> Result<()> {
+        let mut connection = self.connection.clone();
+        let (key, owner) = (format!("bench:{{{name}}}"), self.owners.draw());
+        let common = ("bench:c:0000000000000000", 600_000_000_u64, "1");
+        let mut acquire = redis::cmd("EVALSHA");
+        acquire.arg(&self.acquire).arg(1).arg(&key).arg(common).arg(&owner).arg(30_000).arg("q").arg("holder");
+        let (_, code, _, _): (u64, u64, u64, u64) = acquire.query_async(&mut connection).await?;
+        ensure!(code == 1, "the script has not granted: {code}");
+        let mut release = redis::cmd("EVALSHA");
+        release.arg(&self.release).arg(1).arg(&key).arg(common).arg(&owner).arg(0);
+        let (_, code): (u64, u64) = release.query_async(&mut connection).await?;
+        ensure!(code == 1, "the script has not released: {code}");
+        Ok(())
+    }
+}
+
+fn concat_script(prelude: &str, body: &str) -> Script {
+    Script::new(&[prelude, body].concat())
+}
+
+pub(crate) struct SmallestPair {
+    connection: MultiplexedConnection,
+    release: String,
+    owners: Owners,
+}
+
+impl SmallestPair {
+    async fn new(mut connection: MultiplexedConnection) -> Result<Self> {
+        let release =
+            Script::new("if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0");
+        Ok(Self { release: release.load_async(&mut connection).await?, connection, owners: Owners::default() })
+    }
+
+    async fn pair(&self, name: &str) -> Result<()> {
+        let mut connection = self.connection.clone();
+        let owner = self.owners.draw();
+        let mut acquire = redis::cmd("SET");
+        acquire.arg(name).arg(&owner).arg("NX").arg("PX").arg(30_000);
+        let granted: Option<String> = acquire.query_async(&mut connection).await?;
+        granted.context("the lock was not free")?;
+        let mut release = redis::cmd("EVALSHA");
+        let deleted: u64 = release.arg(&self.release).arg(1).arg(name).arg(&owner).query_async(&mut connection).await?;
+        ensure!(deleted == 1, "the lock was not held");
+        Ok(())
+    }
+}

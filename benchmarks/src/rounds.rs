@@ -1,0 +1,70 @@
+//! Rounds that take turns, and what is read from them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+/// The middle one. Not a number when there is none.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What one contender did in one round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round {
+    /// Operations a second, over all tasks.
+    pub(crate) per_second: f64,
+    /// The time that 99 of 100 operations took at most, in seconds.
+    pub(crate) p99: f64,
+}
+
+/// Runs `operation` in this many tasks, each again and again, for about `period`.
+pub(crate) async fn run<F, W>(tasks: usize, period: Duration, operation: F) -> Result<Round>
+where
+    F: Fn(usize) -> W + Send + Sync + 'static,
+    W: Future<Output = Result<()>> + Send + 'static,
+{
+    let operation = Arc::new(operation);
+    let stop = Arc::new(AtomicBool::new(false));
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..tasks)
+        .map(|task| {
+            let (operation, stop) = (operation.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut times = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let before = Instant::now();
+                    operation(task).await?;
+                    times.push(before.elapsed().as_secs_f32());
+                }
+                anyhow::Ok((times, Instant::now()))
+            })
+        })
+        .collect();
+    tokio::time::sleep(period).await;
+    stop.store(true, Ordering::Relaxed);
+    let (mut times, mut end) = (Vec::new(), start);
+    for task in tasks {
+        let (own, ended) = task.await??;
+        times.extend(own);
+        end = end.max(ended);
+    }
+    times.sort_by(f32::total_cmp);
+    let p99 = times.get(times.len() * 99 / 100).copied().unwrap_or(f32::NAN);
+    Ok(Round { per_second: times.len() as f64 / (end - start).as_secs_f64(), p99: p99.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_is_found() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert!(median([]).is_nan());
+    }
+}

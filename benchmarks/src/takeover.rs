@@ -1,0 +1,115 @@
+//! A holder that is killed, and holders that lose their lease: how long until somebody knows.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use conformance_tests::harness::{Canary, ChildProcess, RedisSettings};
+use lock_core::KeeperHome;
+
+use crate::peers;
+use crate::report::{Figure, Goal, Unit};
+use crate::rounds::median;
+
+const WORKLOAD: &str = "takeover";
+const ROUNDS: usize = 15;
+const TTL: Duration = Duration::from_secs(1);
+
+pub(crate) async fn run() -> Result<Vec<Figure>> {
+    let mut server = RedisSettings::new().start()?;
+    let client = peers::client(&server.url(), KeeperHome::OwnThread)?;
+    let canary = Canary::start();
+    let (mut killed, mut fixed, mut silent) = (Vec::new(), Vec::new(), Vec::new());
+
+    for round in 0..ROUNDS {
+        let name = format!("killed/{round}");
+        let mut holder = holder(&server.url(), &name)?;
+        let waiter = client.lock(&name).ttl(TTL);
+        let waiter = tokio::spawn(async move { waiter.acquire().await.map(|guard| (guard, Instant::now())) });
+        // Long enough for the waiter to queue, and each round at another distance from the holder's last renewal.
+        let pause = TTL / 3 + TTL.mul_f64(round as f64 / ROUNDS as f64 / 3.0);
+        tokio::time::sleep(pause).await;
+        let kill = Instant::now();
+        holder.kill()?;
+        let (guard, held) = waiter.await??;
+        killed.push(Sample::new(held, kill + TTL, &canary, kill));
+        guard.release().await?;
+    }
+    for round in 0..ROUNDS {
+        let guard = client.lock(format!("fixed/{round}")).ttl(TTL / 4).without_renewal().acquire().await?;
+        let (start, validity) = (Instant::now(), guard.validity());
+        guard.lost().await;
+        fixed.push(Sample::new(Instant::now(), start + validity, &canary, start));
+    }
+    for round in 0..ROUNDS {
+        let guard = client.lock(format!("silent/{round}")).ttl(TTL).acquire().await?;
+        tokio::time::sleep(TTL.mul_f64(0.4)).await;
+        // With the server paused no renewal is answered, so the validity read now is the last.
+        server.pause()?;
+        tokio::time::sleep(TTL / 20).await;
+        let (start, validity) = (Instant::now(), guard.validity());
+        guard.lost().await;
+        silent.push(Sample::new(Instant::now(), start + validity, &canary, start));
+        server.resume()?;
+        drop(guard);
+        // The next round begins with a server that answers.
+        while client.lock("awake").try_acquire().await.is_err() {
+            tokio::time::sleep(TTL / 10).await;
+        }
+    }
+
+    let mut figures = Vec::new();
+    for (what, samples, bound) in [
+        ("a killed holder's waiter holds, after kill + ttl", &killed, 50.0),
+        ("the loss of a fixed lease is told, after valid_until", &fixed, 5.0),
+        ("the loss before a silent server is told, after valid_until", &silent, 5.0),
+    ] {
+        let worst = samples.iter().map(|sample| sample.late - sample.lag).fold(f64::MIN, f64::max);
+        let middle = median(samples.iter().map(|sample| sample.late));
+        let worst_what = format!("{what} (worst, less the machine's lag)");
+        figures.push(Figure::new(WORKLOAD, worst_what, worst, Unit::Milliseconds, Goal::AtMost(bound)));
+        figures.push(Figure::plain(WORKLOAD, format!("{what} (median)"), middle, Unit::Milliseconds));
+    }
+    Ok(figures)
+}
+
+/// How late something was, in milliseconds, and how late the machine was meanwhile.
+struct Sample {
+    late: f64,
+    lag: f64,
+}
+
+impl Sample {
+    fn new(happened: Instant, due: Instant, canary: &Canary, since: Instant) -> Self {
+        let late = if happened >= due { (happened - due).as_secs_f64() } else { -(due - happened).as_secs_f64() };
+        Self { late: 1000.0 * late, lag: 1000.0 * canary.lag_since(since).as_secs_f64() }
+    }
+}
+
+/// A process that holds a lock.
+fn holder(url: &str, name: &str) -> Result<ChildProcess> {
+    let ttl = TTL.as_millis().to_string();
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--hold", url, name, &ttl]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut process = ChildProcess::spawn(&mut command)?;
+    let (_, output, _) = process.take_pipes();
+    let mut line = String::new();
+    BufReader::new(output.context("the holder has no output")?).read_line(&mut line)?;
+    ensure!(line.trim() == "held", "the holder does not hold: {line:?}");
+    Ok(process)
+}
+
+/// Holds a lock until this process is killed: URL, name and ttl in ms.
+pub(crate) fn hold(args: &[String]) -> Result<()> {
+    let [url, name, ttl] = args else { anyhow::bail!("URL, name and ttl are wanted") };
+    let ttl = Duration::from_millis(ttl.parse()?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = peers::client(url, KeeperHome::OwnThread)?;
+        let guard = client.lock(name).ttl(ttl).acquire().await?;
+        println!("held");
+        std::io::stdout().flush()?;
+        anyhow::bail!("the lease was lost: {:?}", guard.lost().await)
+    })
+}

@@ -1,0 +1,37 @@
+//! What this process and a server use, as the system tells it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use redis::aio::MultiplexedConnection;
+
+/// The memory of this process that is in the machine's memory now, in bytes.
+pub(crate) fn resident() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("this workload needs Linux's /proc")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024)
+}
+
+/// The processor time that all threads of this process have used.
+pub(crate) fn processor() -> Result<Duration> {
+    let mut sum = Duration::ZERO;
+    for task in std::fs::read_dir("/proc/self/task").context("this workload needs Linux's /proc")? {
+        // A thread may end between the listing and the look.
+        let Ok(stat) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let nanos = stat.split_whitespace().next().context("no time in schedstat")?;
+        sum += Duration::from_nanos(nanos.parse()?);
+    }
+    Ok(sum)
+}
+
+/// The processor time that a server has used.
+pub(crate) async fn server_processor(connection: &mut MultiplexedConnection) -> Result<Duration> {
+    let info: String = redis::cmd("INFO").arg("cpu").query_async(connection).await?;
+    let mut sum = 0.0;
+    for field in ["used_cpu_sys:", "used_cpu_user:"] {
+        let value = info.lines().find_map(|line| line.strip_prefix(field)).context("no processor time in INFO")?;
+        sum += value.trim().parse::<f64>()?;
+    }
+    Ok(Duration::from_secs_f64(sum))
+}
