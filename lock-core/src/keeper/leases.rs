@@ -1,10 +1,10 @@
 //! Leases that are held: renewal, loss, and giving them up.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::schedule::TaskId;
-use super::withdraw::Why;
+use super::withdraw::{Ending, RunOut, Why};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
 use crate::claim::Claim;
 use crate::clock::Stamp;
@@ -13,7 +13,7 @@ use crate::grant::{Certainty, Confirmation, Grant, Place};
 use crate::lease::{Lease, Look, Phase, Renewal, Terms, period, validity_end};
 use crate::loss::{Loss, LossReason};
 use crate::name::LockName;
-use crate::renewal::{Answer, Answers, Extend, LeaseRef};
+use crate::renewal::{Answer, LeaseRef};
 use crate::run_to_end::RunToEnd;
 use crate::sync::lock;
 use crate::token::OwnerToken;
@@ -66,20 +66,16 @@ impl Hold {
         self.open = false;
         let keeper = self.keeper.clone();
         let Some(end) = keeper.give_up(&self.lease) else { return Ok(()) };
-        let (lease, bound) = (self.lease.clone(), keeper.call_bound());
-        let (name, backend) = (lease.claim.name().clone(), keeper.capabilities.backend);
-        let call = match end {
-            End::Lost(loss) => return Err(Error::from(loss).during("release", &name, backend)),
-            End::Release(certainty) => {
-                let call = keeper.release_now(lease.claim.clone(), certainty, lease.terms.ttl);
-                tokio::time::timeout(bound, RunToEnd::new(call)).await
-            }
-            End::RunOut(left) => tokio::time::timeout(bound, RunToEnd::new(keeper.run_out(lease, left))).await,
+        let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
+        let ending = match end {
+            End::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
+            End::Now(ending) => ending,
         };
-        call.unwrap_or_else(|_| {
+        let call = RunToEnd::new(keeper.clone().end_now(ending));
+        tokio::time::timeout(keeper.call_bound(), call).await.unwrap_or_else(|_| {
             let text =
                 "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";
-            Err(Error::new(ErrorKind::Indeterminate, text).during("release", &name, backend))
+            Err(Error::new(ErrorKind::Indeterminate, text).during("release", name, backend))
         })
     }
 }
@@ -89,29 +85,16 @@ impl Drop for Hold {
         if !std::mem::replace(&mut self.open, false) {
             return;
         }
-        let (keeper, lease) = (&self.keeper, &self.lease);
-        match keeper.give_up(lease) {
-            None | Some(End::Lost(_)) => {}
-            Some(End::Release(certainty)) => keeper.with_state(|state, _| {
-                keeper.withdraw(state, &lease.claim, certainty, lease.terms.ttl, Why::Release);
-            }),
-            Some(End::RunOut(left)) => {
-                let call = keeper.clone().run_out(lease.clone(), left);
-                keeper.home.spawn(async {
-                    // Where it fails a withdrawal is on its way.
-                    let _ = call.await;
-                });
-            }
+        if let Some(End::Now(ending)) = self.keeper.give_up(&self.lease) {
+            self.keeper.with_state(|state, _| self.keeper.end(state, ending, Why::Release));
         }
     }
 }
 
-/// How a lease that was given up is to end.
+/// How a lease that was given up ends.
 enum End {
     Lost(Loss),
-    Release(Certainty),
-    /// Within its `min_hold`: runs out after this.
-    RunOut(Duration),
+    Now(Ending),
 }
 
 impl LeaseKeeper {
@@ -349,16 +332,13 @@ impl LeaseKeeper {
             return None;
         }
         let (look, certainty) = lease.give_up(Phase::Released, || self.now());
+        let ending = self.ending(lease, certainty);
         self.with_state(|state, _| {
             Self::forget(state, lease);
             let loss = match look {
                 Look::Held { .. } => {
                     self.counters.held.sub();
-                    let left = lease.terms.min_hold.map(|min| lease.granted.plus(min).since(self.now()));
-                    return Some(match left.filter(|left| !left.is_zero()) {
-                        Some(left) => End::RunOut(left),
-                        None => End::Release(certainty),
-                    });
+                    return Some(End::Now(ending));
                 }
                 Look::JustLost(loss) => {
                     self.note_loss(lease, loss);
@@ -369,37 +349,21 @@ impl LeaseKeeper {
             };
             // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done.
             if matches!(loss.reason, LossReason::Expired | LossReason::MaxHold) {
-                self.withdraw(state, &lease.claim, certainty, lease.terms.ttl, Why::Release);
+                self.end(state, ending, Why::Release);
             }
             Some(End::Lost(loss))
         })
     }
 
-    /// Leaves a lease to run out after `left`.
-    async fn run_out(self: Arc<Self>, lease: Arc<Lease>, left: Duration) -> Result<()> {
-        let ttl = left.max(self.capabilities.min_ttl);
-        let renewal = LeaseRef { extend: Extend::Exactly, ..LeaseRef::new(lease.claim.clone(), lease.place, ttl) };
-        let end = lease.granted.plus(lease.terms.min_hold.unwrap_or_default());
-        let taken = Arc::new(Mutex::new(None));
-        let answers = Answers::new(1, {
-            let taken = taken.clone();
-            move |_, answer| *lock(&taken) = Some(answer)
-        });
-        self.backend.renew(&[renewal], &answers).await;
-        drop(answers);
-        self.counters.released.add();
-        let answer = lock(&taken).take();
-        let error = match answer {
-            Some(Answer::Renewed(_) | Answer::Granted(_)) => return Ok(()),
-            Some(Answer::Unknown(error)) => error,
-            _ => Loss::new(LossReason::Gone).into(),
-        };
-        if error.kind() != ErrorKind::Lost {
-            self.with_state(|state, _| {
-                self.withdraw_at(state, &lease.claim, Certainty::Unsure, lease.terms.ttl, Why::Release, end);
-            });
+    /// How a lease is to end that is given up now.
+    fn ending(&self, lease: &Lease, certainty: Certainty) -> Ending {
+        let run_out = lease.terms.min_hold.map(|min| RunOut { at: lease.granted.plus(min), place: lease.place });
+        Ending {
+            claim: lease.claim.clone(),
+            certainty,
+            ttl: lease.terms.ttl,
+            run_out: run_out.filter(|run_out| run_out.at > self.now()),
         }
-        Err(error.during("release", lease.claim.name(), self.capabilities.backend))
     }
 
     /// Ends every lease, and takes them back.
@@ -416,7 +380,7 @@ impl LeaseKeeper {
             let shut = Phase::Lost(Loss::new(LossReason::Shutdown));
             if let (Look::Held { .. }, certainty) = lease.give_up(shut, || self.now()) {
                 self.counters.held.sub();
-                self.withdraw(state, &lease.claim, certainty, lease.terms.ttl, Why::Release);
+                self.end(state, self.ending(&lease, certainty), Why::Release);
             }
             Self::forget(state, &lease);
         }

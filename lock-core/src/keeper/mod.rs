@@ -1,6 +1,7 @@
 //! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
 
 mod leases;
+mod queue;
 mod run;
 mod schedule;
 mod waiting;
@@ -16,10 +17,11 @@ use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
 pub(crate) use self::leases::Hold;
+pub(crate) use self::queue::Entry;
+use self::queue::Queue;
 pub use self::run::KeeperHome;
 use self::schedule::{Schedule, TaskId};
-pub(crate) use self::waiting::Entry;
-use self::waiting::Queue;
+
 use self::withdraw::Withdrawal;
 use crate::backend::LockBackend;
 use crate::capabilities::Capabilities;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::schedule::TaskId;
+use super::withdraw::Ending;
 use super::{LeaseKeeper, Life, Parts, State, Task};
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::grant::Certainty;
 use crate::lease::Lease;
 use crate::renewal::{Answer, Answers, LeaseRef};
 
@@ -28,7 +29,7 @@ pub enum KeeperHome {
 #[derive(Default)]
 struct Step {
     renewals: Vec<(Target, LeaseRef)>,
-    withdrawals: Vec<(usize, Claim, Certainty)>,
+    withdrawals: Vec<(TaskId, Ending)>,
     next: Option<Stamp>,
     over: bool,
 }
@@ -81,8 +82,8 @@ impl LeaseKeeper {
                 let batch = renewals.by_ref().take(self.capabilities.renew_batch.max(1)).unzip();
                 self.home.spawn(self.clone().renew_batch(batch));
             }
-            for (id, claim, certainty) in step.withdrawals {
-                self.home.spawn(self.clone().run_withdrawal(id, claim, certainty));
+            for (id, ending) in step.withdrawals {
+                self.home.spawn(self.clone().run_withdrawal(id, ending));
             }
             if step.over {
                 return;
@@ -116,8 +117,8 @@ impl LeaseKeeper {
                         }
                     }
                     Some(Task::Withdraw(_)) => {
-                        if let Some((claim, certainty)) = self.withdrawal_due(state, id, now) {
-                            step.withdrawals.push((id, claim, certainty));
+                        if let Some(ending) = self.withdrawal_due(state, id, now) {
+                            step.withdrawals.push((id, ending));
                         }
                     }
                     None => {}
@@ -134,7 +135,7 @@ impl LeaseKeeper {
         })
     }
 
-    fn take_renewal(&self, state: &mut State, id: usize, at: Stamp, step: &mut Step) {
+    fn take_renewal(&self, state: &mut State, id: TaskId, at: Stamp, step: &mut Step) {
         if let Some((lease, renewal)) = self.lease_due(state, id, at) {
             step.renewals.push((Target::Lease(lease), renewal));
         }

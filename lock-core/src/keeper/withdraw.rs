@@ -1,6 +1,6 @@
-//! Taking back claims: releases in the background, and claims whose outcome is unknown.
+//! Ending claims: releases, in the background or for a caller who waits, and claims whose outcome is unknown.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::schedule::TaskId;
@@ -8,17 +8,33 @@ use super::{LeaseKeeper, Life, State, Task};
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::grant::Certainty;
-use crate::grant::Release;
+use crate::grant::{Certainty, Place, Release};
+use crate::renewal::{Answer, Answers, Extend, LeaseRef};
+use crate::sync::lock;
 
-/// A claim that is to be taken back, until the store answers or its ttl has passed.
+/// A claim that is to be ended, until the store answers or its ttl has passed.
 pub(super) struct Withdrawal {
-    claim: Claim,
+    ending: Ending,
     why: Why,
-    certainty: Certainty,
     until: Stamp,
     failures: u32,
     sent: Option<Stamp>,
+}
+
+/// How a claim is to end at the store.
+#[derive(Clone)]
+pub(super) struct Ending {
+    pub(super) claim: Claim,
+    pub(super) certainty: Certainty,
+    pub(super) ttl: Duration,
+    /// The lease was given up within its `min_hold`: it is left to run out then.
+    pub(super) run_out: Option<RunOut>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct RunOut {
+    pub(super) at: Stamp,
+    pub(super) place: Place,
 }
 
 /// What a withdrawal counts as.
@@ -36,44 +52,37 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(800);
 impl LeaseKeeper {
     /// Takes a claim back, beginning at once. Without an answer it goes on until `ttl` has passed: then the
     /// store has ended by itself whatever it granted.
-    pub(super) fn withdraw(&self, state: &mut State, claim: &Claim, certainty: Certainty, ttl: Duration, why: Why) {
-        self.withdraw_at(state, claim, certainty, ttl, why, self.now());
+    pub(super) fn withdraw(&self, state: &mut State, claim: &Claim, certainty: Certainty, ttl: Duration) {
+        self.end(state, Ending { claim: claim.clone(), certainty, ttl, run_out: None }, Why::Withdraw);
     }
 
-    /// The same, beginning at `at`.
-    pub(super) fn withdraw_at(
-        &self,
-        state: &mut State,
-        claim: &Claim,
-        certainty: Certainty,
-        ttl: Duration,
-        why: Why,
-        at: Stamp,
-    ) {
-        let withdrawal =
-            Withdrawal { claim: claim.clone(), why, certainty, until: at.plus(ttl), failures: 0, sent: None };
-        let id = state.schedule.insert(Task::Withdraw(withdrawal));
-        state.schedule.at(id, at);
+    /// Ends a claim in the background, beginning at once.
+    pub(super) fn end(&self, state: &mut State, ending: Ending, why: Why) {
+        let now = self.now();
+        let from = ending.run_out.map_or(now, |run_out| run_out.at.max(now));
+        let until = from.plus(ending.ttl);
+        let id = state.schedule.insert(Task::Withdraw(Withdrawal { ending, why, until, failures: 0, sent: None }));
+        state.schedule.at(id, now);
         state.withdrawals += 1;
     }
 
     /// A withdrawal is due: a call to make, unless one is under way or the time is over.
-    pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<(Claim, Certainty)> {
+    pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<Ending> {
         let bound = self.call_bound();
         let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
         if now > withdrawal.until && withdrawal.failures > 0 {
-            tracing::warn!(lock = %withdrawal.claim.name(), "withdraw given up: the lease ends by its ttl");
+            tracing::warn!(lock = %withdrawal.ending.claim.name(), "withdraw given up: the lease ends by its ttl");
             self.withdrawal_done(state, id);
             return None;
         }
         if withdrawal.sent.is_some() {
-            withdrawal.certainty = Certainty::Unsure;
+            withdrawal.ending.certainty = Certainty::Unsure;
         }
         withdrawal.failures += 1;
         withdrawal.sent = Some(now);
-        let call = (withdrawal.claim.clone(), withdrawal.certainty);
+        let ending = withdrawal.ending.clone();
         state.schedule.at(id, now.plus(bound));
-        Some(call)
+        Some(ending)
     }
 
     fn withdrawal_done(&self, state: &mut State, id: TaskId) {
@@ -85,12 +94,12 @@ impl LeaseKeeper {
         }
     }
 
-    pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, claim: Claim, certainty: Certainty) {
-        let answer = self.backend.release(&claim, certainty).await;
+    pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, ending: Ending) {
+        let answer = self.call_end(&ending).await;
         let now = self.now();
         self.with_state(|state, _| {
             let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return };
-            if withdrawal.claim.owner() != claim.owner() {
+            if withdrawal.ending.claim.owner() != ending.claim.owner() {
                 return;
             }
             match &answer {
@@ -102,10 +111,10 @@ impl LeaseKeeper {
                     self.withdrawal_done(state, id);
                 }
                 Err(error) => {
-                    tracing::debug!(lock = %claim.name(), %error, "withdraw failed");
+                    tracing::debug!(lock = %ending.claim.name(), %error, "withdraw failed");
                     withdrawal.sent = None;
                     if error.kind() != ErrorKind::Unavailable {
-                        withdrawal.certainty = Certainty::Unsure;
+                        withdrawal.ending.certainty = Certainty::Unsure;
                     }
                     let next = now.plus(self.backoff(PATIENCE, withdrawal.failures));
                     state.schedule.at(id, next);
@@ -114,46 +123,69 @@ impl LeaseKeeper {
         });
     }
 
-    /// Releases for a caller who waits. What fails goes on in the background.
-    pub(super) async fn release_now(self: Arc<Self>, claim: Claim, certainty: Certainty, ttl: Duration) -> Result<()> {
-        let mut unanswered = Unanswered { keeper: &self, claim: &claim, ttl, certainty: Some(Certainty::Unsure) };
-        let answer = self.backend.release(&claim, certainty).await;
+    /// One call that ends a claim, now or at the end of its `min_hold`.
+    async fn call_end(&self, ending: &Ending) -> Result<Release> {
+        let left = ending.run_out.map(|run_out| (run_out.place, run_out.at.since(self.now())));
+        let Some((place, left)) = left.filter(|(_, left)| !left.is_zero()) else {
+            return self.backend.release(&ending.claim, ending.certainty).await;
+        };
+        let ttl = left.max(self.capabilities.min_ttl);
+        let renewal = LeaseRef { extend: Extend::Exactly, ..LeaseRef::new(ending.claim.clone(), place, ttl) };
+        let taken = Arc::new(Mutex::new(None));
+        let answers = Answers::new(1, {
+            let taken = taken.clone();
+            move |_, answer| *lock(&taken) = Some(answer)
+        });
+        self.backend.renew(&[renewal], &answers).await;
+        drop(answers);
+        let answer = lock(&taken).take();
+        match answer {
+            Some(Answer::Renewed(_) | Answer::Granted(_)) => Ok(Release::Released),
+            Some(Answer::Unknown(error)) => Err(error),
+            _ => Ok(Release::NotHeld),
+        }
+    }
+
+    /// Ends a claim for a caller who waits. What fails goes on in the background.
+    pub(super) async fn end_now(self: Arc<Self>, ending: Ending) -> Result<()> {
+        let mut unanswered = Unanswered { keeper: &self, ending: Some(&ending), certainty: Certainty::Unsure };
+        let answer = self.call_end(&ending).await;
+        if answer.is_ok() {
+            unanswered.ending = None;
+        }
         let error = match answer {
             Ok(Release::Released) => {
-                unanswered.certainty = None;
                 self.counters.released.add();
                 return Ok(());
             }
             Ok(Release::NotHeld) => {
-                unanswered.certainty = None;
-                return Err(Error::new(ErrorKind::Lost, "the store no longer had this lease when it was released")
-                    .during("release", claim.name(), self.capabilities.backend));
+                Error::new(ErrorKind::Lost, "the store no longer had this lease when it was released")
             }
-            Err(error) => error,
+            Err(error) => {
+                // An error that promises to have had no effect leaves the certainty as it was.
+                if error.kind() == ErrorKind::Unavailable {
+                    unanswered.certainty = ending.certainty;
+                }
+                tracing::debug!(lock = %ending.claim.name(), %error, "release failed; goes on in the background");
+                error
+            }
         };
-        // An error that promises to have had no effect leaves the certainty as it was.
-        if error.kind() == ErrorKind::Unavailable {
-            unanswered.certainty = Some(certainty);
-        }
-        drop(unanswered);
-        tracing::debug!(lock = %claim.name(), %error, "release failed; goes on in the background");
-        Err(error.during("release", claim.name(), self.capabilities.backend))
+        Err(error.during("release", ending.claim.name(), self.capabilities.backend))
     }
 }
 
-/// Withdraws a claim when a release ends without a clear answer, also by being dropped.
+/// Goes on in the background when a release ends without a clear answer, also by being dropped.
 struct Unanswered<'a> {
     keeper: &'a Arc<LeaseKeeper>,
-    claim: &'a Claim,
-    ttl: Duration,
-    certainty: Option<Certainty>,
+    ending: Option<&'a Ending>,
+    certainty: Certainty,
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if let Some(certainty) = self.certainty {
-            self.keeper
-                .with_state(|state, _| self.keeper.withdraw(state, self.claim, certainty, self.ttl, Why::Release));
+        if let Some(ending) = self.ending {
+            let ending = Ending { certainty: self.certainty, ..ending.clone() };
+            self.keeper.with_state(|state, _| self.keeper.end(state, ending, Why::Release));
         }
     }
 }

@@ -1,0 +1,255 @@
+//! The local queue: all acquires of one client for one lock, first come, first served.
+//!
+//! One claim stands for them at the store. Whoever is at the front when it is granted gets the lease; the next one draws
+//! a claim of its own. The last to leave takes the claim back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::leases::Hold;
+use super::schedule::TaskId;
+use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
+use crate::claim::{Claim, IfHeld};
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::grant::{Certainty, Confirmation, Place};
+use crate::lease::Terms;
+use crate::name::LockName;
+
+/// The acquires of one client for one lock, and the claim that stands for them. Exists while somebody waits.
+pub(super) struct Queue {
+    pub(super) waiters: VecDeque<Waiter>,
+    pub(super) claim: Claim,
+    pub(super) ttl: Duration,
+    pub(super) stage: Stage,
+    pub(super) task: Option<TaskId>,
+    pub(super) first_sent: Stamp,
+    /// The newest confirmation of the place with the highest number that was heard of.
+    pub(super) confirmation: Option<Confirmation>,
+    pub(super) place: Place,
+    pub(super) certainty: Certainty,
+    pub(super) failures: u32,
+    /// What is in the way of an answer; none when the last call was answered.
+    pub(super) trouble: Option<Error>,
+    /// The store has answered since somebody began to wait.
+    pub(super) heard: bool,
+    /// An event came while a call was under way: look once more when it has ended.
+    pub(super) look_again: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stage {
+    /// An acquire is under way since then.
+    Calling(Stamp),
+    /// The claim has a place, and maybe a renewal under way.
+    Standing(Option<Stamp>),
+    /// The next acquire waits for its due time.
+    Looking,
+}
+
+/// One place in the local queue. Acquires with the same holder share one.
+pub(super) struct Waiter {
+    pub(super) terms: Terms,
+    pub(super) wish: IfHeld,
+    pub(super) takers: Vec<(u64, oneshot::Sender<Result<Hold>>)>,
+}
+
+/// How an acquire begins.
+pub(crate) enum Entry {
+    /// The holder holds it already: its lease is shared.
+    Shared(Hold),
+    /// In the queue. The first in a queue makes the first attempt itself, on its own runtime.
+    Queued(Ticket, Option<(Claim, Duration)>),
+    /// Others of this client wait, and this one does not want to.
+    Refused,
+}
+
+/// A taker's place in the local queue; leaves it when dropped.
+pub(crate) struct Ticket {
+    keeper: Arc<LeaseKeeper>,
+    name: LockName,
+    taker: u64,
+    pub(crate) outcome: oneshot::Receiver<Result<Hold>>,
+}
+
+impl Ticket {
+    /// Leaves the queue because the wait is over, with the reason why there is no lease.
+    pub(crate) fn time_is_up(mut self) -> Result<Hold> {
+        let why = self.keeper.with_state(|state, _| self.keeper.leave(state, &self.name, self.taker));
+        match why {
+            Some(error) => Err(error),
+            // Not in the queue any more: the outcome was on its way.
+            None => self.outcome.try_recv().unwrap_or_else(|_| Err(no_answer())),
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.keeper.with_state(|state, _| self.keeper.leave(state, &self.name, self.taker));
+        self.keeper.counters.waiting.sub();
+    }
+}
+
+impl Queue {
+    pub(super) fn new(claim: Claim, ttl: Duration, now: Stamp) -> Self {
+        Self {
+            waiters: VecDeque::new(),
+            claim,
+            ttl,
+            stage: Stage::Calling(now),
+            task: None,
+            first_sent: now,
+            confirmation: None,
+            place: 0,
+            certainty: Certainty::Sure,
+            failures: 0,
+            trouble: None,
+            heard: false,
+            look_again: false,
+        }
+    }
+
+    /// Adds a taker: to the waiter with the same holder, or at the end.
+    pub(super) fn join(
+        &mut self,
+        terms: Terms,
+        wish: IfHeld,
+        taker: (u64, oneshot::Sender<Result<Hold>>),
+    ) -> Result<()> {
+        let same = |waiter: &&mut Waiter| terms.holder.is_some() && waiter.terms.holder == terms.holder;
+        match self.waiters.iter_mut().find(same) {
+            Some(waiter) => {
+                waiter.terms.agree(&terms)?;
+                waiter.takers.push(taker);
+            }
+            None => self.waiters.push_back(Waiter { terms, wish, takers: vec![taker] }),
+        }
+        Ok(())
+    }
+
+    pub(super) fn answered(&mut self) {
+        self.heard = true;
+        self.failures = 0;
+        self.trouble = None;
+        self.look_again = false;
+    }
+
+    /// The ttl that the claim was sent with: of its place, if it has one.
+    pub(super) fn asked_ttl(&self, max_place_ttl: &Duration) -> Duration {
+        if self.confirmation.is_some() { self.ttl.min(*max_place_ttl) } else { self.ttl }
+    }
+}
+
+pub(super) fn no_answer() -> Error {
+    Error::new(ErrorKind::Indeterminate, "the store has not answered within the wait")
+}
+
+pub(super) fn held_by_another() -> Error {
+    Error::new(ErrorKind::Timeout, "another had it for the whole wait")
+}
+
+impl LeaseKeeper {
+    /// Begins an acquire.
+    pub(crate) fn enter(self: &Arc<Self>, name: &LockName, terms: Terms, wish: IfHeld) -> Result<Entry> {
+        self.with_state(|state, _| {
+            if state.life != Life::Open {
+                return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
+            }
+            if let Some(hold) = self.shared_hold(state, name, &terms)? {
+                return Ok(Entry::Shared(hold));
+            }
+            let taker = state.next_waiter;
+            let (sender, outcome) = oneshot::channel();
+            if let Some(queue) = state.queues.get_mut(name) {
+                if wish == IfHeld::Leave {
+                    return Ok(Entry::Refused);
+                }
+                queue.join(terms, wish, (taker, sender))?;
+                // From now on somebody depends on a first attempt whose future may never be polled again.
+                if let (None, Stage::Calling(since)) = (queue.task, queue.stage) {
+                    let id = state.schedule.insert(Task::Queue(name.clone()));
+                    queue.task = Some(id);
+                    state.schedule.at(id, since.plus(self.call_bound()));
+                }
+                return Ok(Entry::Queued(self.ticket(state, name, taker, outcome), None));
+            }
+            let claim = self.draw_claim(name, wish);
+            let now = self.now();
+            state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
+            let mut queue = Queue::new(claim.clone(), terms.ttl, now);
+            queue.waiters.push_back(Waiter { terms, wish, takers: vec![(taker, sender)] });
+            state.queues.insert(name.clone(), queue);
+            Ok(Entry::Queued(self.ticket(state, name, taker, outcome), Some((claim, terms.ttl))))
+        })
+    }
+
+    fn ticket(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: &LockName,
+        taker: u64,
+        outcome: oneshot::Receiver<Result<Hold>>,
+    ) -> Ticket {
+        state.next_waiter += 1;
+        self.counters.waiting.add();
+        Ticket { keeper: self.clone(), name: name.clone(), taker, outcome }
+    }
+
+    /// Takes a taker out of the local queue. Says why it has no lease, if it still waited.
+    pub(super) fn leave(&self, state: &mut State, name: &LockName, taker: u64) -> Option<Error> {
+        let queue = state.queues.get_mut(name)?;
+        let index = queue.waiters.iter().position(|waiter| waiter.takers.iter().any(|(id, _)| *id == taker))?;
+        let why = match &queue.trouble {
+            Some(trouble) if queue.certainty == Certainty::Unsure => {
+                trouble.clone().with_kind(ErrorKind::Indeterminate)
+            }
+            Some(trouble) => trouble.clone(),
+            None if queue.heard => held_by_another(),
+            None => no_answer(),
+        };
+        let waiter = &mut queue.waiters[index];
+        waiter.takers.retain(|(id, _)| *id != taker);
+        if waiter.takers.is_empty() {
+            queue.waiters.remove(index);
+        }
+        if queue.waiters.is_empty() {
+            self.disband(state, name);
+        }
+        Some(why)
+    }
+
+    /// Nobody waits any more: takes the claim back.
+    pub(super) fn disband(&self, state: &mut State, name: &LockName) {
+        let Some(queue) = state.queues.remove(name) else { return };
+        state.owners.remove(queue.claim.owner());
+        if let Some(id) = queue.task {
+            state.schedule.remove(id);
+        }
+        let has_place = matches!(queue.stage, Stage::Standing(_));
+        // An acquire under way takes itself back when it settles.
+        if has_place || queue.certainty == Certainty::Unsure {
+            self.withdraw(state, &queue.claim, queue.certainty, queue.ttl);
+        }
+    }
+
+    /// The same for everybody, with an error for each.
+    pub(super) fn disband_all(&self, state: &mut State, effects: &mut Effects, error: &Error) {
+        let names: Vec<_> = state.queues.keys().cloned().collect();
+        for name in names {
+            self.fail_all(state, effects, &name, error);
+        }
+    }
+
+    pub(super) fn fail_all(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: &Error) {
+        if let Some(queue) = state.queues.get_mut(name) {
+            for (_, taker) in queue.waiters.drain(..).flat_map(|waiter| waiter.takers) {
+                effects.deliveries.push((taker, Err(error.clone())));
+            }
+            self.disband(state, name);
+        }
+    }
+}
