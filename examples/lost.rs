@@ -15,13 +15,13 @@ const TTL: Duration = Duration::from_secs(1);
 async fn main() -> leasehold::Result<()> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
     let client = leasehold::connect(&url).await?;
-    let lock = || client.lock("reports/daily").ttl(TTL).without_renewal();
+    let lock = client.lock("reports/daily").ttl(TTL).without_renewal();
     let start = Instant::now();
 
     // Whoever wants to decide for himself waits for the loss beside his work.
-    let guard = lock().acquire().await?;
+    let guard = lock.acquire().await?;
     println!("ann holds it, for {:?} at most", guard.validity());
-    let next = tokio::spawn(lock().acquire());
+    let next = tokio::spawn(async move { lock.acquire().await });
     tokio::select! {
         () = report() => unreachable!("the report takes longer than the lease"),
         loss = guard.lost() => println!("{:?}: ann lost it, {:?}: she stops", start.elapsed(), loss.reason),
