@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{FencingToken, LockBackend, LockName};
+use lock_core::{ClientBuilder, FencingToken, LockBackend, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 
@@ -38,6 +38,12 @@ pub trait Fixture: Send + Sync + Sized + 'static {
     /// The shortest ttl that makes sense here: at least the backend's own bound, and long enough that a busy machine of
     /// two cores does not lose a renewed lease of it. The cases scale everything by it.
     fn ttl(&self) -> Duration;
+
+    /// What every client of a case is made with besides its backend. Nothing for a backend under test; a saboteur
+    /// breaks a client here.
+    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+        builder
+    }
 
     /// Breaks [`Route::Faulty`], also for connections that are open. A second fault replaces the first; what the
     /// first one lost stays lost, and what it held stays held.

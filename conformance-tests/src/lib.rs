@@ -1,11 +1,22 @@
 //! The conformance suite of Leasehold: what every backend has to pass.
 
+pub mod cases;
+mod clients;
+mod direct;
 mod fault;
 mod faulty;
 mod fixture;
 pub mod harness;
 pub mod history;
+pub mod hooks;
+mod kit;
+mod list;
+mod memory;
+mod suite;
 
+pub use direct::Direct;
 pub use fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
 pub use faulty::{Faults, Faulty};
 pub use fixture::{Census, Fixture, Record, Route};
+pub use memory::MemoryFixture;
+pub use suite::{CASES, DEADLINE, run};

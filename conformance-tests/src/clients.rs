@@ -1,0 +1,114 @@
+//! Clients of a fixture, and what the cases do with them again and again.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use lock_core::{Capabilities, ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, Waiting};
+
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, eventually};
+
+/// So many ttls is a lease whose end plays no part in a case: nothing that takes part of a second can be mistaken for it.
+pub(crate) const LONG: u32 = 25;
+
+/// How long a client of a case waits for a lock that will be free soon.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A client with the fixture's ttl. Its backend is already there; nothing is connected.
+pub(crate) async fn builder<F: Fixture>(fixture: &F, route: Route) -> ClientBuilder {
+    fixture
+        .tune(LockClient::builder(fixture.backend(route).await).ttl(fixture.ttl()).wait(PATIENCE).label("conformance"))
+}
+
+/// A client with the fixture's ttl.
+pub(crate) async fn client<F: Fixture>(fixture: &F, route: Route) -> LockClient {
+    build(builder(fixture, route).await)
+}
+
+/// A client with a ttl that plays no part.
+pub(crate) async fn long_client<F: Fixture>(fixture: &F, route: Route) -> LockClient {
+    build(builder(fixture, route).await.ttl(fixture.ttl() * LONG))
+}
+
+pub(crate) fn build(builder: ClientBuilder) -> LockClient {
+    builder.build().unwrap_or_else(|error| panic!("no client: {error:?}"))
+}
+
+/// Acquires what has to be granted.
+#[track_caller]
+pub(crate) fn hold(client: &LockClient, name: &LockName) -> impl Future<Output = LockGuard> + use<> {
+    let (lock, caller) = (client.lock(name.as_str()), std::panic::Location::caller());
+    async move { lock.acquire().await.unwrap_or_else(|error| panic!("not acquired: {error:?} (at {caller})")) }
+}
+
+/// Whether one attempt gets the lock; it is released again.
+pub(crate) async fn is_free(client: &LockClient, name: &LockName) -> bool {
+    match client.lock(name.as_str()).try_acquire().await {
+        Ok(Some(guard)) => {
+            guard.release().await.expect("what was just granted can be released");
+            true
+        }
+        Ok(None) => false,
+        Err(error) => panic!("an attempt failed with nothing broken: {error:?}"),
+    }
+}
+
+/// Waits until one attempt gets the lock, at most for `bound`.
+#[track_caller]
+pub(crate) fn becomes_free(
+    client: &LockClient,
+    name: &LockName,
+    bound: Duration,
+    what: &str,
+) -> impl Future<Output = ()> {
+    eventually(bound, what, async || is_free(client, name).await)
+}
+
+/// What an acquire failed with.
+#[track_caller]
+pub(crate) fn kind_of<T: std::fmt::Debug>(outcome: &Result<T, Error>) -> ErrorKind {
+    match outcome {
+        Ok(value) => panic!("this had to fail, and gave {value:?}"),
+        Err(error) => error.kind(),
+    }
+}
+
+/// How soon after a release the next waiter holds.
+pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {
+    match capabilities.waiting {
+        Waiting::Poll => capabilities.takeover_slack,
+        _ => AT_ONCE,
+    }
+}
+
+/// Waits until so many acquires of a client wait, and the server knows of them where it keeps a queue.
+#[track_caller]
+pub(crate) fn queued<F: Fixture>(
+    fixture: &F,
+    client: &LockClient,
+    name: &LockName,
+    (here, at_server): (u64, u64),
+) -> impl Future<Output = ()> {
+    let keeps_queue = client.capabilities().waiting == Waiting::ServerQueue;
+    eventually(Duration::from_secs(2), "the waiters stand in the queue", async move || {
+        client.stats().waiting == here && (!keeps_queue || fixture.record(name).await.waiters == at_server)
+    })
+}
+
+/// Polls a future so many times at most, each time that it is woken, and drops it then. Its output if it has ended.
+pub(crate) async fn polled<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|cx| {
+        if left > 0 {
+            left -= 1;
+            if let Poll::Ready(output) = future.as_mut().poll(cx) {
+                return Poll::Ready(Some(output));
+            }
+        }
+        if left == 0 { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+}

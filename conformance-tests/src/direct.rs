@@ -1,0 +1,162 @@
+//! A backend without a client in front of it: what a case says to the trait itself.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lock_core::{
+    Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, HolderInfo, LeaseRef,
+    LockBackend, LockName, Mode, OwnerToken, Place, Release, Result, Stamp, SystemClock,
+};
+
+use crate::faulty::{lock, renew_collected};
+use crate::fixture::{Fixture, Route};
+use crate::kit::{self, Watch};
+
+/// One client of a backend, made of nothing but the trait. Every call is held against the bound that the backend promises.
+pub struct Direct {
+    backend: Arc<dyn LockBackend>,
+    core: CoreHandle,
+    capabilities: Capabilities,
+    holder: Arc<HolderInfo>,
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Direct {
+    /// A new client of the fixture.
+    pub async fn new<F: Fixture>(fixture: &F, route: Route) -> Self {
+        Self::attach(fixture.backend(route).await)
+    }
+
+    /// Attaches a backend, with the runtime of the caller in the place of the keeper's.
+    pub fn attach(backend: Arc<dyn LockBackend>) -> Self {
+        let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+        let core = CoreHandle::new(Arc::new(SystemClock::new()), tokio::runtime::Handle::current(), {
+            let events = events.clone();
+            move |event| lock(&events).push(event)
+        });
+        backend.attach(core.clone());
+        let holder = HolderInfo::of_this_process("conformance").expect("a plain label is a label");
+        Self { capabilities: backend.capabilities(), backend, core, holder: Arc::new(holder), events }
+    }
+
+    /// What the backend promises.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &Arc<dyn LockBackend> {
+        &self.backend
+    }
+
+    /// A new claim of a lock.
+    pub fn claim(&self, name: &LockName) -> Claim {
+        Claim::new(name.clone(), owner_token(), Mode::Exclusive, self.holder.clone())
+    }
+
+    /// The time on the clock of the stamps.
+    pub fn now(&self) -> Stamp {
+        self.core.stamp()
+    }
+
+    /// One attempt.
+    pub async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let before = self.now();
+        let answer = self.bounded("acquire", self.backend.acquire(claim, ttl)).await;
+        if let Ok(Acquisition::Granted(Grant { confirmation, .. }) | Acquisition::Queued { confirmation, .. }) = &answer
+        {
+            self.check(before, confirmation);
+        }
+        answer
+    }
+
+    /// One attempt that has to be granted.
+    pub async fn granted(&self, claim: &Claim, ttl: Duration) -> Grant {
+        match self.acquire(claim, ttl).await {
+            Ok(Acquisition::Granted(grant)) => grant,
+            other => panic!("the lock {} is free and was not granted: {other:?}", claim.name()),
+        }
+    }
+
+    /// One attempt that has to get a place or be told to come again.
+    pub async fn not_granted(&self, claim: &Claim, ttl: Duration) -> Place {
+        match self.acquire(claim, ttl).await {
+            Ok(Acquisition::Queued { confirmation, .. }) => confirmation.place,
+            Ok(Acquisition::Held { .. }) => 0,
+            other => panic!("the lock {} is held by another: {other:?}", claim.name()),
+        }
+    }
+
+    /// Renews one lease or place.
+    pub async fn renew(&self, lease: LeaseRef) -> Answer {
+        self.renew_all(&[lease]).await.remove(0)
+    }
+
+    /// Renews in one call; the answers stand in the order of the questions.
+    pub async fn renew_all(&self, leases: &[LeaseRef]) -> Vec<Answer> {
+        let before = self.now();
+        let mut answers = self.bounded("renew", renew_collected(&*self.backend, leases)).await;
+        answers.sort_by_key(|(index, _)| *index);
+        for (_, answer) in &answers {
+            if let Answer::Renewed(confirmation) | Answer::Waiting { confirmation, .. } = answer {
+                self.check(before, confirmation);
+            }
+        }
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Releases.
+    pub async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        self.bounded("release", self.backend.release(claim, certainty)).await
+    }
+
+    /// The events so far that were not taken before.
+    pub fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut *lock(&self.events))
+    }
+
+    /// Takes a lock over whose holder is silent, once its lease of `ttl` has ended; then holds it for `own`.
+    pub async fn takes_over(&self, claim: &Claim, ttl: Duration, own: Duration) -> Grant {
+        let (watch, bound) = (Watch::start(), ttl + self.capabilities.takeover_slack);
+        loop {
+            match self.acquire(claim, own).await {
+                Ok(Acquisition::Granted(grant)) => {
+                    watch.within(bound, "a dead holder is taken over from");
+                    return grant;
+                }
+                Ok(_) if watch.elapsed() <= bound + watch.lag() => tokio::time::sleep(kit::LOOK).await,
+                other => panic!("no takeover after {:?} of {bound:?}: {other:?}", watch.elapsed()),
+            }
+        }
+    }
+
+    async fn bounded<T>(&self, verb: &str, call: impl Future<Output = T>) -> T {
+        let watch = Watch::start();
+        let answer = call.await;
+        watch.within(self.capabilities.call_bound, &format!("a call of {verb} ends within its bound"));
+        answer
+    }
+
+    /// A stamp is from before the request was sent, and not from the future.
+    fn check(&self, before: Stamp, confirmation: &Confirmation) {
+        assert!(
+            confirmation.sent <= self.now() && !confirmation.ttl.is_zero(),
+            "a confirmation is from the future or of nothing: {confirmation:?} at {:?}",
+            self.now()
+        );
+        assert!(
+            confirmation.sent >= before,
+            "a request that began at {before:?} answers with the older stamp {confirmation:?}"
+        );
+    }
+}
+
+/// 128 bits that no other call gets.
+fn owner_token() -> OwnerToken {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let count = NEXT.fetch_add(1, Ordering::Relaxed);
+    let bits = (u128::from(RandomState::new().hash_one(count)) << 64) | u128::from(RandomState::new().hash_one(!count));
+    OwnerToken::from_bytes(bits.to_be_bytes())
+}

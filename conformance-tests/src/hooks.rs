@@ -1,0 +1,123 @@
+//! A backend that is changed in one place: for cases that plant an answer, and for saboteurs.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, CoreHandle, Error, ErrorKind, Event, Extensions,
+    LeaseRef, LockBackend, Release, Result, Stamp,
+};
+
+use crate::faulty::renew_collected;
+
+/// What is done differently. Each method does by default what the backend does.
+#[async_trait]
+pub trait Hooks: Send + Sync + 'static {
+    /// [`LockBackend::acquire`].
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        inner.backend.acquire(claim, ttl).await
+    }
+
+    /// [`LockBackend::renew`], with the answers as a list.
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        inner.renew(leases).await
+    }
+
+    /// [`LockBackend::release`].
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        inner.backend.release(claim, certainty).await
+    }
+
+    /// What becomes of an event of the backend.
+    fn event(&self, core: &CoreHandle, event: Event) {
+        core.event(event);
+    }
+
+    /// [`LockBackend::capabilities`].
+    fn capabilities(&self, real: Capabilities) -> Capabilities {
+        real
+    }
+
+    /// [`LockBackend::extensions`].
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        inner.backend.extensions()
+    }
+}
+
+/// The backend that is changed.
+pub struct Inner {
+    /// The backend.
+    pub backend: Arc<dyn LockBackend>,
+    core: OnceLock<CoreHandle>,
+}
+
+impl Inner {
+    /// The client that the backend is attached to.
+    pub fn core(&self) -> Option<&CoreHandle> {
+        self.core.get()
+    }
+
+    /// The time on the client's clock.
+    pub fn now(&self) -> Stamp {
+        self.core().map_or(Stamp::ZERO, CoreHandle::stamp)
+    }
+
+    /// Renews in one call.
+    pub async fn renew(&self, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        renew_collected(&*self.backend, leases).await
+    }
+
+    /// Renews one.
+    pub async fn renew_one(&self, lease: &LeaseRef) -> Answer {
+        let mut answers = self.renew(std::slice::from_ref(lease)).await;
+        answers.pop().map_or_else(
+            || Answer::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer")),
+            |(_, answer)| answer,
+        )
+    }
+}
+
+/// A backend with [`Hooks`].
+pub struct Hooked<H: ?Sized> {
+    inner: Arc<Inner>,
+    hooks: Arc<H>,
+}
+
+impl<H: Hooks + ?Sized> Hooked<H> {
+    /// Changes a backend that is not yet attached. The hooks may be shared by several.
+    pub fn new(backend: Arc<dyn LockBackend>, hooks: Arc<H>) -> Self {
+        Self { inner: Arc::new(Inner { backend, core: OnceLock::new() }), hooks }
+    }
+}
+
+#[async_trait]
+impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
+    fn attach(&self, core: CoreHandle) {
+        let _ = self.inner.core.set(core.clone());
+        let (clock, keeper, hooks) = (core.clock().clone(), core.keeper_runtime().clone(), self.hooks.clone());
+        self.inner.backend.attach(CoreHandle::new(clock, keeper, move |event| hooks.event(&core, event)));
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.hooks.acquire(&self.inner, claim, ttl).await
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        for (index, answer) in self.hooks.renew(&self.inner, leases).await {
+            answers.put(index, answer);
+        }
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        self.hooks.release(&self.inner, claim, certainty).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.hooks.capabilities(self.inner.backend.capabilities())
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        self.hooks.extensions(&self.inner)
+    }
+}

@@ -1,0 +1,109 @@
+//! What the cases share: names, bounds in real time, and waiting for something to become true.
+
+use std::future::Future;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use lock_core::{FencingToken, LockName};
+
+use crate::fixture::Fixture;
+use crate::harness::Canary;
+
+/// The pause between two looks of a case at something that it waits for.
+pub(crate) const LOOK: Duration = Duration::from_millis(5);
+
+/// "At once", for what takes a message and no timer. Far below a third of any ttl, which is when a renewal
+/// would notice by itself.
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// A lock's name.
+pub(crate) fn name(name: &str) -> LockName {
+    LockName::new(name).unwrap_or_else(|error| panic!("{name:?} is no lock name: {error}"))
+}
+
+/// Time since a moment, with the machine's own lag measured beside it.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch {
+    canary: &'static Canary,
+    begin: Instant,
+}
+
+/// How many threads have to be woken one after the other, at most, before a case sees something: a server or a
+/// timer, the keeper, a worker of the case's runtime, the case.
+const HOPS: u32 = 4;
+
+/// Timers of the runtime count in milliseconds and round up.
+const TICK: Duration = Duration::from_millis(2);
+
+impl Watch {
+    pub(crate) fn start() -> Self {
+        // One canary serves all cases of a process: they share the machine.
+        static CANARY: OnceLock<Canary> = OnceLock::new();
+        Self { canary: CANARY.get_or_init(Canary::start), begin: Instant::now() }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    /// How late the machine itself may have made what took place since the start.
+    pub(crate) fn lag(&self) -> Duration {
+        TICK + self.canary.lag_since(self.begin) * HOPS
+    }
+
+    /// Upper bound: it took at most `bound`, plus what the machine itself was late.
+    #[track_caller]
+    pub(crate) fn within(&self, bound: Duration, what: &str) {
+        let took = self.elapsed();
+        let lag = self.lag();
+        assert!(took <= bound + lag, "{what}: it took {took:?}, the bound is {bound:?} and the machine's lag {lag:?}");
+    }
+
+    /// Lower bound, strict.
+    #[track_caller]
+    pub(crate) fn not_before(&self, bound: Duration, what: &str) {
+        let took = self.elapsed();
+        assert!(took >= bound, "{what}: it took only {took:?} of {bound:?}");
+    }
+}
+
+/// Looks again and again until it is so, at most for `bound` plus the machine's lag.
+#[track_caller]
+pub(crate) fn eventually(
+    bound: Duration,
+    what: &str,
+    mut is_so: impl AsyncFnMut() -> bool,
+) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let watch = Watch::start();
+        while !is_so().await {
+            let took = watch.elapsed();
+            assert!(took <= bound + watch.lag(), "{what}: not so after {took:?} of {bound:?} (at {caller})");
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// Asserts that the server's own record has a lease with this token and at least so much left; says how much.
+pub(crate) async fn still_held<F: Fixture>(
+    fixture: &F,
+    name: &LockName,
+    token: FencingToken,
+    least: Duration,
+) -> Duration {
+    let record = fixture.record(name).await;
+    let left = record.lease.unwrap_or_else(|| panic!("lock {name:?} was taken from its holder: {record:?}"));
+    assert_eq!(record.last_token, Some(token), "lock {name:?} has another holder");
+    assert!(left >= least, "the lease of lock {name:?} was shortened to {left:?}");
+    left
+}
+
+/// Waits for a task and passes its panic on.
+pub(crate) async fn join<T>(task: tokio::task::JoinHandle<T>) -> T {
+    match task.await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(error) => panic!("a task of the case was cancelled: {error}"),
+    }
+}

@@ -1,0 +1,80 @@
+//! The fixture of the memory backend: the reference for other fixtures without a server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{LockBackend, LockName, MemoryBackend, MemoryStore};
+
+use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
+use crate::faulty::Faults;
+use crate::fixture::{Census, Fixture, Record, Route};
+
+/// A [`MemoryStore`] behind [`Faults`].
+pub struct MemoryFixture {
+    store: MemoryStore,
+    faults: Faults,
+}
+
+#[async_trait]
+impl Fixture for MemoryFixture {
+    async fn new() -> Self {
+        Self { store: MemoryStore::default(), faults: Faults::new(tokio::runtime::Handle::current()) }
+    }
+
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        Arc::new(self.faults.wrap(Arc::new(MemoryBackend::new(&self.store)), route))
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(400)
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.faults.path(fault);
+    }
+
+    async fn heal(&self) {
+        self.faults.heal();
+    }
+
+    async fn deliver(&self) {
+        self.faults.deliver().await;
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        if fault == ServerFault::Start(Data::Lost) {
+            self.store.forget_everything();
+        }
+        self.faults.server(&fault)
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        match tamper {
+            Tamper::Remove => self.store.remove(name),
+            Tamper::Spoil | Tamper::OtherVersion => self.faults.spoil(name, true),
+        }
+        Ok(())
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        let Some(seen) = self.store.inspect(name) else { return Record::default() };
+        Record { lease: seen.lease.map(|lease| lease.ttl_left), last_token: seen.last_token, waiters: seen.waiters }
+    }
+
+    async fn census(&self) -> Census {
+        let census = self.store.census();
+        Census {
+            leases: census.leases,
+            places: census.places,
+            fences: census.records,
+            tombstones: census.tombstones,
+            connections: self.faults.connections(),
+            other: 0,
+        }
+    }
+
+    async fn served(&self) -> u64 {
+        self.faults.served()
+    }
+}
