@@ -1,1 +1,18 @@
 //! Leasehold on Redis.
+
+mod backend;
+mod capabilities;
+mod conn;
+mod errors;
+mod keys;
+mod line;
+mod outbox;
+mod replies;
+mod scripts;
+mod server_clock;
+mod settings;
+mod shared;
+
+pub use backend::RedisBackend;
+pub use keys::acl;
+pub use settings::{OnEviction, OnRestart, SCHEMES, Settings};

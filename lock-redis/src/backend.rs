@@ -1,0 +1,241 @@
+//! The backend: three verbs, each one script call.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
+    Extensions, FencingToken, Grant, HolderInfo, IfHeld, Inspect, Inspection, LeaseRef, LeaseView, LockBackend, LockName,
+    Mode, Release, Result,
+};
+use tokio::runtime::{self, Handle};
+use tokio::time::Instant;
+
+use crate::capabilities::{self, MAX_PLACE_TTL, RENEW_BATCH};
+use crate::conn::{Role, script_call};
+use crate::errors::{BACKEND, Failure, refused};
+use crate::line::{self, Line};
+use crate::outbox::{Answered, Ask, Told, What, millis};
+use crate::replies::{self, Acquired, Renewed};
+use crate::settings::{Settings, read_url};
+use crate::shared::{Shared, lock};
+
+/// How long a withdrawn owner is remembered, at least: longer than any request stays under way to a server that runs.
+const REMEMBER: Duration = Duration::from_secs(60);
+
+/// Locks on one Redis, version 6.2 or later.
+pub struct RedisBackend {
+    shared: Arc<Shared>,
+    lines: Mutex<HashMap<runtime::Id, Line>>,
+    capabilities: Capabilities,
+}
+
+impl RedisBackend {
+    /// Connects to the server of a URL, and checks that it can be used for locks.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let (client, settings) = read_url(url)?;
+        Self::from_client(&client, settings).await
+    }
+
+    /// The same from a client of the `redis` crate. Its address, database, user, password and TLS are used; its
+    /// protocol and TCP settings are set by us.
+    pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
+        let settings = settings.check()?;
+        let capabilities = capabilities::of(&settings);
+        let shared = Arc::new(Shared::new(client, settings)?);
+        let backend = Self { shared, lines: Mutex::default(), capabilities };
+        let until = Instant::now() + backend.shared.bound();
+        backend.line()?.conn(until).await?;
+        Ok(backend)
+    }
+
+    /// The line of the runtime that calls.
+    fn line(&self) -> Result<Arc<line::Inner>> {
+        let runtime = Handle::try_current().map_err(|_| {
+            Error::new(ErrorKind::Unsupported, "called outside a tokio runtime, which the connection needs")
+        })?;
+        Ok(self.line_of(&runtime))
+    }
+
+    fn line_of(&self, runtime: &Handle) -> Arc<line::Inner> {
+        let listens = self.shared.core.get().is_some_and(|core| core.keeper_runtime().id() == runtime.id());
+        let role = if listens { Role::AsksAndListens } else { Role::Asks };
+        let mut lines = lock(&self.lines);
+        if let Some(line) = lines.get(&runtime.id())
+            && !line.is_gone()
+            && line.role() == role
+        {
+            return line.inner().clone();
+        }
+        lines.retain(|_, line| !line.is_gone());
+        let line = Line::new(self.shared.clone(), role, runtime);
+        line.want();
+        let inner = line.inner().clone();
+        lines.insert(runtime.id(), line);
+        inner
+    }
+
+    async fn ask(&self, claim: &Claim, what: What) -> Result<Answered> {
+        let until = Instant::now() + self.shared.bound();
+        let ask = Ask { key: self.shared.keys.record(claim.name()), owner: *claim.owner().as_bytes(), what };
+        self.line()?.ask(ask, until).await
+    }
+
+    async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        if claim.mode() != Mode::Exclusive {
+            return Err(Error::new(ErrorKind::Unsupported, "only exclusive locks are supported"));
+        }
+        let Capabilities { min_ttl, max_ttl, .. } = self.capabilities;
+        if ttl < min_ttl || ttl > max_ttl {
+            return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
+        }
+        let holder = claim.holder().encode(claim.name());
+        let what = What::Acquire { ttl, leave: claim.wish() == IfHeld::Leave, holder };
+        let Answered { sent, answer } = self.ask(claim, what).await?;
+        let confirmation = |ttl, place| Confirmation { ttl, sent, place };
+        match answer {
+            Told::Acquired(Acquired::Granted { place, token }) => {
+                Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
+            }
+            Told::Acquired(Acquired::Queued { place, look_in }) => {
+                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(MAX_PLACE_TTL), place), look_in })
+            }
+            Told::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
+            Told::Acquired(Acquired::Withdrawn) => {
+                Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
+            }
+            Told::Released(_) => Err(Failure::Unreadable.into()),
+        }
+    }
+
+    async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        let remember = match certainty {
+            Certainty::Sure => Duration::ZERO,
+            Certainty::Unsure => REMEMBER.max(Duration::from_millis(lock(&self.shared.epoch).longest)),
+        };
+        match self.ask(claim, What::Release { remember }).await?.answer {
+            Told::Released(true) => Ok(Release::Released),
+            Told::Released(false) => Ok(Release::NotHeld),
+            Told::Acquired(_) => Err(Failure::Unreadable.into()),
+        }
+    }
+
+    /// Renews at most [`RENEW_BATCH`] leases.
+    async fn renew_some(&self, leases: &[LeaseRef], until: Instant) -> Result<Vec<Answer>> {
+        let shared = &self.shared;
+        let conn = self.line()?.conn(until).await?;
+        let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
+        let quarantine = conn.prepare(longest, until).await?;
+        let mut command = script_call(&shared.scripts.renew, leases.len());
+        for lease in leases {
+            command.arg(shared.keys.record(lease.claim.name()));
+        }
+        let grants = if quarantine.is_none() { "1" } else { "0" };
+        command.arg(&shared.keys.channel).arg(&shared.retention).arg(grants);
+        for lease in leases {
+            let extend = if lease.extend == Extend::Exactly { "e" } else { "m" };
+            command.arg(lease.claim.owner().as_bytes()).arg(millis(lease.ttl)).arg(extend).arg(lease.place);
+        }
+        let core = shared.core()?;
+        let sent = core.stamp();
+        let value = conn.run(&shared.scripts.renew, &command, until).await?;
+        let (time, answers) = replies::renewed(value, leases.len()).ok_or(Failure::Unreadable)?;
+        shared.server_clock.saw(time, sent, core.stamp());
+        let answer = |(lease, answer): (&LeaseRef, Renewed)| {
+            let confirmation = |ttl, place| Confirmation { ttl, sent, place };
+            match answer {
+                Renewed::Stands => Answer::Renewed(confirmation(lease.ttl, lease.place)),
+                Renewed::Granted { place, token } => {
+                    Answer::Granted(Grant::new(FencingToken::new(token), confirmation(lease.ttl, place)))
+                }
+                // While no grants are allowed, no look is worth it.
+                Renewed::Waiting { place, look_in } => Answer::Waiting {
+                    confirmation: confirmation(lease.ttl.min(MAX_PLACE_TTL), place),
+                    look_in: look_in.max(quarantine.unwrap_or_default()),
+                },
+                Renewed::Lost => Answer::Lost,
+                Renewed::Failed(text) => {
+                    Answer::Unknown(refused(&text).during("renew", lease.claim.name(), BACKEND))
+                }
+            }
+        };
+        Ok(leases.iter().zip(answers).map(answer).collect())
+    }
+
+    async fn try_inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        let shared = &self.shared;
+        let until = Instant::now() + shared.bound();
+        let conn = self.line()?.conn(until).await?;
+        let mut command = script_call(&shared.scripts.inspect, 1);
+        command.arg(shared.keys.record(name)).arg(&shared.keys.channel).arg(&shared.retention).arg("0");
+        let value = conn.run(&shared.scripts.inspect, &command, until).await?;
+        let Some(seen) = replies::inspected(value).ok_or(Failure::Unreadable)? else { return Ok(None) };
+        let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
+        let lease = token.filter(|_| !seen.left.is_zero()).map(|token| {
+            LeaseView::new(token, seen.left, HolderInfo::decode(&seen.holder).map(|(_, holder)| holder))
+        });
+        Ok(Some(Inspection::new(token, lease, seen.waiters)))
+    }
+}
+
+#[async_trait]
+impl LockBackend for RedisBackend {
+    fn attach(&self, core: CoreHandle) {
+        let keeper = core.keeper_runtime().clone();
+        if self.shared.core.set(core).is_ok() {
+            // From now on, so that the first waiter already hears of its grant.
+            self.line_of(&keeper);
+        }
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.try_acquire(claim, ttl).await.map_err(|error| error.during("acquire", claim.name(), BACKEND))
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        let until = Instant::now() + self.shared.bound();
+        for (batch, some) in leases.chunks(RENEW_BATCH).enumerate() {
+            let told = self.renew_some(some, until).await;
+            for (index, lease) in some.iter().enumerate() {
+                let answer = match &told {
+                    Ok(told) => told[index].clone(),
+                    Err(error) => Answer::Unknown(error.clone().during("renew", lease.claim.name(), BACKEND)),
+                };
+                answers.put(batch * RENEW_BATCH + index, answer);
+            }
+        }
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        self.try_release(claim, certainty).await.map_err(|error| error.during("release", claim.name(), BACKEND))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut extensions = Extensions::default();
+        extensions.inspect = Some(self);
+        extensions
+    }
+}
+
+#[async_trait]
+impl Inspect for RedisBackend {
+    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        self.try_inspect(name).await.map_err(|error| error.during("inspect", name, BACKEND))
+    }
+}
+
+impl fmt::Debug for RedisBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend")
+            .field("address", &self.shared.address)
+            .field("settings", &self.shared.settings)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,274 @@
+//! One connection: made, checked, used and given up within bounds.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use lock_core::{Error, ErrorKind, Event, FencingToken, OwnerToken, Result};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::errors::{Failure, checked, not_connected};
+use crate::replies;
+use crate::scripts::Script;
+use crate::settings::{OnEviction, OnRestart};
+use crate::shared::{Shared, lock};
+
+/// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
+/// together.
+const PIPELINE: usize = 1024;
+
+/// Whether a connection also hears of grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It only asks.
+    Asks,
+    /// It asks, and hears of grants on the client's channel.
+    AsksAndListens,
+}
+
+pub(crate) struct Conn {
+    shared: Arc<Shared>,
+    mux: MultiplexedConnection,
+    health: Arc<Health>,
+    grants: Mutex<Grants>,
+}
+
+/// Whether new grants are allowed on this connection.
+#[derive(Clone, Copy, Debug)]
+enum Grants {
+    Allowed,
+    /// The server was restarted: not before this.
+    From(Instant),
+}
+
+#[derive(Default)]
+struct Health {
+    cut: AtomicBool,
+    told: Notify,
+    /// How many answers came in.
+    answers: AtomicU64,
+}
+
+impl Health {
+    fn cut(&self) {
+        self.cut.store(true, Ordering::Release);
+        self.told.notify_waiters();
+        self.told.notify_one();
+    }
+}
+
+impl Conn {
+    /// Connects, subscribes and checks the server, within the bound of a call.
+    pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<Self> {
+        let until = Instant::now() + shared.bound();
+        match timeout_at(until, Self::open_unbounded(shared, role, until)).await {
+            Ok(done) => done,
+            Err(_) => Err(not_connected(Failure::Silent, &shared.address)),
+        }
+    }
+
+    async fn open_unbounded(shared: &Arc<Shared>, role: Role, until: Instant) -> Result<Self> {
+        let lost = |failure| not_connected(failure, &shared.address);
+        let health = Arc::new(Health::default());
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(PIPELINE)
+            .set_push_sender(listener(shared.clone(), health.clone()));
+        let mut mux = shared
+            .client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .map_err(|error| lost(Failure::of(error)))?;
+        if role == Role::AsksAndListens {
+            mux.subscribe(&shared.keys.channel).await.map_err(|error| lost(Failure::of(error)))?;
+        }
+        let conn = Self { shared: shared.clone(), mux, health, grants: Mutex::new(Grants::Allowed) };
+        conn.check_server(until).await.map_err(lost)??;
+        Ok(conn)
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.health.cut.load(Ordering::Acquire)
+    }
+
+    /// Resolves when the connection is of no more use.
+    pub(crate) async fn cut(&self) {
+        while !self.is_cut() {
+            self.health.told.notified().await;
+        }
+    }
+
+    /// Sends a script, once more when the server has forgotten it: then it certainly did not run.
+    pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
+        match self.send(call, until).await {
+            Err(failure) if failure.is_noscript() => {
+                let mut load = Cmd::new();
+                load.arg("SCRIPT").arg("LOAD").arg(&script.source);
+                self.send(&load, until).await.map_err(|failure| match failure {
+                    Failure::Silent | Failure::Cut(_) => Failure::NotSent(Error::new(
+                        ErrorKind::Unavailable,
+                        "the connection broke while the script was loaded",
+                    )),
+                    other => other,
+                })?;
+                self.send(call, until).await
+            }
+            done => done,
+        }
+    }
+
+    /// Sends a command and waits for its answer, at most `until`.
+    async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
+        if self.is_cut() {
+            return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
+        }
+        let answers = self.health.answers.load(Ordering::Relaxed);
+        let mut mux = self.mux.clone();
+        match timeout_at(until, mux.send_packed_command(command)).await {
+            Ok(Ok(value)) => {
+                self.health.answers.fetch_add(1, Ordering::Relaxed);
+                checked(value)
+            }
+            Ok(Err(error)) => {
+                let failure = Failure::of(error);
+                if matches!(failure, Failure::Cut(_)) {
+                    self.health.cut();
+                }
+                Err(failure)
+            }
+            Err(_) => {
+                // A server that is only slow has answered others meanwhile. In front of a silent one a new connection finds
+                // the way sooner than this one, whose packets are sent again at ever longer intervals.
+                if self.health.answers.load(Ordering::Relaxed) == answers {
+                    self.health.cut();
+                }
+                Err(Failure::Silent)
+            }
+        }
+    }
+
+    /// Prepares for a call with this ttl: says whether new grants are allowed, and makes known a ttl that is longer than any
+    /// before.
+    ///
+    /// # Errors
+    /// The call cannot be made: its ttl could not be made known.
+    pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
+        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let longer = {
+            let mut epoch = lock(&self.shared.epoch);
+            epoch.longest = epoch.longest.max(ttl);
+            ttl > epoch.noted
+        };
+        let over = match *lock(&self.grants) {
+            Grants::Allowed => false,
+            Grants::From(at) => Instant::now() >= at,
+        };
+        if longer || over {
+            let lost = |failure| not_connected(failure, &self.shared.address);
+            self.check_server(until).await.map_err(lost)??;
+        }
+        Ok(match *lock(&self.grants) {
+            Grants::Allowed => None,
+            Grants::From(at) => Some(at.saturating_duration_since(Instant::now())),
+        })
+    }
+
+    /// Reads which run of the server this is, and whether it can be used for locks.
+    async fn check_server(&self, until: Instant) -> Result<Result<()>, Failure> {
+        let shared = &self.shared;
+        let (known, longest) = {
+            let epoch = lock(&shared.epoch);
+            (epoch.run.clone(), epoch.longest)
+        };
+        let mode = match shared.settings.on_restart {
+            OnRestart::QuarantineKnown => "known",
+            OnRestart::Quarantine => "quarantine",
+            OnRestart::Trust => "trust",
+        };
+        let mut call = script_call(&shared.scripts.epoch, 1);
+        call.arg(shared.keys.epoch()).arg(&known).arg(longest).arg(mode);
+        let server = replies::server(self.run(&shared.scripts.epoch, &call, until).await?).ok_or(Failure::Unreadable)?;
+        if let Err(refused) = self.judge(&server) {
+            return Ok(Err(refused));
+        }
+        let mut epoch = lock(&shared.epoch);
+        epoch.noted = longest;
+        if server.wait.is_zero() {
+            // Who has not locked yet has nothing to fear from a restart.
+            if longest > 0 {
+                epoch.run = server.run;
+            }
+            *lock(&self.grants) = Grants::Allowed;
+        } else {
+            tracing::warn!(
+                backend = crate::errors::BACKEND,
+                address = shared.address,
+                wait_ms = u64::try_from(server.wait.as_millis()).unwrap_or(u64::MAX),
+                "the server was restarted and may have forgotten leases: no new grants until those have ended"
+            );
+            *lock(&self.grants) = Grants::From(Instant::now() + server.wait);
+        }
+        Ok(Ok(()))
+    }
+
+    fn judge(&self, server: &replies::Server) -> Result<()> {
+        let address = &self.shared.address;
+        if server.version < (6, 2) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the server at {address} is Redis {}.{}: 6.2 or later is needed",
+                    server.version.0, server.version.1
+                ),
+            ));
+        }
+        if server.eviction != "noeviction" {
+            let text = format!(
+                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
+                 `noeviction` (`eviction=warn` in the URL uses it all the same)",
+                server.eviction
+            );
+            match self.shared.settings.on_eviction {
+                OnEviction::Refuse => return Err(Error::new(ErrorKind::Unsupported, text)),
+                OnEviction::Warn => tracing::warn!(backend = crate::errors::BACKEND, "{text}"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `EVALSHA digest keys`, to which keys and arguments are added.
+pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
+    let mut call = Cmd::new();
+    call.arg("EVALSHA").arg(&script.digest).arg(keys);
+    call
+}
+
+/// Hears what the server says without being asked.
+fn listener(
+    shared: Arc<Shared>,
+    health: Arc<Health>,
+) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
+    move |push| {
+        match push.kind {
+            PushKind::Disconnection => health.cut(),
+            PushKind::Message => {
+                if let (Some(core), Some((owner, place, token))) = (shared.core.get(), replies::handoff(&push.data)) {
+                    core.event(Event::Granted {
+                        owner: OwnerToken::from_bytes(owner),
+                        place,
+                        token: FencingToken::new(token),
+                        confirmation: None,
+                    });
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! What goes wrong between us and a Redis, and what it says about the lock. The one place where errors are mapped.
+
+use std::fmt;
+
+use lock_core::{Error, ErrorKind};
+use redis::{RedisError, ServerError, Value};
+
+/// The backend's name in errors and capabilities.
+pub(crate) const BACKEND: &str = "redis";
+
+/// Why a command has no answer that can be used.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// It was certainly not sent.
+    NotSent(Error),
+    /// It may have been sent, and nothing came back within the bound.
+    Silent,
+    /// It may have been sent, and the connection broke.
+    Cut(RedisError),
+    /// The server refused it: `CODE and text`.
+    Refused(String),
+    /// The answer is not one that our script gives.
+    Unreadable,
+}
+
+impl Failure {
+    /// What a refusal or a broken connection is, as the client crate tells it.
+    pub(crate) fn of(error: RedisError) -> Self {
+        match ServerError::try_from(error) {
+            Ok(refusal) => Self::refusal(&refusal),
+            Err(error) => Self::Cut(error),
+        }
+    }
+
+    pub(crate) fn refusal(refusal: &ServerError) -> Self {
+        Self::Refused(format!("{} {}", refusal.code(), refusal.details().unwrap_or_default()))
+    }
+
+    /// Whether the script was not there, and certainly did not run.
+    pub(crate) fn is_noscript(&self) -> bool {
+        matches!(self, Self::Refused(text) if text.starts_with("NOSCRIPT"))
+    }
+}
+
+/// Takes the error out of an answer.
+pub(crate) fn checked(value: Value) -> Result<Value, Failure> {
+    match value {
+        Value::ServerError(refusal) => Err(Failure::refusal(&refusal)),
+        value => Ok(value),
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotSent(error) => error,
+            Failure::Silent => Self::new(
+                ErrorKind::Indeterminate,
+                "the server did not answer in time (`timeout` in the URL): it may or may not have done it",
+            ),
+            Failure::Cut(cause) => Self::new(
+                ErrorKind::Indeterminate,
+                "the connection broke while the request was under way: the server may or may not have done it",
+            )
+            .with_source(cause),
+            Failure::Refused(text) => refused(&text),
+            Failure::Unreadable => {
+                Self::new(ErrorKind::Indeterminate, "the server's answer is none of our script: is a proxy in between?")
+            }
+        }
+    }
+}
+
+/// What a refusal by the server says about the lock. The code may stand anywhere in the text: servers before 7.0 put the
+/// place in the script before it.
+pub(crate) fn refused(text: &str) -> Error {
+    let row = REFUSALS.iter().find(|(code, ..)| text.contains(code));
+    let (kind, hint) = row.map_or((ErrorKind::Indeterminate, "the server answered with an error"), |&(_, k, h)| (k, h));
+    Error::new(kind, hint).with_source(Refusal(harmless(text)))
+}
+
+const REFUSALS: &[(&str, ErrorKind, &str)] = {
+    use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
+    &[
+        ("UNKNOWNFORMAT", Unsupported, "the lock's record was written in a format that this version does not know"),
+        ("WRONGTYPE", Unsupported, "the lock's key holds something that is not ours: does another program use this prefix?"),
+        ("WRONGPASS", Auth, "the server refused the user or the password"),
+        ("NOAUTH", Auth, "the server wants a user or a password"),
+        ("called without any password configured", Auth, "a password was given, and the server's user has none"),
+        ("NOPERM", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
+        ("No permissions", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
+        ("can't run this command or subcommand", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
+        ("can't access at least one of the keys", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
+        ("OOM", Capacity, "the server's memory is full (`maxmemory`)"),
+        ("max number of clients", Capacity, "the server has its greatest number of connections (`maxclients`)"),
+        ("READONLY", Unavailable, "the server is a read-only replica: connect to the primary"),
+        ("LOADING", Unavailable, "the server is still loading its data"),
+        ("BUSY", Unavailable, "the server is busy with a script of somebody"),
+        ("MASTERDOWN", Unavailable, "the server has lost its primary"),
+        ("TRYAGAIN", Unavailable, "the server asks to try again"),
+        ("CLUSTERDOWN", Unavailable, "the cluster is down"),
+        ("NOREPLICAS", Unavailable, "the server has fewer replicas than it wants (`min-replicas-to-write`)"),
+        ("MISCONF", Unavailable, "the server cannot save its data and refuses to write"),
+        ("NOSCRIPT", Unavailable, "the server forgot the script twice in a row: does somebody flush its scripts all the time?"),
+        ("MOVED", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
+        ("CROSSSLOT", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
+        ("unknown command", Unsupported, "the server does not know a command that is needed: Redis 6.2 or later is"),
+        ("unknown subcommand", Unsupported, "the server does not know a command that is needed: Redis 6.2 or later is"),
+    ]
+};
+
+/// The server's own words. An unknown command is echoed with its arguments, and an owner token may be among them.
+fn harmless(text: &str) -> String {
+    let end = text.find("with args beginning").unwrap_or(text.len());
+    text[..end].trim_end_matches([' ', ',']).to_owned()
+}
+
+/// What the server said.
+#[derive(Debug)]
+struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// What a failed attempt to connect says: nothing was sent that could have an effect.
+pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
+    match failure {
+        Failure::NotSent(error) => error,
+        Failure::Silent => {
+            Error::new(ErrorKind::Unavailable, format!("the server at {address} did not answer in time while connecting"))
+        }
+        Failure::Cut(cause) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
+            Error::new(ErrorKind::Auth, "the server refused the user or the password")
+        }
+        Failure::Cut(cause) if cause.kind() == redis::ErrorKind::RESP3NotSupported => {
+            Error::new(ErrorKind::Unsupported, format!("the server at {address} is too old: Redis 6.2 or later is needed"))
+        }
+        Failure::Cut(cause) => {
+            Error::new(ErrorKind::Unavailable, format!("cannot connect to the server at {address}")).with_source(cause)
+        }
+        Failure::Refused(text) => {
+            let error = refused(&text);
+            if error.kind() == ErrorKind::Indeterminate { error.with_kind(ErrorKind::Unavailable) } else { error }
+        }
+        Failure::Unreadable => Error::new(
+            ErrorKind::Unsupported,
+            format!("what answers at {address} is no Redis: its answers cannot be read"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_its_kind() {
+        use ErrorKind::{Auth, Capacity, Indeterminate, Unavailable, Unsupported};
+        for (text, kind) in [
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Unsupported),
+            ("user_script:40: UNKNOWNFORMAT version 2 kind 120", Unsupported),
+            ("WRONGPASS invalid username-password pair or user is disabled.", Auth),
+            ("NOAUTH Authentication required.", Auth),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", Auth),
+            ("ERR The user executing the script can't run this command or subcommand", Auth),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Capacity),
+            ("user_script:60: @user_script: 60: -OOM command not allowed when used memory > 'maxmemory'.", Capacity),
+            ("ERR max number of clients reached", Capacity),
+            ("READONLY You can't write against a read only replica.", Unavailable),
+            ("LOADING Redis is loading the dataset in memory", Unavailable),
+            ("BUSY Redis is busy running a script.", Unavailable),
+            ("MASTERDOWN Link with MASTER is down", Unavailable),
+            ("NOREPLICAS Not enough good replicas to write.", Unavailable),
+            ("MISCONF Redis is configured to save RDB snapshots", Unavailable),
+            ("NOSCRIPT No matching script.", Unavailable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable),
+            ("CLUSTERDOWN Hash slot not served", Unavailable),
+            ("MOVED 3999 127.0.0.1:6381", Unsupported),
+            ("ERR unknown command 'hello', with args beginning with: 'owner'", Unsupported),
+            ("ERR something that nobody thought of", Indeterminate),
+        ] {
+            assert_eq!(refused(text).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn arguments_that_a_server_echoes_are_cut() {
+        let error = refused("ERR unknown command 'evalsha', with args beginning with: 'secret'");
+        assert_eq!(error.source().unwrap().to_string(), "ERR unknown command 'evalsha'");
+    }
+
+    #[test]
+    fn nothing_that_fails_while_connecting_is_indeterminate() {
+        for failure in [
+            Failure::Silent,
+            Failure::Cut(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
+            Failure::Refused("ERR what".to_owned()),
+            Failure::Unreadable,
+        ] {
+            assert_ne!(not_connected(failure.clone(), "host:1").kind(), ErrorKind::Indeterminate, "{failure:?}");
+        }
+    }
+}

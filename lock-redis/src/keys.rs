@@ -1,0 +1,82 @@
+//! Keys, channels and the permissions on them.
+
+use std::fmt::Write;
+
+use lock_core::LockName;
+
+/// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].
+const MAX_ENCODED: usize = 200;
+
+/// Makes the keys and channels of one prefix.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    prefix: String,
+    /// The channel on which one client is told of its grants.
+    pub(crate) channel: String,
+}
+
+impl Keys {
+    pub(crate) fn new(prefix: &str, client_id: u64) -> Self {
+        Self { prefix: prefix.to_owned(), channel: format!("{prefix}c:{client_id:016x}") }
+    }
+
+    /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.
+    pub(crate) fn record(&self, name: &LockName) -> String {
+        let encoded = name.encode(MAX_ENCODED);
+        let mut key = String::with_capacity(self.prefix.len() + encoded.len() + 2);
+        let _ = write!(key, "{}{{{encoded}}}", self.prefix);
+        key
+    }
+
+    /// A user's key that may be written under the fence of a lock.
+    pub(crate) fn fenced(&self, name: &LockName, suffix: &str) -> String {
+        format!("{}:f:{suffix}", self.record(name))
+    }
+
+    /// Names the last run of the server and the longest ttl in use.
+    pub(crate) fn epoch(&self) -> String {
+        format!("{}epoch", self.prefix)
+    }
+}
+
+/// The least permissions of a user who locks under `prefix`, as the rules of `ACL SETUSER`: keys and channels of the
+/// prefix, and the commands in use. The suite runs under them.
+///
+/// `leasehold:` gives
+/// `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +hello … `; put `on >password` before it.
+pub fn acl(prefix: &str) -> String {
+    let escaped: String = prefix
+        .chars()
+        .flat_map(|c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^').then_some('\\').into_iter().chain([c]))
+        .collect();
+    format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
+}
+
+/// What a client sends (first line) and what the scripts call (second line).
+const COMMANDS: &str = "+hello +select +client|setinfo +evalsha +script|load +subscribe \
+    +time +info +get +set +del +exists +persist +pexpire +hget +hset +hsetnx +hdel +hlen +hgetall +publish";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_a_lock_share_a_hash_tag_and_never_change() {
+        let keys = Keys::new("leasehold:", 0xab);
+        let name = LockName::new("orders/{42}").unwrap();
+        assert_eq!(keys.record(&name), "leasehold:{orders%2F%7B42%7D}");
+        assert_eq!(keys.fenced(&name, "balance"), "leasehold:{orders%2F%7B42%7D}:f:balance");
+        assert_eq!(keys.epoch(), "leasehold:epoch");
+        assert_eq!(keys.channel, "leasehold:c:00000000000000ab");
+        let long = LockName::new("x".repeat(201)).unwrap();
+        assert_eq!(
+            keys.record(&long),
+            "leasehold:{~84a0678c90937f5dcf9994d5866668da6b995109c8ad845410559b48a4ecafed}"
+        );
+    }
+
+    #[test]
+    fn a_prefix_is_no_pattern() {
+        assert!(acl("a*[b]:").starts_with(r"resetkeys ~a\*\[b\]:* resetchannels &a\*\[b\]:c:* nocommands "));
+    }
+}

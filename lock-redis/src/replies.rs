@@ -1,0 +1,222 @@
+//! Reads what the scripts answer. Nothing of a server is trusted: what cannot be read is said to be so.
+
+use std::time::Duration;
+
+use lock_core::Place;
+use redis::Value;
+
+/// One lock's part of an answer, or the server's words on what was wrong with it.
+pub(crate) type PerLock<T> = Result<T, String>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    Granted { place: Place, token: u64 },
+    Queued { place: Place, look_in: Duration },
+    Held { look_in: Duration },
+    Withdrawn,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    Stands,
+    Granted { place: Place, token: u64 },
+    Waiting { place: Place, look_in: Duration },
+    Lost,
+    Failed(String),
+}
+
+/// What the server is, from `epoch.lua`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Server {
+    pub(crate) run: String,
+    pub(crate) wait: Duration,
+    pub(crate) version: (u32, u32),
+    pub(crate) eviction: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Inspected {
+    pub(crate) server_time: i64,
+    pub(crate) token: u64,
+    pub(crate) left: Duration,
+    pub(crate) holder: String,
+    pub(crate) waiters: u64,
+}
+
+/// The server's time and an answer per lock.
+pub(crate) fn acquired(value: Value, count: usize) -> Option<(i64, Vec<PerLock<Acquired>>)> {
+    let (time, rest) = timed(value)?;
+    let answers = rest
+        .chunks_exact(3)
+        .map(|part| match &part[0] {
+            Value::Int(code) => Some(Ok(match code {
+                1 => Acquired::Granted { place: number(&part[1])?, token: number(&part[2])? },
+                2 => Acquired::Queued { place: number(&part[1])?, look_in: millis(&part[2])? },
+                3 => Acquired::Held { look_in: millis(&part[2])? },
+                4 => Acquired::Withdrawn,
+                _ => return None,
+            })),
+            error => text(error).map(Err),
+        })
+        .collect::<Option<Vec<_>>>()?;
+    (rest.len() == 3 * count).then_some((time, answers))
+}
+
+/// The server's time, and per lock whether lease or place was the owner's.
+pub(crate) fn released(value: Value, count: usize) -> Option<(i64, Vec<PerLock<bool>>)> {
+    let (time, rest) = timed(value)?;
+    let answers = rest
+        .iter()
+        .map(|answer| match answer {
+            Value::Int(1) => Some(Ok(true)),
+            Value::Int(0) => Some(Ok(false)),
+            Value::Int(_) => None,
+            error => text(error).map(Err),
+        })
+        .collect::<Option<Vec<_>>>()?;
+    (rest.len() == count).then_some((time, answers))
+}
+
+/// The server's time and an answer per lease.
+pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)> {
+    let (time, rest) = timed(value)?;
+    let mut rest = rest.into_iter();
+    let letters = text(&rest.next()?)?;
+    let answers = letters
+        .bytes()
+        .map(|letter| {
+            Some(match letter {
+                b'r' => Renewed::Stands,
+                b'l' => Renewed::Lost,
+                b'g' => Renewed::Granted { place: number(&rest.next()?)?, token: number(&rest.next()?)? },
+                b'w' => Renewed::Waiting { place: number(&rest.next()?)?, look_in: millis(&rest.next()?)? },
+                b'e' => Renewed::Failed(text(&rest.next()?)?),
+                _ => return None,
+            })
+        })
+        .collect::<Option<Vec<_>>>()?;
+    (answers.len() == count && rest.next().is_none()).then_some((time, answers))
+}
+
+/// `None` where the answer cannot be read, `Some(None)` where there is no record.
+pub(crate) fn inspected(value: Value) -> Option<Option<Inspected>> {
+    if matches!(value, Value::Nil | Value::Boolean(false)) {
+        return Some(None);
+    }
+    let (server_time, rest) = timed(value)?;
+    let [token, left, holder, waiters] = &rest[..] else { return None };
+    Some(Some(Inspected {
+        server_time,
+        token: number(token)?,
+        left: millis(left)?,
+        holder: text(holder)?,
+        waiters: number(waiters)?,
+    }))
+}
+
+pub(crate) fn server(value: Value) -> Option<Server> {
+    let Value::Array(parts) = value else { return None };
+    let [run, wait, _longest, version, eviction] = &parts[..] else { return None };
+    let version = text(version)?;
+    let mut numbers = version.split('.').map(str::parse);
+    let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some(Server { run: text(run)?, wait: millis(wait)?, version, eviction: text(eviction)? })
+}
+
+/// Owner, place and token of a grant that was published.
+pub(crate) fn handoff(data: &[Value]) -> Option<([u8; 16], Place, u64)> {
+    let [_channel, Value::BulkString(payload)] = data else { return None };
+    let (owner, rest) = payload.split_first_chunk::<16>()?;
+    let (place, rest) = rest.split_first_chunk::<8>()?;
+    let (token, rest) = rest.split_first_chunk::<8>()?;
+    rest.is_empty().then(|| (*owner, u64::from_be_bytes(*place), u64::from_be_bytes(*token)))
+}
+
+fn timed(value: Value) -> Option<(i64, Vec<Value>)> {
+    let Value::Array(mut parts) = value else { return None };
+    let Some(Value::Int(time)) = parts.first() else { return None };
+    let time = *time;
+    parts.remove(0);
+    Some((time, parts))
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+fn millis(value: &Value) -> Option<Duration> {
+    number(value).map(Duration::from_millis)
+}
+
+/// A lock's name or a person's label may have been cut in the middle of a character by another program.
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(parts: impl IntoIterator<Item = Value>) -> Value {
+        Value::Array(parts.into_iter().collect())
+    }
+
+    fn words(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn answers_are_read_lock_by_lock() {
+        let value = array([
+            Value::Int(5),
+            Value::Int(1),
+            Value::Int(7),
+            Value::Int(9),
+            words("WRONGTYPE x"),
+            Value::Int(0),
+            Value::Int(0),
+        ]);
+        let (time, answers) = acquired(value, 2).unwrap();
+        assert_eq!(time, 5);
+        assert_eq!(answers, [Ok(Acquired::Granted { place: 7, token: 9 }), Err("WRONGTYPE x".to_owned())]);
+
+        let value =
+            array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
+        let (_, answers) = renewed(value, 4).unwrap();
+        assert_eq!(answers, [
+            Renewed::Stands,
+            Renewed::Granted { place: 3, token: 4 },
+            Renewed::Lost,
+            Renewed::Failed("WRONGTYPE y".to_owned()),
+        ]);
+    }
+
+    #[test]
+    fn what_is_not_an_answer_of_ours_is_none() {
+        assert_eq!(acquired(Value::Okay, 1), None);
+        assert_eq!(acquired(array([]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), Value::Int(1), Value::Int(7)]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), Value::Int(8), Value::Int(7), Value::Int(7)]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), Value::Int(1), Value::Int(-7), Value::Int(7)]), 1), None);
+        assert_eq!(released(array([Value::Int(5), Value::Int(1)]), 2), None);
+        assert_eq!(renewed(array([Value::Int(5), words("rr")]), 1), None);
+        assert_eq!(renewed(array([Value::Int(5), words("g"), Value::Int(1)]), 1), None);
+        assert_eq!(renewed(array([Value::Int(5), words("r"), Value::Int(1)]), 1), None);
+        assert_eq!(handoff(&[words("c"), words("short")]), None);
+    }
+
+    #[test]
+    fn a_published_grant_is_owner_place_and_token() {
+        let mut payload = vec![b'o'; 16];
+        payload.extend(3u64.to_be_bytes());
+        payload.extend(4u64.to_be_bytes());
+        assert_eq!(handoff(&[words("c"), Value::BulkString(payload)]), Some(([b'o'; 16], 3, 4)));
+    }
+}

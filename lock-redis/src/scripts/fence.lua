@@ -1,0 +1,16 @@
+-- Runs a user's own script only while the lease is current. That script stands before the prelude, as `body(KEYS, ARGV)`.
+--
+-- KEYS[1]      the record of the lock; the user's KEYS follow, in the lock's hash tag
+-- ARGV         after the common ones: owner, fencing token; the user's ARGV follow
+-- answers      {0} when the lease is not current, and nothing was changed; else {1, what the user's script returns}
+-- promises     in one step: nobody else is granted the lock between the check and the write
+
+local function shifted(list, by)
+  local rest = {}
+  for i = by + 1, #list do rest[i - by] = list[i] end
+  return rest
+end
+
+read(KEYS[1])
+if owner ~= ARGV[4] or deadline <= now or string.format('%d', fence) ~= ARGV[5] then return {0} end
+return {1, body(shifted(KEYS, 1), shifted(ARGV, 5))}

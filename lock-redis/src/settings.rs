@@ -1,0 +1,314 @@
+//! Settings, and the URL that they are read from.
+
+use std::time::Duration;
+
+use lock_core::{Error, Result};
+use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
+use url::Url;
+
+/// The schemes that this build reads, for error texts.
+pub const SCHEMES: &[&str] = if cfg!(feature = "tls") {
+    &["redis://", "rediss://", "redis+unix://"]
+} else {
+    &["redis://", "redis+unix://"]
+};
+
+/// What may stand behind the `?` of a URL.
+const PARAMETERS: &str = "`prefix`, `timeout`, `retention`, `restart` and `eviction`";
+const UNIX_PARAMETERS: &str = ", and for a unix socket `db`, `user` and `pass`";
+const TLS_PARAMETERS: &str = ", and for TLS `ca`, `cert` and `key`";
+
+/// What to do in front of a server that was restarted: a Redis without its data grants a held lock at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnRestart {
+    /// No new grants until every lease from before has ended, when the restart is known: by this client, or by what
+    /// another one wrote down. A server that nobody knew is used at once. The default.
+    #[default]
+    QuarantineKnown,
+    /// The same, and also in front of a server that nobody knew. URL: `restart=quarantine`.
+    Quarantine,
+    /// Never wait: the server keeps what it acknowledged (`appendfsync always`), or the fencing tokens are checked.
+    /// URL: `restart=trust`.
+    Trust,
+}
+
+/// What to do in front of a server that may evict keys, and a lock with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnEviction {
+    /// Refuse to use it. The default: every eviction policy was seen to evict a lock that was held.
+    #[default]
+    Refuse,
+    /// Warn in the log and use it. URL: `eviction=warn`.
+    Warn,
+}
+
+/// Settings of a [`RedisBackend`](crate::RedisBackend).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Before every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}` and no control characters.
+    pub prefix: String,
+    /// The longest that one call takes, connecting included. Default 1 s: a renewal at a third of the ttl can then
+    /// fail several times before a lease of 5 s is lost. 10 ms to 60 s.
+    pub timeout: Duration,
+    /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes: a backward step of the
+    /// server's clock up to this is survived by the order of the tokens. A record costs about 150 bytes. 1 s to 365 days.
+    pub retention: Duration,
+    /// What to do in front of a server that was restarted.
+    pub on_restart: OnRestart,
+    /// What to do in front of a server that may evict keys.
+    pub on_eviction: OnEviction,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            prefix: "leasehold:".to_owned(),
+            timeout: Duration::from_secs(1),
+            retention: Duration::from_secs(600),
+            on_restart: OnRestart::default(),
+            on_eviction: OnEviction::default(),
+        }
+    }
+}
+
+impl Settings {
+    /// Checks every bound.
+    pub(crate) fn check(self) -> Result<Self> {
+        let bad = |c: char| c == '{' || c == '}' || c.is_control();
+        if self.prefix.is_empty() || self.prefix.len() > 100 || self.prefix.contains(bad) {
+            return Err(Error::invalid("`prefix` is 1 to 100 bytes, without `{`, `}` and control characters"));
+        }
+        within("timeout", self.timeout, Duration::from_millis(10), Duration::from_secs(60))?;
+        within("retention", self.retention, Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600))?;
+        Ok(self)
+    }
+}
+
+fn within(name: &str, value: Duration, least: Duration, most: Duration) -> Result<()> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("`{name}` is {least:?} to {most:?}, not {value:?}")))
+}
+
+/// Reads a URL: where the server is, and the settings. Nothing of a password gets into an error.
+pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
+    let mut url = Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a Redis cannot be read: {why}")))?;
+    check_scheme(url.scheme())?;
+    let unix = url.scheme() == "redis+unix";
+    if url.fragment().is_some() {
+        return Err(Error::invalid("the URL of a Redis has no `#…`; a private authority is given by `ca=file.pem`"));
+    }
+    let mut settings = Settings::default();
+    let mut tls = TlsFiles::default();
+    let mut rest: Vec<(String, String)> = Vec::new();
+    for (key, value) in url.query_pairs() {
+        match &*key {
+            "prefix" => settings.prefix = value.into_owned(),
+            "timeout" => settings.timeout = duration("timeout", &value)?,
+            "retention" => settings.retention = duration("retention", &value)?,
+            "restart" => {
+                settings.on_restart = choice("restart", &value, &[
+                    ("quarantine", OnRestart::Quarantine),
+                    ("trust", OnRestart::Trust),
+                ])?;
+            }
+            "eviction" => {
+                settings.on_eviction =
+                    choice("eviction", &value, &[("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)])?;
+            }
+            "db" | "user" | "pass" if unix => rest.push((key.into_owned(), value.into_owned())),
+            "ca" | "cert" | "key" if url.scheme() == "rediss" => tls.set(&key, value.into_owned()),
+            _ => {
+                let more = match url.scheme() {
+                    "redis+unix" => UNIX_PARAMETERS,
+                    "rediss" => TLS_PARAMETERS,
+                    _ => "",
+                };
+                return Err(Error::invalid(format!(
+                    "unknown parameter `{key}` in the URL of a Redis: there are {PARAMETERS}{more}"
+                )));
+            }
+        }
+    }
+    url.set_query(None);
+    if !rest.is_empty() {
+        url.query_pairs_mut().extend_pairs(rest);
+    }
+    let info = url.into_connection_info().map_err(|why| {
+        let detail = why.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
+        Error::invalid(format!("the URL of a Redis cannot be used{detail}")).with_source(why)
+    })?;
+    Ok((tls.client(info)?, settings.check()?))
+}
+
+fn check_scheme(scheme: &str) -> Result<()> {
+    match scheme {
+        "redis" | "redis+unix" => Ok(()),
+        "rediss" if cfg!(feature = "tls") => Ok(()),
+        "rediss" => Err(Error::invalid(
+            "`rediss://` needs the feature `tls` of leasehold-redis, which is `redis-tls` of leasehold",
+        )),
+        other => Err(Error::invalid(format!("`{other}://` is not a URL of a Redis: there are {}", SCHEMES.join(", ")))),
+    }
+}
+
+fn choice<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> {
+    choices.iter().find(|(word, _)| *word == value).map(|&(_, choice)| choice).ok_or_else(|| {
+        let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
+        Error::invalid(format!("`{name}` is {}, not `{value}`", words.join(" or ")))
+    })
+}
+
+/// Reads `250ms`, `5s`, `10m`, `2h` or `1d`.
+fn duration(name: &str, text: &str) -> Result<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let ms_per_unit: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => 0,
+    };
+    let ms = number.parse::<u64>().ok().and_then(|number| number.checked_mul(ms_per_unit));
+    match ms {
+        Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err(Error::invalid(format!("`{name}` is a duration like `250ms`, `5s`, `10m`, `2h` or `1d`, not `{text}`"))),
+    }
+}
+
+/// Files of a private authority and of a client's certificate.
+#[derive(Default)]
+struct TlsFiles {
+    #[cfg(feature = "tls")]
+    files: crate::tls::Files,
+}
+
+impl TlsFiles {
+    #[cfg(feature = "tls")]
+    fn set(&mut self, key: &str, value: String) {
+        self.files.set(key, value);
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn set(&mut self, _key: &str, _value: String) {}
+
+    #[cfg(feature = "tls")]
+    fn client(&self, info: redis::ConnectionInfo) -> Result<redis::Client> {
+        self.files.client(info)
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn client(&self, info: redis::ConnectionInfo) -> Result<redis::Client> {
+        open(info)
+    }
+}
+
+fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
+    redis::Client::open(info).map_err(|why| Error::invalid("the address of a Redis cannot be used").with_source(why))
+}
+
+/// The same client with what a lock needs of its connections, whoever made it.
+///
+/// - RESP3, since pushes and answers share a connection.
+/// - No delay: a renewal must not wait for company.
+/// - Keepalive and user timeout: an idle or unanswered connection to a host that is gone ends by itself.
+/// - Linger 0: a socket that is given up is reset, so that a request in it which the server has not read yet never runs.
+pub(crate) fn prepare(client: &redis::Client, timeout: Duration) -> Result<redis::Client> {
+    use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+    let info = client.get_connection_info();
+    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(1));
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    let keepalive = keepalive.with_retries(3);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive).set_linger_time(Duration::ZERO);
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let tcp = tcp.set_user_timeout(timeout * 3);
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = timeout;
+    let server = info
+        .redis_settings()
+        .clone()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
+    open(info.clone().set_tcp_settings(tcp).set_redis_settings(server))
+}
+
+/// Where a client connects to, for errors and logs: never with user or password.
+pub(crate) fn address(client: &redis::Client) -> String {
+    match client.get_connection_info().addr() {
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lock_core::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_url_carries_every_setting() {
+        let (client, settings) = read_url(
+            "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&retention=2h&restart=trust&eviction=warn",
+        )
+        .unwrap();
+        let info = client.get_connection_info();
+        assert_eq!(address(&client), "localhost:7000");
+        assert_eq!(info.redis_settings().db(), 3);
+        assert_eq!(info.redis_settings().username(), Some("u"));
+        assert_eq!(info.redis_settings().password(), Some("p@ss"));
+        assert_eq!(settings.prefix, "app:");
+        assert_eq!(settings.timeout, Duration::from_millis(250));
+        assert_eq!(settings.retention, Duration::from_secs(7200));
+        assert_eq!(settings.on_restart, OnRestart::Trust);
+        assert_eq!(settings.on_eviction, OnEviction::Warn);
+    }
+
+    #[test]
+    fn a_unix_socket_has_database_user_and_password_as_parameters() {
+        let (client, _) = read_url("redis+unix:///run/redis.sock?db=2&user=u&pass=secret&timeout=1s").unwrap();
+        assert_eq!(address(&client), "/run/redis.sock");
+        let server = client.get_connection_info().redis_settings();
+        assert_eq!((server.db(), server.username(), server.password()), (2, Some("u"), Some("secret")));
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_what_would_be_right_and_without_the_password() {
+        for (url, hint) in [
+            ("http://localhost", "redis://"),
+            ("redis://:hunter2@localhost?prefx=a", "`prefix`"),
+            ("redis://:hunter2@localhost?db=1", "`prefix`"),
+            ("redis://:hunter2@localhost/notanumber", "cannot be used"),
+            ("redis://:hunter2@localhost?timeout=5", "`250ms`"),
+            ("redis://:hunter2@localhost?timeout=0s", "`250ms`"),
+            ("redis://:hunter2@localhost?timeout=2m", "60s"),
+            ("redis://:hunter2@localhost?retention=1ms", "1s"),
+            ("redis://:hunter2@localhost?retention=99999999999999999999d", "`250ms`"),
+            ("redis://:hunter2@localhost?restart=maybe", "`trust`"),
+            ("redis://:hunter2@localhost?eviction=no", "`warn`"),
+            ("redis://:hunter2@localhost?prefix=", "`prefix`"),
+            ("redis://:hunter2@localhost?prefix=%7Btag%7D", "`prefix`"),
+            ("redis://:hunter2@localhost#insecure", "ca="),
+            ("redis://:hunter2@local host", "cannot be read"),
+        ] {
+            let error = read_url(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(hint), "{url}: {text}");
+            assert!(!text.contains("hunter2"), "{url}: {text}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_without_the_feature_names_it() {
+        let text = read_url("rediss://localhost").unwrap_err().to_string();
+        assert!(text.contains("`tls`") && text.contains("`redis-tls`"), "{text}");
+    }
+}

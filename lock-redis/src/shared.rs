@@ -1,0 +1,65 @@
+//! What all connections of one client have in common.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use lock_core::{CoreHandle, Error, ErrorKind, Result};
+
+use crate::keys::Keys;
+use crate::scripts::Scripts;
+use crate::server_clock::ServerClock;
+use crate::settings::{self, Settings};
+
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) client: redis::Client,
+    /// Where the server is, for errors and logs.
+    pub(crate) address: String,
+    pub(crate) keys: Keys,
+    pub(crate) scripts: Scripts,
+    pub(crate) core: OnceLock<CoreHandle>,
+    pub(crate) epoch: Mutex<Epoch>,
+    pub(crate) server_clock: ServerClock,
+    /// `retention` in µs, as the scripts take it.
+    pub(crate) retention: String,
+}
+
+/// What this client knows of the server's runs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Epoch {
+    /// The run on which it has held locks.
+    pub(crate) run: String,
+    /// The longest ttl that it has asked for, in ms.
+    pub(crate) longest: u64,
+    /// The longest ttl that it has made known to others, in ms.
+    pub(crate) noted: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(client: &redis::Client, settings: Settings) -> Result<Self> {
+        Ok(Self {
+            client: settings::prepare(client, settings.timeout)?,
+            address: settings::address(client),
+            keys: Keys::new(&settings.prefix, rand::random()),
+            scripts: Scripts::new(),
+            core: OnceLock::new(),
+            epoch: Mutex::default(),
+            server_clock: ServerClock::default(),
+            retention: settings.retention.as_micros().to_string(),
+            settings,
+        })
+    }
+
+    pub(crate) fn core(&self) -> Result<&CoreHandle> {
+        self.core.get().ok_or_else(|| Error::new(ErrorKind::Unsupported, "the backend is not attached to a client yet"))
+    }
+
+    pub(crate) fn bound(&self) -> Duration {
+        self.settings.timeout
+    }
+}
+
+/// Locks, also after a panic: every critical section here leaves its data whole at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
