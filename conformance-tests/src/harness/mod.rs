@@ -6,6 +6,8 @@ mod port;
 #[cfg(feature = "servers")]
 mod process;
 #[cfg(feature = "servers")]
+mod proxy;
+#[cfg(feature = "servers")]
 mod redis;
 
 pub use canary::Canary;
@@ -13,5 +15,7 @@ pub use canary::Canary;
 pub use port::Port;
 #[cfg(feature = "servers")]
 pub use process::ChildProcess;
+#[cfg(feature = "servers")]
+pub use proxy::{Fault, FaultProxy, ProxyStats, Reach};
 #[cfg(feature = "servers")]
 pub use redis::{RedisServer, RedisSettings, Reply, SideConnection};

@@ -1,0 +1,305 @@
+//! One connection through the proxy: two directions, each with a queue and its rules.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use rustix::net::Shutdown;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::rules::{Counted, Counters, Flow, Rules, Way};
+
+/// The most that is read at once.
+const CHUNK: usize = 16 * 1024;
+
+/// A connection, as the proxy's listener sees it.
+pub(super) struct Connection {
+    rules: watch::Sender<Rules>,
+    state: Arc<State>,
+    client: Weak<TcpStream>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Something that was sent will never arrive.
+    lost: AtomicBool,
+    /// How many bytes were read and wait to be passed on.
+    held: AtomicU64,
+}
+
+impl Connection {
+    /// The connection, and the task that carries it.
+    pub(super) fn new(
+        client: TcpStream,
+        server: SocketAddr,
+        rules: Rules,
+        counters: Arc<Counters>,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let client = Arc::new(client);
+        let (sender, receiver) = watch::channel(rules);
+        let state = Arc::new(State::default());
+        let connection = Self { rules: sender, state: state.clone(), client: Arc::downgrade(&client) };
+        (connection, carry(client, server, Carrier { rules: receiver, state, counters }))
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.rules.is_closed()
+    }
+
+    pub(super) fn has_lost(&self) -> bool {
+        self.state.lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn holds(&self) -> bool {
+        self.state.held.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut Rules)) {
+        self.rules.send_modify(change);
+    }
+
+    /// Resets it on both sides, and waits until that is done.
+    pub(super) async fn cut(&self) {
+        self.change(|rules| rules.cut = true);
+        self.rules.closed().await;
+    }
+
+    /// Ends it for the client; what is held for the server stays held.
+    pub(super) fn sever(&self) {
+        if let Some(client) = self.client.upgrade() {
+            // It fails when the client has gone by itself.
+            let _ = rustix::net::shutdown(&*client, Shutdown::Both);
+        }
+        self.change(|rules| {
+            let requests = rules.requests.flow;
+            *rules = Rules::CLEAR;
+            rules.requests.flow = requests;
+        });
+    }
+}
+
+/// What the two directions of a connection share.
+#[derive(Clone)]
+struct Carrier {
+    rules: watch::Receiver<Rules>,
+    state: Arc<State>,
+    counters: Arc<Counters>,
+}
+
+/// The server has reset the connection.
+struct Reset;
+
+async fn carry(client: Arc<TcpStream>, server: SocketAddr, mut carrier: Carrier) {
+    let counters = carrier.counters.clone();
+    let _open = Counted::new(&counters.open, 1);
+    let _ = client.set_nodelay(true);
+    let dialled = tokio::select! {
+        () = carrier.clone().cut() => None,
+        dialled = carrier.dial(&client, server) => dialled,
+    };
+    let Some(server) = dialled else {
+        let _ = client.set_zero_linger();
+        return;
+    };
+    let _ = server.set_nodelay(true);
+    let server = Arc::new(server);
+    let requests = carrier.clone().pump(client.clone(), server.clone(), Direction::Requests);
+    let replies = carrier.clone().pump(server.clone(), client.clone(), Direction::Replies);
+    let is_reset = tokio::select! {
+        () = carrier.cut() => true,
+        ended = async { tokio::try_join!(requests, replies) } => ended.is_err(),
+    };
+    if is_reset {
+        let _ = client.set_zero_linger();
+        let _ = server.set_zero_linger();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Requests,
+    Replies,
+}
+
+impl Direction {
+    fn way(self, rules: &Rules) -> Way {
+        match self {
+            Self::Requests => rules.requests,
+            Self::Replies => rules.replies,
+        }
+    }
+
+    fn passed(self, counters: &Counters) -> &AtomicU64 {
+        match self {
+            Self::Requests => &counters.requests,
+            Self::Replies => &counters.replies,
+        }
+    }
+}
+
+/// Something that was read, and when.
+struct Item<'a> {
+    at: Instant,
+    what: What<'a>,
+}
+
+enum What<'a> {
+    Bytes(Vec<u8>, [Counted<'a>; 2]),
+    End { by_reset: bool },
+}
+
+impl Carrier {
+    async fn cut(mut self) {
+        if self.rules.wait_for(|rules| rules.cut).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Connects to the server. None when that fails and the client is to see it.
+    async fn dial(&mut self, client: &TcpStream, server: SocketAddr) -> Option<TcpStream> {
+        loop {
+            let flow = self.rules.borrow_and_update().requests.flow;
+            if flow == Flow::Drop {
+                // Nothing arrives, not even the connection.
+                self.state.lost.store(true, Ordering::Release);
+                while let Ok(1..) = read(client).await.map(|bytes| self.lose(bytes.len())) {}
+                std::future::pending().await
+            }
+            match TcpStream::connect(server).await {
+                Ok(stream) => return Some(stream),
+                Err(_) if flow == Flow::Hold => drop(self.rules.changed().await),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Carries one direction until its end was passed on.
+    async fn pump(self, from: Arc<TcpStream>, to: Arc<TcpStream>, direction: Direction) -> Result<(), Reset> {
+        let (state, counters) = (self.state.clone(), self.counters.clone());
+        let (queue, items) = mpsc::unbounded_channel();
+        let reader = async {
+            // Moved in, so that the writer sees the end of the queue.
+            let queue = queue;
+            loop {
+                let read = read(&from).await;
+                let at = Instant::now();
+                let what = match read {
+                    Ok(bytes) if !bytes.is_empty() => {
+                        let counted = [&counters.held, &state.held].map(|held| Counted::new(held, bytes.len()));
+                        What::Bytes(bytes, counted)
+                    }
+                    end => What::End { by_reset: end.is_err() },
+                };
+                let is_end = matches!(what, What::End { .. });
+                if queue.send(Item { at, what }).is_err() || is_end {
+                    return Ok(());
+                }
+            }
+        };
+        tokio::try_join!(reader, self.write(items, &to, direction)).map(|_| ())
+    }
+
+    async fn write(
+        mut self,
+        mut items: mpsc::UnboundedReceiver<Item<'_>>,
+        to: &TcpStream,
+        direction: Direction,
+    ) -> Result<(), Reset> {
+        // A stream that lost something never goes on, whatever the rules become.
+        let (mut lost, mut gone) = (false, false);
+        while let Some(item) = items.recv().await {
+            self.wait_until_due(item.at, direction).await;
+            let flow = self.settled_flow(direction).await;
+            lost |= flow == Flow::Drop;
+            match item.what {
+                _ if lost => {
+                    self.state.lost.store(true, Ordering::Release);
+                    match item.what {
+                        What::Bytes(bytes, _) => drop(self.lose(bytes.len())),
+                        What::End { .. } => std::future::pending().await,
+                    }
+                }
+                What::Bytes(bytes, _held) => {
+                    gone = gone || write_all(to, &bytes).await.is_err();
+                    if gone {
+                        self.lose(bytes.len());
+                    } else {
+                        direction.passed(&self.counters).fetch_add(bytes.len() as u64, Ordering::AcqRel);
+                    }
+                }
+                What::End { by_reset } => {
+                    self.until(|rules| rules.pass_ends).await;
+                    if by_reset && direction == Direction::Replies {
+                        return Err(Reset);
+                    }
+                    let _ = rustix::net::shutdown(to, Shutdown::Write);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&self, bytes: usize) -> usize {
+        self.counters.lost.fetch_add(bytes as u64, Ordering::AcqRel);
+        bytes
+    }
+
+    /// Waits for the delay of something that was read at `at`, which may change meanwhile.
+    async fn wait_until_due(&mut self, at: Instant, direction: Direction) {
+        loop {
+            let due = at + direction.way(&self.rules.borrow_and_update()).delay;
+            if due <= Instant::now() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(due) => {}
+                _ = self.rules.changed() => {}
+            }
+        }
+    }
+
+    /// What is to happen to something that is due, when it is held no more.
+    async fn settled_flow(&mut self, direction: Direction) -> Flow {
+        self.until(|rules| direction.way(rules).flow != Flow::Hold).await;
+        direction.way(&self.rules.borrow()).flow
+    }
+
+    async fn until(&mut self, condition: impl FnMut(&Rules) -> bool) {
+        if self.rules.wait_for(condition).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Reads what there is; empty at the end of the stream.
+async fn read(from: &TcpStream) -> io::Result<Vec<u8>> {
+    loop {
+        from.readable().await?;
+        let mut bytes = vec![0; CHUNK];
+        match from.try_read(&mut bytes) {
+            Ok(read) => {
+                bytes.truncate(read);
+                return Ok(bytes);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        to.writable().await?;
+        match to.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

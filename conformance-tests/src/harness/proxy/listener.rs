@@ -1,0 +1,148 @@
+//! The proxy's thread: it accepts connections, and does what it is told.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
+
+use super::connection::Connection;
+use super::rules::{Counters, Rules};
+use super::{Fault, Reach};
+use crate::harness::Port;
+
+/// How long held bytes may take into the sockets of a server that does not read.
+const DELIVERY_BOUND: Duration = Duration::from_secs(5);
+
+/// What the proxy is told, and whom to tell that it is done.
+pub(super) enum Order {
+    Apply { fault: Fault, reach: Reach, done: SyncSender<()> },
+    Deliver { done: SyncSender<()> },
+    Heal { done: SyncSender<()> },
+}
+
+pub(super) struct Listener {
+    port: Arc<Port>,
+    server: SocketAddr,
+    counters: Arc<Counters>,
+    /// None while new connections are refused.
+    socket: Option<TcpListener>,
+    /// For connections that come.
+    rules: Rules,
+    connections: Vec<Connection>,
+    tasks: JoinSet<()>,
+}
+
+impl Listener {
+    pub(super) async fn open(port: Arc<Port>, server: SocketAddr, counters: Arc<Counters>) -> io::Result<Self> {
+        let socket = Some(TcpListener::bind(port.addr()).await?);
+        let (rules, connections, tasks) = (Rules::CLEAR, Vec::new(), JoinSet::new());
+        Ok(Self { port, server, counters, socket, rules, connections, tasks })
+    }
+
+    /// Works until there is nobody left to give orders.
+    pub(super) async fn run(mut self, mut orders: UnboundedReceiver<Order>) {
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(order) => self.obey(order).await,
+                    None => return,
+                },
+                client = accept(self.socket.as_ref()) => self.accepted(client),
+                Some(_) = self.tasks.join_next() => {}
+            }
+        }
+    }
+
+    fn accepted(&mut self, client: TcpStream) {
+        self.connections.retain(Connection::is_open);
+        self.counters.accepted.fetch_add(1, Ordering::AcqRel);
+        let (connection, task) = Connection::new(client, self.server, self.rules, self.counters.clone());
+        self.connections.push(connection);
+        self.tasks.spawn(task);
+    }
+
+    async fn obey(&mut self, order: Order) {
+        self.connections.retain(Connection::is_open);
+        let done = match order {
+            Order::Apply { fault, reach, done } => {
+                self.apply(fault, reach).await;
+                done
+            }
+            Order::Deliver { done } => {
+                self.deliver().await;
+                done
+            }
+            Order::Heal { done } => {
+                self.heal().await;
+                done
+            }
+        };
+        let _ = done.send(());
+    }
+
+    async fn apply(&mut self, fault: Fault, reach: Reach) {
+        match fault {
+            Fault::Refuse => self.socket = None,
+            Fault::Cut => {
+                for connection in &self.connections {
+                    connection.cut().await;
+                }
+            }
+            _ => {
+                for connection in &self.connections {
+                    connection.change(|rules| rules.add(fault));
+                }
+                if reach == Reach::All {
+                    self.rules.add(fault);
+                }
+            }
+        }
+    }
+
+    async fn deliver(&mut self) {
+        for connection in &self.connections {
+            connection.change(Rules::let_go);
+        }
+        let everything = async {
+            while self.connections.iter().any(Connection::holds) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let _ = tokio::time::timeout(DELIVERY_BOUND, everything).await;
+    }
+
+    async fn heal(&mut self) {
+        self.rules = Rules::CLEAR;
+        for connection in &self.connections {
+            if connection.has_lost() {
+                connection.cut().await;
+            } else if connection.holds() {
+                connection.sever();
+            } else {
+                connection.change(|rules| *rules = Rules::CLEAR);
+            }
+        }
+        if self.socket.is_none() {
+            let socket = TcpListener::bind(self.port.addr()).await;
+            self.socket = Some(socket.expect("the proxy's port is its own"));
+        }
+    }
+}
+
+/// The next connection; never, while there is no listener.
+async fn accept(socket: Option<&TcpListener>) -> TcpStream {
+    let Some(socket) = socket else { return std::future::pending().await };
+    loop {
+        match socket.accept().await {
+            Ok((client, _)) => return client,
+            // The client has gone again, or there are too many files for a moment.
+            Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What happens to the bytes of a connection, and how they are counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::{Fault, ProxyStats};
+
+/// What happens to what is sent in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    Pass,
+    Hold,
+    Drop,
+}
+
+/// The rules of one direction of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) flow: Flow,
+    pub(super) delay: Duration,
+}
+
+impl Way {
+    const CLEAR: Self = Self { flow: Flow::Pass, delay: Duration::ZERO };
+}
+
+/// The rules of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) requests: Way,
+    pub(super) replies: Way,
+    /// Whether the end of one side is passed on to the other.
+    pub(super) pass_ends: bool,
+    /// Whether the connection is to be reset now.
+    pub(super) cut: bool,
+}
+
+impl Rules {
+    pub(super) const CLEAR: Self = Self { requests: Way::CLEAR, replies: Way::CLEAR, pass_ends: true, cut: false };
+
+    pub(super) fn add(&mut self, fault: Fault) {
+        match fault {
+            Fault::Cut => self.cut = true,
+            // It is the listener's.
+            Fault::Refuse => {}
+            Fault::Silence => (self.requests.flow, self.replies.flow) = (Flow::Drop, Flow::Drop),
+            Fault::Delay { requests, replies } => (self.requests.delay, self.replies.delay) = (requests, replies),
+            Fault::LoseReplies => self.replies.flow = Flow::Drop,
+            Fault::HoldRequests => self.requests.flow = Flow::Hold,
+            Fault::HoldReplies => self.replies.flow = Flow::Hold,
+            Fault::HalfOpen => self.pass_ends = false,
+        }
+    }
+
+    /// Holds nothing any more.
+    pub(super) fn let_go(&mut self) {
+        for way in [&mut self.requests, &mut self.replies] {
+            if way.flow == Flow::Hold {
+                way.flow = Flow::Pass;
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) accepted: AtomicU64,
+    pub(super) open: AtomicU64,
+    pub(super) requests: AtomicU64,
+    pub(super) replies: AtomicU64,
+    pub(super) lost: AtomicU64,
+    pub(super) held: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn read(&self) -> ProxyStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        ProxyStats {
+            accepted: read(&self.accepted),
+            open: read(&self.open),
+            requests: read(&self.requests),
+            replies: read(&self.replies),
+            lost: read(&self.lost),
+            held: read(&self.held),
+        }
+    }
+}
+
+/// Adds to a counter while it lives.
+pub(super) struct Counted<'a>(&'a AtomicU64, u64);
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(counter: &'a AtomicU64, amount: usize) -> Self {
+        let amount = u64::try_from(amount).unwrap_or(u64::MAX);
+        counter.fetch_add(amount, Ordering::AcqRel);
+        Self(counter, amount)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::AcqRel);
+    }
+}
