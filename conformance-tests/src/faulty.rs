@@ -25,8 +25,8 @@ use crate::fixture::Route;
 /// backend with a real server it gives the faults that a proxy cannot.
 ///
 /// Requests run apart from the call that makes them, as at a server: when the call is dropped or gives up they go on.
-/// The stamp of every answer is at most the moment when the call began, since a delay on the path comes after the
-/// request was sent.
+/// While something is broken, the stamp of every answer is at most the moment when the call began, since a delay on the
+/// path comes after the request was sent.
 pub struct Faulty<B: ?Sized> {
     faults: Arc<Shared>,
     route: Route,
@@ -39,8 +39,13 @@ impl<B: LockBackend + ?Sized> Faulty<B> {
         Self { faults, route, core: OnceLock::new(), inner }
     }
 
-    fn now(&self) -> Stamp {
-        self.core.get().map_or(Stamp::ZERO, |(_, core)| core.stamp())
+    /// The latest stamp that the answer of a call may have which begins now. Any, while nothing is broken: a backend that
+    /// takes its stamps too late must not be mended here.
+    fn latest_stamp(&self, line: &Line) -> Stamp {
+        match self.core.get() {
+            Some((_, core)) if !line.is_clear() => core.stamp(),
+            _ => Stamp::ZERO.plus(Duration::MAX),
+        }
     }
 
     fn line(&self) -> Line {
@@ -66,7 +71,9 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
     }
 
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let (sent, inner, claim, faults) = (self.now(), self.inner.clone(), claim.clone(), self.faults.clone());
+        let (inner, claim, faults) = (self.inner.clone(), claim.clone(), self.faults.clone());
+        let line = self.line();
+        let sent = self.latest_stamp(&line);
         let request = move || {
             let (inner, claim, faults) = (inner.clone(), claim.clone(), faults.clone());
             async move {
@@ -74,7 +81,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
                 inner.acquire(&claim, ttl).await
             }
         };
-        Ok(match self.line().call(Verb::Acquire, request).await?? {
+        Ok(match line.call(Verb::Acquire, request).await?? {
             Acquisition::Granted(grant) => Acquisition::Granted(sent_by(grant, sent)),
             Acquisition::Queued { confirmation, look_in } => {
                 Acquisition::Queued { confirmation: not_after(confirmation, sent), look_in }
@@ -84,13 +91,15 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
     }
 
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        let (sent, inner, faults) = (self.now(), self.inner.clone(), self.faults.clone());
+        let (inner, faults) = (self.inner.clone(), self.faults.clone());
+        let line = self.line();
+        let sent = self.latest_stamp(&line);
         let leases: Arc<[LeaseRef]> = leases.into();
         let request = move || {
             let (inner, faults, leases) = (inner.clone(), faults.clone(), leases.clone());
             async move { renew_readable(&*inner, &faults, &leases).await }
         };
-        match self.line().call(Verb::Renew, request).await {
+        match line.call(Verb::Renew, request).await {
             Ok(collected) => {
                 for (index, answer) in collected {
                     let answer = match answer {

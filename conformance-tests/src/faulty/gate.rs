@@ -28,11 +28,18 @@ pub(super) struct Line {
     faults: Arc<Shared>,
     route: Route,
     bound: Duration,
+    is_clear: bool,
 }
 
 impl Line {
     pub(super) fn new(faults: Arc<Shared>, route: Route, bound: Duration) -> Self {
-        Self { faults, route, bound }
+        let is_clear = faults.path_of(route).is_none() && *faults.server.borrow() == Health::Up;
+        Self { faults, route, bound, is_clear }
+    }
+
+    /// Whether nothing is broken for this call.
+    pub(super) fn is_clear(&self) -> bool {
+        self.is_clear
     }
 
     /// Sends a request. The answer of the server, or what its client knows without one.
@@ -41,11 +48,11 @@ impl Line {
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
-        let fault = self.faults.path_of(self.route);
-        if fault.is_none() && *self.faults.server.borrow() == Health::Up {
+        if self.is_clear {
             self.faults.count();
             return Ok(request().await);
         }
+        let fault = self.faults.path_of(self.route);
         if fault == Some(PathFault::Cut) {
             return Err(Error::new(ErrorKind::Unavailable, "the connection was refused"));
         }
