@@ -1,0 +1,162 @@
+//! The server's half: the shipped rules, the ways to break them, and what must be true after each operation.
+
+use std::time::Duration;
+
+use lock_core::memory::{HeldLease, LockRecord, Standing};
+use lock_core::{Certainty, Extend, FencingToken, Stamp};
+
+use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
+
+type Record = LockRecord<u8>;
+
+/// Works on one request. What a release has taken back is checked by the caller, who remembers it.
+pub(super) fn serve(
+    world: &World,
+    record: &mut Record,
+    request: Request,
+    now: u8,
+) -> Result<(Option<Reply>, Vec<Push>), Broken> {
+    let mut handoffs = Vec::new();
+    let had = standing_until(record, request.claim, now).is_some();
+    let reply = match world.sabotage {
+        Some(sabotage) => broken(world, sabotage, record, request, now, &mut handoffs),
+        None => by_the_rules(world, record, request, now, &mut handoffs),
+    };
+    // Ticks are seconds, so no tombstone ends within a run; without its time, equal states are equal.
+    record.tombstones.iter_mut().for_each(|(_, until)| *until = never());
+    record.tombstones.sort_unstable();
+    check(record, request, now, had)?;
+    let push = |lease: &HeldLease<u8>| Push { claim: lease.party, token: lease.token.get(), place: lease.place };
+    Ok((reply, handoffs.iter().map(push).collect()))
+}
+
+fn by_the_rules(
+    world: &World,
+    record: &mut Record,
+    request: Request,
+    now: u8,
+    handoffs: &mut Vec<HeldLease<u8>>,
+) -> Option<Reply> {
+    let (ttl, place_ttl, party, now) = (ticks(world.ttl), ticks(world.place_ttl), &request.claim, at(now));
+    let standing = match request.verb {
+        Verb::Acquire => record.acquire(party, ttl, Some(place_ttl), now, handoffs),
+        Verb::Renew { .. } => record.renew(party, ttl, place_ttl, Extend::AtLeast, now, handoffs),
+        Verb::Release { unsure } => {
+            let certainty = if unsure { Certainty::Unsure } else { Certainty::Sure };
+            record.release(party, certainty, now, handoffs);
+            return None;
+        }
+    };
+    Some(match standing {
+        Standing::Holds { token, place, .. } => Reply::Holds { token: token.get(), place },
+        Standing::Waits { place, .. } => Reply::Waits { place },
+        Standing::Absent { .. } | Standing::Withdrawn => Reply::Lost,
+    })
+}
+
+/// The same with one rule broken.
+fn broken(
+    world: &World,
+    sabotage: Sabotage,
+    record: &mut Record,
+    request: Request,
+    now: u8,
+    handoffs: &mut Vec<HeldLease<u8>>,
+) -> Option<Reply> {
+    let Request { claim, verb, .. } = request;
+    let before = standing_until(record, claim, now);
+    let is_free = record.live_lease(at(now)).is_none();
+    let mut rules = |record: &mut Record| by_the_rules(world, record, request, now, handoffs);
+    let reply = match (sabotage, verb) {
+        (Sabotage::NewcomersPassWaiters, Verb::Acquire) if is_free && before.is_none() => {
+            let waiting = std::mem::take(&mut record.places);
+            let reply = rules(record);
+            record.places = waiting;
+            reply
+        }
+        (Sabotage::RepeatedAcquireKeepsTheDeadline, Verb::Acquire) => {
+            let reply = rules(record);
+            if let (Some(old), Some(until)) = (before, until_mut(record, claim)) {
+                *until = old;
+            }
+            reply
+        }
+        (Sabotage::RenewHidesAGrant, Verb::Renew { held: false }) => match rules(record) {
+            Some(Reply::Holds { .. }) => Some(Reply::Lost),
+            other => other,
+        },
+        (Sabotage::RenewCreatesAPlace, Verb::Renew { .. }) => {
+            let acquire = Request { verb: Verb::Acquire, ..request };
+            by_the_rules(world, record, if before.is_none() { acquire } else { request }, now, handoffs)
+        }
+        (Sabotage::OnlyTheHeadsLookServes, Verb::Acquire | Verb::Renew { .. })
+            if is_free && record.live_places(at(now)).next().is_some_and(|head| head.party != claim) =>
+        {
+            // Looks as if the lease were still there.
+            let lease = record.lease.clone();
+            record.lease = Some(HeldLease {
+                party: u8::MAX,
+                place: 0,
+                token: FencingToken::new(0),
+                until: never(),
+                handed_off: false,
+            });
+            let reply = rules(record);
+            record.lease = lease;
+            reply
+        }
+        (Sabotage::ReleaseEndsAnybodysLease, Verb::Release { .. }) => {
+            record.lease = None;
+            rules(record)
+        }
+        _ => rules(record),
+    };
+    let place_ttl = ticks(world.place_ttl);
+    if let (Some(lease), Some(last)) = (&mut record.lease, handoffs.last_mut()) {
+        match sabotage {
+            Sabotage::HandoffGivesAFreshTtl => lease.until = lease.until.max(at(now).plus(place_ttl)),
+            Sabotage::HandoffKeepsTheToken => {
+                record.last_token -= 1;
+                lease.token = FencingToken::new(record.last_token);
+                last.token = lease.token;
+            }
+            _ => {}
+        }
+    }
+    if sabotage == Sabotage::PlacesNeverExpire {
+        record.places.iter_mut().for_each(|place| place.until = never());
+    }
+    reply
+}
+
+/// What must be true after every operation on a lock.
+fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Broken> {
+    if let Some(lease) = &record.lease
+        && record.places.iter().any(|place| place.place < lease.place)
+    {
+        return Err(Broken::Fifo);
+    }
+    if record.live_lease(at(now)).is_none() && record.live_places(at(now)).next().is_some() {
+        return Err(Broken::Unserved);
+    }
+    let has = standing_until(record, request.claim, now).is_some();
+    if matches!(request.verb, Verb::Renew { .. }) && has && !had {
+        return Err(Broken::Created);
+    }
+    Ok(())
+}
+
+fn never() -> Stamp {
+    Stamp::ZERO.plus(Duration::MAX)
+}
+
+/// Until when the lease or place of a claim lasts, if it has one.
+fn standing_until(record: &Record, claim: u8, now: u8) -> Option<Stamp> {
+    let lease = record.live_lease(at(now)).filter(|lease| lease.party == claim).map(|lease| lease.until);
+    lease.or_else(|| record.live_places(at(now)).find(|place| place.party == claim).map(|place| place.until))
+}
+
+fn until_mut(record: &mut Record, claim: u8) -> Option<&mut Stamp> {
+    let lease = record.lease.as_mut().filter(|lease| lease.party == claim).map(|lease| &mut lease.until);
+    lease.or_else(|| record.places.iter_mut().find(|place| place.party == claim).map(|place| &mut place.until))
+}
