@@ -21,7 +21,7 @@ pub enum KeeperHome {
     #[default]
     OwnThread,
     /// As tasks on the tokio runtime that the client is built in. No thread more, but when that runtime is starved
-    /// nothing is renewed, and when it is shut down leases end by their ttl.
+    /// nothing is renewed. When it is shut down every holder is told, and the leases end by their ttl.
     CurrentRuntime,
 }
 
@@ -40,6 +40,16 @@ enum Target {
     Place(Claim),
 }
 
+/// The keeper while it runs. When its runtime goes down with it nobody renews any more, so holders are told and
+/// no lease is begun.
+struct Running(Arc<LeaseKeeper>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.end_everything();
+    }
+}
+
 /// At most so many tasks are looked at before the state is unlocked.
 const STEP: usize = 1024;
 
@@ -52,11 +62,11 @@ impl LeaseKeeper {
                 };
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
                 let keeper = Self::new(parts, runtime.handle().clone());
-                let running = keeper.clone();
+                let running = Running(keeper.clone());
                 std::thread::Builder::new()
                     .name("leasehold-keeper".into())
                     .spawn(move || {
-                        runtime.block_on(running.run());
+                        runtime.block_on(running.0.clone().run());
                         runtime.shutdown_background();
                     })
                     .map_err(broken)?;
@@ -68,7 +78,8 @@ impl LeaseKeeper {
                         .with_source(error)
                 })?;
                 let keeper = Self::new(parts, runtime.clone());
-                runtime.spawn(keeper.clone().run());
+                let running = Running(keeper.clone());
+                runtime.spawn(async move { running.0.clone().run().await });
                 Ok(keeper)
             }
         }
@@ -176,9 +187,8 @@ impl LeaseKeeper {
         self.wake.notify_one();
     }
 
-    /// Ends every acquire and every lease, and waits until the store has answered. While answers come it goes on;
-    /// without any for two call bounds it ends with an error.
-    pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
+    /// Fails every acquire, tells every holder, and begins to take everything back.
+    fn end_everything(self: &Arc<Self>) {
         self.with_state(|state, effects| {
             if state.life == Life::Open {
                 state.life = Life::Shut;
@@ -186,6 +196,12 @@ impl LeaseKeeper {
             self.disband_all(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
             self.end_all(state);
         });
+    }
+
+    /// Ends every acquire and every lease, and waits until the store has answered. While answers come it goes on;
+    /// without any for two call bounds it ends with an error.
+    pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
+        self.end_everything();
         loop {
             let progress = self.progress.notified();
             let mut progress = std::pin::pin!(progress);
