@@ -31,6 +31,60 @@ macro_rules! for_each_case {
                 two_claims_of_one_client_are_two_owners
                 a_claim_that_wants_no_place_leaves_none
             }
+            lease {
+                expires_after_its_ttl_and_not_before
+                every_renewal_restarts_the_ttl
+                a_renewal_never_shortens
+                a_renewal_shortens_when_it_is_told_to
+                one_call_renews_each_to_its_own_ttl
+                a_ttl_is_rounded_up_and_reported
+                a_slow_grant_leaves_a_true_validity
+                the_holder_never_believes_longer_than_the_server
+                a_fixed_lease_is_not_renewed
+                max_hold_ends_the_renewal
+                min_hold_outlives_an_early_release
+                min_hold_outlives_the_client
+                validity_keeps_a_margin_and_shrinks
+            }
+            waiting {
+                a_wait_of_zero_is_one_attempt
+                a_wait_below_a_second_is_kept
+                a_long_wait_ends_in_time
+                the_wait_includes_connecting
+                a_release_wakes_the_waiter
+                the_waiter_of_a_dead_holder_takes_over
+                a_waiter_that_died_in_the_queue_is_passed_over
+                a_lost_push_costs_time_only
+                clients_are_served_in_order_where_that_is_claimed
+                tasks_of_one_client_are_served_in_order
+                a_thousand_waiters_all_get_their_turn
+                the_cost_of_a_handoff_is_flat
+            }
+            unsure {
+                a_stuck_request_has_no_effect_after_the_release
+                a_withdrawn_request_has_no_effect
+                an_acquire_without_an_answer_leaves_nothing
+                a_grant_whose_answer_was_lost_is_withdrawn
+                a_late_answer_of_an_older_place_counts_for_nothing
+                tasks_with_short_waits_get_a_long_queue
+            }
+            cancellation {
+                an_acquire_dropped_at_every_await_leaves_nothing
+                a_waiter_dropped_at_every_await_leaves_nothing
+                an_acquire_that_is_never_polled_sends_nothing
+                an_acquire_dropped_with_its_answer_lost_leaves_nothing
+                a_waiter_dropped_as_it_is_granted_passes_the_lock_on
+                a_release_dropped_at_every_await_goes_on
+                a_dropped_guard_releases_at_once
+                a_guard_dropped_outside_a_runtime_releases
+                a_leaked_guard_ends_with_its_client
+                a_runtime_that_is_shut_down_leaves_nothing
+                a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl
+                a_hundred_waiters_torn_down_at_once_leave_nothing
+                a_shutdown_releases_everything
+                a_shutdown_in_front_of_silence_has_an_end
+                a_dropped_run_releases
+            }
         }
     };
 }

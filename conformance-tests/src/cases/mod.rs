@@ -2,5 +2,9 @@
 //!
 //! Each takes a fresh fixture, fails by a panic, and names the invariants that it proves.
 
+pub mod cancellation;
 pub mod exclusion;
+pub mod lease;
 pub mod ownership;
+pub mod unsure;
+pub mod waiting;

@@ -1,0 +1,296 @@
+//! Futures and guards that are dropped.
+
+use std::time::Duration;
+
+use lock_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, long_client, polled, queued};
+use crate::fault::PathFault;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+
+/// How slow the path is where a case drops something on its way.
+const SLOW: Duration = Duration::from_millis(15);
+
+/// A request and its answer, and the withdraw and its answer, on a slow path.
+const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
+
+/// What is left of a claim is gone within `bound`, which is far less than its ttl.
+async fn leaves_nothing<F: Fixture>(fixture: &F, other: &LockClient, name: &LockName, bound: Duration, what: &str) {
+    becomes_free(other, name, bound, what).await;
+    eventually(bound, "nothing is left at the server", async || fixture.census().await.is_clean()).await;
+}
+
+/// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each number of polls that it has.
+pub async fn an_acquire_dropped_at_every_await_leaves_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+    let name = name("every await");
+    fixture.path(PathFault::Delay(SLOW)).await;
+    for polls in 0.. {
+        let lock = ann.lock(name.as_str());
+        let acquired = polled(polls, lock.acquire()).await;
+        let ended = acquired.is_some();
+        drop(acquired);
+        leaves_nothing(&fixture, &bob, &name, TAKEN_BACK, &format!("an acquire was dropped after {polls} polls")).await;
+        if ended {
+            assert!(polls > 1, "the acquire had no await at which it could be dropped");
+            break;
+        }
+        assert!(polls < 50, "the acquire never ends");
+    }
+    assert_eq!((ann.stats().held, ann.stats().waiting), (0, 0));
+}
+
+/// Invariant 12: the same in a queue: no place is left behind, and the holder is not disturbed.
+pub async fn a_waiter_dropped_at_every_await_leaves_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+    let name = name("every await of a waiter");
+    let guard = hold(&bob, &name).await;
+    fixture.path(PathFault::Delay(SLOW)).await;
+    for polls in 0..6 {
+        let lock = ann.lock(name.as_str());
+        let waiting = tokio::time::timeout(SLOW * 4, polled(polls, lock.acquire())).await;
+        assert!(!matches!(waiting, Ok(Some(_))), "the lock is held");
+        let gone = async || {
+            let census = fixture.census().await;
+            (census.leases, census.places) == (1, 0)
+        };
+        eventually(TAKEN_BACK, &format!("a waiter that was dropped after {polls} polls leaves no place"), gone).await;
+    }
+    assert!(guard.is_held());
+    guard.release().await.expect("a release");
+    assert!(is_free(&bob, &name).await, "a dropped waiter was handed the lock");
+}
+
+/// Invariant 12: what was never polled has sent nothing.
+pub async fn an_acquire_that_is_never_polled_sends_nothing<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let served = fixture.served().await;
+    for _ in 0..10 {
+        let lock = ann.lock("never polled");
+        drop(lock.acquire());
+        drop(lock.try_acquire());
+    }
+    tokio::time::sleep(fixture.ttl()).await;
+    assert_eq!(fixture.served().await, served, "something was sent for a future that was never polled");
+    assert!(fixture.census().await.is_clean());
+}
+
+/// Invariants 9 and 12: dropped in flight, with the answer lost on its way: the withdraw goes on until it is answered.
+pub async fn an_acquire_dropped_with_its_answer_lost_leaves_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+    let name = name("dropped and lost");
+    fixture.path(PathFault::LoseReplies).await;
+    let lock = ann.lock(name.as_str());
+    let dropped = tokio::time::timeout(AT_ONCE, lock.acquire()).await;
+    assert!(dropped.is_err(), "no answer came back");
+    fixture.heal().await;
+    let bound = ann.capabilities().call_bound * 2 + Duration::from_millis(500);
+    leaves_nothing(&fixture, &bob, &name, bound, "a grant that nobody waits for is withdrawn").await;
+}
+
+/// Invariant 12: dropped just when the lock was handed on, a waiter neither keeps it nor delays the next.
+pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+    let name = name("just granted");
+    for round in 0..25 {
+        let guard = hold(&bob, &name).await;
+        let lock = ann.lock(name.as_str());
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        queued(&fixture, &ann, &name, (1, 1)).await;
+        let release = tokio::spawn(guard.release());
+        tokio::time::sleep(Duration::from_micros(round * 40)).await;
+        waiter.abort();
+        drop(waiter.await);
+        join(release).await.expect("a release");
+        becomes_free(&bob, &name, AT_ONCE, "a waiter that is gone keeps nothing").await;
+    }
+    eventually(AT_ONCE, "nothing is left", async || fixture.census().await.is_clean()).await;
+}
+
+/// Invariant 12: a release that is dropped at any await goes on in the background.
+pub async fn a_release_dropped_at_every_await_goes_on<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+    let name = name("dropped release");
+    fixture.path(PathFault::Delay(SLOW)).await;
+    for polls in 0.. {
+        let guard = hold(&ann, &name).await;
+        let ended = polled(polls, guard.release()).await.is_some();
+        leaves_nothing(&fixture, &bob, &name, TAKEN_BACK, &format!("a release was dropped after {polls} polls")).await;
+        if ended {
+            break;
+        }
+        assert!(polls < 50, "the release never ends");
+    }
+}
+
+/// Invariants 8 and 12: a guard that is dropped releases at once, in the background.
+pub async fn a_dropped_guard_releases_at_once<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("dropped guard");
+    drop(hold(&ann, &name).await);
+    leaves_nothing(&fixture, &bob, &name, AT_ONCE, "a dropped guard releases").await;
+}
+
+/// Invariant 12: a guard that is dropped on a thread without a runtime does not panic, and releases at once.
+pub async fn a_guard_dropped_outside_a_runtime_releases<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("outside a runtime");
+    let guard = hold(&ann, &name).await;
+    outside(move || drop(guard)).await;
+    leaves_nothing(&fixture, &bob, &name, AT_ONCE, "a guard that was dropped outside a runtime releases").await;
+}
+
+/// A guard that is never dropped holds on. Its client's shutdown ends it all the same, and `max_hold` does.
+pub async fn a_leaked_guard_ends_with_its_client<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (leaked, bounded) = (name("leaked"), name("leaked, with max_hold"));
+    std::mem::forget(hold(&ann, &leaked).await);
+    std::mem::forget(ann.lock(bounded.as_str()).max_hold(fixture.ttl()).acquire().await.expect("nothing is broken"));
+    let bound = fixture.ttl() * 2 + bob.capabilities().takeover_slack;
+    becomes_free(&bob, &bounded, bound, "max_hold ends what was leaked").await;
+    assert!(!is_free(&bob, &leaked).await, "a leaked guard is renewed like any other");
+    ann.shutdown().await.expect("a shutdown");
+    assert!(is_free(&bob, &leaked).await, "a shutdown releases what was leaked");
+}
+
+/// Invariant 12: a runtime that is shut down with guards and acquires on it takes them along, without a panic. The
+/// keeper has a thread of its own, so what was held is released at once.
+pub async fn a_runtime_that_is_shut_down_leaves_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+    let (held, flying) = (name("held at shutdown"), name("in flight at shutdown"));
+    let runtime = a_runtime(2);
+    let (told, hears) = oneshot::channel();
+    runtime.spawn({
+        let acquire = hold(&ann, &held);
+        async move {
+            let _guard = acquire.await;
+            let _ = told.send(());
+            std::future::pending::<()>().await;
+        }
+    });
+    hears.await.expect("the lock is held");
+    fixture.path(PathFault::Delay(SLOW)).await;
+    let lock = ann.lock(flying.as_str());
+    runtime.spawn(async move { lock.acquire().await });
+    eventually(AT_ONCE, "an acquire is under way", async || ann.stats().waiting == 1).await;
+    outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
+    becomes_free(&bob, &held, TAKEN_BACK, "a guard that went down with its runtime is released").await;
+    leaves_nothing(&fixture, &bob, &flying, TAKEN_BACK, "an acquire that went down with its runtime is withdrawn")
+        .await;
+}
+
+/// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is told, and the lease ends by
+/// its ttl.
+pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl<F: Fixture>(fixture: F) {
+    let (builder, bob) = (builder(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("keeper at shutdown"), fixture.ttl());
+    let runtime = a_runtime(1);
+    let acquire = runtime.spawn({
+        let name = name.clone();
+        async move {
+            let ann = build(builder.keeper(KeeperHome::CurrentRuntime));
+            hold(&ann, &name).await
+        }
+    });
+    let guard: LockGuard = join(acquire).await;
+    outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
+    let watch = Watch::start();
+    assert_eq!(guard.lost().await.reason, LossReason::Shutdown);
+    watch.within(AT_ONCE, "a holder is told at once when nobody will renew its lease");
+    assert!(!guard.is_held());
+    outside(move || drop(guard)).await;
+    let bound = ttl + bob.capabilities().takeover_slack;
+    becomes_free(&bob, &name, bound, "a lease without a keeper ends by its ttl").await;
+}
+
+/// Invariants 12 and 13: a hundred waiters torn down at once neither block the lock nor leave a place.
+pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("torn down");
+    let guard = hold(&bob, &name).await;
+    let mut waiting = Vec::new();
+    for index in 0..100 {
+        let lock = ann.lock(name.as_str());
+        waiting.push(tokio::spawn(async move { lock.acquire().await }));
+        if index % 10 == 0 {
+            // Ten of them have a place of their own.
+            let client = long_client(&fixture, Route::Clear).await;
+            let lock = client.lock(name.as_str());
+            waiting.push(tokio::spawn(async move { lock.acquire().await }));
+        }
+    }
+    queued(&fixture, &ann, &name, (100, 11)).await;
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    guard.release().await.expect("a release");
+    leaves_nothing(&fixture, &bob, &name, AT_ONCE * 4, "waiters that are gone do not stand in the way").await;
+    assert_eq!(ann.stats().waiting, 0);
+}
+
+/// A shutdown releases everything, tells the holders, and refuses what comes after.
+pub async fn a_shutdown_releases_everything<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let names: Vec<_> = (0..10).map(|index| name(&format!("shutdown {index}"))).collect();
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(hold(&ann, name).await);
+    }
+    let other = name("held by another");
+    let _guard = hold(&bob, &other).await;
+    let lock = ann.lock(other.as_str());
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    queued(&fixture, &ann, &other, (1, 1)).await;
+    ann.shutdown().await.expect("the server answers");
+    assert_eq!(kind_of(&join(waiter).await), ErrorKind::Unavailable, "a pending acquire fails");
+    for guard in &guards {
+        assert!(!guard.is_held(), "a guard still holds after the shutdown");
+        assert_eq!(guard.lost().await.reason, LossReason::Shutdown);
+    }
+    let census = fixture.census().await;
+    assert_eq!((census.leases, census.places), (1, 0), "a shutdown waits until everything is released");
+    assert_eq!(kind_of(&ann.lock("after the shutdown").acquire().await), ErrorKind::Unavailable);
+}
+
+/// Invariant 11: a shutdown in front of a silent server has an end.
+pub async fn a_shutdown_in_front_of_silence_has_an_end<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Faulty).await;
+    let guard = hold(&ann, &name("silence")).await;
+    fixture.path(PathFault::Silence).await;
+    let watch = Watch::start();
+    assert_eq!(kind_of(&ann.shutdown().await), ErrorKind::Indeterminate);
+    watch.within(ann.capabilities().call_bound * 5 / 2, "a shutdown ends within two call bounds and a quarter of each");
+    assert!(!guard.is_held());
+}
+
+/// `Lock::run` that is dropped releases; so does one that ends.
+pub async fn a_dropped_run_releases<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("run");
+    let lock = ann.lock(name.as_str());
+    let seen = lock.run(async |token| (token, is_free(&bob, &name).await)).await.expect("the work ends");
+    assert!(!seen.1, "the work runs without the lock");
+    assert!(is_free(&bob, &name).await);
+    let dropped = tokio::time::timeout(AT_ONCE, lock.run(|_| std::future::pending::<()>())).await;
+    assert!(dropped.is_err());
+    leaves_nothing(&fixture, &bob, &name, AT_ONCE, "a run that was dropped releases").await;
+}
+
+fn a_runtime(workers: usize) -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(workers).enable_all().build().expect("the system gives threads for a runtime")
+}
+
+/// Does something on a thread without a runtime.
+async fn outside(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = oneshot::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    if ended.await.is_err() {
+        let panic = thread.join().expect_err("it ended without saying so");
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -1,0 +1,226 @@
+//! How long a lease lasts.
+
+use std::time::Duration;
+
+use lock_core::{Answer, Certainty, Extend, LeaseRef, LossReason, TtlScope};
+
+use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client};
+use crate::direct::Direct;
+use crate::fault::PathFault;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{self, AT_ONCE, Watch, eventually, name};
+
+/// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
+pub async fn expires_after_its_ttl_and_not_before<F: Fixture>(fixture: F) {
+    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("expiry"), fixture.ttl());
+    let watch = Watch::start();
+    let stamp = ann.now();
+    let granted = ann.granted(&ann.claim(&name), ttl).await.confirmation;
+    assert!(granted.sent >= stamp && granted.ttl >= ttl, "granted was {granted:?}, asked for {ttl:?}");
+    bob.takes_over(&bob.claim(&name), granted.ttl, ttl).await;
+    // The time until the request arrived counts for the lease, not against it.
+    watch.not_before(ttl, "another was granted before the lease had ended");
+}
+
+/// Invariant 4: each renewal gives the whole ttl again, many times over, and without one the lease ends.
+pub async fn every_renewal_restarts_the_ttl<F: Fixture>(fixture: F) {
+    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("many renewals"), fixture.ttl());
+    let claim = ann.claim(&name);
+    let place = ann.granted(&claim, ttl).await.confirmation.place;
+    for round in 0..12 {
+        tokio::time::sleep(ttl / 4).await;
+        match ann.renew(LeaseRef::new(claim.clone(), place, ttl)).await {
+            Answer::Renewed(confirmation) => assert!(confirmation.ttl >= ttl, "renewed to {:?}", confirmation.ttl),
+            other => panic!("renewal {round} of a lease that stands: {other:?}"),
+        }
+        let left = fixture.record(&name).await.lease.expect("it was just renewed");
+        // What the lease had left without the renewal was three quarters, at most.
+        assert!(left > ttl * 3 / 4, "renewal {round} left {left:?} of {ttl:?} at the server");
+    }
+    bob.takes_over(&bob.claim(&name), ttl, ttl).await;
+}
+
+/// A late copy of a renewal with a shorter ttl takes nothing away.
+pub async fn a_renewal_never_shortens<F: Fixture>(fixture: F) {
+    let ann = Direct::new(&fixture, Route::Clear).await;
+    let (name, ttl) = (name("shorter"), fixture.ttl());
+    let claim = ann.claim(&name);
+    let grant = ann.granted(&claim, ttl * LONG).await;
+    let answer = ann.renew(LeaseRef::new(claim, grant.confirmation.place, ttl)).await;
+    assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
+    kit::still_held(&fixture, &name, grant.token, ttl * (LONG - 3)).await;
+}
+
+/// A renewal that is told to end the lease then does, and not at once: the end of a `min_hold`.
+pub async fn a_renewal_shortens_when_it_is_told_to<F: Fixture>(fixture: F) {
+    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("exactly"), fixture.ttl());
+    if ann.capabilities().ttl_scope == TtlScope::Session {
+        // The store cannot; the client keeps the lease so long, which `min_hold_outlives_an_early_release` proves.
+        return;
+    }
+    let claim = ann.claim(&name);
+    let place = ann.granted(&claim, ttl * LONG).await.confirmation.place;
+    let mut last = LeaseRef::new(claim, place, ttl);
+    last.extend = Extend::Exactly;
+    let watch = Watch::start();
+    let answer = ann.renew(last).await;
+    assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
+    bob.takes_over(&bob.claim(&name), ttl, ttl).await;
+    watch.not_before(ttl, "the lease that was to run out ended at once");
+}
+
+/// Leases with different ttls are renewed in one call, each to its own.
+pub async fn one_call_renews_each_to_its_own_ttl<F: Fixture>(fixture: F) {
+    let ann = Direct::new(&fixture, Route::Clear).await;
+    let ttl = fixture.ttl();
+    let wanted = [ttl * 10, ttl * 20, ttl * 30];
+    let mut leases = Vec::new();
+    for (index, ttl) in wanted.iter().enumerate() {
+        let claim = ann.claim(&name(&format!("own ttl {index}")));
+        let place = ann.granted(&claim, fixture.ttl() * 5).await.confirmation.place;
+        leases.push(LeaseRef::new(claim, place, *ttl));
+    }
+    for answer in ann.renew_all(&leases).await {
+        assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
+    }
+    for (lease, ttl) in leases.iter().zip(wanted) {
+        let left = fixture.record(lease.claim.name()).await.lease.expect("it was just renewed");
+        assert!(left <= ttl && left > ttl - fixture.ttl() * 5, "a lease of {ttl:?} was renewed to {left:?}");
+    }
+}
+
+/// A ttl that is no multiple of the store's granularity is rounded up, and what is reported is what stands.
+pub async fn a_ttl_is_rounded_up_and_reported<F: Fixture>(fixture: F) {
+    let ann = Direct::new(&fixture, Route::Clear).await;
+    let step = ann.capabilities().ttl_granularity;
+    for extra in [Duration::ZERO, Duration::from_nanos(1), step / 2, step] {
+        let (name, asked) = (name(&format!("granularity {extra:?}")), fixture.ttl() * 4 + extra);
+        let claim = ann.claim(&name);
+        let reported = ann.granted(&claim, asked).await.confirmation.ttl;
+        let left = fixture.record(&name).await.lease.expect("it was just granted");
+        assert!(reported >= asked && reported <= asked + step, "asked for {asked:?}, reported {reported:?}");
+        assert!(left <= reported && left > asked - fixture.ttl(), "reported {reported:?}, the store has {left:?}");
+        ann.release(&claim, Certainty::Sure).await.expect("a release");
+    }
+}
+
+/// Invariant 4: when the answer was slow, the validity is that much shorter: it counts from the request.
+pub async fn a_slow_grant_leaves_a_true_validity<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Faulty).await;
+    let (name, ttl) = (name("slow grant"), fixture.ttl());
+    let delay = (ttl / 4).min(ann.capabilities().call_bound / 3);
+    fixture.path(PathFault::Delay(delay)).await;
+    let watch = Watch::start();
+    let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("slow is not broken");
+    watch.not_before(delay * 2, "the path was not slow");
+    let (valid, took) = (guard.validity(), watch.elapsed());
+    let most = (ttl * 9 / 10).saturating_sub(delay * 2);
+    assert!(valid <= most, "{valid:?} valid of {ttl:?} after a grant that took {took:?}");
+    let left = fixture.record(&name).await.lease.unwrap_or_default();
+    assert!(guard.validity() <= left, "valid for longer than the {left:?} that the server has left");
+}
+
+/// Invariants 3 and 4: at no moment does a holder believe in its lease for longer than the server has it.
+pub async fn the_holder_never_believes_longer_than_the_server<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Faulty).await;
+    let (name, ttl) = (name("believes"), fixture.ttl());
+    fixture.path(PathFault::Delay(ttl / 20)).await;
+    let guard = hold(&ann, &name).await;
+    let watch = Watch::start();
+    while watch.elapsed() < ttl * 3 {
+        // The server first: what the holder believes then may only have shrunk, or been renewed meanwhile.
+        let before = fixture.served().await;
+        let left = fixture.record(&name).await.lease.unwrap_or_default();
+        let valid = guard.validity();
+        if fixture.served().await == before {
+            assert!(valid <= left, "the holder believes in {valid:?}, the server has {left:?} left");
+        }
+        tokio::time::sleep(ttl / 40).await;
+    }
+    assert!(guard.is_held());
+}
+
+/// A fixed lease is not renewed: it ends after its ttl, its holder is told, and the lock is free.
+pub async fn a_fixed_lease_is_not_renewed<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("fixed"), fixture.ttl());
+    let watch = Watch::start();
+    let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+    let served = fixture.served().await;
+    let loss = guard.lost().await;
+    assert_eq!(loss.reason, LossReason::Expired);
+    watch.not_before(ttl * 8 / 10, "the fixed lease was lost early");
+    watch.within(ttl, "the holder of a fixed lease is told before its end at the store");
+    assert_eq!(fixture.served().await, served, "a fixed lease was renewed");
+    eventually(ttl, "the lease ends at the server", async || fixture.record(&name).await.lease.is_none()).await;
+    assert!(is_free(&bob, &name).await);
+}
+
+/// `max_hold` ends the renewal: the lease is lost for that reason, by `max_hold` + ttl, and is over at the server too.
+pub async fn max_hold_ends_the_renewal<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("max hold"), fixture.ttl());
+    let longest = ttl * 2;
+    let watch = Watch::start();
+    let guard = ann.lock(name.as_str()).max_hold(longest).acquire().await.expect("nothing is broken");
+    let loss = guard.lost().await;
+    assert_eq!(loss.reason, LossReason::MaxHold);
+    watch.not_before(longest, "the lease was not renewed until its longest hold");
+    watch.within(longest + ttl, "the lease runs out after its longest hold");
+    let bound = ttl + ann.capabilities().takeover_slack;
+    becomes_free(&bob, &name, bound, "nobody renews what has reached its longest hold").await;
+}
+
+/// `min_hold` outlives an early release: nobody holds before it is over, and somebody does soon after.
+pub async fn min_hold_outlives_an_early_release<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, shortest) = (name("min hold"), fixture.ttl() * 2);
+    let watch = Watch::start();
+    let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
+    guard.release().await.expect("an early release");
+    watch.within(shortest / 2, "the release does not wait for the end of the shortest hold");
+    let next = hold(&bob, &name).await;
+    watch.not_before(shortest, "held again within `min_hold`");
+    let slack = ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
+    watch.within(shortest + slack.max(AT_ONCE), "free again after `min_hold`");
+    drop(next);
+}
+
+/// `min_hold` needs no client: where the store can, it outlives the one that asked for it.
+pub async fn min_hold_outlives_the_client<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, shortest) = (name("min hold of the dead"), fixture.ttl() * 2);
+    let per_lease = ann.capabilities().ttl_scope == TtlScope::Lease;
+    let watch = Watch::start();
+    let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
+    guard.release().await.expect("an early release");
+    drop(ann);
+    if per_lease {
+        tokio::time::sleep(shortest / 2).await;
+        let left = fixture.record(&name).await.lease.expect("the lease outlives the client until `min_hold` is over");
+        assert!(left <= shortest, "the lease of a client that is gone has {left:?} left of {shortest:?}");
+    }
+    let bound = shortest + bob.capabilities().takeover_slack;
+    becomes_free(&bob, &name, bound, "free again after `min_hold`").await;
+    watch.within(bound + AT_ONCE, "free again after `min_hold`");
+}
+
+/// Invariant 4: a margin is kept, so the validity of a fresh lease is shorter than its ttl, and it only shrinks.
+pub async fn validity_keeps_a_margin_and_shrinks<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let (name, ttl) = (name("margin"), fixture.ttl());
+    let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+    let mut last = guard.validity();
+    assert!(last <= ttl * 9 / 10 && last > ttl / 2, "a fresh lease of {ttl:?} is valid for {last:?}");
+    while !last.is_zero() {
+        tokio::time::sleep(ttl / 10).await;
+        let now = guard.validity();
+        assert!(now < last || now.is_zero(), "the validity of a fixed lease grew from {last:?} to {now:?}");
+        assert_eq!(guard.is_held(), !guard.validity().is_zero(), "held and valid are two things");
+        last = now;
+    }
+    assert!(!guard.is_held());
+}

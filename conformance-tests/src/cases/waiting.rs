@@ -1,0 +1,261 @@
+//! Waiting for a lock, and the end of the wait.
+
+use std::time::Duration;
+
+use lock_core::{Certainty, ErrorKind, LeaseRef, Waiting};
+
+use crate::clients::{PATIENCE, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::direct::Direct;
+use crate::fault::PathFault;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+
+/// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
+pub async fn a_wait_of_zero_is_one_attempt<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let name = name("zero");
+    let guard = hold(&ann, &name).await;
+    let served = fixture.served().await;
+    let watch = Watch::start();
+    let refused = bob.lock(name.as_str()).wait(Duration::ZERO).acquire().await;
+    watch.within(bob.capabilities().call_bound, "one attempt ends within the bound of a call");
+    assert_eq!(kind_of(&refused), ErrorKind::Timeout);
+    assert!(bob.lock(name.as_str()).try_acquire().await.expect("nothing is broken").is_none());
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(fixture.served().await - served, 2, "two attempts are two requests");
+    assert_eq!((fixture.record(&name).await.waiters, bob.stats().waiting), (0, 0), "somebody still waits");
+    drop(guard);
+}
+
+/// A wait below a second is kept, not rounded: neither given up early nor late.
+pub async fn a_wait_below_a_second_is_kept<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let name = name("sub-second");
+    let _guard = hold(&ann, &name).await;
+    for wait in [Duration::from_millis(30), Duration::from_millis(270)] {
+        let watch = Watch::start();
+        let refused = bob.lock(name.as_str()).wait(wait).acquire().await;
+        watch.not_before(wait, "gave up before its wait was over");
+        watch.within(wait, "waited for longer than it was to");
+        assert_eq!(kind_of(&refused), ErrorKind::Timeout);
+    }
+}
+
+/// Invariant 11: a wait that outlasts several periods of renewal, looks and pushes still ends in time, and leaves nobody.
+pub async fn a_long_wait_ends_in_time<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, wait) = (name("in time"), fixture.ttl() * 3);
+    let guard = hold(&ann, &name).await;
+    let watch = Watch::start();
+    let refused = bob.lock(name.as_str()).wait(wait).acquire().await;
+    watch.not_before(wait, "gave up before its wait was over");
+    watch.within(wait, "waited for longer than it was to");
+    assert_eq!(kind_of(&refused), ErrorKind::Timeout);
+    assert!(guard.is_held());
+    let gone = async || fixture.record(&name).await.waiters == 0;
+    eventually(AT_ONCE, "whoever has given up leaves the queue", gone).await;
+}
+
+/// Invariant 11: the wait includes connecting. In front of a silent server it is as long as it says.
+pub async fn the_wait_includes_connecting<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Faulty).await;
+    fixture.path(PathFault::Silence).await;
+    for wait in [Duration::from_millis(70), fixture.ttl() * 2] {
+        let watch = Watch::start();
+        let refused = ann.lock("silence").wait(wait).acquire().await;
+        watch.within(wait, "the wait has an end in front of a silent server");
+        let kind = kind_of(&refused);
+        assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "nobody answered: {kind:?}");
+    }
+    let watch = Watch::start();
+    assert!(ann.lock("silence").try_acquire().await.is_err());
+    let bound = ann.capabilities().call_bound * 5 / 4;
+    watch.within(bound, "one attempt ends within the bound of a call and a quarter");
+}
+
+/// Invariants 10 and 13: a release hands the lock to the waiter at once, far from any timer.
+pub async fn a_release_wakes_the_waiter<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("wake");
+    let bound = handoff_bound(&ann.capabilities());
+    for _ in 0..5 {
+        let guard = hold(&ann, &name).await;
+        let waiter = tokio::spawn(hold(&bob, &name));
+        queued(&fixture, &bob, &name, (1, 1)).await;
+        let watch = Watch::start();
+        guard.release().await.expect("a release");
+        let next = join(waiter).await;
+        watch.within(bound, "the waiter holds at once after the release");
+        next.release().await.expect("a release");
+    }
+}
+
+/// Invariant 10: a waiter of a holder that died holds within the rest of its ttl and the backend's slack, and not before.
+pub async fn the_waiter_of_a_dead_holder_takes_over<F: Fixture>(fixture: F) {
+    let (dead, bob) = (Direct::new(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
+    let watch = Watch::start();
+    dead.granted(&dead.claim(&name), ttl).await;
+    let granted = Watch::start();
+    let guard = hold(&bob, &name).await;
+    watch.not_before(ttl, "taken over from a holder whose lease stood");
+    granted.within(ttl + bob.capabilities().takeover_slack, "taken over from a dead holder");
+    assert!(guard.is_held());
+}
+
+/// Invariant 13: a waiter that died in the queue costs those behind it the rest of its place, no more.
+pub async fn a_waiter_that_died_in_the_queue_is_passed_over<F: Fixture>(fixture: F) {
+    let (ann, dead) = (long_client(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+    let bob = client(&fixture, Route::Clear).await;
+    let (name, ttl) = (name("dead waiter"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    dead.not_granted(&dead.claim(&name), ttl).await;
+    let queued_at = Watch::start();
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(&fixture, &bob, &name, (1, 2)).await;
+    guard.release().await.expect("a release");
+    drop(join(waiter).await);
+    queued_at.within(ttl + bob.capabilities().takeover_slack, "a place of a dead waiter ends with its ttl");
+}
+
+/// Invariant 13: when the message that it is its turn is lost, a waiter still holds, by its next look.
+pub async fn a_lost_push_costs_time_only<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Faulty).await);
+    let (name, ttl) = (name("lost push"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(&fixture, &bob, &name, (1, 1)).await;
+    fixture.path(PathFault::LosePushes).await;
+    let watch = Watch::start();
+    guard.release().await.expect("a release");
+    let next = join(waiter).await;
+    // A place is renewed at a third of its ttl, and a look is never further away than that.
+    let place = ttl.min(bob.capabilities().max_place_ttl);
+    watch.within(place / 3 + AT_ONCE, "the next look finds what the push would have told");
+    assert!(next.is_held());
+}
+
+/// First come, first served, where the backend claims it.
+pub async fn clients_are_served_in_order_where_that_is_claimed<F: Fixture>(fixture: F) {
+    const CLIENTS: u64 = 6;
+    let holder = long_client(&fixture, Route::Clear).await;
+    let name = name("order");
+    let guard = hold(&holder, &name).await;
+    let mut waiting = Vec::new();
+    for index in 0..CLIENTS {
+        let client = long_client(&fixture, Route::Clear).await;
+        let first = hold(&client, &name);
+        waiting.push(tokio::spawn(async move {
+            let guard = first.await;
+            let token = guard.fencing_token();
+            guard.release().await.expect("a release");
+            token
+        }));
+        queued(&fixture, &client, &name, (1, index + 1)).await;
+    }
+    guard.release().await.expect("a release");
+    let mut tokens = Vec::new();
+    for task in waiting {
+        tokens.push(join(task).await);
+    }
+    let in_order = tokens.is_sorted();
+    assert!(in_order || !holder.capabilities().fifo, "the backend claims order and granted {tokens:?}");
+    // Without a claim nobody is served twice or left out all the same.
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len() as u64, CLIENTS);
+}
+
+/// Tasks of one client are served in the order in which they came, on every backend.
+pub async fn tasks_of_one_client_are_served_in_order<F: Fixture>(fixture: F) {
+    const TASKS: u64 = 10;
+    let (holder, client) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("local order");
+    let guard = hold(&holder, &name).await;
+    let mut waiting = Vec::new();
+    for index in 0..TASKS {
+        let acquire = hold(&client, &name);
+        waiting.push(tokio::spawn(async move {
+            let guard = acquire.await;
+            let token = guard.fencing_token();
+            guard.release().await.expect("a release");
+            token
+        }));
+        // Ten tasks, and one place at the server.
+        queued(&fixture, &client, &name, (index + 1, 1)).await;
+    }
+    guard.release().await.expect("a release");
+    let mut tokens = Vec::new();
+    for task in waiting {
+        tokens.push(join(task).await);
+    }
+    assert!(tokens.is_sorted(), "the tasks of one client were granted out of order: {tokens:?}");
+}
+
+/// Invariant 13: a thousand tasks of ten clients all get their turn.
+pub async fn a_thousand_waiters_all_get_their_turn<F: Fixture>(fixture: F) {
+    let name = name("thousand");
+    let holder = long_client(&fixture, Route::Clear).await;
+    let guard = hold(&holder, &name).await;
+    let mut waiting = Vec::new();
+    for _ in 0..10 {
+        let client = long_client(&fixture, Route::Clear).await;
+        for _ in 0..100 {
+            let lock = client.lock(name.as_str()).wait(PATIENCE * 3);
+            waiting.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.expect("everybody gets a turn");
+                let token = guard.fencing_token();
+                guard.release().await.expect("a release");
+                token
+            }));
+        }
+    }
+    eventually(Duration::from_secs(5), "everybody waits", async || {
+        holder.capabilities().waiting != Waiting::ServerQueue || fixture.record(&name).await.waiters == 10
+    })
+    .await;
+    guard.release().await.expect("a release");
+    let mut tokens = Vec::new();
+    for task in waiting {
+        tokens.push(join(task).await);
+    }
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 1000, "a thousand holders, and so many tokens");
+    assert!(is_free(&holder, &name).await);
+}
+
+/// The cost of a handoff at the server does not grow with the number of those who wait.
+pub async fn the_cost_of_a_handoff_is_flat<F: Fixture>(fixture: F) {
+    let few = cost_of_handoffs(&fixture, 2).await;
+    let many = cost_of_handoffs(&fixture, 200).await;
+    let keeps_queue = Direct::new(&fixture, Route::Clear).await.capabilities().waiting == Waiting::ServerQueue;
+    let most = if keeps_queue { 2.2 } else { few * 2.0 };
+    assert!(many <= most, "{many} requests per handoff with 200 waiters, {few} with 2");
+}
+
+/// Requests per handoff, with so many claims in the queue of one lock.
+async fn cost_of_handoffs<F: Fixture>(fixture: &F, waiters: usize) -> f64 {
+    let client = Direct::new(fixture, Route::Clear).await;
+    let (name, ttl) = (name(&format!("{waiters} waiters")), fixture.ttl() * 100);
+    let mut claims = vec![(client.claim(&name), 0)];
+    client.granted(&claims[0].0, ttl).await;
+    for _ in 0..waiters {
+        let claim = client.claim(&name);
+        let place = client.not_granted(&claim, ttl).await;
+        claims.push((claim, place));
+    }
+    let served = fixture.served().await;
+    for (index, (claim, _)) in claims.iter().enumerate() {
+        let released = client.release(claim, Certainty::Sure).await.expect("a release");
+        assert_eq!(released, lock_core::Release::Released, "place {index} was not handed the lock");
+        if let Some((next, place)) = claims.get(index + 1) {
+            // What a waiter asks when it was told: that confirms the grant.
+            client.renew(LeaseRef::new(next.clone(), *place, ttl)).await;
+            if client.capabilities().waiting != Waiting::ServerQueue {
+                client.granted(next, ttl).await;
+            }
+        }
+    }
+    (fixture.served().await - served) as f64 / claims.len() as f64
+}
