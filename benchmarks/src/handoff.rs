@@ -32,11 +32,12 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     let most = WAITERS.iter().max().copied().unwrap_or_default();
     let server = RedisSettings::new().line("maxclients 10000").start()?;
     let mut side = peers::connect(&server.url()).await?;
-    let clients: Vec<_> =
-        (0..most).map(|_| peers::client(&server.url(), KeeperHome::CurrentRuntime)).collect::<Result<_>>()?;
     // Connected beforehand: a round is no storm of connections.
-    for (number, client) in clients.iter().enumerate() {
+    let mut clients = Vec::new();
+    for number in 0..most {
+        let client = peers::client(&server.url(), KeeperHome::CurrentRuntime).await?;
         client.lock(format!("connect/{number}")).acquire().await?.release().await?;
+        clients.push(client);
     }
 
     let mut rounds: Vec<Vec<Round>> = WAITERS.iter().map(|_| Vec::new()).collect();

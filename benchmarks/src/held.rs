@@ -48,7 +48,7 @@ pub(crate) async fn redis() -> Result<Vec<Figure>> {
     tokio::time::sleep(WATCHED / 3).await;
     let idle = (usage::server_processor(&mut side).await? - before) * 3;
 
-    let client = peers::client(&server.url(), lock_core::KeeperHome::OwnThread)?;
+    let client = peers::client(&server.url(), lock_core::KeeperHome::OwnThread).await?;
     let guards = acquire(&client, "held", LEASES).await?;
     let renewed = client.stats().renewed;
     let before = (usage::server_processor(&mut side).await?, usage::processor()?);

@@ -12,8 +12,8 @@ use redis::aio::MultiplexedConnection;
 const TTL: Duration = Duration::from_secs(30);
 
 /// A client of Leasehold with its defaults.
-pub(crate) fn client(url: &str, keeper: KeeperHome) -> Result<LockClient> {
-    Ok(LockClient::builder(RedisBackend::from_url(url)?).keeper(keeper).build()?)
+pub(crate) async fn client(url: &str, keeper: KeeperHome) -> Result<LockClient> {
+    Ok(LockClient::builder(RedisBackend::connect(url).await?).keeper(keeper).build()?)
 }
 
 /// A bare connection.
@@ -29,7 +29,7 @@ pub(crate) enum Peer {
     /// `SET NX PX` and a compare-and-delete: no fencing, no queue, no renewal, no withdraw.
     SmallestPair(SmallestPair),
     Rslock(rslock::LockManager),
-    AsyncRedisLock(async_redis_lock::Locker, async_redis_lock::Options),
+    AsyncRedisLock(Box<async_redis_lock::Locker>, async_redis_lock::Options),
 }
 
 impl Peer {
@@ -37,11 +37,11 @@ impl Peer {
     pub(crate) async fn all(url: &str) -> Result<Vec<Self>> {
         let locker = async_redis_lock::Locker::from_redis_url(url).await?;
         Ok(vec![
-            Self::Leasehold(client(url, KeeperHome::OwnThread)?),
+            Self::Leasehold(client(url, KeeperHome::OwnThread).await?),
             Self::SameScripts(SameScripts::new(connect(url).await?).await?),
             Self::SmallestPair(SmallestPair::new(connect(url).await?).await?),
             Self::Rslock(rslock::LockManager::new(vec![url])),
-            Self::AsyncRedisLock(locker, async_redis_lock::Options::new().ttl(TTL)),
+            Self::AsyncRedisLock(Box::new(locker), async_redis_lock::Options::new().ttl(TTL)),
         ])
     }
 

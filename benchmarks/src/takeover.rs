@@ -18,7 +18,7 @@ const TTL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut server = RedisSettings::new().start()?;
-    let client = peers::client(&server.url(), KeeperHome::OwnThread)?;
+    let client = peers::client(&server.url(), KeeperHome::OwnThread).await?;
     let canary = Canary::start();
     let (mut killed, mut fixed, mut silent) = (Vec::new(), Vec::new(), Vec::new());
 
@@ -106,7 +106,7 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
     let ttl = Duration::from_millis(ttl.parse()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = peers::client(url, KeeperHome::OwnThread)?;
+        let client = peers::client(url, KeeperHome::OwnThread).await?;
         let guard = client.lock(name).ttl(ttl).acquire().await?;
         println!("held");
         std::io::stdout().flush()?;
