@@ -16,6 +16,9 @@ pub(crate) const LOOK: Duration = Duration::from_millis(5);
 /// would notice by itself.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(50);
 
+/// A loss is told so long after the validity has ended, at most.
+pub(crate) const LOST_BY: Duration = Duration::from_millis(5);
+
 /// A lock's name.
 pub(crate) fn name(name: &str) -> LockName {
     LockName::new(name).unwrap_or_else(|error| panic!("{name:?} is no lock name: {error}"))

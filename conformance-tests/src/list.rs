@@ -85,6 +85,29 @@ macro_rules! for_each_case {
                 a_shutdown_in_front_of_silence_has_an_end
                 a_dropped_run_releases
             }
+            keeper {
+                holds_for_three_ttls
+                the_next_lease_of_a_name_is_renewed_again
+                ten_thousand_cycles_leave_one_renewal_per_period
+                silence_after_the_release
+                silence_after_the_drop
+                silence_after_the_loss
+                a_lease_that_is_gone_is_told
+                a_loss_is_told_once_and_stays
+                guarded_work_ends_with_the_lease
+                a_starved_runtime_loses_nothing
+                a_paused_process_learns_of_its_loss_at_once
+                a_clock_that_jumps_ends_the_validity
+                trouble_shorter_than_the_validity_loses_nothing
+                silence_is_lost_when_the_validity_ends
+                a_cut_is_lost_when_the_validity_ends
+                a_late_answer_revives_nothing
+                a_slow_path_loses_nothing
+                a_release_during_a_renewal_stays_a_release
+                one_poisoned_lease_of_a_thousand
+                a_renewal_that_panics_harms_no_other_lease
+                after_a_loss_the_lock_goes_on
+            }
         }
     };
 }

@@ -4,6 +4,7 @@
 
 pub mod cancellation;
 pub mod exclusion;
+pub mod keeper;
 pub mod lease;
 pub mod ownership;
 pub mod unsure;

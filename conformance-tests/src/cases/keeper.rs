@@ -1,0 +1,287 @@
+//! The lease keeper: what is held stays held, and a loss is told.
+
+mod planted;
+mod trouble;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lock_core::{Clock, ErrorKind, KeeperHome, LossNotice, LossReason, Stamp, SystemClock};
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
+
+pub use self::trouble::*;
+use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of};
+use crate::fault::Tamper;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
+
+/// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
+pub async fn holds_for_three_ttls<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("three ttls"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    let watch = Watch::start();
+    while watch.elapsed() < ttl * 3 {
+        assert!(!is_free(&bob, &name).await, "taken from its holder after {:?} of {ttl:?}", watch.elapsed());
+        assert!(guard.is_held(), "lost after {:?} of {ttl:?}", watch.elapsed());
+        tokio::time::sleep(ttl / 10).await;
+    }
+    guard.release().await.expect("a release");
+    assert_eq!(ann.stats().lost, 0);
+}
+
+/// The second lease of a name is renewed like the first one.
+pub async fn the_next_lease_of_a_name_is_renewed_again<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("again"), fixture.ttl());
+    for round in 0..3 {
+        let guard = hold(&ann, &name).await;
+        tokio::time::sleep(ttl * 3 / 2).await;
+        assert!(guard.is_held(), "lease {round} of one name was not renewed");
+        assert!(!is_free(&bob, &name).await, "lease {round} of one name was not renewed at the server");
+        guard.release().await.expect("a release");
+    }
+}
+
+/// Invariant 17: ten thousand acquires and releases leave nothing behind in the keeper: then one lease is renewed once
+/// per period at the server, and no more.
+pub async fn ten_thousand_cycles_leave_one_renewal_per_period<F: Fixture>(fixture: F) {
+    const PERIODS: u32 = 5;
+    let ann = build(builder(&fixture, Route::Clear).await);
+    let (lock, ttl) = (ann.lock("cycles"), fixture.ttl());
+    for _ in 0..10_000 {
+        lock.acquire().await.expect("nothing is broken").release().await.expect("a release");
+    }
+    let guard = lock.acquire().await.expect("nothing is broken");
+    let watch = Watch::start();
+    let before = fixture.served().await;
+    // Up to the middle between two renewals.
+    tokio::time::sleep(ttl / 3 * PERIODS + ttl / 6).await;
+    let (renewals, took) = (fixture.served().await - before, watch.elapsed());
+    let most = took.as_secs_f64() / (ttl / 3).as_secs_f64();
+    let lag = watch.lag() * PERIODS;
+    let least = took.saturating_sub(lag).as_secs_f64() / (ttl / 3).as_secs_f64() - 1.0;
+    assert!(renewals as f64 <= most, "{renewals} renewals in {took:?}: more than one per period of {:?}", ttl / 3);
+    assert!(renewals as f64 >= least, "{renewals} renewals in {took:?}: fewer than one per period of {:?}", ttl / 3);
+    assert!(guard.is_held());
+}
+
+/// Invariant 8: nothing reaches the server for a claim after its release.
+pub async fn silence_after_the_release<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let (name, ttl) = (name("silence after the release"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    tokio::time::sleep(ttl / 2).await;
+    guard.release().await.expect("a release");
+    stays_silent(&fixture, ttl, "its lease was released").await;
+}
+
+/// Invariant 8: nothing reaches the server after a guard was dropped, but the release.
+pub async fn silence_after_the_drop<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("silence after the drop"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    tokio::time::sleep(ttl / 2).await;
+    let before = fixture.served().await;
+    drop(guard);
+    tokio::time::sleep(AT_ONCE).await;
+    // Not through a client of the case, which would be counted as well.
+    assert_eq!(fixture.record(&name).await.lease, None, "a dropped guard releases");
+    assert!(fixture.served().await - before <= 2, "a drop is one release, beside a renewal that was under way");
+    stays_silent(&fixture, ttl, "its guard was dropped").await;
+    assert!(is_free(&bob, &name).await);
+}
+
+/// Invariant 8: nothing reaches the server after a loss, and the holder's release does not end the next lease.
+pub async fn silence_after_the_loss<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let (name, ttl) = (name("silence after the loss"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    if fixture.tamper(&name, Tamper::Remove).await.is_err() {
+        // Without an operator who can remove it, a fixed lease is the one that can be lost.
+        guard.release().await.expect("a release");
+        let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+        guard.lost().await;
+        return stays_silent(&fixture, ttl, "its fixed lease has ended").await;
+    }
+    guard.lost().await;
+    tokio::time::sleep(AT_ONCE).await;
+    stays_silent(&fixture, ttl, "its lease was lost").await;
+}
+
+async fn stays_silent<F: Fixture>(fixture: &F, ttl: Duration, since: &str) {
+    let before = fixture.served().await;
+    tokio::time::sleep(ttl).await;
+    assert_eq!(fixture.served().await, before, "a client still sends requests after {since}");
+}
+
+/// Invariant 6: when the store says that a lease is gone, its holder is told: at once where the store pushes it, by the next
+/// renewal elsewhere.
+pub async fn a_lease_that_is_gone_is_told<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let (name, ttl) = (name("gone"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    let watch = Watch::start();
+    let expected = match fixture.tamper(&name, Tamper::Remove).await {
+        Ok(()) => LossReason::Gone,
+        // Nobody can remove it: then only its own end is left to be told of.
+        Err(_) => {
+            guard.release().await.expect("a release");
+            let fixed = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+            assert_eq!(fixed.lost().await.reason, LossReason::Expired);
+            return;
+        }
+    };
+    let loss = guard.lost().await;
+    assert_eq!(loss.reason, expected);
+    let bound = match ann.capabilities().loss_notice {
+        LossNotice::Pushed => AT_ONCE,
+        _ => ttl / 3 + AT_ONCE,
+    };
+    watch.within(bound, "a lease that is gone is told");
+    assert!(!guard.is_held());
+}
+
+/// Invariant 6: a loss is told exactly once to the client, and every question of its holder gets the same answer.
+pub async fn a_loss_is_told_once_and_stays<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
+    let valid = guard.validity();
+    let watch = Watch::start();
+    let (first, second) = tokio::join!(guard.lost(), guard.lost());
+    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the loss was told before the validity ended");
+    watch.within(valid + LOST_BY, "a loss is told when the validity ends");
+    assert_eq!((first, second), (guard.lost().await, first));
+    assert_eq!(first.reason, LossReason::Expired);
+    let stats = ann.stats();
+    assert_eq!((stats.lost, stats.held), (1, 0), "one lease was lost");
+    let refused = guard.release().await;
+    assert_eq!(kind_of(&refused), ErrorKind::Lost);
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(ann.stats().lost, 1, "one lease was lost, once");
+}
+
+/// Work that a guard runs is ended by the loss, and not before.
+pub async fn guarded_work_ends_with_the_lease<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let lock = ann.lock("work").without_renewal();
+    let guard = lock.acquire().await.expect("nothing is broken");
+    let valid = guard.validity();
+    let watch = Watch::start();
+    let ended = guard.run(std::future::pending::<()>()).await;
+    assert_eq!(kind_of(&ended), ErrorKind::Lost);
+    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the work was ended before the lease");
+    watch.within(valid + LOST_BY, "the work is ended with the lease");
+    drop(guard);
+    // A whole life in one call ends the same way; work that ends in time gives its output.
+    let bound = fixture.ttl() + ann.capabilities().takeover_slack;
+    becomes_free(&ann, &name("work"), bound, "the lost lease ends").await;
+    let ended = lock.run(|_| std::future::pending::<()>()).await;
+    assert_eq!(kind_of(&ended), ErrorKind::Lost);
+    let output = ann.lock("work in time").run(async |_| "done").await;
+    assert_eq!(output.expect("it ends in time"), "done");
+}
+
+/// The keeper has a thread of its own: while every worker of the user's runtime is blocked, leases are renewed.
+pub async fn a_starved_runtime_loses_nothing<F: Fixture>(fixture: F) {
+    const WORKERS: usize = 2;
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("starved"), fixture.ttl());
+    let user = Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build().expect("threads for a runtime");
+    let guard = join(user.spawn(hold(&ann, &name))).await;
+    let asleep = Arc::new(AtomicU64::new(0));
+    for _ in 0..WORKERS {
+        let asleep = asleep.clone();
+        user.spawn(async move {
+            asleep.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(ttl * 2);
+        });
+    }
+    eventually(AT_ONCE, "every worker sleeps", async || asleep.load(Ordering::SeqCst) == WORKERS as u64).await;
+    let watch = Watch::start();
+    let starved = user.spawn(async {});
+    tokio::time::sleep(ttl * 3 / 2).await;
+    assert!(!is_free(&bob, &name).await, "the lease of a starved runtime was not renewed");
+    assert!(!starved.is_finished(), "the runtime was not starved");
+    join(starved).await;
+    watch.not_before(ttl * 3 / 2, "the runtime was not starved");
+    assert!(guard.is_held() && ann.stats().lost == 0, "a starved runtime lost its lease");
+    user.shutdown_background();
+}
+
+/// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the
+/// next holder is not touched.
+pub async fn a_paused_process_learns_of_its_loss_at_once<F: Fixture>(fixture: F) {
+    let (builder, bob) = (builder(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("paused"), fixture.ttl());
+    let (holds, held) = oneshot::channel();
+    let (woke, awake) = oneshot::channel();
+    let process = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                // One thread for everything: while it sleeps, client and keeper stand still, as in a stopped process.
+                let ann = build(builder.keeper(KeeperHome::CurrentRuntime));
+                let guard = hold(&ann, &name).await;
+                let _ = holds.send(guard.fencing_token());
+                std::thread::sleep(ttl * 3);
+                let (first, valid) = (guard.is_held(), guard.validity());
+                let reason = guard.lost().await.reason;
+                let released = guard.release().await;
+                let _ = woke.send((first, valid, reason, released.map_err(|error| error.kind())));
+            });
+        }
+    });
+    let stale = held.await.expect("the lock is held");
+    let watch = Watch::start();
+    let guard = hold(&bob, &name).await;
+    watch.within(ttl + bob.capabilities().takeover_slack, "taken over from a paused holder");
+    let (first, valid, reason, released) = awake.await.expect("the process goes on");
+    assert!(!first && valid.is_zero(), "after a pause the guard says held: {first}, valid for {valid:?}");
+    assert_eq!((reason, released), (LossReason::Expired, Err(ErrorKind::Lost)));
+    assert!(guard.fencing_token() > stale);
+    tokio::time::sleep(AT_ONCE).await;
+    assert!(guard.is_held() && !is_free(&bob, &name).await, "whoever woke up late touched the next holder's lease");
+    process.join().expect("the process ends in good order");
+}
+
+/// A clock that can be set forward, as a suspend does.
+struct Jumping {
+    real: SystemClock,
+    ahead: AtomicU64,
+}
+
+impl Clock for Jumping {
+    fn now(&self) -> Stamp {
+        let ahead = Duration::from_nanos(self.ahead.load(Ordering::SeqCst));
+        self.real.now().plus(ahead)
+    }
+
+    fn nap(&self, until: Stamp) -> Duration {
+        until.since(self.now()).min(Duration::from_millis(10))
+    }
+}
+
+/// Invariants 5 and 6: when the holder's clock has passed the validity without a timer, as after a suspend of the machine,
+/// the guard knows at once and whoever waits for the loss is told.
+pub async fn a_clock_that_jumps_ends_the_validity<F: Fixture>(fixture: F) {
+    let clock = Arc::new(Jumping { real: SystemClock::new(), ahead: 0.into() });
+    let ann = build(builder(&fixture, Route::Clear).await.clock(clock.clone()));
+    let ttl = fixture.ttl() * 20;
+    let guard = Arc::new(ann.lock("suspend").ttl(ttl).acquire().await.expect("nothing is broken"));
+    let waiting = tokio::spawn({
+        let guard = guard.clone();
+        async move { guard.lost().await }
+    });
+    tokio::time::sleep(AT_ONCE).await;
+    assert!(guard.is_held());
+    let watch = Watch::start();
+    clock.ahead.store(u64::try_from(ttl.as_nanos()).expect("a short ttl"), Ordering::SeqCst);
+    assert!(!guard.is_held(), "the guard asks a task and not the clock");
+    assert_eq!(join(waiting).await.reason, LossReason::Expired);
+    watch.within(AT_ONCE, "whoever waits for the loss is told");
+    eventually(AT_ONCE, "the loss is counted", async || ann.stats().lost == 1).await;
+}

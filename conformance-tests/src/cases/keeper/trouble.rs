@@ -1,0 +1,193 @@
+//! The keeper while something is broken.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use lock_core::{LockClient, LockGuard, LossReason};
+
+use super::planted::{LateAnswers, Panics};
+use crate::clients::{becomes_free, build, client, hold, is_free};
+use crate::fault::{PathFault, Tamper};
+use crate::faulty::lock;
+use crate::fixture::{Fixture, Route};
+use crate::hooks::Hooked;
+use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
+
+/// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost answers.
+pub async fn trouble_shorter_than_the_validity_loses_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Faulty).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("short trouble"), fixture.ttl() * 2);
+    let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
+    for fault in [PathFault::Cut, PathFault::Silence, PathFault::LoseReplies] {
+        let renewed = ann.stats().renewed;
+        let next = async || ann.stats().renewed > renewed;
+        eventually(ttl, "it is renewed", next).await;
+        fixture.path(fault.clone()).await;
+        tokio::time::sleep(ttl * 2 / 5).await;
+        fixture.heal().await;
+        tokio::time::sleep(ttl * 3 / 5).await;
+        assert!(guard.is_held(), "{fault:?} for two fifths of a ttl lost the lease");
+        assert!(!is_free(&bob, &name).await, "{fault:?} for two fifths of a ttl lost the lease at the server");
+    }
+    assert_eq!(ann.stats().lost, 0);
+    guard.release().await.expect("a release");
+}
+
+/// Invariants 6 and 11: in front of silence the loss is told when the validity ends, not earlier, not later.
+pub async fn silence_is_lost_when_the_validity_ends<F: Fixture>(fixture: F) {
+    lost_in_time(&fixture, PathFault::Silence).await;
+}
+
+/// Invariant 6: the same where every connection is cut.
+pub async fn a_cut_is_lost_when_the_validity_ends<F: Fixture>(fixture: F) {
+    lost_in_time(&fixture, PathFault::Cut).await;
+}
+
+/// Loses a lease to a fault while another client waits; the loss comes in time, once, and before the next grant.
+async fn lost_in_time<F: Fixture>(fixture: &F, fault: PathFault) {
+    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
+    let name = name("long trouble");
+    let guard = hold(&ann, &name).await;
+    fixture.path(fault).await;
+    // What was under way is answered by now, or never.
+    tokio::time::sleep(AT_ONCE / 2).await;
+    let (valid, watch) = (guard.validity(), Watch::start());
+    let next = hold(&bob, &name);
+    let next = tokio::spawn(async move { (next.await, Instant::now()) });
+    let loss = guard.lost().await;
+    let lost_at = Instant::now();
+    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the loss was told before the validity ended");
+    watch.within(valid + LOST_BY, "a loss is told when the validity ends");
+    assert_eq!(loss.reason, LossReason::Expired);
+    let (bobs, granted_at) = join(next).await;
+    assert!(granted_at > lost_at, "the next holder was granted before the loss was told");
+    assert!(bobs.fencing_token() > guard.fencing_token());
+    fixture.heal().await;
+    tokio::time::sleep(fixture.ttl() / 2).await;
+    assert!(!guard.is_held(), "a lost lease came back");
+    assert_eq!(ann.stats().lost, 1, "one lease was lost, once");
+    assert!(bobs.is_held());
+}
+
+/// Invariants 4 and 6: an answer that says "renewed" and comes after the loss revives nothing.
+pub async fn a_late_answer_revives_nothing<F: Fixture>(fixture: F) {
+    let hooks = Arc::new(LateAnswers::default());
+    let backend = Hooked::new(fixture.backend(Route::Clear).await, hooks.clone());
+    let ann = build(fixture.tune(LockClient::builder(backend).ttl(fixture.ttl())));
+    let guard = hold(&ann, &name("late answer")).await;
+    guard.lost().await;
+    assert!(*lock(&hooks.kept) > 0, "no renewal was under way when the lease was lost");
+    hooks.go.notify_waiters();
+    for _ in 0..5 {
+        assert!(!guard.is_held() && guard.validity().is_zero(), "an answer that came late revived a lost lease");
+        tokio::time::sleep(AT_ONCE / 5).await;
+    }
+    assert_eq!(guard.lost().await.reason, LossReason::Expired);
+    assert_eq!((ann.stats().lost, ann.stats().held), (1, 0));
+}
+
+/// A path that is slow, but not beyond the bounds, loses nothing.
+pub async fn a_slow_path_loses_nothing<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Faulty).await;
+    let ttl = fixture.ttl();
+    let guard = hold(&ann, &name("slow path")).await;
+    let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
+    fixture.path(PathFault::Delay(delay)).await;
+    let watch = Watch::start();
+    while watch.elapsed() < ttl * 4 {
+        assert!(guard.is_held(), "a delay of {delay:?} lost a lease of {ttl:?} after {:?}", watch.elapsed());
+        tokio::time::sleep(ttl / 20).await;
+    }
+    assert_eq!(ann.stats().lost, 0);
+}
+
+/// Invariants 7 and 8: a release that overtakes a renewal under way stays a release.
+pub async fn a_release_during_a_renewal_stays_a_release<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Faulty).await;
+    let (name, ttl) = (name("during a renewal"), fixture.ttl());
+    let delay = (ttl / 8).min(ann.capabilities().call_bound / 5);
+    for round in 0..3 {
+        let guard = hold(&ann, &name).await;
+        fixture.path(PathFault::Delay(delay)).await;
+        let sent = ann.stats().renewals_sent;
+        eventually(ttl, "a renewal is sent", async || ann.stats().renewals_sent > sent).await;
+        tokio::time::sleep(delay * round / 2).await;
+        guard.release().await.expect("a release");
+        assert_eq!(fixture.record(&name).await.lease, None, "the release was answered");
+        fixture.heal().await;
+        tokio::time::sleep(delay * 3).await;
+        assert_eq!(fixture.record(&name).await.lease, None, "a renewal that was under way revived what was released");
+    }
+}
+
+/// Invariant 15: one lease of a thousand whose record cannot be read is lost; the other ones do not notice.
+pub async fn one_poisoned_lease_of_a_thousand<F: Fixture>(fixture: F) {
+    const LEASES: usize = 1000;
+    let (ann, ttl) = (client(&fixture, Route::Clear).await, fixture.ttl() * 3);
+    let poisoned = name("lease 500");
+    let guards = many(&ann, LEASES, ttl).await;
+    if fixture.tamper(&poisoned, Tamper::Spoil).await.is_err() {
+        // What cannot be unreadable can be missing.
+        fixture.tamper(&poisoned, Tamper::Remove).await.expect("a record can be spoilt or removed");
+    }
+    let watch = Watch::start();
+    let unlucky = guards.iter().find(|guard| *guard.name() == poisoned).expect("it is one of them");
+    unlucky.lost().await;
+    watch.within(ttl, "a lease that cannot be renewed is lost");
+    tokio::time::sleep((ttl * 2).saturating_sub(watch.elapsed())).await;
+    let lost: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(|guard| guard.name().to_string()).collect();
+    assert_eq!(lost, [poisoned.to_string()], "one poisoned lease cost others theirs");
+    assert_eq!(ann.stats().lost, 1);
+    drop(guards);
+    eventually(ttl, "the others are released", async || ann.stats().released >= LEASES as u64 - 1).await;
+}
+
+async fn many(client: &LockClient, count: usize, ttl: Duration) -> Vec<LockGuard> {
+    let mut guards = Vec::with_capacity(count);
+    let mut tasks = Vec::with_capacity(count);
+    for index in 0..count {
+        let lock = client.lock(format!("lease {index}")).ttl(ttl);
+        tasks.push(tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") }));
+    }
+    for task in tasks {
+        guards.push(join(task).await);
+    }
+    guards
+}
+
+/// Invariant 15: a renewal that panics, each time, neither stops the keeper nor costs another lease.
+pub async fn a_renewal_that_panics_harms_no_other_lease<F: Fixture>(fixture: F) {
+    let hooks = Arc::new(Panics { name: name("lease 7"), seen: 0.into() });
+    let backend = Hooked::new(fixture.backend(Route::Clear).await, hooks.clone());
+    let ttl = fixture.ttl() * 2;
+    let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
+    let guards = many(&ann, 30, ttl).await;
+    tokio::time::sleep(ttl * 3).await;
+    assert!(hooks.seen.load(Ordering::Relaxed) > 0, "nothing panicked");
+    let lost: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(|guard| guard.name().to_string()).collect();
+    assert_eq!(lost, ["lease 7"], "a renewal that panics cost others their lease");
+    // And the keeper goes on: what is acquired now is renewed.
+    let late = ann.lock("after the panic").acquire().await.expect("nothing is broken");
+    tokio::time::sleep(ttl * 3 / 2).await;
+    assert!(late.is_held(), "the keeper has stopped");
+}
+
+/// Invariant 10: after a loss the lock is free by the end of the lease at the server, and its next holder keeps it.
+pub async fn after_a_loss_the_lock_goes_on<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Faulty).await, client(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("goes on"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    fixture.path(PathFault::Silence).await;
+    let watch = Watch::start();
+    let next = hold(&bob, &name).await;
+    watch.within(ttl + bob.capabilities().takeover_slack, "taken over from a holder that was cut off");
+    assert!(!guard.is_held(), "two clients believe that they hold");
+    drop(guard);
+    fixture.heal().await;
+    // The late release of the first holder arrives now, and is not about the second one.
+    tokio::time::sleep(ttl * 3 / 2).await;
+    assert!(next.is_held() && !is_free(&ann, &name).await, "a late release ended the next holder's lease");
+    next.release().await.expect("a release");
+    becomes_free(&ann, &name, AT_ONCE, "the first client can hold it again").await;
+}
