@@ -14,6 +14,7 @@ mod uncontended;
 mod usage;
 
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
@@ -32,6 +33,9 @@ struct Args {
     /// Runs one workload in this process, and prints its figures as JSON.
     #[arg(long, hide = true, value_name = "WORKLOAD")]
     only: Option<Workload>,
+    /// Runs one peer of `uncontended` alone, to be watched with a profiler: its number (0 is Leasehold), tasks, seconds.
+    #[arg(long, hide = true, num_args = 3, value_names = ["PEER", "TASKS", "SECONDS"])]
+    alone: Option<Vec<usize>>,
     /// Holds a lock until it is killed: URL, name and ttl in ms.
     #[arg(long, hide = true, num_args = 3, value_names = ["URL", "NAME", "TTL"])]
     hold: Option<Vec<String>>,
@@ -59,10 +63,11 @@ impl Workload {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let done = match (&args.hold, args.only) {
-        (Some(hold), _) => takeover::hold(hold),
-        (None, Some(workload)) => only(workload),
-        (None, None) => all(&args),
+    let done = match (&args.hold, &args.alone, args.only) {
+        (Some(hold), ..) => takeover::hold(hold),
+        (_, Some(alone), _) => self::alone(alone),
+        (.., Some(workload)) => only(workload),
+        (None, None, None) => all(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -95,9 +100,17 @@ fn all(args: &Args) -> Result<()> {
     Ok(())
 }
 
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+fn alone(args: &[usize]) -> Result<()> {
+    let [peer, tasks, seconds] = *args else { bail!("peer, tasks and seconds are wanted") };
+    runtime()?.block_on(uncontended::alone(peer, tasks, Duration::from_secs(seconds as u64)))
+}
+
 fn only(workload: Workload) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let figures = runtime.block_on(async {
+    let figures = runtime()?.block_on(async {
         match workload {
             Workload::Uncontended => uncontended::run().await,
             Workload::Handoff => handoff::run().await,

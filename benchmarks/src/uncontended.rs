@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use conformance_tests::harness::RedisSettings;
 
-use crate::peers::Peer;
+use crate::peers::{self, Peer};
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
+use crate::usage;
 
 const WORKLOAD: &str = "uncontended";
 const ROUNDS: usize = 11;
@@ -49,6 +50,27 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
         figures.push(Figure::plain(WORKLOAD, format!("pairs with {tasks} tasks, here"), scale, Unit::PerSecond));
     }
     Ok(figures)
+}
+
+/// One peer alone, for a profiler.
+pub(crate) async fn alone(peer: usize, tasks: usize, period: Duration) -> Result<()> {
+    let server = RedisSettings::new().start()?;
+    let peers = Peer::all(&server.url()).await?;
+    let peer = Arc::new(peers.into_iter().nth(peer).context("there is no such peer")?);
+    eprintln!("{} in process {}, redis-server in {:?}", peer.name(), std::process::id(), server.id());
+    let mut side = peers::connect(&server.url()).await?;
+    let before = (usage::server_processor(&mut side).await?, usage::processor()?);
+    let round = round(&peer, tasks, period).await?;
+    let server_used = usage::server_processor(&mut side).await? - before.0;
+    let used = usage::processor()? - before.1;
+    let each = |used: Duration| 1e6 * used.as_secs_f64() / (round.per_second * period.as_secs_f64());
+    println!(
+        "{:.0} pairs/s, processor for each pair: {:.1} µs here, {:.1} µs in the server",
+        round.per_second,
+        each(used),
+        each(server_used)
+    );
+    Ok(())
 }
 
 fn goal(peer: &Peer, tasks: usize) -> Option<f64> {

@@ -1,0 +1,130 @@
+//! `docs/backends.md` says what each backend promises. It is written from the backends' `Capabilities`, which the
+//! conformance suite holds to the truth.
+#![cfg(feature = "redis")]
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use lock_core::{
+    Capabilities, LockBackend, LossNotice, MemoryBackend, MemoryStore, Restart, Scope, StoreClock, TtlScope, Waiting,
+};
+use lock_redis::RedisBackend;
+
+const UPDATE: &str = "LEASEHOLD_WRITE_DOCS";
+
+#[test]
+fn the_page_says_what_the_backends_promise() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/backends.md");
+    let redis = RedisBackend::open("redis://127.0.0.1").unwrap().capabilities();
+    let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
+    let page = page(&[redis, memory]);
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written == page, "docs/backends.md is out of date: run this test with {UPDATE}=1, and commit the page");
+}
+
+fn page(backends: &[Capabilities]) -> String {
+    let mut page = "# What each backend promises\n\nWritten from the backends' `Capabilities` with their default settings by \
+        `tests/backends_page.rs`; the conformance suite\nholds them to the truth.\n\n"
+        .to_owned();
+    let names: Vec<_> = backends.iter().map(|it| it.backend).collect();
+    let _ = writeln!(page, "| | {} |\n|---{}|", names.join(" | "), "|---".repeat(names.len()));
+    let mut row = |what: &str, of: &dyn Fn(&Capabilities) -> String| {
+        let cells: Vec<_> = backends.iter().map(of).collect();
+        let _ = writeln!(page, "| {what} | {} |", cells.join(" | "));
+    };
+    row("a lock reaches", &|it| scope(it.scope).to_owned());
+    row("leases end by", &|it| clock(it.clock).to_owned());
+    row("a ttl belongs to", &|it| ttl_scope(it.ttl_scope).to_owned());
+    row("shortest ttl", &|it| text(it.min_ttl));
+    row("longest ttl", &|it| text(it.max_ttl));
+    row("a ttl is rounded up to whole", &|it| text(it.ttl_granularity));
+    row("a waiter learns of its turn by", &|it| waiting(it.waiting).to_owned());
+    row("clients get the lock in the order in which they came", &|it| yes(it.fifo).to_owned());
+    row("ttl of a place in the queue, at most", &|it| text(it.max_place_ttl));
+    row("a lease that was ended behind the holder's back is noticed", &|it| notice(it.loss_notice).to_owned());
+    row("a waiter of a dead holder holds within its ttl and", &|it| text(it.takeover_slack));
+    row("fencing token", &|it| it.fencing.to_owned());
+    row("after a restart of the store there is", &|it| restart(it.restart).to_owned());
+    row("a call takes at most", &|it| text(it.call_bound));
+    page += "\n## Where exclusion ends\n\nThere only the fencing token decides; it keeps its order, and the holder is told \
+        by its next renewal.\n";
+    for it in backends {
+        let _ = writeln!(page, "\n{}:\n", it.backend);
+        for end in it.exclusion_ends {
+            let _ = writeln!(page, "- {end}");
+        }
+    }
+    page
+}
+
+fn text(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    match (ms, duration.subsec_nanos()) {
+        (0, nanos) => format!("{nanos} ns"),
+        _ if ms.is_multiple_of(3_600_000) => format!("{} h", ms / 3_600_000),
+        _ if ms < 1000 => format!("{ms} ms"),
+        _ if ms.is_multiple_of(1000) => format!("{} s", ms / 1000),
+        _ => format!("{:.1} s", duration.as_secs_f64()),
+    }
+}
+
+fn yes(is: bool) -> &'static str {
+    if is { "yes" } else { "no" }
+}
+
+fn scope(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Process => "the process",
+        Scope::Machine => "the machine",
+        Scope::Network => "every machine that reaches the server",
+        _ => unreachable!("a word is missing here"),
+    }
+}
+
+fn clock(clock: StoreClock) -> &'static str {
+    match clock {
+        StoreClock::Client => "the client's clock",
+        StoreClock::ServerWall => "the server's wall clock",
+        StoreClock::ServerMonotonic => "a clock of the server that is never stepped",
+        StoreClock::MachineBoot => "the machine's clock since boot",
+        _ => unreachable!("a word is missing here"),
+    }
+}
+
+fn ttl_scope(scope: TtlScope) -> &'static str {
+    match scope {
+        TtlScope::Lease => "each lease",
+        TtlScope::Session => "a session, for all its leases",
+        _ => unreachable!("a word is missing here"),
+    }
+}
+
+fn waiting(waiting: Waiting) -> &'static str {
+    match waiting {
+        Waiting::ServerQueue => "a queue in the store, whose head is handed the lock",
+        Waiting::Notification => "a notice that the lock may be free",
+        Waiting::Poll => "looking again and again",
+        _ => unreachable!("a word is missing here"),
+    }
+}
+
+fn notice(notice: LossNotice) -> &'static str {
+    match notice {
+        LossNotice::Pushed => "at once",
+        LossNotice::NextRenewal => "by the next renewal, ttl / 3 later at most",
+        _ => unreachable!("a word is missing here"),
+    }
+}
+
+fn restart(restart: Restart) -> &'static str {
+    match restart {
+        Restart::KeepsAll => "everything that was acknowledged",
+        Restart::KeepsPersisted => "what its persistence kept; new grants are guarded where that is not all",
+        Restart::KeepsNothing => "nothing",
+        _ => unreachable!("a word is missing here"),
+    }
+}
