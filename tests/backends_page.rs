@@ -27,9 +27,10 @@ fn the_page_says_what_the_backends_promise() {
 }
 
 fn page(backends: &[Capabilities]) -> String {
-    let mut page = "# What each backend promises\n\nWritten from the backends' `Capabilities` with their default settings by \
+    let mut page =
+        "# What each backend promises\n\nWritten from the backends' `Capabilities` with their default settings by \
         `tests/backends_page.rs`; the conformance suite\nholds them to the truth.\n\n"
-        .to_owned();
+            .to_owned();
     let names: Vec<_> = backends.iter().map(|it| it.backend).collect();
     let _ = writeln!(page, "| | {} |\n|---{}|", names.join(" | "), "|---".repeat(names.len()));
     let mut row = |what: &str, of: &dyn Fn(&Capabilities) -> String| {
