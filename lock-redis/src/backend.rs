@@ -43,13 +43,26 @@ impl RedisBackend {
     /// The same from a client of the `redis` crate. Its address, database, user, password and TLS are used; its
     /// protocol and TCP settings are set by us.
     pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
-        let settings = settings.check()?;
-        let capabilities = capabilities::of(&settings);
-        let shared = Arc::new(Shared::new(client, settings)?);
-        let backend = Self { shared, lines: Mutex::default(), capabilities };
+        let backend = Self::unconnected(client, settings)?;
         let until = Instant::now() + backend.shared.bound();
         backend.line()?.conn(until).await?;
         Ok(backend)
+    }
+
+    /// Reads a URL and sends nothing: the first call connects, and fails while the server cannot be reached or used. For a
+    /// program that may start before its server.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
+    pub fn open(url: &str) -> Result<Self> {
+        let (client, settings) = read_url(url)?;
+        Self::unconnected(&client, settings)
+    }
+
+    fn unconnected(client: &redis::Client, settings: Settings) -> Result<Self> {
+        let settings = settings.check()?;
+        let capabilities = capabilities::of(&settings);
+        Ok(Self { shared: Arc::new(Shared::new(client, settings)?), lines: Mutex::default(), capabilities })
     }
 
     /// The line of the runtime that calls.
@@ -133,11 +146,15 @@ impl RedisBackend {
         for lease in leases {
             command.arg(shared.keys.record(lease.claim.name()));
         }
-        let grants = if quarantine.is_none() { "1" } else { "0" };
-        command.arg(&shared.keys.channel).arg(&shared.retention).arg(grants);
+        command.arg(&shared.retention).arg(shared.keys.told(quarantine.is_none()));
         for lease in leases {
-            let extend = if lease.extend == Extend::Exactly { "e" } else { "m" };
-            command.arg(lease.claim.owner().as_bytes()).arg(millis(lease.ttl)).arg(extend).arg(lease.place);
+            let extend = if lease.extend == Extend::Exactly { b'e' } else { b'm' };
+            let mut ask = [0; 29];
+            ask[..16].copy_from_slice(lease.claim.owner().as_bytes());
+            ask[16..20].copy_from_slice(&millis(lease.ttl).to_be_bytes());
+            ask[20] = extend;
+            ask[21..].copy_from_slice(&lease.place.to_be_bytes());
+            command.arg(&ask[..]);
         }
         let core = shared.core()?;
         let sent = core.stamp();
@@ -170,7 +187,7 @@ impl RedisBackend {
         let until = Instant::now() + shared.bound();
         let conn = self.line()?.conn(until).await?;
         let mut command = script_call(&shared.scripts.inspect, 1);
-        command.arg(shared.keys.record(name)).arg(&shared.keys.channel).arg(&shared.retention).arg("0");
+        command.arg(shared.keys.record(name)).arg(&shared.retention).arg(shared.keys.told(false));
         let value = conn.run(&shared.scripts.inspect, &command, until).await?;
         let Some(seen) = replies::inspected(value).ok_or(Failure::Unreadable)? else { return Ok(None) };
         let token = (seen.token > 0).then(|| FencingToken::new(seen.token));

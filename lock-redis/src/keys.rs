@@ -13,11 +13,25 @@ pub(crate) struct Keys {
     prefix: String,
     /// The channel on which one client is told of its grants.
     pub(crate) channel: String,
+    /// What the scripts take: whether new grants are allowed, and the channel.
+    with_grants: String,
+    without_grants: String,
 }
 
 impl Keys {
     pub(crate) fn new(prefix: &str, client_id: u64) -> Self {
-        Self { prefix: prefix.to_owned(), channel: format!("{prefix}c:{client_id:016x}") }
+        let channel = format!("{prefix}c:{client_id:016x}");
+        Self {
+            prefix: prefix.to_owned(),
+            with_grants: format!("1{channel}"),
+            without_grants: format!("0{channel}"),
+            channel,
+        }
+    }
+
+    /// The second argument of every script.
+    pub(crate) fn told(&self, grants: bool) -> &str {
+        if grants { &self.with_grants } else { &self.without_grants }
     }
 
     /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.
@@ -52,8 +66,9 @@ pub fn acl(prefix: &str) -> String {
     format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
 }
 
-/// What a client sends (first line) and what the scripts call (second line).
-const COMMANDS: &str = "+hello +select +client|setinfo +evalsha +script|load +subscribe \
+/// What a client sends (first line) and what the scripts call (second line). `CLIENT SETINFO` is sent as well and its answer
+/// ignored; servers before 7.2 refuse a rule that names it.
+const COMMANDS: &str = "+hello +select +evalsha +script|load +subscribe \
     +time +info +get +set +del +exists +persist +pexpire +hget +hset +hsetnx +hdel +hlen +hgetall +publish";
 
 #[cfg(test)]
