@@ -1,4 +1,4 @@
-//! The trait that a backend implements, and its optional extensions.
+//! The trait that a backend implements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::capabilities::Capabilities;
-use crate::claim::{Claim, HolderInfo};
+use crate::claim::Claim;
 use crate::core_handle::CoreHandle;
 use crate::error::Result;
+use crate::extensions::Extensions;
 use crate::grant::{Acquisition, Certainty, Release};
-use crate::name::LockName;
 use crate::renewal::{Answers, LeaseRef};
-use crate::token::FencingToken;
 
 /// A store that can keep leases. Object safe, no default methods: a wrapper that forgets one does not compile.
 ///
@@ -52,66 +51,6 @@ pub trait LockBackend: Send + Sync + 'static {
 
     /// What it can do beyond the contract.
     fn extensions(&self) -> Extensions<'_>;
-}
-
-/// What a backend can do beyond the contract, each if it can.
-#[derive(Clone, Copy, Default)]
-#[non_exhaustive]
-pub struct Extensions<'a> {
-    /// Shows who holds a lock.
-    pub inspect: Option<&'a dyn Inspect>,
-}
-
-impl std::fmt::Debug for Extensions<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Extensions").field("inspect", &self.inspect.is_some()).finish()
-    }
-}
-
-/// Shows who holds a lock.
-#[async_trait]
-pub trait Inspect: Send + Sync {
-    /// The state of a lock as the store sees it, without changing anything. `None` when the store has no record of it.
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>>;
-}
-
-/// The state of a lock as the store sees it, for people. It was true when the store looked and may have
-/// changed since: never decide by it who may work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Inspection {
-    /// The token of the last grant; `None` when there never was one.
-    pub last_token: Option<FencingToken>,
-    /// The current lease.
-    pub lease: Option<LeaseView>,
-    /// How many live places wait.
-    pub waiters: u64,
-}
-
-impl Inspection {
-    /// A view of a lock.
-    pub const fn new(last_token: Option<FencingToken>, lease: Option<LeaseView>, waiters: u64) -> Self {
-        Self { last_token, lease, waiters }
-    }
-}
-
-/// A lease as the store sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LeaseView {
-    /// The token of the lease.
-    pub token: FencingToken,
-    /// How long it lasts unless it is renewed.
-    pub ttl_left: Duration,
-    /// Who holds it, where the store kept that.
-    pub holder: Option<HolderInfo>,
-}
-
-impl LeaseView {
-    /// A view of a lease.
-    pub const fn new(token: FencingToken, ttl_left: Duration, holder: Option<HolderInfo>) -> Self {
-        Self { token, ttl_left, holder }
-    }
 }
 
 #[async_trait]

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::backend::{Inspection, LockBackend};
+use crate::backend::LockBackend;
 use crate::capabilities::Capabilities;
 use crate::claim::HolderInfo;
 use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
+use crate::extensions::Inspection;
 use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::name::LockName;

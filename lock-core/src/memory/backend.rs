@@ -7,12 +7,13 @@ use async_trait::async_trait;
 
 use super::record::Standing;
 use super::store::{Line, MAX_PLACE_TTL, MemoryStore};
-use crate::backend::{Extensions, Inspect, Inspection, LockBackend};
+use crate::backend::LockBackend;
 use crate::capabilities::{Capabilities, Restart, Scope, StoreClock, Waiting};
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::core_handle::CoreHandle;
 use crate::error::{Error, ErrorKind, Result};
+use crate::extensions::{Extensions, Inspect, Inspection};
 use crate::grant::{Acquisition, Certainty, Confirmation, Grant, Release};
 use crate::name::LockName;
 use crate::renewal::{Answer, Answers, LeaseRef};

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::record::{HeldLease, LockRecord, Standing};
-use crate::backend::{Inspection, LeaseView};
 use crate::claim::{Claim, IfHeld};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::core_handle::{CoreHandle, Event};
+use crate::extensions::{Inspection, LeaseView};
 use crate::grant::{Certainty, Place};
 use crate::name::LockName;
 use crate::renewal::LeaseRef;
