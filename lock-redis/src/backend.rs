@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
-    Extensions, FencingToken, Grant, HolderInfo, IfHeld, Inspect, Inspection, LeaseRef, LeaseView, LockBackend, LockName,
-    Mode, Release, Result,
+    Extensions, FencingToken, Grant, HolderInfo, IfHeld, Inspect, Inspection, LeaseRef, LeaseView, LockBackend,
+    LockName, Mode, Release, Result,
 };
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
@@ -174,9 +174,7 @@ impl RedisBackend {
                     look_in: look_in.max(quarantine.unwrap_or_default()),
                 },
                 Renewed::Lost => Answer::Lost,
-                Renewed::Failed(text) => {
-                    Answer::Unknown(refused(&text).during("renew", lease.claim.name(), BACKEND))
-                }
+                Renewed::Failed(text) => Answer::Unknown(refused(&text).during("renew", lease.claim.name(), BACKEND)),
             }
         };
         Ok(leases.iter().zip(answers).map(answer).collect())
@@ -191,9 +189,9 @@ impl RedisBackend {
         let value = conn.run(&shared.scripts.inspect, &command, until).await?;
         let Some(seen) = replies::inspected(value).ok_or(Failure::Unreadable)? else { return Ok(None) };
         let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
-        let lease = token.filter(|_| !seen.left.is_zero()).map(|token| {
-            LeaseView::new(token, seen.left, HolderInfo::decode(&seen.holder).map(|(_, holder)| holder))
-        });
+        let lease = token
+            .filter(|_| !seen.left.is_zero())
+            .map(|token| LeaseView::new(token, seen.left, HolderInfo::decode(&seen.holder).map(|(_, holder)| holder)));
         Ok(Some(Inspection::new(token, lease, seen.waiters)))
     }
 }

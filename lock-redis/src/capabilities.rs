@@ -45,4 +45,5 @@ const FAILOVER: &str = "an asynchronous failover promotes a replica that has not
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is told to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes (`restart=trust`)";
-const RESTART_UNKNOWN: &str = "the server restarts without its data, and a client that never saw it before asks before any that had";
+const RESTART_UNKNOWN: &str =
+    "the server restarts without its data, and a client that never saw it before asks before any that had";

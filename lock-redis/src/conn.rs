@@ -192,7 +192,8 @@ impl Conn {
         };
         let mut call = script_call(&shared.scripts.epoch, 1);
         call.arg(shared.keys.epoch()).arg(&known).arg(longest).arg(mode);
-        let server = replies::server(self.run(&shared.scripts.epoch, &call, until).await?).ok_or(Failure::Unreadable)?;
+        let server =
+            replies::server(self.run(&shared.scripts.epoch, &call, until).await?).ok_or(Failure::Unreadable)?;
         if let Err(refused) = self.judge(&server) {
             return Ok(Err(refused));
         }

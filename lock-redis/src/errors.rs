@@ -83,14 +83,26 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
         ("UNKNOWNFORMAT", Unsupported, "the lock's record was written in a format that this version does not know"),
-        ("WRONGTYPE", Unsupported, "the lock's key holds something that is not ours: does another program use this prefix?"),
+        (
+            "WRONGTYPE",
+            Unsupported,
+            "the lock's key holds something that is not ours: does another program use this prefix?",
+        ),
         ("WRONGPASS", Auth, "the server refused the user or the password"),
         ("NOAUTH", Auth, "the server wants a user or a password"),
         ("called without any password configured", Auth, "a password was given, and the server's user has none"),
         ("NOPERM", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
         ("No permissions", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
-        ("can't run this command or subcommand", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
-        ("can't access at least one of the keys", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
+        (
+            "can't run this command or subcommand",
+            Auth,
+            "the user lacks a permission: `lock_redis::acl` gives those that are needed",
+        ),
+        (
+            "can't access at least one of the keys",
+            Auth,
+            "the user lacks a permission: `lock_redis::acl` gives those that are needed",
+        ),
         ("OOM", Capacity, "the server's memory is full (`maxmemory`)"),
         ("max number of clients", Capacity, "the server has its greatest number of connections (`maxclients`)"),
         ("READONLY", Unavailable, "the server is a read-only replica: connect to the primary"),
@@ -101,7 +113,11 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         ("CLUSTERDOWN", Unavailable, "the cluster is down"),
         ("NOREPLICAS", Unavailable, "the server has fewer replicas than it wants (`min-replicas-to-write`)"),
         ("MISCONF", Unavailable, "the server cannot save its data and refuses to write"),
-        ("NOSCRIPT", Unavailable, "the server forgot the script twice in a row: does somebody flush its scripts all the time?"),
+        (
+            "NOSCRIPT",
+            Unavailable,
+            "the server forgot the script twice in a row: does somebody flush its scripts all the time?",
+        ),
         ("MOVED", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
         ("CROSSSLOT", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
         ("unknown command", Unsupported, "the server does not know a command that is needed: Redis 6.2 or later is"),
@@ -131,15 +147,17 @@ impl std::error::Error for Refusal {}
 pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
     match failure {
         Failure::NotSent(error) => error,
-        Failure::Silent => {
-            Error::new(ErrorKind::Unavailable, format!("the server at {address} did not answer in time while connecting"))
-        }
+        Failure::Silent => Error::new(
+            ErrorKind::Unavailable,
+            format!("the server at {address} did not answer in time while connecting"),
+        ),
         Failure::Cut(cause) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
             Error::new(ErrorKind::Auth, "the server refused the user or the password")
         }
-        Failure::Cut(cause) if cause.kind() == redis::ErrorKind::RESP3NotSupported => {
-            Error::new(ErrorKind::Unsupported, format!("the server at {address} is too old: Redis 6.2 or later is needed"))
-        }
+        Failure::Cut(cause) if cause.kind() == redis::ErrorKind::RESP3NotSupported => Error::new(
+            ErrorKind::Unsupported,
+            format!("the server at {address} is too old: Redis 6.2 or later is needed"),
+        ),
         Failure::Cut(cause) => {
             Error::new(ErrorKind::Unavailable, format!("cannot connect to the server at {address}")).with_source(cause)
         }

@@ -84,10 +84,7 @@ mod tests {
         assert_eq!(keys.epoch(), "leasehold:epoch");
         assert_eq!(keys.channel, "leasehold:c:00000000000000ab");
         let long = LockName::new("x".repeat(201)).unwrap();
-        assert_eq!(
-            keys.record(&long),
-            "leasehold:{~84a0678c90937f5dcf9994d5866668da6b995109c8ad845410559b48a4ecafed}"
-        );
+        assert_eq!(keys.record(&long), "leasehold:{~84a0678c90937f5dcf9994d5866668da6b995109c8ad845410559b48a4ecafed}");
     }
 
     #[test]

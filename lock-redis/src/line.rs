@@ -112,9 +112,8 @@ impl Inner {
         };
         let mut changes = self.state.subscribe();
         self.wanted.notify_one();
-        let up = changes.wait_for(|state| {
-            state.conn.as_ref().is_some_and(|conn| !conn.is_cut()) || state.attempts > attempts
-        });
+        let up = changes
+            .wait_for(|state| state.conn.as_ref().is_some_and(|conn| !conn.is_cut()) || state.attempts > attempts);
         match timeout_at(until, up).await {
             Ok(Ok(state)) => match (&state.conn, &state.why) {
                 (Some(conn), _) => Ok(conn.clone()),

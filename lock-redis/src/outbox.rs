@@ -36,9 +36,15 @@ pub(crate) struct Ask {
 }
 
 pub(crate) enum What {
-    Acquire { ttl: Duration, leave: bool, holder: String },
+    Acquire {
+        ttl: Duration,
+        leave: bool,
+        holder: String,
+    },
     /// With a time to remember, the owner is withdrawn.
-    Release { remember: Duration },
+    Release {
+        remember: Duration,
+    },
 }
 
 /// An answer, with the stamp from just before its request was sent.
@@ -249,15 +255,19 @@ impl<'a> Call<'a> {
         for ask in asks.clone() {
             command.arg(&ask.key);
         }
-        command.arg(&shared.keys.channel).arg(&shared.retention).arg(if grants { "1" } else { "0" });
+        command.arg(&shared.retention).arg(shared.keys.told(grants));
         for ask in asks {
-            command.arg(&ask.owner);
             match &ask.what {
                 What::Acquire { ttl, leave, holder } => {
-                    command.arg(millis(*ttl)).arg(if *leave { "l" } else { "q" }).arg(holder);
+                    let ms = i64::from(millis(*ttl));
+                    command.arg(if *leave { -ms } else { ms });
+                    command.arg(&[&ask.owner, holder.as_bytes()].concat());
+                }
+                What::Release { remember } if remember.is_zero() => {
+                    command.arg(&ask.owner);
                 }
                 What::Release { remember } => {
-                    command.arg(millis(*remember));
+                    command.arg(&[&ask.owner[..], &millis(*remember).to_be_bytes()].concat());
                 }
             }
         }
@@ -292,7 +302,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// In whole milliseconds, rounded up.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+/// In whole milliseconds, rounded up. The longest ttl is a fiftieth of what fits.
+pub(crate) fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }

@@ -47,19 +47,26 @@ pub(crate) struct Inspected {
 pub(crate) fn acquired(value: Value, count: usize) -> Option<(i64, Vec<PerLock<Acquired>>)> {
     let (time, rest) = timed(value)?;
     let answers = rest
-        .chunks_exact(3)
-        .map(|part| match &part[0] {
-            Value::Int(code) => Some(Ok(match code {
-                1 => Acquired::Granted { place: number(&part[1])?, token: number(&part[2])? },
-                2 => Acquired::Queued { place: number(&part[1])?, look_in: millis(&part[2])? },
-                3 => Acquired::Held { look_in: millis(&part[2])? },
-                4 => Acquired::Withdrawn,
-                _ => return None,
-            })),
-            error => text(error).map(Err),
+        .into_iter()
+        .map(|answer| match answer {
+            Value::Int(token) => {
+                let token = u64::try_from(token).ok()?;
+                Some(Ok(Acquired::Granted { place: token, token }))
+            }
+            Value::Array(parts) => {
+                let [Value::Int(code), place, value] = &parts[..] else { return None };
+                Some(Ok(match code {
+                    1 => Acquired::Granted { place: number(place)?, token: number(value)? },
+                    2 => Acquired::Queued { place: number(place)?, look_in: millis(value)? },
+                    3 => Acquired::Held { look_in: millis(value)? },
+                    4 => Acquired::Withdrawn,
+                    _ => return None,
+                }))
+            }
+            error => text(&error).map(Err),
         })
         .collect::<Option<Vec<_>>>()?;
-    (rest.len() == 3 * count).then_some((time, answers))
+    (answers.len() == count).then_some((time, answers))
 }
 
 /// The server's time, and per lock whether lease or place was the owner's.
@@ -174,37 +181,39 @@ mod tests {
 
     #[test]
     fn answers_are_read_lock_by_lock() {
-        let value = array([
-            Value::Int(5),
-            Value::Int(1),
-            Value::Int(7),
-            Value::Int(9),
-            words("WRONGTYPE x"),
-            Value::Int(0),
-            Value::Int(0),
-        ]);
-        let (time, answers) = acquired(value, 2).unwrap();
+        let other = array([Value::Int(1), Value::Int(7), Value::Int(9)]);
+        let (time, answers) = acquired(array([Value::Int(5), Value::Int(3), other, words("WRONGTYPE x")]), 3).unwrap();
         assert_eq!(time, 5);
-        assert_eq!(answers, [Ok(Acquired::Granted { place: 7, token: 9 }), Err("WRONGTYPE x".to_owned())]);
+        assert_eq!(
+            answers,
+            [
+                Ok(Acquired::Granted { place: 3, token: 3 }),
+                Ok(Acquired::Granted { place: 7, token: 9 }),
+                Err("WRONGTYPE x".to_owned()),
+            ]
+        );
 
-        let value =
-            array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
+        let value = array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
         let (_, answers) = renewed(value, 4).unwrap();
-        assert_eq!(answers, [
-            Renewed::Stands,
-            Renewed::Granted { place: 3, token: 4 },
-            Renewed::Lost,
-            Renewed::Failed("WRONGTYPE y".to_owned()),
-        ]);
+        assert_eq!(
+            answers,
+            [
+                Renewed::Stands,
+                Renewed::Granted { place: 3, token: 4 },
+                Renewed::Lost,
+                Renewed::Failed("WRONGTYPE y".to_owned()),
+            ]
+        );
     }
 
     #[test]
     fn what_is_not_an_answer_of_ours_is_none() {
         assert_eq!(acquired(Value::Okay, 1), None);
         assert_eq!(acquired(array([]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), Value::Int(1), Value::Int(7)]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), Value::Int(8), Value::Int(7), Value::Int(7)]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), Value::Int(1), Value::Int(-7), Value::Int(7)]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), Value::Int(7), Value::Int(7)]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), Value::Int(-7)]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), array([Value::Int(1), Value::Int(7)])]), 1), None);
+        assert_eq!(acquired(array([Value::Int(5), array([Value::Int(8), Value::Int(7), Value::Int(7)])]), 1), None);
         assert_eq!(released(array([Value::Int(5), Value::Int(1)]), 2), None);
         assert_eq!(renewed(array([Value::Int(5), words("rr")]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("g"), Value::Int(1)]), 1), None);

@@ -40,7 +40,8 @@ impl ServerClock {
     /// By how many µs the server's clock was stepped since the last answer, if it was.
     fn step(&self, server: i64, sent: Stamp, received: Stamp) -> Option<i128> {
         let micros = |stamp: Stamp| i128::try_from(stamp.since_start().as_micros()).unwrap_or(i128::MAX);
-        let now = Seen { low: i128::from(server) - micros(received), high: i128::from(server) - micros(sent), at: sent };
+        let now =
+            Seen { low: i128::from(server) - micros(received), high: i128::from(server) - micros(sent), at: sent };
         let mut seen = lock(&self.seen);
         let Some(before) = *seen else {
             *seen = Some(now);

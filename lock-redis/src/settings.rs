@@ -7,11 +7,8 @@ use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 use url::Url;
 
 /// The schemes that this build reads, for error texts.
-pub const SCHEMES: &[&str] = if cfg!(feature = "tls") {
-    &["redis://", "rediss://", "redis+unix://"]
-} else {
-    &["redis://", "redis+unix://"]
-};
+pub const SCHEMES: &[&str] =
+    if cfg!(feature = "tls") { &["redis://", "rediss://", "redis+unix://"] } else { &["redis://", "redis+unix://"] };
 
 /// What may stand behind the `?` of a URL.
 const PARAMETERS: &str = "`prefix`, `timeout`, `retention`, `restart` and `eviction`";
@@ -96,7 +93,8 @@ fn within(name: &str, value: Duration, least: Duration, most: Duration) -> Resul
 
 /// Reads a URL: where the server is, and the settings. Nothing of a password gets into an error.
 pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
-    let mut url = Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a Redis cannot be read: {why}")))?;
+    let mut url =
+        Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a Redis cannot be read: {why}")))?;
     check_scheme(url.scheme())?;
     let unix = url.scheme() == "redis+unix";
     if url.fragment().is_some() {
@@ -111,10 +109,8 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
             "timeout" => settings.timeout = duration("timeout", &value)?,
             "retention" => settings.retention = duration("retention", &value)?,
             "restart" => {
-                settings.on_restart = choice("restart", &value, &[
-                    ("quarantine", OnRestart::Quarantine),
-                    ("trust", OnRestart::Trust),
-                ])?;
+                settings.on_restart =
+                    choice("restart", &value, &[("quarantine", OnRestart::Quarantine), ("trust", OnRestart::Trust)])?;
             }
             "eviction" => {
                 settings.on_eviction =
@@ -178,7 +174,9 @@ fn duration(name: &str, text: &str) -> Result<Duration> {
     let ms = number.parse::<u64>().ok().and_then(|number| number.checked_mul(ms_per_unit));
     match ms {
         Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
-        _ => Err(Error::invalid(format!("`{name}` is a duration like `250ms`, `5s`, `10m`, `2h` or `1d`, not `{text}`"))),
+        _ => {
+            Err(Error::invalid(format!("`{name}` is a duration like `250ms`, `5s`, `10m`, `2h` or `1d`, not `{text}`")))
+        }
     }
 }
 

@@ -1,53 +1,71 @@
--- Tries once to get each of several locks.
+-- Tries once to get each of several locks. Not to be called in quarantine.
 --
 -- KEYS[i]      the record of a lock
--- ARGV         after the common ones, per lock: owner, ttl in ms, 'q' (queue when held) or 'l' (leave), holder information
--- answers      TIME in µs, then per lock three values:
---                1, place, fencing token      granted, now or by an earlier copy of this request
---                2, place, ms                 has a place; the holder's lease lasts that long
---                3, 0, ms                     held by another, and no place wanted
---                4, 0, 0                      withdrawn before: this request came too late
---                error, 0, 0                  nothing was changed for this lock, but that a free lock may have gone to its queue
+-- ARGV         after the common ones, per lock two: ttl in ms, below zero when no place is wanted; owner 16 bytes | holder information
+-- answers      TIME in µs, then per lock:
+--                token                        granted; the place has the same number
+--                {1, place, token}            granted, now or by an earlier copy of this request
+--                {2, place, ms}               has a place; the holder's lease lasts that long
+--                {3, 0, ms}                   held by another, and no place wanted
+--                {4, 0, 0}                    withdrawn before: this request came too late
+--                error                        nothing was changed for this lock, but that a free lock may have gone to its queue
 -- promises     a free lock goes to the oldest live place, never past it; a repeated request of a claim that holds or waits sets the
 --              deadline to at least now + ttl and answers the same place; a token is higher than every one before it
 
-local function acquire(key, who, ttl, wish, info)
-  read(key)
-  if tombstones > now and redis.call('EXISTS', key .. ':t:' .. who) == 1 then return 4, 0, 0 end
-  settle(key)
-  if deadline > now then
-    if owner == who then
-      deadline = math.max(deadline, now + ttl)
-      write_though_full(key)
-      return 1, place, fence
-    end
-    local number, till, rest = find_place(key, who)
-    if number then
-      put_place(key, who, number, math.max(till, now + math.min(ttl, PLACE_TTL)), rest)
-      return 2, tonumber(number), left()
-    end
-    if wish == 'l' then return 3, 0, left() end
-    number = string.format('%d', places + 1)
-    -- What lies here without the flag belongs to a record that is gone.
-    if flags % 2 == 0 then redis.call('DEL', key .. ':q') end
-    redis.call('HSETNX', key .. ':q', 'h', number)
-    redis.call('HSET', key .. ':q', 'o' .. who, number)
-    put_place(key, who, number, now + math.min(ttl, PLACE_TTL), struct.pack('Bc0', #channel, channel) .. info)
-    flags, places = flags - flags % 2 + 1, places + 1
-    write(key)
-    return 2, places, left()
-  end
-  places = places + 1
-  take(who, places, now + ttl, info, false)
-  write(key)
-  return 1, place, fence
-end
-
-local answers = {now}
+local answers, retention, call, pack, unpack = {now}, ARGV[1] + 0, redis.pcall, struct.pack, struct.unpack
 for i = 1, #KEYS do
-  local a = 4 * i
-  local fine, code, number, value = pcall(acquire, KEYS[i], ARGV[a], ARGV[a + 1] * 1000, ARGV[a + 2], ARGV[a + 3])
-  if not fine then code, number, value = text_of(code), 0, 0 end
-  answers[3 * i - 1], answers[3 * i], answers[3 * i + 1] = code, number, value
+  local key, ttl, claim = KEYS[i], ARGV[2 * i + 1] * 1000, ARGV[2 * i + 2]
+  local raw = call('GET', key)
+  local head, deadline, fence, kept, tombstones, answer = 24641536, 0, 0, 0, 0, nil
+  if raw then
+    head = 0
+    if #raw >= 44 then head, deadline, fence, kept = unpack('>I4I8I8I8', raw) end
+  end
+  if head ~= 24641536 or deadline > now then
+    local lib, fine = library(), nil
+    fine, answer = pcall(function()
+      local it, who, wanted = lib.read(key) or lib.new(key), string.sub(claim, 1, 16), ttl < 0 and -ttl or ttl
+      if it.tombstones > now and redis.call('EXISTS', key .. ':t:' .. who) == 1 then return {4, 0, 0} end
+      lib.settle(it)
+      if it.deadline <= now then
+        fence, kept, tombstones = math.max(it.fence, it.places), it.kept, it.tombstones
+        return
+      end
+      if it.owner == who then
+        it.deadline = math.max(it.deadline, now + wanted)
+        lib.write(it, true)
+        return {1, it.place, it.fence}
+      end
+      local place, till, rest = lib.find_place(it, who)
+      if place then
+        lib.put_place(it, who, place, till, wanted, rest)
+        return {2, tonumber(place), lib.left(it)}
+      end
+      if ttl < 0 then return {3, 0, lib.left(it)} end
+      lib.new_place(it, who, wanted, string.sub(claim, 17))
+      return {2, it.places, lib.left(it)}
+    end)
+    if not fine then answer = lib.text_of(answer) end
+  end
+  if not answer then
+    fence, deadline = fence + 1, now + (ttl < 0 and -ttl or ttl)
+    if fence < now then fence = now end
+    local need, done = (fence > deadline and fence or deadline) + retention, nil
+    if tombstones > need then need = tombstones end
+    local late = kept < need
+    if late then kept = need + retention end
+    if tombstones > now then
+      raw = pack('>I4I8I8I8I8I8I8', 24641540, deadline, fence, kept, fence, fence, tombstones) .. claim
+    else
+      raw = pack('>I4I8I8I8', 24641536, deadline, fence, kept) .. claim
+    end
+    if late then
+      done = call('SET', key, raw, 'PXAT', string.format('%d', kept / 1000 + 1))
+    else
+      done = call('SET', key, raw, 'KEEPTTL')
+    end
+    answer = done.err or fence
+  end
+  answers[i + 1] = answer
 end
 return answers

@@ -11,6 +11,6 @@ local function shifted(list, by)
   return rest
 end
 
-read(KEYS[1])
-if owner ~= ARGV[4] or deadline <= now or string.format('%d', fence) ~= ARGV[5] then return {0} end
-return {1, body(shifted(KEYS, 1), shifted(ARGV, 5))}
+local it = library().read(KEYS[1])
+if not it or it.owner ~= ARGV[3] or it.deadline <= now or string.format('%d', it.fence) ~= ARGV[4] then return {0} end
+return {1, body(shifted(KEYS, 1), shifted(ARGV, 4))}

@@ -6,10 +6,11 @@
 --              it is free), holder information, number of live places
 -- promises     a dead lease and dead places are not shown
 
-if not read(KEYS[1]) then return false end
+local it = library().read(KEYS[1])
+if not it then return false end
 local waiters = 0
-if flags % 2 == 1 then
-  local fields = redis.call('HGETALL', KEYS[1] .. ':q')
+if it.queued then
+  local fields = redis.call('HGETALL', it.queue)
   for i = 1, #fields, 2 do
     if string.byte(fields[i]) < 58 and #fields[i + 1] >= 24 then
       local _, till = struct.unpack('>c16I8', fields[i + 1])
@@ -17,4 +18,5 @@ if flags % 2 == 1 then
     end
   end
 end
-return {now, fence, left(), deadline > now and holder or '', waiters}
+local left = library().left(it)
+return {now, it.fence, left, left > 0 and it.holder or '', waiters}

@@ -1,16 +1,18 @@
--- Put before every script of this folder when it is loaded. It keeps the format of what is stored.
+-- Put before every script of this folder but epoch.lua when it is loaded. It keeps the format of what is stored.
 --
 -- RECORD   KEYS[i], one string per lock, big endian:
---            version u8 (1) | kind char ('x', exclusive) | flags u8 | deadline u64 | fence u64 | places u64 | place u64 |
---            tombstones u64 | owner 16 bytes | holder information, at most 512 bytes, for people
---          flags       1: there may be places in the queue; 2: the lease came from a place
+--            version u8 (1) | kind u8 ('x', exclusive) | flags u16 | deadline u64 | fence u64 | kept u64 |
+--            with any flag: places u64 | place u64 | tombstones u64 |
+--            owner 16 bytes | holder information, at most 512 bytes, for people
+--          flags       4: the three numbers follow; 1: and there may be places in the queue; 2: and the lease came from a place
 --          deadline    when the lease ends, µs of the server's clock; 0 after a release
 --          fence       the last fencing token
---          places      the last place number that was given out. It starts at TIME when the record is born, so that
---                      numbers rise even when the record was lost in between; from there it counts by one, so that
---                      the queue can be walked
+--          kept        when the server drops the record; further ahead than is needed, so that most writes can leave it alone
+--          places      the last place number that was given out
 --          place       the number of the lease
 --          tombstones  until when withdrawn owners may have a tombstone
+--          Without flags places and place are the fence: a lease that never waited has its token for a number. So numbers rise even
+--          when a record was lost, and in a queue they count by one, so that it can be walked.
 -- QUEUE    KEYS[i] .. ':q', a hash that exists only under contention:
 --            'h'            the lowest number that may be taken
 --            <number>       owner 16 bytes | deadline u64 | length of channel u8 | channel | holder information
@@ -19,125 +21,168 @@
 --
 -- All keys of a lock are made from KEYS[i] and share its hash tag, hence its slot.
 --
--- ARGV of every script: 1 channel of the client, 2 retention in µs, 3 '1' when new grants are allowed ('0' in quarantine).
--- Each claim is worked on under pcall: what is wrong with one lock is answered for that one.
--- A number in an answer is an answer, a string is an error.
-
-local HEADER, HEADER_SIZE, ENTRY = '>Bc1BI8I8I8I8I8c16', 59, '>c16I8Bc0'
-local NOBODY = string.rep('\0', 16)
--- The longest ttl of a place, in µs.
-local PLACE_TTL = 10000000
+-- ARGV of every script: 1 retention in µs, 2 '1' when new grants are allowed or '0' in quarantine, followed by the client's channel;
+-- then what the script's own header says, per lock. What is wrong with one lock is answered for that one.
+--
+-- The main chunk of a script works on the ordinary record alone, the one without flags (24641536 is its first four bytes), and leaves
+-- everything else to the library, which is made only then: functions and the variables that they share cost more than the whole of
+-- the ordinary way.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local channel, retention, grants = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 
-local flags, deadline, fence, places, place, tombstones, owner, holder
+local made
+local function library()
+  if made then return made end
 
--- Reads the record. A record that is not there reads as a lock that nobody ever held.
-local function read(key)
-  local raw = redis.call('GET', key)
-  if not raw then
-    flags, deadline, fence, places, place, tombstones, owner, holder = 0, 0, 0, now, 0, 0, NOBODY, ''
-    return false
-  end
-  local version, kind = string.byte(raw, 1, 2)
-  if version ~= 1 or kind ~= 120 or #raw < HEADER_SIZE then
-    error('UNKNOWNFORMAT version ' .. tostring(version) .. ' kind ' .. tostring(kind), 0)
-  end
-  local at
-  version, kind, flags, deadline, fence, places, place, tombstones, owner, at = struct.unpack(HEADER, raw)
-  holder = string.sub(raw, at)
-  return true
-end
+  local call, pack, unpack, sub, format, max = redis.call, struct.pack, struct.unpack, string.sub, string.format, math.max
+  local retention = ARGV[1] + 0
+  local ORDINARY, EXTENDED = 24641536, 4
+  -- The longest ttl of a place, in µs.
+  local PLACE_TTL = 10000000
+  local lib = {}
 
--- Writes the record. It lives `retention` beyond lease, token and now, so that neither a step of the clock nor a holder that
--- is late makes the tokens begin anew, and never less than a place, so that the queue is not forgotten.
-local function write(key)
-  local keep = math.max(deadline, fence, now) + ((flags % 2 == 1) and math.max(retention, PLACE_TTL) or retention)
-  local raw = struct.pack(HEADER, 1, 'x', flags, deadline, fence, places, place, tombstones, owner) .. holder
-  redis.call('SET', key, raw, 'PXAT', string.format('%d', math.max(keep, tombstones) / 1000 + 1))
-end
-
--- Makes room for a write that ends or keeps what is already there: a full server refuses SET, unless the script has written
--- before, and PERSIST is not refused. Without it a full server would end every lease and keep every release.
-local function write_though_full(key)
-  local done, why = pcall(write, key)
-  if not done then
-    if not string.find(type(why) == 'table' and why.err or why, 'OOM', 1, true) then error(why, 0) end
-    redis.call('PERSIST', key)
-    write(key)
-  end
-end
-
-local function take(who, number, till, info, came_from_place)
-  fence = math.max(fence + 1, now)
-  owner, place, deadline, holder = who, number, till, info
-  flags = (flags % 2) + (came_from_place and 2 or 0)
-end
-
--- Forgets the queue.
-local function forget_queue(key)
-  redis.call('DEL', key .. ':q')
-  flags = flags - flags % 2
-end
-
--- Gives a free lock to the oldest live place and tells its client. The place keeps its number and its own deadline, so that
--- dead waiters together cost at most one place ttl. Dead places are dropped on the way.
--- True when the record has changed and was not yet written.
-local function settle(key)
-  if flags % 2 == 0 or deadline > now or not grants then return false end
-  local queue = key .. ':q'
-  local number = tonumber(redis.call('HGET', queue, 'h') or places + 1)
-  while number <= places do
-    local field = string.format('%d', number)
-    local entry = redis.call('HGET', queue, field)
-    if entry then
-      local who, till, to, at = struct.unpack(ENTRY, entry)
-      if till > now then
-        take(who, number, till, string.sub(entry, at), true)
-        if number == places then
-          forget_queue(key)
-        else
-          redis.call('HDEL', queue, field, 'o' .. who)
-          redis.call('HSET', queue, 'h', string.format('%d', number + 1))
-        end
-        write(key)
-        -- Only a hint: whoever misses it looks by himself. So it must not undo the grant when it is refused.
-        redis.pcall('PUBLISH', to, struct.pack('>c16I8I8', who, number, fence))
-        return false
-      end
-      redis.call('HDEL', queue, field, 'o' .. who)
+  -- The record, or nil.
+  function lib.read(key)
+    local raw = call('GET', key)
+    if not raw then return end
+    local it, at = {key = key, queue = key .. ':q', places = 0, place = 0, tombstones = 0}, nil
+    local head = #raw >= 44 and unpack('>I4', raw) or 0
+    if head == ORDINARY then
+      head, it.deadline, it.fence, it.kept, it.owner, at = unpack('>I4I8I8I8c16', raw)
+      it.places, it.place = it.fence, it.fence
+    elseif head >= ORDINARY + EXTENDED and head < ORDINARY + 2 * EXTENDED and #raw >= 68 then
+      head, it.deadline, it.fence, it.kept, it.places, it.place, it.tombstones, it.owner, at = unpack('>I4I8I8I8I8I8I8c16', raw)
+    else
+      local version, kind = string.byte(raw, 1, 2)
+      error('UNKNOWNFORMAT version ' .. tostring(version) .. ' kind ' .. tostring(kind), 0)
     end
-    number = number + 1
+    it.queued, it.came_from_place, it.holder = head % 2 == 1, head % 4 > 1, sub(raw, at)
+    return it
   end
-  forget_queue(key)
-  return true
-end
 
--- The place of an owner: number, deadline and the rest of the entry. Nil when it has none that lives; a dead one is dropped, so
--- that its owner may start a new one at the end.
-local function find_place(key, who)
-  if flags % 2 == 0 then return end
-  local number = redis.call('HGET', key .. ':q', 'o' .. who)
-  local entry = number and redis.call('HGET', key .. ':q', number)
-  if not entry then return end
-  local _, till = struct.unpack('>c16I8', entry)
-  if till > now then return number, till, string.sub(entry, 25) end
-  redis.call('HDEL', key .. ':q', number, 'o' .. who)
-end
+  -- A record of a lock that nobody ever held.
+  function lib.new(key)
+    return {key = key, queue = key .. ':q', holder = '', deadline = 0, fence = 0, kept = 0, places = 0, place = 0, tombstones = 0,
+      owner = string.rep('\0', 16), queued = false, came_from_place = false}
+  end
 
-local function put_place(key, who, number, till, rest)
-  local queue = key .. ':q'
-  redis.call('HSET', queue, number, struct.pack('>c16I8', who, till) .. rest)
-  redis.call('PEXPIRE', queue, PLACE_TTL / 1000)
-end
+  -- How long the server has to keep the record: `retention` beyond lease, token and now, so that neither a step of the clock nor a
+  -- late holder makes the tokens begin anew; and, where there is a queue, never less than a place lasts.
+  local function needed(it)
+    local stay = it.queued and max(retention, PLACE_TTL) or retention
+    return max(max(it.deadline, it.fence, now) + stay, it.tombstones)
+  end
 
--- How long the holder's lease still lasts, in ms.
-local function left()
-  return math.max(math.ceil((deadline - now) / 1000), 0)
-end
+  -- Writes the record. `must`: also when the server is full. A full server refuses SET, unless the script has written before,
+  -- and PEXPIREAT is not refused. Without it a full server would end every lease, and none could be released.
+  function lib.write(it, must)
+    local need = needed(it)
+    local late = it.kept < need
+    if late then it.kept = need + retention end
+    local raw
+    if it.queued or it.came_from_place or it.places ~= it.fence or it.place ~= it.fence or it.tombstones > now then
+      local flags = EXTENDED + (it.queued and 1 or 0) + (it.came_from_place and 2 or 0)
+      raw = pack('>I4I8I8I8I8I8I8c16', ORDINARY + flags, it.deadline, it.fence, it.kept, it.places, it.place, it.tombstones, it.owner)
+    else
+      raw = pack('>I4I8I8I8c16', ORDINARY, it.deadline, it.fence, it.kept, it.owner)
+    end
+    raw = raw .. it.holder
+    local till = format('%d', it.kept / 1000 + 1)
+    local done = late and redis.pcall('SET', it.key, raw, 'PXAT', till) or redis.pcall('SET', it.key, raw, 'KEEPTTL')
+    if done.err and must and string.find(done.err, 'OOM', 1, true) then
+      call('PEXPIREAT', it.key, till)
+      done = redis.pcall('SET', it.key, raw, 'PXAT', till)
+    end
+    if done.err then error(done.err, 0) end
+  end
 
-local function text_of(why)
-  return type(why) == 'table' and why.err or tostring(why)
+  function lib.forget_queue(it)
+    call('DEL', it.queue)
+    it.queued = false
+  end
+
+  -- Gives a free lock to the oldest live place and tells its client. The place keeps its number and its own deadline, so that
+  -- dead waiters together cost at most one place ttl. Dead places are dropped on the way.
+  -- True when the record has changed and was not yet written.
+  function lib.settle(it)
+    if not it.queued or it.deadline > now or sub(ARGV[2], 1, 1) ~= '1' then return false end
+    local number = tonumber(call('HGET', it.queue, 'h') or it.places + 1)
+    while number <= it.places do
+      local field = format('%d', number)
+      local entry = call('HGET', it.queue, field)
+      if entry then
+        local who, till, channel, at = unpack('>c16I8Bc0', entry)
+        if till > now then
+          it.fence, it.owner, it.place, it.deadline, it.holder = max(it.fence + 1, now), who, number, till, sub(entry, at)
+          it.came_from_place = true
+          if number == it.places then
+            lib.forget_queue(it)
+          else
+            call('HDEL', it.queue, field, 'o' .. who)
+            call('HSET', it.queue, 'h', format('%d', number + 1))
+          end
+          lib.write(it, true)
+          -- Only a hint: whoever misses it looks by himself. So it must not undo the grant when it is refused.
+          redis.pcall('PUBLISH', channel, pack('>c16I8I8', who, number, it.fence))
+          return false
+        end
+        call('HDEL', it.queue, field, 'o' .. who)
+      end
+      number = number + 1
+    end
+    lib.forget_queue(it)
+    return true
+  end
+
+  -- The place of an owner: number, deadline and the rest of the entry. Nil when it has none that lives; a dead one is dropped,
+  -- so that its owner may start a new one at the end.
+  function lib.find_place(it, who)
+    if not it.queued then return end
+    local number = call('HGET', it.queue, 'o' .. who)
+    local entry = number and call('HGET', it.queue, number)
+    if not entry then return end
+    local _, till = unpack('>c16I8', entry)
+    if till > now then return number, till, sub(entry, 25) end
+    call('HDEL', it.queue, number, 'o' .. who)
+  end
+
+  -- Writes a place that lasts for ttl, but never past the longest; `till` is its deadline so far.
+  function lib.put_place(it, who, number, till, ttl, rest)
+    local deadline = max(till, now + math.min(ttl, PLACE_TTL))
+    call('HSET', it.queue, number, pack('>c16I8', who, deadline) .. rest, 'o' .. who, number)
+    call('PEXPIRE', it.queue, PLACE_TTL / 1000)
+  end
+
+  -- Gives an owner a new place at the end.
+  function lib.new_place(it, who, ttl, holder)
+    local channel, number = sub(ARGV[2], 2), format('%d', it.places + 1)
+    -- What lies here without the flag belongs to a record that is gone.
+    if not it.queued then call('DEL', it.queue) end
+    call('HSETNX', it.queue, 'h', number)
+    lib.put_place(it, who, number, 0, ttl, pack('Bc0', #channel, channel) .. holder)
+    it.queued, it.places = true, it.places + 1
+    lib.write(it)
+  end
+
+  -- Gives up the place of an owner. True when it had one; the queue is forgotten with its last place.
+  function lib.leave_queue(it, who)
+    local number = lib.find_place(it, who)
+    if not number then return false end
+    call('HDEL', it.queue, number, 'o' .. who)
+    if call('HLEN', it.queue) == 1 then lib.forget_queue(it) end
+    return true
+  end
+
+  -- How long the holder's lease still lasts, in ms.
+  function lib.left(it)
+    return it.deadline > now and math.ceil((it.deadline - now) / 1000) or 0
+  end
+
+  function lib.text_of(why)
+    return type(why) == 'table' and why.err or tostring(why)
+  end
+
+  made = lib
+  return lib
 end

@@ -1,45 +1,52 @@
 -- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place.
 --
 -- KEYS[i]      the record of a lock
--- ARGV         after the common ones, per lock: owner, '0' or how long to remember that this owner was withdrawn, in ms
+-- ARGV         after the common ones, per lock: owner 16 bytes, and for an owner that is withdrawn: how long to remember it, u32 ms
 -- answers      TIME in µs, then per lock:
 --                1        the lease or place was this owner's and has ended
 --                0        this owner had neither
 --                error    nothing was changed for this lock, but that a free lock may have gone to its queue
--- promises     the token stays behind in a short record; what another owner has is never touched; with a time to remember, no
---              request of this owner that is still under way takes effect within it
+-- promises     the token stays behind in the record; what another owner has is never touched; of a withdrawn owner no request that is
+--              still under way takes effect within the time to remember
 
-local function release(key, who, remember)
-  read(key)
-  local changed, ended = false, 0
-  if remember > 0 then
-    -- The record first: it is what makes acquire look for the tombstone.
-    tombstones = math.max(tombstones, now + remember)
-    write_though_full(key)
-    redis.call('SET', key .. ':t:' .. who, '', 'PX', string.format('%d', remember / 1000))
-  end
-  if owner == who and deadline > now then
-    deadline, owner, holder, changed, ended = 0, NOBODY, '', true, 1
-  else
-    local number = find_place(key, who)
-    if number then
-      redis.call('HDEL', key .. ':q', number, 'o' .. who)
-      ended = 1
-      if redis.call('HLEN', key .. ':q') == 1 then
-        forget_queue(key)
-        changed = true
-      end
+local answers, call, unpack = {now}, redis.pcall, struct.unpack
+for i = 1, #KEYS do
+  local key, who, answer = KEYS[i], ARGV[i + 2], nil
+  local raw = call('GET', key)
+  if raw and #raw >= 44 and #who == 16 then
+    local head, deadline, fence, kept, owner = unpack('>I4I8I8I8c16', raw)
+    if head == 24641536 and owner == who and deadline > now then
+      -- The server keeps the record until `retention` after the lease, so after its release as well.
+      if call('SETRANGE', key, 4, '\0\0\0\0\0\0\0\0') == #raw then answer = 1 end
     end
   end
-  local fence_before = fence
-  changed = settle(key) or (changed and fence == fence_before)
-  if changed then write_though_full(key) end
-  return ended
-end
-
-local answers = {now}
-for i = 1, #KEYS do
-  local fine, code = pcall(release, KEYS[i], ARGV[2 * i + 2], ARGV[2 * i + 3] * 1000)
-  answers[i + 1] = fine and code or text_of(code)
+  if not answer then
+    local lib, fine = library(), nil
+    fine, answer = pcall(function()
+      local it = lib.read(key)
+      if #who > 16 then
+        local ms
+        who, ms = unpack('>c16I4', who)
+        it = it or lib.new(key)
+        -- The record first: it is what makes acquire look for the tombstone.
+        it.tombstones = math.max(it.tombstones, now + ms * 1000)
+        lib.write(it, true)
+        redis.call('SET', key .. ':t:' .. who, '', 'PX', ms)
+      end
+      if not it then return 0 end
+      local ended, changed = 0, false
+      if it.owner == who and it.deadline > now then
+        ended, changed, it.deadline = 1, true, 0
+      elseif lib.leave_queue(it, who) then
+        ended, changed = 1, not it.queued
+      end
+      local fence = it.fence
+      changed = lib.settle(it) or (changed and it.fence == fence)
+      if changed then lib.write(it, true) end
+      return ended
+    end)
+    if not fine then answer = lib.text_of(answer) end
+  end
+  answers[i + 1] = answer
 end
 return answers
