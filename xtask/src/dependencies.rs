@@ -60,13 +60,18 @@ pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
     Ok(format!("{} packages", metadata.packages().len()))
 }
 
-/// Nobody who uses Leasehold builds a package in two versions without a written reason. All platforms count, and
-/// so do dev-dependencies; packages that are not published do not.
+/// Nobody who uses Leasehold builds a package in two versions without a written reason. All platforms, all features and
+/// dev-dependencies count; packages that are not published do not.
 pub(crate) fn duplicates(metadata: &Metadata, policy: &Policy) -> Result<String> {
+    let mut tree = process::cargo(["tree", "--locked", "--all-features", "--edges=normal,build,dev"]);
+    tree.args(["--target=all", "--prefix=none", "--format={p}"]);
+    tree.args(metadata.members().filter(|member| member.publish).map(|member| format!("--package={}", member.name)));
+    let tree = process::read(&mut tree)?;
     let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for member in metadata.members().filter(|member| member.publish) {
-        for package in metadata.closure(member) {
-            versions.entry(&package.name).or_default().insert(&package.version);
+    for line in tree.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some(name), Some(version)) = (words.next(), words.next()) {
+            versions.entry(name).or_default().insert(version);
         }
     }
     let allowed = policy.duplicates()?;

@@ -1,6 +1,6 @@
 //! What `cargo metadata` says, as far as it is needed here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -11,7 +11,6 @@ use crate::process;
 /// The workspace and everything that it depends on, on every platform and with every feature.
 pub(crate) struct Metadata {
     packages: Vec<Package>,
-    resolve: BTreeMap<String, Vec<String>>,
 }
 
 /// A package.
@@ -50,27 +49,12 @@ impl Metadata {
         let members: BTreeSet<_> = strings(&json["workspace_members"]).collect();
         let packages =
             array(&json["packages"]).map(|package| read_package(package, &members)).collect::<Result<_>>()?;
-        let resolve = array(&json["resolve"]["nodes"])
-            .map(|node| (text(&node["id"]), array(&node["deps"]).map(|dep| text(&dep["pkg"])).collect()))
-            .collect();
-        Ok(Self { packages, resolve })
+        Ok(Self { packages })
     }
 
     /// The workspace's own packages.
     pub(crate) fn members(&self) -> impl Iterator<Item = &Package> {
         self.packages.iter().filter(|package| package.member)
-    }
-
-    /// Everything that a build of `root` can need.
-    pub(crate) fn closure(&self, root: &Package) -> Vec<&Package> {
-        let mut seen = BTreeSet::new();
-        let mut open = vec![&root.id];
-        while let Some(id) = open.pop() {
-            if seen.insert(id) {
-                open.extend(self.resolve.get(id).into_iter().flatten());
-            }
-        }
-        self.packages.iter().filter(|package| seen.contains(&package.id)).collect()
     }
 
     /// All packages.
