@@ -108,6 +108,40 @@ macro_rules! for_each_case {
                 a_renewal_that_panics_harms_no_other_lease
                 after_a_loss_the_lock_goes_on
             }
+            reentry {
+                the_same_holder_shares_one_lease
+                another_holder_waits
+                pending_acquires_of_one_holder_are_granted_together
+                cancelling_one_pending_acquire_leaves_the_other
+                a_shared_lease_has_one_ttl
+                a_loss_reaches_all_guards
+            }
+            fencing {
+                rises_across_releases
+                rises_across_expiry
+                rises_across_handoffs
+                rises_across_a_removed_record
+                rises_across_a_restart
+                rises_across_a_kill
+                rises_across_lost_data
+                a_stale_token_stays_its_own
+                a_late_write_is_refused
+            }
+            names {
+                all_names_are_told_apart
+                a_strange_name_is_waited_for
+                the_encoding_is_frozen
+                another_format_version_is_an_error
+                an_unreadable_record_is_an_error
+            }
+            hygiene {
+                a_thousand_cycles_leave_nothing
+                a_thousand_contended_cycles_leave_nothing
+                a_thousand_waits_in_vain_leave_nothing
+                no_task_is_left_behind
+                a_dropped_client_lets_everything_go
+                a_queue_that_was_served_is_gone
+            }
         }
     };
 }

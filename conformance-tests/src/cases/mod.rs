@@ -4,8 +4,12 @@
 
 pub mod cancellation;
 pub mod exclusion;
+pub mod fencing;
+pub mod hygiene;
 pub mod keeper;
 pub mod lease;
+pub mod names;
 pub mod ownership;
+pub mod reentry;
 pub mod unsure;
 pub mod waiting;

@@ -1,0 +1,189 @@
+//! Fencing tokens, which decide where leases cannot.
+
+use std::sync::Arc;
+
+use lock_core::{Certainty, FencingToken};
+
+use crate::clients::{LONG, client, hold, long_client};
+use crate::direct::Direct;
+use crate::fault::{Data, ServerFault, Tamper};
+use crate::fixture::{Fixture, Route};
+use crate::history::{History, Hold};
+use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+
+/// Invariant 2: a token is higher than every one before it, across releases, by whomever.
+pub async fn rises_across_releases<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("releases");
+    let mut last = FencingToken::new(0);
+    for round in 0..50 {
+        let guard = hold(if round % 2 == 0 { &ann } else { &bob }, &name).await;
+        assert!(guard.fencing_token() > last, "{last} was followed by {}", guard.fencing_token());
+        assert_eq!(fixture.record(&name).await.last_token, Some(guard.fencing_token()), "not what the store says");
+        last = guard.fencing_token();
+        guard.release().await.expect("a release");
+    }
+}
+
+/// Invariant 2: across expiry, without a release, and across a time in which the lock was free and unused.
+pub async fn rises_across_expiry<F: Fixture>(fixture: F) {
+    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("expiry"), fixture.ttl());
+    let mut last = FencingToken::new(0);
+    for client in [&ann, &bob, &ann] {
+        let grant = client.takes_over(&client.claim(&name), ttl, ttl).await;
+        assert!(grant.token > last, "{last} was followed by {}", grant.token);
+        last = grant.token;
+    }
+    let bound = ttl + ann.capabilities().takeover_slack;
+    eventually(bound, "the lease ends", async || fixture.record(&name).await.lease.is_none()).await;
+    tokio::time::sleep(ttl).await;
+    let grant = bob.granted(&bob.claim(&name), ttl).await;
+    assert!(grant.token > last, "{last} was followed by {}", grant.token);
+}
+
+/// Invariant 2: across a waiter's handoff, in the order in which they hold.
+pub async fn rises_across_handoffs<F: Fixture>(fixture: F) {
+    let name = name("handoffs");
+    let history = Arc::new(History::new());
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let client = long_client(&fixture, Route::Clear).await;
+        let (lock, history) = (client.lock(name.as_str()), history.clone());
+        let name = name.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                let guard = lock.acquire().await.expect("everybody gets it in the end");
+                let from = history.now();
+                history.push(Hold { lock: name.clone(), token: guard.fencing_token(), from, until: from });
+                guard.release().await.expect("a release");
+            }
+        }));
+    }
+    for task in tasks {
+        join(task).await;
+    }
+    assert_eq!(history.holds().len(), 80);
+    history.check().unwrap_or_else(|violation| panic!("{violation}"));
+}
+
+/// Invariant 2: the counter outlives the lock's record.
+pub async fn rises_across_a_removed_record<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("removed");
+    let guard = hold(&ann, &name).await;
+    let first = guard.fencing_token();
+    match fixture.tamper(&name, Tamper::Remove).await {
+        Ok(()) => {
+            let second = hold(&bob, &name).await.fencing_token();
+            assert!(second > first, "{first} was followed by {second} after its record was removed");
+        }
+        // The record goes by itself then, with the lease.
+        Err(_) => {
+            guard.release().await.expect("a release");
+            tokio::time::sleep(fixture.ttl()).await;
+            let second = hold(&bob, &name).await.fencing_token();
+            assert!(second > first, "{first} was followed by {second} after its record had gone");
+        }
+    }
+}
+
+/// Invariant 2: across a restart of the server in good order, with its data.
+pub async fn rises_across_a_restart<F: Fixture>(fixture: F) {
+    across(&fixture, ServerFault::Stop, Data::Kept).await;
+}
+
+/// Invariant 2: across a server that is killed, as far as its persistence keeps its word.
+pub async fn rises_across_a_kill<F: Fixture>(fixture: F) {
+    across(&fixture, ServerFault::Kill, Data::Kept).await;
+}
+
+/// Invariant 2, outside the domain: across a server that comes back without its data.
+pub async fn rises_across_lost_data<F: Fixture>(fixture: F) {
+    across(&fixture, ServerFault::Kill, Data::Lost).await;
+}
+
+async fn across<F: Fixture>(fixture: &F, end: ServerFault, data: Data) {
+    let ann = client(fixture, Route::Clear).await;
+    let name = name("restart");
+    let guard = hold(&ann, &name).await;
+    let first = guard.fencing_token();
+    if let Err(declared) = fixture.server(end).await {
+        // Without a server there is nothing that could restart: what it keeps ends with the process, and says so.
+        assert!(!declared.reason.is_empty());
+        assert_eq!(ann.capabilities().scope, lock_core::Scope::Process, "{}", declared.reason);
+        return;
+    }
+    fixture.server(ServerFault::Start(data)).await.expect("what was stopped can be started");
+    drop(guard);
+    let bob = client(fixture, Route::Clear).await;
+    // A backend may keep new grants back until what it cannot know of has ended.
+    let lock = bob.lock(name.as_str());
+    let mut second = None;
+    let bound = fixture.ttl() * LONG;
+    eventually(bound, "the lock is granted after the restart", async || {
+        second = lock.acquire().await.ok().map(|guard| guard.fencing_token());
+        second.is_some()
+    })
+    .await;
+    let second = second.expect("it was granted");
+    assert!(second > first, "{first} was followed by {second} after a restart");
+}
+
+/// Invariants 2 and 7: a stale holder's token stays its own, whatever it asks: it is never told the current one.
+pub async fn a_stale_token_stays_its_own<F: Fixture>(fixture: F) {
+    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+    let (name, ttl) = (name("stale"), fixture.ttl());
+    let claim = ann.claim(&name);
+    let first = ann.granted(&claim, ttl).await;
+    let second = bob.takes_over(&bob.claim(&name), ttl, ttl * LONG).await;
+    assert!(second.token > first.token);
+    // By an acquire of the same claim, and by a renewal.
+    let again = ann.acquire(&claim, ttl).await;
+    assert!(!matches!(again, Ok(lock_core::Acquisition::Granted(_))), "a stale claim was granted: {again:?}");
+    let renewed = ann.renew(lock_core::LeaseRef::new(claim.clone(), first.confirmation.place, ttl)).await;
+    assert!(!matches!(renewed, lock_core::Answer::Granted(_) | lock_core::Answer::Renewed(_)), "{renewed:?}");
+    let _ = ann.release(&claim, Certainty::Sure).await;
+    assert_eq!(fixture.record(&name).await.last_token, Some(second.token), "a stale claim raised the counter");
+
+    let ann = client(&fixture, Route::Clear).await;
+    let other = crate::kit::name("stale guard");
+    let guard = ann.lock(other.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+    let token = guard.fencing_token();
+    let next = bob.takes_over(&bob.claim(&other), ttl, ttl).await;
+    assert!(!guard.is_held() && guard.fencing_token() == token && next.token > token);
+}
+
+/// What a lock protects: it remembers the highest token that it has seen, and refuses what is lower.
+#[derive(Default)]
+struct Resource {
+    highest: Option<FencingToken>,
+    written: Vec<&'static str>,
+}
+
+impl Resource {
+    fn write(&mut self, token: FencingToken, line: &'static str) -> bool {
+        let fresh = self.highest.is_none_or(|highest| token >= highest);
+        if fresh {
+            self.highest = Some(token);
+            self.written.push(line);
+        }
+        fresh
+    }
+}
+
+/// The late write of a holder that woke up too late is refused by what the lock protects.
+pub async fn a_late_write_is_refused<F: Fixture>(fixture: F) {
+    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let name = name("late write");
+    let mut resource = Resource::default();
+    let late = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+    assert!(resource.write(late.fencing_token(), "ann, in time"));
+    let watch = Watch::start();
+    let next = hold(&bob, &name).await;
+    watch.within(fixture.ttl() + bob.capabilities().takeover_slack + AT_ONCE, "taken over");
+    assert!(resource.write(next.fencing_token(), "bob"));
+    assert!(!resource.write(late.fencing_token(), "ann, too late"), "a late write was taken");
+    assert!(resource.write(next.fencing_token(), "bob again"));
+    assert_eq!(resource.written, ["ann, in time", "bob", "bob again"]);
+}

@@ -1,0 +1,169 @@
+//! What is left at the server and in the client when everything has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{ErrorKind, KeeperHome, LockClient};
+
+use crate::clients::{build, builder, client, hold, kind_of, long_client, queued};
+use crate::fixture::{Census, Fixture, Route};
+use crate::kit::{AT_ONCE, eventually, join, name};
+
+/// How many cycles must leave nothing.
+const CYCLES: usize = 1000;
+
+/// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names.
+async fn baseline<F: Fixture>(fixture: &F, before: Census, names: u64) {
+    let mut last = Census::default();
+    eventually(Duration::from_secs(1), "the server is back at its baseline", async || {
+        last = fixture.census().await;
+        last.is_clean() && last.connections == before.connections
+    })
+    .await;
+    assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
+    assert_eq!(last.tombstones, before.tombstones, "every request was answered, and claims were withdrawn as unsure");
+}
+
+fn idle(client: &LockClient) {
+    let stats = client.stats();
+    assert_eq!((stats.held, stats.waiting), (0, 0), "the client is not back at its baseline: {stats:?}");
+}
+
+/// Invariant 17: a thousand acquires and releases.
+pub async fn a_thousand_cycles_leave_nothing<F: Fixture>(fixture: F) {
+    let ann = long_client(&fixture, Route::Clear).await;
+    hold(&ann, &name("first")).await.release().await.expect("a release");
+    let before = fixture.census().await;
+    for cycle in 0..CYCLES {
+        let guard = hold(&ann, &name(&format!("cycle {}", cycle % 10))).await;
+        if cycle % 2 == 0 {
+            guard.release().await.expect("a release");
+        }
+    }
+    baseline(&fixture, before, 10).await;
+    idle(&ann);
+}
+
+/// Invariant 17: a thousand contended acquires of several clients.
+pub async fn a_thousand_contended_cycles_leave_nothing<F: Fixture>(fixture: F) {
+    const CLIENTS: usize = 5;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let client = long_client(&fixture, Route::Clear).await;
+        hold(&client, &name("first")).await.release().await.expect("a release");
+        clients.push(client);
+    }
+    let before = fixture.census().await;
+    let mut tasks = Vec::new();
+    for client in &clients {
+        let lock = client.lock("contended");
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..CYCLES / CLIENTS {
+                lock.acquire().await.expect("everybody gets it").release().await.expect("a release");
+            }
+        }));
+    }
+    for task in tasks {
+        join(task).await;
+    }
+    baseline(&fixture, before, 1).await;
+    clients.iter().for_each(idle);
+}
+
+/// Invariant 17: a thousand acquires that time out, and a thousand that are cancelled, while another holds.
+pub async fn a_thousand_waits_in_vain_leave_nothing<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let name = name("in vain");
+    hold(&ann, &name).await.release().await.expect("a release");
+    let guard = hold(&bob, &name).await;
+    let before = fixture.census().await;
+    for round in 0..CYCLES / 50 {
+        let mut tasks = Vec::new();
+        for task in 0..100 {
+            let lock = ann.lock(name.as_str()).wait(Duration::from_millis(task % 3 * 4 + 1));
+            tasks.push(tokio::spawn(async move { lock.acquire().await }));
+        }
+        for (index, task) in tasks.into_iter().enumerate() {
+            if (index + round) % 2 == 0 {
+                task.abort();
+                drop(task.await);
+            } else {
+                assert_eq!(kind_of(&join(task).await), ErrorKind::Timeout);
+            }
+        }
+    }
+    guard.release().await.expect("a release");
+    baseline(&fixture, before, 1).await;
+    idle(&ann);
+}
+
+/// Invariant 17: the runtime that a client lives in has as many tasks as before.
+pub async fn no_task_is_left_behind<F: Fixture>(fixture: F) {
+    // On a runtime of its own, which nothing else uses.
+    let (builder, bob) = (builder(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("threads for a runtime");
+    let (held, ttl) = (name("held by another"), fixture.ttl() * 20);
+    let guard = hold(&bob, &held).await;
+    let ann = join(runtime.spawn(async move { build(builder.ttl(ttl).keeper(KeeperHome::CurrentRuntime)) })).await;
+    let work = |cycles: usize| {
+        let (ann, held) = (ann.clone(), held.clone());
+        async move {
+            for cycle in 0..cycles {
+                let guard = ann.lock("cycle").acquire().await.expect("nothing is broken");
+                let wait = Duration::from_micros(cycle as u64 % 7 * 100);
+                let _ = tokio::time::timeout(wait, ann.lock(held.as_str()).acquire()).await;
+                drop(guard);
+            }
+        }
+    };
+    join(runtime.spawn(work(20))).await;
+    let alive = || runtime.metrics().num_alive_tasks();
+    tokio::time::sleep(AT_ONCE * 2).await;
+    let before = alive();
+    join(runtime.spawn(work(300))).await;
+    eventually(Duration::from_secs(1), "no task is left behind", async || alive() <= before).await;
+    drop(guard);
+    drop(ann);
+    runtime.shutdown_background();
+}
+
+/// Invariant 17: when its last client, guard and acquire are gone, the keeper ends, and lets go of backend and connections.
+pub async fn a_dropped_client_lets_everything_go<F: Fixture>(fixture: F) {
+    let baseline = fixture.census().await.connections;
+    let backend = fixture.backend(Route::Clear).await;
+    let watched = Arc::downgrade(&backend);
+    let ann = build(LockClient::builder(backend).ttl(fixture.ttl() * 20));
+    let (first, second) = (hold(&ann, &name("first")).await, hold(&ann, &name("second")).await);
+    let clone = ann.clone();
+    drop(ann);
+    first.release().await.expect("a guard and a clone keep the client alive");
+    drop(clone);
+    assert!(second.is_held() && watched.strong_count() > 0, "a guard keeps the client alive");
+    drop(second);
+    eventually(Duration::from_secs(2), "the backend is dropped", async || watched.strong_count() == 0).await;
+    let closed = async || fixture.census().await.connections == baseline;
+    eventually(Duration::from_secs(2), "its connections are closed", closed).await;
+    assert!(fixture.census().await.is_clean(), "the last guard was released before the client ended");
+}
+
+/// Invariant 17: queues end when nobody waits any more, and places do not outlive their waiters.
+pub async fn a_queue_that_was_served_is_gone<F: Fixture>(fixture: F) {
+    let ann = client(&fixture, Route::Clear).await;
+    let name = name("served");
+    let guard = hold(&ann, &name).await;
+    let mut waiting = Vec::new();
+    for index in 0..5 {
+        let client = client(&fixture, Route::Clear).await;
+        let lock = client.lock(name.as_str());
+        waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
+        queued(&fixture, &client, &name, (1, index + 1)).await;
+    }
+    guard.release().await.expect("a release");
+    for task in waiting {
+        join(task).await.expect("a release");
+    }
+    let clean = async || fixture.census().await.is_clean();
+    eventually(AT_ONCE, "nothing is left of the queue", clean).await;
+    assert_eq!(fixture.record(&name).await.waiters, 0);
+}

@@ -1,0 +1,162 @@
+//! Names of locks, and the stored form of their state.
+
+use lock_core::{ErrorKind, LockName, MAX_NAME_BYTES};
+
+use crate::clients::{hold, is_free, kind_of, long_client};
+use crate::fault::Tamper;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, name};
+
+/// Names that something on the way could take for one another, or for something else.
+fn tricky() -> Vec<LockName> {
+    let mut names: Vec<String> = [
+        // Case, spaces and Unicode forms: what text collations merge.
+        "job",
+        "Job",
+        "JOB",
+        "jöb",
+        "jo\u{308}b",
+        "job ",
+        " job",
+        "job\t",
+        "job\n",
+        "job\0",
+        "\0",
+        " ",
+        "ß",
+        "ss",
+        "ﬀ",
+        "ff",
+        // What keys, patterns, paths and scripts take for syntax.
+        "job/1",
+        "job:1",
+        "job%2F1",
+        "%",
+        "%%",
+        "%2",
+        "~",
+        "{job}",
+        "{job}1",
+        "{",
+        "}",
+        "{}",
+        "*",
+        "?",
+        "[a]",
+        "\\",
+        "'",
+        "\"",
+        "`",
+        "$",
+        ";",
+        "--",
+        "/",
+        "//",
+        ".",
+        "..",
+        "../job",
+        "zookeeper",
+        "a,b",
+        "a b",
+        "a+b",
+        "a=b",
+        "#",
+        "|",
+        // What is no letter anywhere.
+        "🔒",
+        "名前",
+        "\u{feff}job",
+        "job\u{200b}",
+        "\u{202e}job",
+        "\r\n",
+        "\u{7f}",
+        "\u{85}",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    // Around the lengths at which an encoding changes its form: the plain one and one that is three times as long.
+    for length in [64, 65, 66, 80, 199, 200, 201, 255, 256, 512, MAX_NAME_BYTES - 1, MAX_NAME_BYTES] {
+        names.push("x".repeat(length));
+        names.push(format!("{}y", "x".repeat(length - 1)));
+        names.push("/".repeat(length));
+    }
+    names.iter().map(|text| name(text)).collect()
+}
+
+/// Invariant 16: whatever the names look like, different names are different locks: all are held at once.
+pub async fn all_names_are_told_apart<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let mut guards = Vec::new();
+    for name in tricky() {
+        let guard = ann.lock(name.as_str()).try_acquire().await;
+        let guard = guard.unwrap_or_else(|error| panic!("{name:?} does not work as a name: {error:?}"));
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is taken for the name of a lock that is held")));
+    }
+    for guard in &guards {
+        assert!(!is_free(&bob, guard.name()).await, "{:?} is held, and free under the same name", guard.name());
+    }
+    for guard in guards {
+        let name = guard.name().clone();
+        guard.release().await.unwrap_or_else(|error| panic!("{name:?} cannot be released: {error:?}"));
+        assert!(is_free(&bob, &name).await, "{name:?} was released, and is not free");
+    }
+}
+
+/// Invariant 16: a waiter of a strange name is woken like any other.
+pub async fn a_strange_name_is_waited_for<F: Fixture>(fixture: F) {
+    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    for strange in ["{job} 1/%2F\0\n'\"🔒", &"/".repeat(MAX_NAME_BYTES)] {
+        let name = name(strange);
+        let guard = hold(&ann, &name).await;
+        let waiter = tokio::spawn(hold(&bob, &name));
+        crate::clients::queued(&fixture, &bob, &name, (1, 1)).await;
+        let watch = crate::kit::Watch::start();
+        guard.release().await.expect("a release");
+        let next = crate::kit::join(waiter).await;
+        let bound = crate::clients::handoff_bound(&bob.capabilities());
+        watch.within(bound, "the waiter of a strange name holds at once");
+        next.release().await.expect("a release");
+    }
+}
+
+/// Invariant 16: the encoding of names is frozen: the server has each lock under the name that it always had.
+pub async fn the_encoding_is_frozen<F: Fixture>(fixture: F) {
+    let ann = long_client(&fixture, Route::Clear).await;
+    for name in tricky() {
+        let guard = hold(&ann, &name).await;
+        let record = fixture.record(&name).await;
+        assert!(record.lease.is_some(), "the server has no lease under the frozen form of {name:?}");
+        assert_eq!(record.last_token, Some(guard.fencing_token()), "{name:?} is stored under another name");
+        guard.release().await.expect("a release");
+        assert_eq!(fixture.record(&name).await.lease, None);
+    }
+}
+
+/// Stored state of another format version is a typed error, never a grant, and is left as it is.
+pub async fn another_format_version_is_an_error<F: Fixture>(fixture: F) {
+    unreadable(&fixture, Tamper::OtherVersion).await;
+}
+
+/// Stored state that nobody can read is a typed error, never a grant, and harms no other lock.
+pub async fn an_unreadable_record_is_an_error<F: Fixture>(fixture: F) {
+    unreadable(&fixture, Tamper::Spoil).await;
+}
+
+async fn unreadable<F: Fixture>(fixture: &F, tamper: Tamper) {
+    let ann = long_client(fixture, Route::Clear).await;
+    let name = name("unreadable");
+    hold(&ann, &name).await.release().await.expect("a release");
+    if let Err(declared) = fixture.tamper(&name, tamper).await {
+        assert!(!declared.reason.is_empty());
+        assert!(is_free(&ann, &name).await, "a record that cannot be spoilt is read");
+        return;
+    }
+    let refused = ann.lock(name.as_str()).acquire().await;
+    assert_eq!(kind_of(&refused), ErrorKind::Unsupported, "{refused:?}");
+    let refused = ann.lock(name.as_str()).try_acquire().await;
+    assert_eq!(kind_of(&refused), ErrorKind::Unsupported, "{refused:?}");
+    tokio::time::sleep(AT_ONCE).await;
+    // It is not repaired behind anybody's back, and other locks do not notice.
+    assert_eq!(kind_of(&ann.lock(name.as_str()).try_acquire().await), ErrorKind::Unsupported);
+    assert!(is_free(&ann, &crate::kit::name("readable")).await);
+}
