@@ -14,11 +14,12 @@ use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::Inspection;
+use crate::extensions::{Inspection, Listed, MAX_LISTED};
 use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::name::LockName;
 use crate::stats::Stats;
+use crate::token::FencingToken;
 
 /// One backend and its defaults. Cheap to clone; clones share the backend, the lease keeper and the local queues.
 ///
@@ -85,19 +86,81 @@ impl LockClient {
     /// Reads only.
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<Inspection>> {
         let name = LockName::new(name)?;
-        let keeper = self.shared.keeper.clone();
-        let home = keeper.home().clone();
-        on_tokio(&home, async move {
-            let backend = keeper.capabilities().backend;
-            let Some(inspect) = keeper.backend().extensions().inspect else {
-                let error = Error::new(ErrorKind::Unsupported, "this backend cannot show who holds a lock");
-                return Err(error.during("inspect", &name, backend));
+        self.ask(1, ErrorKind::Unavailable, move |backend| async move {
+            let answer = match backend.extensions().inspect {
+                Some(inspect) => inspect.inspect(&name).await,
+                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot show who holds a lock")),
             };
-            match tokio::time::timeout(keeper.call_bound(), inspect.inspect(&name)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(Error::new(ErrorKind::Unavailable, "the store has not answered in time")),
+            answer.map_err(|error| error.during("inspect", &name, backend.capabilities().backend))
+        })
+        .await
+    }
+
+    /// The locks whose names begin with `prefix`, those that are held first; at most `limit`, which is at most
+    /// [`MAX_LISTED`]. For people: the states are of different moments.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a limit out of bounds, `Unsupported` when the backend cannot list, else what the store says. Ends
+    /// within ten call bounds and a quarter.
+    ///
+    /// # Cancel safety
+    /// Reads only.
+    pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        if limit == 0 || limit > MAX_LISTED {
+            return Err(Error::invalid(format!("1 to {MAX_LISTED} locks can be listed, not {limit}")));
+        }
+        let prefix = prefix.to_owned();
+        self.ask(10, ErrorKind::Unavailable, move |backend| async move {
+            match backend.extensions().list {
+                Some(list) => list.list(&prefix, limit).await,
+                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot list locks")),
             }
-            .map_err(|error| error.during("inspect", &name, backend))
+        })
+        .await
+    }
+
+    /// Ends a lease on an operator's word, whoever has it, if it is still the one with this `token`
+    /// ([`inspect`](Self::inspect) shows it). Gives the token that was raised for it; `None` when that lease was over.
+    ///
+    /// The old holder learns of it with its next renewal and may go on writing until then: the raised token, handed to the
+    /// protected resource, keeps it out.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a bad name, `Unsupported` when the backend cannot do it, `Indeterminate` when it may have been done,
+    /// else what the store says. Ends within the backend's call bound and a quarter.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may have been done.
+    pub async fn break_lock(&self, name: impl AsRef<str>, token: FencingToken) -> Result<Option<FencingToken>> {
+        let name = LockName::new(name)?;
+        self.ask(1, ErrorKind::Indeterminate, move |backend| async move {
+            let answer = match backend.extensions().break_lock {
+                Some(breaks) => breaks.break_lock(&name, token).await,
+                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot break locks")),
+            };
+            answer.map_err(|error| error.during("break", &name, backend.capabilities().backend))
+        })
+        .await
+    }
+
+    /// Asks the backend something beyond the contract, for so many call bounds at most.
+    async fn ask<T, F>(
+        &self,
+        bounds: u32,
+        silence: ErrorKind,
+        call: impl FnOnce(Arc<dyn LockBackend>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let keeper = self.shared.keeper.clone();
+        let bound = keeper.call_bound() * bounds;
+        on_tokio(&keeper.home().clone(), async move {
+            match tokio::time::timeout(bound, call(keeper.backend().clone())).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Error::new(silence, "the store has not answered in time")),
+            }
         })
         .await
     }

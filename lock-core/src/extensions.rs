@@ -15,11 +15,19 @@ use crate::token::FencingToken;
 pub struct Extensions<'a> {
     /// Shows who holds a lock.
     pub inspect: Option<&'a dyn Inspect>,
+    /// Lists locks.
+    pub list: Option<&'a dyn List>,
+    /// Ends leases on an operator's word.
+    pub break_lock: Option<&'a dyn Break>,
 }
 
 impl std::fmt::Debug for Extensions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Extensions").field("inspect", &self.inspect.is_some()).finish()
+        f.debug_struct("Extensions")
+            .field("inspect", &self.inspect.is_some())
+            .field("list", &self.list.is_some())
+            .field("break_lock", &self.break_lock.is_some())
+            .finish()
     }
 }
 
@@ -28,6 +36,65 @@ impl std::fmt::Debug for Extensions<'_> {
 pub trait Inspect: Send + Sync {
     /// The state of a lock as the store sees it, without changing anything. `None` when the store has no record of it.
     async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>>;
+}
+
+/// The most locks that one [`List`] call gives.
+pub const MAX_LISTED: usize = 10_000;
+
+/// Lists locks.
+#[async_trait]
+pub trait List: Send + Sync {
+    /// The locks whose names begin with `prefix`, those that are held first, else in no order that is promised; at most `limit`
+    /// and [`MAX_LISTED`]. Reads in steps that hold nobody up, so the states are of different moments, and ends within
+    /// ten call bounds.
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>>;
+}
+
+/// A lock in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its name.
+    pub name: ListedName,
+    /// Its state.
+    pub state: Inspection,
+}
+
+impl Listed {
+    /// A lock in a list.
+    pub const fn new(name: ListedName, state: Inspection) -> Self {
+        Self { name, state }
+    }
+}
+
+/// A lock's name in a list.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ListedName {
+    /// The name.
+    Whole(LockName),
+    /// The store keeps only a digest of so long a name: as much as it has for people.
+    Cut(String),
+}
+
+impl std::fmt::Display for ListedName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Whole(name) => f.write_str(name.as_str()),
+            Self::Cut(begin) => write!(f, "{begin}…"),
+        }
+    }
+}
+
+/// Ends leases on an operator's word.
+#[async_trait]
+pub trait Break: Send + Sync {
+    /// Ends the current lease, whoever has it, if its token is `token`: whoever was looked at, and not the next holder by
+    /// mistake. Raises the token and gives the raised one. Then the lock is free, or its oldest waiter's with a token that is
+    /// higher still. `None`: that lease was over, nothing was changed.
+    ///
+    /// The old holder learns of it with its next renewal and may go on writing until then: hand the raised token to the
+    /// protected resource to keep it out.
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>>;
 }
 
 /// The state of a lock as the store sees it, for people. It was true when the store looked and may have

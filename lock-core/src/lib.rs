@@ -76,7 +76,7 @@ pub use clock::{Clock, Stamp, SystemClock};
 pub use core_handle::{CoreHandle, Event};
 pub use defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT, RENEWALS_PER_TTL};
 pub use error::{Error, ErrorKind, Result};
-pub use extensions::{Extensions, Inspect, Inspection, LeaseView};
+pub use extensions::{Break, Extensions, Inspect, Inspection, LeaseView, List, Listed, ListedName, MAX_LISTED};
 pub use grant::{Acquisition, Certainty, Confirmation, Grant, Place, Release};
 pub use guard::LockGuard;
 pub use holder::HolderId;

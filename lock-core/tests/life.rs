@@ -148,3 +148,23 @@ fn it_works_on_another_executor_and_outside_a_runtime() {
     let guard = futures_executor::block_on(client.lock("job").wait(Duration::ZERO).acquire()).unwrap();
     futures_executor::block_on(guard.release()).unwrap();
 }
+
+#[tokio::test]
+async fn an_operator_lists_and_breaks() {
+    let store = MemoryStore::default();
+    let (one, two) = (client(&store), client(&store));
+    let guard = one.lock("team/b").ttl(200 * MS).acquire().await.unwrap();
+    one.lock("team/a").acquire().await.unwrap().release().await.unwrap();
+    let _other = one.lock("other").acquire().await.unwrap();
+    let names = |listed: Vec<lock_core::Listed>| listed.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(two.list("team/", 10).await.unwrap()), ["team/b", "team/a"]);
+    assert_eq!(names(two.list("", 2).await.unwrap()), ["other", "team/b"]);
+    assert_eq!(two.list("", 0).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+
+    let token = guard.fencing_token();
+    let raised = two.break_lock("team/b", token).await.unwrap().unwrap();
+    assert!(raised > token);
+    assert_eq!(two.break_lock("team/b", token).await.unwrap(), None);
+    assert!(two.lock("team/b").acquire().await.unwrap().fencing_token() > raised);
+    assert_eq!(guard.lost().await.reason, LossReason::Gone);
+}

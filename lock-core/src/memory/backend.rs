@@ -13,10 +13,11 @@ use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::core_handle::CoreHandle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::{Extensions, Inspect, Inspection};
+use crate::extensions::{Break, Extensions, Inspect, Inspection, List, Listed};
 use crate::grant::{Acquisition, Certainty, Confirmation, Grant, Release};
 use crate::name::LockName;
 use crate::renewal::{Answer, Answers, LeaseRef};
+use crate::token::FencingToken;
 
 /// Locks in a [`MemoryStore`], for one client. Other clients of the same store each take their own.
 ///
@@ -103,7 +104,7 @@ impl LockBackend for MemoryBackend {
     }
 
     fn extensions(&self) -> Extensions<'_> {
-        Extensions { inspect: Some(self) }
+        Extensions { inspect: Some(self), list: Some(self), break_lock: Some(self) }
     }
 }
 
@@ -111,6 +112,20 @@ impl LockBackend for MemoryBackend {
 impl Inspect for MemoryBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
         Ok(self.store.inspect(name))
+    }
+}
+
+#[async_trait]
+impl List for MemoryBackend {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        Ok(self.store.list(prefix, limit))
+    }
+}
+
+#[async_trait]
+impl Break for MemoryBackend {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        Ok(self.store.break_lock(name, token))
     }
 }
 
@@ -140,7 +155,7 @@ mod tests {
     use crate::claim::{HolderInfo, IfHeld, Mode};
     use crate::clock::SystemClock;
     use crate::core_handle::Event;
-    use crate::token::{FencingToken, OwnerToken};
+    use crate::token::OwnerToken;
 
     const TTL: Duration = Duration::from_secs(30);
 

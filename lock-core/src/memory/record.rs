@@ -202,6 +202,21 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         self.places.len() < before
     }
 
+    /// Ends the lease if its token is `token`, whoever has it, and raises the token once on its own. Gives the raised one.
+    pub fn break_lease(
+        &mut self,
+        token: FencingToken,
+        now: Stamp,
+        handoffs: &mut Vec<HeldLease<P>>,
+    ) -> Option<FencingToken> {
+        self.sweep(now, handoffs);
+        self.lease.take_if(|lease| lease.token == token)?;
+        self.last_token += 1;
+        let raised = FencingToken::new(self.last_token);
+        self.sweep(now, handoffs);
+        Some(raised)
+    }
+
     /// Rule 1.
     fn sweep(&mut self, now: Stamp, handoffs: &mut Vec<HeldLease<P>>) {
         if self.live_lease(now).is_none() {
@@ -383,6 +398,23 @@ mod tests {
         lock.acquire(2, 60);
         assert!(lock.release(2, Certainty::Sure, 61));
         assert!(lock.record.is_idle(at(61)));
+    }
+
+    #[test]
+    fn a_broken_lease_ends_below_a_token_of_its_own_and_only_the_one_that_was_meant() {
+        let mut lock = Lock::default();
+        lock.acquire(1, 0);
+        lock.acquire(2, 1);
+        let breaks = |lock: &mut Lock, token, now| {
+            lock.record.break_lease(FencingToken::new(token), at(now), &mut lock.told).map(FencingToken::get)
+        };
+        assert_eq!(breaks(&mut lock, 2, 2), None);
+        assert_eq!(breaks(&mut lock, 1, 2), Some(2));
+        assert_eq!(lock.told(), [(2, 2, 3)]);
+        assert_eq!(lock.renew(1, 3), absent(8));
+        assert_eq!(breaks(&mut lock, 1, 3), None);
+        assert_eq!(breaks(&mut lock, 3, 11), None, "that lease had expired");
+        assert_eq!(lock.acquire(3, 11), holds(4, 3, false));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::record::{HeldLease, LockRecord, Standing};
 use crate::claim::{Claim, IfHeld};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::core_handle::{CoreHandle, Event};
-use crate::extensions::{Inspection, LeaseView};
+use crate::extensions::{Inspection, LeaseView, Listed, ListedName};
 use crate::grant::{Certainty, Place};
 use crate::name::LockName;
 use crate::renewal::LeaseRef;
@@ -135,12 +135,17 @@ impl MemoryStore {
     pub fn inspect(&self, name: &LockName) -> Option<Inspection> {
         let state = lock(&self.shared.state);
         let now = self.shared.clock.now();
-        let record = &state.names.get(name)?.record;
-        let lease = record
-            .live_lease(now)
-            .map(|lease| LeaseView::new(lease.token, lease.until.since(now), Some(lease.party.claim.holder().clone())));
-        let last_token = (record.last_token > 0).then(|| FencingToken::new(record.last_token));
-        Some(Inspection::new(last_token, lease, record.live_places(now).count() as u64))
+        state.names.get(name).map(|entry| entry.inspect(now))
+    }
+
+    /// The locks whose names begin with `prefix`, those that are held first; at most `limit`. Looks at every name.
+    pub fn list(&self, prefix: &str, limit: usize) -> Vec<Listed> {
+        let state = lock(&self.shared.state);
+        let now = self.shared.clock.now();
+        let mut found: Vec<_> = state.names.iter().filter(|(name, _)| name.as_str().starts_with(prefix)).collect();
+        found.sort_by_key(|(name, entry)| (entry.record.live_lease(now).is_none(), *name));
+        let listed = found.into_iter().take(limit);
+        listed.map(|(name, entry)| Listed::new(ListedName::Whole(name.clone()), entry.inspect(now))).collect()
     }
 
     /// Tampers: removes the lease, the queue and the tombstones of a lock, as an operator would. The counters stay.
@@ -211,6 +216,10 @@ impl MemoryStore {
         })
     }
 
+    pub(super) fn break_lock(&self, name: &LockName, token: FencingToken) -> Option<FencingToken> {
+        self.work(|state, now, handoffs| state.names.get_mut(name)?.record.break_lease(token, now, handoffs))
+    }
+
     /// One critical section, then what it has to tell. The clock is read inside, so that time never goes back for a record.
     fn work<T>(&self, work: impl FnOnce(&mut State, Stamp, &mut Vec<HeldLease<Party>>) -> T) -> T {
         let mut handoffs = Vec::new();
@@ -225,6 +234,17 @@ impl MemoryStore {
             }
         }
         done
+    }
+}
+
+impl Entry {
+    fn inspect(&self, now: Stamp) -> Inspection {
+        let record = &self.record;
+        let lease = record
+            .live_lease(now)
+            .map(|lease| LeaseView::new(lease.token, lease.until.since(now), Some(lease.party.claim.holder().clone())));
+        let last_token = (record.last_token > 0).then(|| FencingToken::new(record.last_token));
+        Inspection::new(last_token, lease, record.live_places(now).count() as u64)
     }
 }
 
