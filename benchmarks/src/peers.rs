@@ -105,13 +105,15 @@ impl SameScripts {
     async fn pair(&self, name: &str) -> Result<()> {
         let mut connection = self.connection.clone();
         let (key, owner) = (format!("bench:{{{name}}}"), self.owners.draw());
-        let common = ("bench:c:0000000000000000", 600_000_000_u64, "1");
+        let common = (600_000_000_u64, "1leasehold:c:0000000000000000");
+        // As long as the information of an ordinary process.
+        let claim = [&owner[..], b"lock-name\thost-name\t12345\t1700000000\t"].concat();
         let mut acquire = redis::cmd("EVALSHA");
-        acquire.arg(&self.acquire).arg(1).arg(&key).arg(common).arg(&owner).arg(30_000).arg("q").arg("holder");
-        let (_, code, _, _): (u64, u64, u64, u64) = acquire.query_async(&mut connection).await?;
-        ensure!(code == 1, "the script has not granted: {code}");
+        acquire.arg(&self.acquire).arg(1).arg(&key).arg(common).arg(30_000).arg(claim);
+        let (_, token): (u64, u64) = acquire.query_async(&mut connection).await?;
+        ensure!(token > 0, "the script has not granted");
         let mut release = redis::cmd("EVALSHA");
-        release.arg(&self.release).arg(1).arg(&key).arg(common).arg(&owner).arg(0);
+        release.arg(&self.release).arg(1).arg(&key).arg(common).arg(&owner);
         let (_, code): (u64, u64) = release.query_async(&mut connection).await?;
         ensure!(code == 1, "the script has not released: {code}");
         Ok(())
