@@ -17,18 +17,18 @@ pub(crate) const LONG: u32 = 25;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A client with the fixture's ttl. Its backend is already there; nothing is connected.
-pub(crate) async fn builder<F: Fixture>(fixture: &F, route: Route) -> ClientBuilder {
+pub(crate) async fn builder(fixture: &dyn Fixture, route: Route) -> ClientBuilder {
     fixture
         .tune(LockClient::builder(fixture.backend(route).await).ttl(fixture.ttl()).wait(PATIENCE).label("conformance"))
 }
 
 /// A client with the fixture's ttl.
-pub(crate) async fn client<F: Fixture>(fixture: &F, route: Route) -> LockClient {
+pub(crate) async fn client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await)
 }
 
 /// A client with a ttl that plays no part.
-pub(crate) async fn long_client<F: Fixture>(fixture: &F, route: Route) -> LockClient {
+pub(crate) async fn long_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await.ttl(fixture.ttl() * LONG))
 }
 
@@ -85,8 +85,8 @@ pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {
 
 /// Waits until so many acquires of a client wait, and the server knows of them where it keeps a queue.
 #[track_caller]
-pub(crate) fn queued<F: Fixture>(
-    fixture: &F,
+pub(crate) fn queued(
+    fixture: &dyn Fixture,
     client: &LockClient,
     name: &LockName,
     (here, at_server): (u64, u64),

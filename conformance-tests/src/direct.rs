@@ -25,7 +25,7 @@ pub struct Direct {
 
 impl Direct {
     /// A new client of the fixture.
-    pub async fn new<F: Fixture>(fixture: &F, route: Route) -> Self {
+    pub async fn new(fixture: &dyn Fixture, route: Route) -> Self {
         Self::attach(fixture.backend(route).await)
     }
 

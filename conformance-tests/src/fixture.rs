@@ -27,13 +27,20 @@ pub enum Route {
 /// What a fixture spawns for its backends to talk to must not run on the keeper's runtime: a case blocks that one
 /// to pause a process.
 #[async_trait]
-pub trait Fixture: Send + Sync + Sized + 'static {
+pub trait Fixture: Send + Sync + 'static {
     /// Starts what is needed. When the server cannot be started it panics and says how to get it; nothing is skipped.
-    async fn new() -> Self;
+    async fn new() -> Self
+    where
+        Self: Sized;
 
     /// A backend for one client, not yet attached, on the namespace of this fixture. It may be called from any
     /// runtime; what is still to be connected is connected by the first call.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend>;
+
+    /// Passwords and the like that its backends were made with: they must not be shown anywhere.
+    fn secrets(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// The shortest ttl that makes sense here: at least the backend's own bound, and long enough that a busy machine of
     /// two cores does not lose a renewed lease of it. The cases scale everything by it.

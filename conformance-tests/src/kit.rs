@@ -89,8 +89,8 @@ pub(crate) fn eventually(
 }
 
 /// Asserts that the server's own record has a lease with this token and at least so much left; says how much.
-pub(crate) async fn still_held<F: Fixture>(
-    fixture: &F,
+pub(crate) async fn still_held(
+    fixture: &dyn Fixture,
     name: &LockName,
     token: FencingToken,
     least: Duration,

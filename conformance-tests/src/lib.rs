@@ -11,6 +11,7 @@ pub mod history;
 pub mod hooks;
 mod kit;
 mod list;
+mod logs;
 mod memory;
 mod suite;
 

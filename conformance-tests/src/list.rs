@@ -127,6 +127,26 @@ macro_rules! for_each_case {
                 a_stale_token_stays_its_own
                 a_late_write_is_refused
             }
+            faults {
+                a_server_that_is_down_is_unavailable
+                an_acquire_outlives_a_restart
+                a_restart_makes_no_second_holder
+                a_kill_makes_no_second_holder
+                lost_data_is_told
+                a_server_that_stands_still_does_no_harm
+                lost_answers_to_renewals_end_the_validity
+                a_lost_answer_to_a_release_is_indeterminate
+                a_lost_release_is_sent_again
+                doubled_requests_do_what_one_does
+                a_waiter_that_was_cut_off_gets_the_lock
+                a_refused_user_is_told_at_once
+                a_full_server_is_told_at_once
+                a_server_without_connections_is_told_at_once
+                a_read_only_server_grants_nothing
+                forgotten_scripts_are_loaded_again
+                a_wall_clock_set_forward_is_survived
+                a_wall_clock_set_back_is_survived
+            }
             names {
                 all_names_are_told_apart
                 a_strange_name_is_waited_for
@@ -141,6 +161,22 @@ macro_rules! for_each_case {
                 no_task_is_left_behind
                 a_dropped_client_lets_everything_go
                 a_queue_that_was_served_is_gone
+            }
+            errors {
+                bad_input_is_refused_before_anything_is_sent
+                an_error_says_what_was_tried
+                the_same_situation_has_the_same_kind
+                no_secret_is_shown
+            }
+            capabilities {
+                the_figures_make_sense
+                the_bounds_of_a_ttl_are_true
+                waiting_is_as_claimed
+                the_notice_of_a_loss_is_as_claimed
+                the_scope_of_a_ttl_is_as_claimed
+                the_takeover_bound_is_true
+                more_than_a_batch_is_renewed
+                inspection_is_true_or_unsupported
             }
         }
     };

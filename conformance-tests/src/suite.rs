@@ -34,7 +34,7 @@ macro_rules! suite_tests {
             fn $case() {
                 $crate::run($crate::DEADLINE, || async {
                     let fixture = <super::SuiteFixture as $crate::Fixture>::new().await;
-                    $crate::cases::$group::$case(fixture).await;
+                    $crate::cases::$group::$case(&fixture).await;
                 });
             })*
         })*

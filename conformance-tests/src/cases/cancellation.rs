@@ -18,14 +18,14 @@ const SLOW: Duration = Duration::from_millis(15);
 const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
 
 /// What is left of a claim is gone within `bound`, which is far less than its ttl.
-async fn leaves_nothing<F: Fixture>(fixture: &F, other: &LockClient, name: &LockName, bound: Duration, what: &str) {
+async fn leaves_nothing(fixture: &dyn Fixture, other: &LockClient, name: &LockName, bound: Duration, what: &str) {
     becomes_free(other, name, bound, what).await;
     eventually(bound, "nothing is left at the server", async || fixture.census().await.is_clean()).await;
 }
 
 /// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each number of polls that it has.
-pub async fn an_acquire_dropped_at_every_await_leaves_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn an_acquire_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("every await");
     fixture.path(PathFault::Delay(SLOW)).await;
     for polls in 0.. {
@@ -33,7 +33,7 @@ pub async fn an_acquire_dropped_at_every_await_leaves_nothing<F: Fixture>(fixtur
         let acquired = polled(polls, lock.acquire()).await;
         let ended = acquired.is_some();
         drop(acquired);
-        leaves_nothing(&fixture, &bob, &name, TAKEN_BACK, &format!("an acquire was dropped after {polls} polls")).await;
+        leaves_nothing(fixture, &bob, &name, TAKEN_BACK, &format!("an acquire was dropped after {polls} polls")).await;
         if ended {
             assert!(polls > 1, "the acquire had no await at which it could be dropped");
             break;
@@ -44,8 +44,8 @@ pub async fn an_acquire_dropped_at_every_await_leaves_nothing<F: Fixture>(fixtur
 }
 
 /// Invariant 12: the same in a queue: no place is left behind, and the holder is not disturbed.
-pub async fn a_waiter_dropped_at_every_await_leaves_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("every await of a waiter");
     let guard = hold(&bob, &name).await;
     fixture.path(PathFault::Delay(SLOW)).await;
@@ -65,8 +65,8 @@ pub async fn a_waiter_dropped_at_every_await_leaves_nothing<F: Fixture>(fixture:
 }
 
 /// Invariant 12: what was never polled has sent nothing.
-pub async fn an_acquire_that_is_never_polled_sends_nothing<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let served = fixture.served().await;
     for _ in 0..10 {
         let lock = ann.lock("never polled");
@@ -79,8 +79,8 @@ pub async fn an_acquire_that_is_never_polled_sends_nothing<F: Fixture>(fixture: 
 }
 
 /// Invariants 9 and 12: dropped in flight, with the answer lost on its way: the withdraw goes on until it is answered.
-pub async fn an_acquire_dropped_with_its_answer_lost_leaves_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn an_acquire_dropped_with_its_answer_lost_leaves_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped and lost");
     fixture.path(PathFault::LoseReplies).await;
     let lock = ann.lock(name.as_str());
@@ -88,18 +88,18 @@ pub async fn an_acquire_dropped_with_its_answer_lost_leaves_nothing<F: Fixture>(
     assert!(dropped.is_err(), "no answer came back");
     fixture.heal().await;
     let bound = ann.capabilities().call_bound * 2 + Duration::from_millis(500);
-    leaves_nothing(&fixture, &bob, &name, bound, "a grant that nobody waits for is withdrawn").await;
+    leaves_nothing(fixture, &bob, &name, bound, "a grant that nobody waits for is withdrawn").await;
 }
 
 /// Invariant 12: dropped just when the lock was handed on, a waiter neither keeps it nor delays the next.
-pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("just granted");
     for round in 0..25 {
         let guard = hold(&bob, &name).await;
         let lock = ann.lock(name.as_str());
         let waiter = tokio::spawn(async move { lock.acquire().await });
-        queued(&fixture, &ann, &name, (1, 1)).await;
+        queued(fixture, &ann, &name, (1, 1)).await;
         let release = tokio::spawn(guard.release());
         tokio::time::sleep(Duration::from_micros(round * 40)).await;
         waiter.abort();
@@ -111,14 +111,14 @@ pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on<F: Fixture>(fi
 }
 
 /// Invariant 12: a release that is dropped at any await goes on in the background.
-pub async fn a_release_dropped_at_every_await_goes_on<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_release_dropped_at_every_await_goes_on(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped release");
     fixture.path(PathFault::Delay(SLOW)).await;
     for polls in 0.. {
         let guard = hold(&ann, &name).await;
         let ended = polled(polls, guard.release()).await.is_some();
-        leaves_nothing(&fixture, &bob, &name, TAKEN_BACK, &format!("a release was dropped after {polls} polls")).await;
+        leaves_nothing(fixture, &bob, &name, TAKEN_BACK, &format!("a release was dropped after {polls} polls")).await;
         if ended {
             break;
         }
@@ -127,25 +127,25 @@ pub async fn a_release_dropped_at_every_await_goes_on<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 8 and 12: a guard that is dropped releases at once, in the background.
-pub async fn a_dropped_guard_releases_at_once<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_dropped_guard_releases_at_once(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped guard");
     drop(hold(&ann, &name).await);
-    leaves_nothing(&fixture, &bob, &name, AT_ONCE, "a dropped guard releases").await;
+    leaves_nothing(fixture, &bob, &name, AT_ONCE, "a dropped guard releases").await;
 }
 
 /// Invariant 12: a guard that is dropped on a thread without a runtime does not panic, and releases at once.
-pub async fn a_guard_dropped_outside_a_runtime_releases<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_guard_dropped_outside_a_runtime_releases(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("outside a runtime");
     let guard = hold(&ann, &name).await;
     outside(move || drop(guard)).await;
-    leaves_nothing(&fixture, &bob, &name, AT_ONCE, "a guard that was dropped outside a runtime releases").await;
+    leaves_nothing(fixture, &bob, &name, AT_ONCE, "a guard that was dropped outside a runtime releases").await;
 }
 
 /// A guard that is never dropped holds on. Its client's shutdown ends it all the same, and `max_hold` does.
-pub async fn a_leaked_guard_ends_with_its_client<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_leaked_guard_ends_with_its_client(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (leaked, bounded) = (name("leaked"), name("leaked, with max_hold"));
     std::mem::forget(hold(&ann, &leaked).await);
     std::mem::forget(ann.lock(bounded.as_str()).max_hold(fixture.ttl()).acquire().await.expect("nothing is broken"));
@@ -158,8 +158,8 @@ pub async fn a_leaked_guard_ends_with_its_client<F: Fixture>(fixture: F) {
 
 /// Invariant 12: a runtime that is shut down with guards and acquires on it takes them along, without a panic. The
 /// keeper has a thread of its own, so what was held is released at once.
-pub async fn a_runtime_that_is_shut_down_leaves_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (held, flying) = (name("held at shutdown"), name("in flight at shutdown"));
     let runtime = a_runtime(2);
     let (told, hears) = oneshot::channel();
@@ -178,14 +178,13 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing<F: Fixture>(fixture: F) 
     eventually(AT_ONCE, "an acquire is under way", async || ann.stats().waiting == 1).await;
     outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
     becomes_free(&bob, &held, TAKEN_BACK, "a guard that went down with its runtime is released").await;
-    leaves_nothing(&fixture, &bob, &flying, TAKEN_BACK, "an acquire that went down with its runtime is withdrawn")
-        .await;
+    leaves_nothing(fixture, &bob, &flying, TAKEN_BACK, "an acquire that went down with its runtime is withdrawn").await;
 }
 
 /// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is told, and the lease ends by
 /// its ttl.
-pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl<F: Fixture>(fixture: F) {
-    let (builder, bob) = (builder(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixture: &dyn Fixture) {
+    let (builder, bob) = (builder(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("keeper at shutdown"), fixture.ttl());
     let runtime = a_runtime(1);
     let acquire = runtime.spawn({
@@ -207,8 +206,8 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl<F: F
 }
 
 /// Invariants 12 and 13: a hundred waiters torn down at once neither block the lock nor leave a place.
-pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("torn down");
     let guard = hold(&bob, &name).await;
     let mut waiting = Vec::new();
@@ -217,21 +216,21 @@ pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing<F: Fixture>(fixtu
         waiting.push(tokio::spawn(async move { lock.acquire().await }));
         if index % 10 == 0 {
             // Ten of them have a place of their own.
-            let client = long_client(&fixture, Route::Clear).await;
+            let client = long_client(fixture, Route::Clear).await;
             let lock = client.lock(name.as_str());
             waiting.push(tokio::spawn(async move { lock.acquire().await }));
         }
     }
-    queued(&fixture, &ann, &name, (100, 11)).await;
+    queued(fixture, &ann, &name, (100, 11)).await;
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
     guard.release().await.expect("a release");
-    leaves_nothing(&fixture, &bob, &name, AT_ONCE * 4, "waiters that are gone do not stand in the way").await;
+    leaves_nothing(fixture, &bob, &name, AT_ONCE * 4, "waiters that are gone do not stand in the way").await;
     assert_eq!(ann.stats().waiting, 0);
 }
 
 /// A shutdown releases everything, tells the holders, and refuses what comes after.
-pub async fn a_shutdown_releases_everything<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let names: Vec<_> = (0..10).map(|index| name(&format!("shutdown {index}"))).collect();
     let mut guards = Vec::new();
     for name in &names {
@@ -241,7 +240,7 @@ pub async fn a_shutdown_releases_everything<F: Fixture>(fixture: F) {
     let _guard = hold(&bob, &other).await;
     let lock = ann.lock(other.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
-    queued(&fixture, &ann, &other, (1, 1)).await;
+    queued(fixture, &ann, &other, (1, 1)).await;
     ann.shutdown().await.expect("the server answers");
     assert_eq!(kind_of(&join(waiter).await), ErrorKind::Unavailable, "a pending acquire fails");
     for guard in &guards {
@@ -254,8 +253,8 @@ pub async fn a_shutdown_releases_everything<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 11: a shutdown in front of a silent server has an end.
-pub async fn a_shutdown_in_front_of_silence_has_an_end<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Faulty).await;
+pub async fn a_shutdown_in_front_of_silence_has_an_end(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
     let guard = hold(&ann, &name("silence")).await;
     fixture.path(PathFault::Silence).await;
     let watch = Watch::start();
@@ -265,8 +264,8 @@ pub async fn a_shutdown_in_front_of_silence_has_an_end<F: Fixture>(fixture: F) {
 }
 
 /// `Lock::run` that is dropped releases; so does one that ends.
-pub async fn a_dropped_run_releases<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_dropped_run_releases(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("run");
     let lock = ann.lock(name.as_str());
     let seen = lock.run(async |token| (token, is_free(&bob, &name).await)).await.expect("the work ends");
@@ -274,7 +273,7 @@ pub async fn a_dropped_run_releases<F: Fixture>(fixture: F) {
     assert!(is_free(&bob, &name).await);
     let dropped = tokio::time::timeout(AT_ONCE, lock.run(|_| std::future::pending::<()>())).await;
     assert!(dropped.is_err());
-    leaves_nothing(&fixture, &bob, &name, AT_ONCE, "a run that was dropped releases").await;
+    leaves_nothing(fixture, &bob, &name, AT_ONCE, "a run that was dropped releases").await;
 }
 
 fn a_runtime(workers: usize) -> Runtime {

@@ -12,8 +12,8 @@ use crate::history::History;
 use crate::kit::{Watch, join, name};
 
 /// Invariant 1: while one client holds, another gets nothing, by trying or by waiting; then it does.
-pub async fn one_holder_at_a_time<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("basic");
     let guard = hold(&ann, &name).await;
     assert!(!is_free(&bob, &name).await, "two clients hold one lock");
@@ -26,8 +26,8 @@ pub async fn one_holder_at_a_time<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 1 and 15: two names are two locks.
-pub async fn two_names_are_two_locks<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn two_names_are_two_locks(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (left, right) = (name("left"), name("right"));
     let one = hold(&ann, &left).await;
     let other = bob.lock(right.as_str()).try_acquire().await.expect("nothing is broken").expect("nobody holds it");
@@ -37,8 +37,8 @@ pub async fn two_names_are_two_locks<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 1 and 10: after a release the lock is free at once, again and again.
-pub async fn free_again_after_each_release<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn free_again_after_each_release(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("again");
     for round in 0..20 {
         let holder = if round % 3 == 0 { &bob } else { &ann };
@@ -60,7 +60,7 @@ impl Counter {
     }
 }
 
-async fn count<F: Fixture>(fixture: &F, clients: usize, tasks: usize, rounds: usize) {
+async fn count(fixture: &dyn Fixture, clients: usize, tasks: usize, rounds: usize) {
     let counter = Arc::new(Counter::default());
     let name = name("counter");
     let mut working = Vec::new();
@@ -85,22 +85,22 @@ async fn count<F: Fixture>(fixture: &F, clients: usize, tasks: usize, rounds: us
 }
 
 /// Invariant 1, by an oracle: two clients that take turns lose no step of a counter.
-pub async fn two_clients_and_a_counter<F: Fixture>(fixture: F) {
-    count(&fixture, 2, 2, 40).await;
+pub async fn two_clients_and_a_counter(fixture: &dyn Fixture) {
+    count(fixture, 2, 2, 40).await;
 }
 
 /// Invariants 1 and 13, by an oracle: a hundred tasks of four clients lose no step of a counter.
-pub async fn a_hundred_tasks_and_a_counter<F: Fixture>(fixture: F) {
-    count(&fixture, 4, 100, 2).await;
+pub async fn a_hundred_tasks_and_a_counter(fixture: &dyn Fixture) {
+    count(fixture, 4, 100, 2).await;
 }
 
 /// Invariants 1 and 2: the recorded history of a herd, some of whose holders die, has no overlap, and its tokens
 /// rise in the order of the grants.
-pub async fn the_history_of_a_herd<F: Fixture>(fixture: F) {
+pub async fn the_history_of_a_herd(fixture: &dyn Fixture) {
     let history = Arc::new(History::new());
     let mut working = Vec::new();
     for member in 0..4_u64 {
-        let client = client(&fixture, Route::Clear).await;
+        let client = client(fixture, Route::Clear).await;
         for task in 0..4 {
             let (client, history, ttl) = (client.clone(), history.clone(), fixture.ttl());
             working.push(tokio::spawn(async move {
@@ -139,16 +139,16 @@ async fn visit(client: &LockClient, name: &LockName, history: &History, dies: bo
 }
 
 /// Invariant 13: twenty clients wait for one holder, and each release wakes the next without help of a timer.
-pub async fn a_herd_without_a_lost_wakeup<F: Fixture>(fixture: F) {
+pub async fn a_herd_without_a_lost_wakeup(fixture: &dyn Fixture) {
     const HERD: usize = 20;
-    let holder = long_client(&fixture, Route::Clear).await;
+    let holder = long_client(fixture, Route::Clear).await;
     let name = name("herd");
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
     for index in 0..HERD {
-        let client = long_client(&fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         waiting.push(tokio::spawn(hold(&client, &name)));
-        queued(&fixture, &client, &name, (1, index as u64 + 1)).await;
+        queued(fixture, &client, &name, (1, index as u64 + 1)).await;
     }
     let bound = handoff_bound(&holder.capabilities()) * HERD as u32;
     let watch = Watch::start();
@@ -160,8 +160,8 @@ pub async fn a_herd_without_a_lost_wakeup<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 1 and 15: two hundred locks are held at once, each by one client.
-pub async fn many_locks_at_once<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn many_locks_at_once(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let names: Vec<_> = (0..200).map(|index| name(&format!("lock {index}"))).collect();
     let mut guards = Vec::new();
     for (index, name) in names.iter().enumerate() {
@@ -177,8 +177,8 @@ pub async fn many_locks_at_once<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 1 and 14: one client does not hold a lock twice, neither by two attempts nor by waiting.
-pub async fn one_client_excludes_itself<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn one_client_excludes_itself(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let name = name("self");
     let guard = hold(&ann, &name).await;
     assert!(!is_free(&ann, &name).await, "one client holds a lock twice");

@@ -12,8 +12,8 @@ use crate::history::{History, Hold};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
 
 /// Invariant 2: a token is higher than every one before it, across releases, by whomever.
-pub async fn rises_across_releases<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn rises_across_releases(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("releases");
     let mut last = FencingToken::new(0);
     for round in 0..50 {
@@ -26,8 +26,8 @@ pub async fn rises_across_releases<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 2: across expiry, without a release, and across a time in which the lock was free and unused.
-pub async fn rises_across_expiry<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn rises_across_expiry(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("expiry"), fixture.ttl());
     let mut last = FencingToken::new(0);
     for client in [&ann, &bob, &ann] {
@@ -43,12 +43,12 @@ pub async fn rises_across_expiry<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 2: across a waiter's handoff, in the order in which they hold.
-pub async fn rises_across_handoffs<F: Fixture>(fixture: F) {
+pub async fn rises_across_handoffs(fixture: &dyn Fixture) {
     let name = name("handoffs");
     let history = Arc::new(History::new());
     let mut tasks = Vec::new();
     for _ in 0..8 {
-        let client = long_client(&fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         let (lock, history) = (client.lock(name.as_str()), history.clone());
         let name = name.clone();
         tasks.push(tokio::spawn(async move {
@@ -68,8 +68,8 @@ pub async fn rises_across_handoffs<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 2: the counter outlives the lock's record.
-pub async fn rises_across_a_removed_record<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn rises_across_a_removed_record(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("removed");
     let guard = hold(&ann, &name).await;
     let first = guard.fencing_token();
@@ -89,21 +89,21 @@ pub async fn rises_across_a_removed_record<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 2: across a restart of the server in good order, with its data.
-pub async fn rises_across_a_restart<F: Fixture>(fixture: F) {
-    across(&fixture, ServerFault::Stop, Data::Kept).await;
+pub async fn rises_across_a_restart(fixture: &dyn Fixture) {
+    across(fixture, ServerFault::Stop, Data::Kept).await;
 }
 
 /// Invariant 2: across a server that is killed, as far as its persistence keeps its word.
-pub async fn rises_across_a_kill<F: Fixture>(fixture: F) {
-    across(&fixture, ServerFault::Kill, Data::Kept).await;
+pub async fn rises_across_a_kill(fixture: &dyn Fixture) {
+    across(fixture, ServerFault::Kill, Data::Kept).await;
 }
 
 /// Invariant 2, outside the domain: across a server that comes back without its data.
-pub async fn rises_across_lost_data<F: Fixture>(fixture: F) {
-    across(&fixture, ServerFault::Kill, Data::Lost).await;
+pub async fn rises_across_lost_data(fixture: &dyn Fixture) {
+    across(fixture, ServerFault::Kill, Data::Lost).await;
 }
 
-async fn across<F: Fixture>(fixture: &F, end: ServerFault, data: Data) {
+async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("restart");
     let guard = hold(&ann, &name).await;
@@ -131,8 +131,8 @@ async fn across<F: Fixture>(fixture: &F, end: ServerFault, data: Data) {
 }
 
 /// Invariants 2 and 7: a stale holder's token stays its own, whatever it asks: it is never told the current one.
-pub async fn a_stale_token_stays_its_own<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale"), fixture.ttl());
     let claim = ann.claim(&name);
     let first = ann.granted(&claim, ttl).await;
@@ -146,7 +146,7 @@ pub async fn a_stale_token_stays_its_own<F: Fixture>(fixture: F) {
     let _ = ann.release(&claim, Certainty::Sure).await;
     assert_eq!(fixture.record(&name).await.last_token, Some(second.token), "a stale claim raised the counter");
 
-    let ann = client(&fixture, Route::Clear).await;
+    let ann = client(fixture, Route::Clear).await;
     let other = crate::kit::name("stale guard");
     let guard = ann.lock(other.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     let token = guard.fencing_token();
@@ -173,8 +173,8 @@ impl Resource {
 }
 
 /// The late write of a holder that woke up too late is refused by what the lock protects.
-pub async fn a_late_write_is_refused<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_late_write_is_refused(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("late write");
     let mut resource = Resource::default();
     let late = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");

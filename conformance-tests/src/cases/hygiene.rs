@@ -13,7 +13,7 @@ use crate::kit::{AT_ONCE, eventually, join, name};
 const CYCLES: usize = 1000;
 
 /// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names.
-async fn baseline<F: Fixture>(fixture: &F, before: Census, names: u64) {
+async fn baseline(fixture: &dyn Fixture, before: Census, names: u64) {
     let mut last = Census::default();
     eventually(Duration::from_secs(1), "the server is back at its baseline", async || {
         last = fixture.census().await;
@@ -30,8 +30,8 @@ fn idle(client: &LockClient) {
 }
 
 /// Invariant 17: a thousand acquires and releases.
-pub async fn a_thousand_cycles_leave_nothing<F: Fixture>(fixture: F) {
-    let ann = long_client(&fixture, Route::Clear).await;
+pub async fn a_thousand_cycles_leave_nothing(fixture: &dyn Fixture) {
+    let ann = long_client(fixture, Route::Clear).await;
     hold(&ann, &name("first")).await.release().await.expect("a release");
     let before = fixture.census().await;
     for cycle in 0..CYCLES {
@@ -40,16 +40,16 @@ pub async fn a_thousand_cycles_leave_nothing<F: Fixture>(fixture: F) {
             guard.release().await.expect("a release");
         }
     }
-    baseline(&fixture, before, 10).await;
+    baseline(fixture, before, 10).await;
     idle(&ann);
 }
 
 /// Invariant 17: a thousand contended acquires of several clients.
-pub async fn a_thousand_contended_cycles_leave_nothing<F: Fixture>(fixture: F) {
+pub async fn a_thousand_contended_cycles_leave_nothing(fixture: &dyn Fixture) {
     const CLIENTS: usize = 5;
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
-        let client = long_client(&fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         hold(&client, &name("first")).await.release().await.expect("a release");
         clients.push(client);
     }
@@ -66,13 +66,13 @@ pub async fn a_thousand_contended_cycles_leave_nothing<F: Fixture>(fixture: F) {
     for task in tasks {
         join(task).await;
     }
-    baseline(&fixture, before, 1).await;
+    baseline(fixture, before, 1).await;
     clients.iter().for_each(idle);
 }
 
 /// Invariant 17: a thousand acquires that time out, and a thousand that are cancelled, while another holds.
-pub async fn a_thousand_waits_in_vain_leave_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("in vain");
     hold(&ann, &name).await.release().await.expect("a release");
     let guard = hold(&bob, &name).await;
@@ -93,14 +93,14 @@ pub async fn a_thousand_waits_in_vain_leave_nothing<F: Fixture>(fixture: F) {
         }
     }
     guard.release().await.expect("a release");
-    baseline(&fixture, before, 1).await;
+    baseline(fixture, before, 1).await;
     idle(&ann);
 }
 
 /// Invariant 17: the runtime that a client lives in has as many tasks as before.
-pub async fn no_task_is_left_behind<F: Fixture>(fixture: F) {
+pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     // On a runtime of its own, which nothing else uses.
-    let (builder, bob) = (builder(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let (builder, bob) = (builder(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("threads for a runtime");
     let (held, ttl) = (name("held by another"), fixture.ttl() * 20);
@@ -129,7 +129,7 @@ pub async fn no_task_is_left_behind<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 17: when its last client, guard and acquire are gone, the keeper ends, and lets go of backend and connections.
-pub async fn a_dropped_client_lets_everything_go<F: Fixture>(fixture: F) {
+pub async fn a_dropped_client_lets_everything_go(fixture: &dyn Fixture) {
     let baseline = fixture.census().await.connections;
     let backend = fixture.backend(Route::Clear).await;
     let watched = Arc::downgrade(&backend);
@@ -148,16 +148,16 @@ pub async fn a_dropped_client_lets_everything_go<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 17: queues end when nobody waits any more, and places do not outlive their waiters.
-pub async fn a_queue_that_was_served_is_gone<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn a_queue_that_was_served_is_gone(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let name = name("served");
     let guard = hold(&ann, &name).await;
     let mut waiting = Vec::new();
     for index in 0..5 {
-        let client = client(&fixture, Route::Clear).await;
+        let client = client(fixture, Route::Clear).await;
         let lock = client.lock(name.as_str());
         waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
-        queued(&fixture, &client, &name, (1, index + 1)).await;
+        queued(fixture, &client, &name, (1, index + 1)).await;
     }
     guard.release().await.expect("a release");
     for task in waiting {

@@ -18,8 +18,8 @@ use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
 
 /// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
-pub async fn holds_for_three_ttls<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn holds_for_three_ttls(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("three ttls"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     let watch = Watch::start();
@@ -33,8 +33,8 @@ pub async fn holds_for_three_ttls<F: Fixture>(fixture: F) {
 }
 
 /// The second lease of a name is renewed like the first one.
-pub async fn the_next_lease_of_a_name_is_renewed_again<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn the_next_lease_of_a_name_is_renewed_again(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("again"), fixture.ttl());
     for round in 0..3 {
         let guard = hold(&ann, &name).await;
@@ -47,9 +47,9 @@ pub async fn the_next_lease_of_a_name_is_renewed_again<F: Fixture>(fixture: F) {
 
 /// Invariant 17: ten thousand acquires and releases leave nothing behind in the keeper: then one lease is renewed once
 /// per period at the server, and no more.
-pub async fn ten_thousand_cycles_leave_one_renewal_per_period<F: Fixture>(fixture: F) {
+pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixture) {
     const PERIODS: u32 = 5;
-    let ann = build(builder(&fixture, Route::Clear).await);
+    let ann = build(builder(fixture, Route::Clear).await);
     let (lock, ttl) = (ann.lock("cycles"), fixture.ttl());
     for _ in 0..10_000 {
         lock.acquire().await.expect("nothing is broken").release().await.expect("a release");
@@ -69,18 +69,18 @@ pub async fn ten_thousand_cycles_leave_one_renewal_per_period<F: Fixture>(fixtur
 }
 
 /// Invariant 8: nothing reaches the server for a claim after its release.
-pub async fn silence_after_the_release<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn silence_after_the_release(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("silence after the release"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     tokio::time::sleep(ttl / 2).await;
     guard.release().await.expect("a release");
-    stays_silent(&fixture, ttl, "its lease was released").await;
+    stays_silent(fixture, ttl, "its lease was released").await;
 }
 
 /// Invariant 8: nothing reaches the server after a guard was dropped, but the release.
-pub async fn silence_after_the_drop<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn silence_after_the_drop(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("silence after the drop"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     tokio::time::sleep(ttl / 2).await;
@@ -90,13 +90,13 @@ pub async fn silence_after_the_drop<F: Fixture>(fixture: F) {
     // Not through a client of the case, which would be counted as well.
     assert_eq!(fixture.record(&name).await.lease, None, "a dropped guard releases");
     assert!(fixture.served().await - before <= 2, "a drop is one release, beside a renewal that was under way");
-    stays_silent(&fixture, ttl, "its guard was dropped").await;
+    stays_silent(fixture, ttl, "its guard was dropped").await;
     assert!(is_free(&bob, &name).await);
 }
 
 /// Invariant 8: nothing reaches the server after a loss, and the holder's release does not end the next lease.
-pub async fn silence_after_the_loss<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn silence_after_the_loss(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("silence after the loss"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     if fixture.tamper(&name, Tamper::Remove).await.is_err() {
@@ -104,14 +104,14 @@ pub async fn silence_after_the_loss<F: Fixture>(fixture: F) {
         guard.release().await.expect("a release");
         let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
         guard.lost().await;
-        return stays_silent(&fixture, ttl, "its fixed lease has ended").await;
+        return stays_silent(fixture, ttl, "its fixed lease has ended").await;
     }
     guard.lost().await;
     tokio::time::sleep(AT_ONCE).await;
-    stays_silent(&fixture, ttl, "its lease was lost").await;
+    stays_silent(fixture, ttl, "its lease was lost").await;
 }
 
-async fn stays_silent<F: Fixture>(fixture: &F, ttl: Duration, since: &str) {
+async fn stays_silent(fixture: &dyn Fixture, ttl: Duration, since: &str) {
     let before = fixture.served().await;
     tokio::time::sleep(ttl).await;
     assert_eq!(fixture.served().await, before, "a client still sends requests after {since}");
@@ -119,8 +119,8 @@ async fn stays_silent<F: Fixture>(fixture: &F, ttl: Duration, since: &str) {
 
 /// Invariant 6: when the store says that a lease is gone, its holder is told: at once where the store pushes it, by the next
 /// renewal elsewhere.
-pub async fn a_lease_that_is_gone_is_told<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn a_lease_that_is_gone_is_told(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("gone"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     let watch = Watch::start();
@@ -145,8 +145,8 @@ pub async fn a_lease_that_is_gone_is_told<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 6: a loss is told exactly once to the client, and every question of its holder gets the same answer.
-pub async fn a_loss_is_told_once_and_stays<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn a_loss_is_told_once_and_stays(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
     let valid = guard.validity();
     let watch = Watch::start();
@@ -164,8 +164,8 @@ pub async fn a_loss_is_told_once_and_stays<F: Fixture>(fixture: F) {
 }
 
 /// Work that a guard runs is ended by the loss, and not before.
-pub async fn guarded_work_ends_with_the_lease<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let lock = ann.lock("work").without_renewal();
     let guard = lock.acquire().await.expect("nothing is broken");
     let valid = guard.validity();
@@ -185,9 +185,9 @@ pub async fn guarded_work_ends_with_the_lease<F: Fixture>(fixture: F) {
 }
 
 /// The keeper has a thread of its own: while every worker of the user's runtime is blocked, leases are renewed.
-pub async fn a_starved_runtime_loses_nothing<F: Fixture>(fixture: F) {
+pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     const WORKERS: usize = 2;
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("starved"), fixture.ttl());
     let user = Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build().expect("threads for a runtime");
     let guard = join(user.spawn(hold(&ann, &name))).await;
@@ -213,8 +213,8 @@ pub async fn a_starved_runtime_loses_nothing<F: Fixture>(fixture: F) {
 
 /// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the
 /// next holder is not touched.
-pub async fn a_paused_process_learns_of_its_loss_at_once<F: Fixture>(fixture: F) {
-    let (builder, bob) = (builder(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) {
+    let (builder, bob) = (builder(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("paused"), fixture.ttl());
     let (holds, held) = oneshot::channel();
     let (woke, awake) = oneshot::channel();
@@ -267,9 +267,9 @@ impl Clock for Jumping {
 
 /// Invariants 5 and 6: when the holder's clock has passed the validity without a timer, as after a suspend of the machine,
 /// the guard knows at once and whoever waits for the loss is told.
-pub async fn a_clock_that_jumps_ends_the_validity<F: Fixture>(fixture: F) {
+pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
     let clock = Arc::new(Jumping { real: SystemClock::new(), ahead: 0.into() });
-    let ann = build(builder(&fixture, Route::Clear).await.clock(clock.clone()));
+    let ann = build(builder(fixture, Route::Clear).await.clock(clock.clone()));
     let ttl = fixture.ttl() * 20;
     let guard = Arc::new(ann.lock("suspend").ttl(ttl).acquire().await.expect("nothing is broken"));
     let waiting = tokio::spawn({

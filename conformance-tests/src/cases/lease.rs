@@ -11,8 +11,8 @@ use crate::fixture::{Fixture, Route};
 use crate::kit::{self, AT_ONCE, Watch, eventually, name};
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
-pub async fn expires_after_its_ttl_and_not_before<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("expiry"), fixture.ttl());
     let watch = Watch::start();
     let stamp = ann.now();
@@ -24,8 +24,8 @@ pub async fn expires_after_its_ttl_and_not_before<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 4: each renewal gives the whole ttl again, many times over, and without one the lease ends.
-pub async fn every_renewal_restarts_the_ttl<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn every_renewal_restarts_the_ttl(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("many renewals"), fixture.ttl());
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl).await.confirmation.place;
@@ -43,19 +43,19 @@ pub async fn every_renewal_restarts_the_ttl<F: Fixture>(fixture: F) {
 }
 
 /// A late copy of a renewal with a shorter ttl takes nothing away.
-pub async fn a_renewal_never_shortens<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("shorter"), fixture.ttl());
     let claim = ann.claim(&name);
     let grant = ann.granted(&claim, ttl * LONG).await;
     let answer = ann.renew(LeaseRef::new(claim, grant.confirmation.place, ttl)).await;
     assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
-    kit::still_held(&fixture, &name, grant.token, ttl * (LONG - 3)).await;
+    kit::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
 }
 
 /// A renewal that is told to end the lease then does, and not at once: the end of a `min_hold`.
-pub async fn a_renewal_shortens_when_it_is_told_to<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn a_renewal_shortens_when_it_is_told_to(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("exactly"), fixture.ttl());
     if ann.capabilities().ttl_scope == TtlScope::Session {
         // The store cannot; the client keeps the lease so long, which `min_hold_outlives_an_early_release` proves.
@@ -73,8 +73,8 @@ pub async fn a_renewal_shortens_when_it_is_told_to<F: Fixture>(fixture: F) {
 }
 
 /// Leases with different ttls are renewed in one call, each to its own.
-pub async fn one_call_renews_each_to_its_own_ttl<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let ttl = fixture.ttl();
     let wanted = [ttl * 10, ttl * 20, ttl * 30];
     let mut leases = Vec::new();
@@ -93,8 +93,8 @@ pub async fn one_call_renews_each_to_its_own_ttl<F: Fixture>(fixture: F) {
 }
 
 /// A ttl that is no multiple of the store's granularity is rounded up, and what is reported is what stands.
-pub async fn a_ttl_is_rounded_up_and_reported<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let step = ann.capabilities().ttl_granularity;
     for extra in [Duration::ZERO, Duration::from_nanos(1), step / 2, step] {
         let (name, asked) = (name(&format!("granularity {extra:?}")), fixture.ttl() * 4 + extra);
@@ -108,8 +108,8 @@ pub async fn a_ttl_is_rounded_up_and_reported<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 4: when the answer was slow, the validity is that much shorter: it counts from the request.
-pub async fn a_slow_grant_leaves_a_true_validity<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Faulty).await;
+pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("slow grant"), fixture.ttl());
     let delay = (ttl / 4).min(ann.capabilities().call_bound / 3);
     fixture.path(PathFault::Delay(delay)).await;
@@ -124,8 +124,8 @@ pub async fn a_slow_grant_leaves_a_true_validity<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 3 and 4: at no moment does a holder believe in its lease for longer than the server has it.
-pub async fn the_holder_never_believes_longer_than_the_server<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Faulty).await;
+pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("believes"), fixture.ttl());
     fixture.path(PathFault::Delay(ttl / 20)).await;
     let guard = hold(&ann, &name).await;
@@ -144,8 +144,8 @@ pub async fn the_holder_never_believes_longer_than_the_server<F: Fixture>(fixtur
 }
 
 /// A fixed lease is not renewed: it ends after its ttl, its holder is told, and the lock is free.
-pub async fn a_fixed_lease_is_not_renewed<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("fixed"), fixture.ttl());
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
@@ -160,8 +160,8 @@ pub async fn a_fixed_lease_is_not_renewed<F: Fixture>(fixture: F) {
 }
 
 /// `max_hold` ends the renewal: the lease is lost for that reason, by `max_hold` + ttl, and is over at the server too.
-pub async fn max_hold_ends_the_renewal<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("max hold"), fixture.ttl());
     let longest = ttl * 2;
     let watch = Watch::start();
@@ -175,8 +175,8 @@ pub async fn max_hold_ends_the_renewal<F: Fixture>(fixture: F) {
 }
 
 /// `min_hold` outlives an early release: nobody holds before it is over, and somebody does soon after.
-pub async fn min_hold_outlives_an_early_release<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn min_hold_outlives_an_early_release(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, shortest) = (name("min hold"), fixture.ttl() * 2);
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
@@ -190,8 +190,8 @@ pub async fn min_hold_outlives_an_early_release<F: Fixture>(fixture: F) {
 }
 
 /// `min_hold` needs no client: where the store can, it outlives the one that asked for it.
-pub async fn min_hold_outlives_the_client<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, shortest) = (name("min hold of the dead"), fixture.ttl() * 2);
     let per_lease = ann.capabilities().ttl_scope == TtlScope::Lease;
     let watch = Watch::start();
@@ -209,8 +209,8 @@ pub async fn min_hold_outlives_the_client<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 4: a margin is kept, so the validity of a fresh lease is shorter than its ttl, and it only shrinks.
-pub async fn validity_keeps_a_margin_and_shrinks<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn validity_keeps_a_margin_and_shrinks(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("margin"), fixture.ttl());
     let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     let mut last = guard.validity();

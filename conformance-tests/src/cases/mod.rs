@@ -3,7 +3,10 @@
 //! Each takes a fresh fixture, fails by a panic, and names the invariants that it proves.
 
 pub mod cancellation;
+pub mod capabilities;
+pub mod errors;
 pub mod exclusion;
+pub mod faults;
 pub mod fencing;
 pub mod hygiene;
 pub mod keeper;

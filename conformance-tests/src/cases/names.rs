@@ -84,8 +84,8 @@ fn tricky() -> Vec<LockName> {
 }
 
 /// Invariant 16: whatever the names look like, different names are different locks: all are held at once.
-pub async fn all_names_are_told_apart<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn all_names_are_told_apart(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let mut guards = Vec::new();
     for name in tricky() {
         let guard = ann.lock(name.as_str()).try_acquire().await;
@@ -103,13 +103,13 @@ pub async fn all_names_are_told_apart<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 16: a waiter of a strange name is woken like any other.
-pub async fn a_strange_name_is_waited_for<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_strange_name_is_waited_for(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     for strange in ["{job} 1/%2F\0\n'\"🔒", &"/".repeat(MAX_NAME_BYTES)] {
         let name = name(strange);
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
-        crate::clients::queued(&fixture, &bob, &name, (1, 1)).await;
+        crate::clients::queued(fixture, &bob, &name, (1, 1)).await;
         let watch = crate::kit::Watch::start();
         guard.release().await.expect("a release");
         let next = crate::kit::join(waiter).await;
@@ -120,8 +120,8 @@ pub async fn a_strange_name_is_waited_for<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 16: the encoding of names is frozen: the server has each lock under the name that it always had.
-pub async fn the_encoding_is_frozen<F: Fixture>(fixture: F) {
-    let ann = long_client(&fixture, Route::Clear).await;
+pub async fn the_encoding_is_frozen(fixture: &dyn Fixture) {
+    let ann = long_client(fixture, Route::Clear).await;
     for name in tricky() {
         let guard = hold(&ann, &name).await;
         let record = fixture.record(&name).await;
@@ -133,16 +133,16 @@ pub async fn the_encoding_is_frozen<F: Fixture>(fixture: F) {
 }
 
 /// Stored state of another format version is a typed error, never a grant, and is left as it is.
-pub async fn another_format_version_is_an_error<F: Fixture>(fixture: F) {
-    unreadable(&fixture, Tamper::OtherVersion).await;
+pub async fn another_format_version_is_an_error(fixture: &dyn Fixture) {
+    unreadable(fixture, Tamper::OtherVersion).await;
 }
 
 /// Stored state that nobody can read is a typed error, never a grant, and harms no other lock.
-pub async fn an_unreadable_record_is_an_error<F: Fixture>(fixture: F) {
-    unreadable(&fixture, Tamper::Spoil).await;
+pub async fn an_unreadable_record_is_an_error(fixture: &dyn Fixture) {
+    unreadable(fixture, Tamper::Spoil).await;
 }
 
-async fn unreadable<F: Fixture>(fixture: &F, tamper: Tamper) {
+async fn unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     let ann = long_client(fixture, Route::Clear).await;
     let name = name("unreadable");
     hold(&ann, &name).await.release().await.expect("a release");

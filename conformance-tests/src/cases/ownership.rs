@@ -7,32 +7,32 @@ use crate::fixture::{Fixture, Route};
 use crate::kit::{self, AT_ONCE, eventually, name};
 
 /// Invariant 7: a release of a claim whose lease has expired answers `NotHeld` and leaves the next holder alone.
-pub async fn stale_release_leaves_the_new_holder<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale release"), fixture.ttl());
     let (old, new) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
     assert_eq!(ann.release(&old, Certainty::Sure).await.expect("a stale release is no error"), Release::NotHeld);
-    kit::still_held(&fixture, &name, grant.token, ttl * 10).await;
+    kit::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
 /// Invariant 7: a withdraw of a stale claim, which leaves a note at the store, does not touch the next holder either.
-pub async fn stale_withdraw_leaves_the_new_holder<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale withdraw"), fixture.ttl());
     let (old, new) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
     assert_eq!(ann.release(&old, Certainty::Unsure).await.expect("a stale withdraw is no error"), Release::NotHeld);
-    kit::still_held(&fixture, &name, grant.token, ttl * 10).await;
+    kit::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
 /// Invariant 7: a renewal of a claim whose lease has expired answers `Lost` and does not prolong the next holder's.
-pub async fn stale_renewal_leaves_the_new_holder<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale renewal"), fixture.ttl());
     let (old, new) = (ann.claim(&name), bob.claim(&name));
     let place = ann.granted(&old, ttl).await.confirmation.place;
@@ -40,13 +40,13 @@ pub async fn stale_renewal_leaves_the_new_holder<F: Fixture>(fixture: F) {
 
     let answer = ann.renew(LeaseRef::new(old, place, ttl * 50)).await;
     assert!(matches!(answer, Answer::Lost), "another holds the lock, and the stale renewal says {answer:?}");
-    let left = kit::still_held(&fixture, &name, grant.token, ttl).await;
+    let left = kit::still_held(fixture, &name, grant.token, ttl).await;
     assert!(left <= ttl * 5, "the stale renewal gave the new holder {left:?} of {:?}", ttl * 5);
 }
 
 /// Invariants 4 and 7: a lease that has expired is over, also while nobody else wants the lock.
-pub async fn renewal_after_expiry_never_revives<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("expired"), fixture.ttl());
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl).await.confirmation.place;
@@ -59,8 +59,8 @@ pub async fn renewal_after_expiry_never_revives<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 7: the second release of a claim is a no-op that says so.
-pub async fn second_release_is_a_no_op<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let name = name("double release");
     let (claim, next) = (ann.claim(&name), ann.claim(&name));
     ann.granted(&claim, fixture.ttl() * 20).await;
@@ -68,42 +68,42 @@ pub async fn second_release_is_a_no_op<F: Fixture>(fixture: F) {
     assert_eq!(ann.release(&claim, Certainty::Sure).await.expect("no error"), Release::NotHeld);
     let grant = ann.granted(&next, fixture.ttl() * 20).await;
     assert_eq!(ann.release(&claim, Certainty::Sure).await.expect("no error"), Release::NotHeld);
-    kit::still_held(&fixture, &name, grant.token, fixture.ttl() * 10).await;
+    kit::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
 }
 
 /// Invariant 7: whoever never held cannot end anything, and leaves nothing.
-pub async fn release_of_a_claim_never_granted<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (held, free) = (name("held"), name("free"));
     let grant = ann.granted(&ann.claim(&held), fixture.ttl() * 20).await;
     for name in [&held, &free] {
         let stranger = bob.claim(name);
         assert_eq!(bob.release(&stranger, Certainty::Sure).await.expect("no error"), Release::NotHeld);
     }
-    kit::still_held(&fixture, &held, grant.token, fixture.ttl() * 10).await;
+    kit::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
     assert_eq!(fixture.census().await.leases, 1, "only the one that was granted is held");
 }
 
 /// Contract of `LockBackend`: a repeated acquire of a claim that holds answers the same grant, and the lease lasts at least
 /// as long as the second one asked for.
-pub async fn repeated_acquire_answers_the_same_grant<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn repeated_acquire_answers_the_same_grant(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("again"), fixture.ttl());
     let claim = ann.claim(&name);
     let first = ann.granted(&claim, ttl * 10).await;
     let second = ann.granted(&claim, ttl * 20).await;
     assert_eq!(first.token, second.token, "one claim was granted twice");
     assert_eq!(first.confirmation.place, second.confirmation.place, "one claim had two places");
-    let left = kit::still_held(&fixture, &name, first.token, ttl * 15).await;
+    let left = kit::still_held(fixture, &name, first.token, ttl * 15).await;
     // And the shorter one takes nothing away.
     ann.granted(&claim, ttl).await;
-    let then = kit::still_held(&fixture, &name, first.token, ttl * 15).await;
+    let then = kit::still_held(fixture, &name, first.token, ttl * 15).await;
     assert!(then <= left, "the lease was prolonged by an acquire with a shorter ttl");
 }
 
 /// Contract of `LockBackend`: a repeated acquire of a claim that waits answers its place and makes no second one.
-pub async fn repeated_acquire_keeps_its_place<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn repeated_acquire_keeps_its_place(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("again in the queue"), fixture.ttl() * 20);
     let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&holder, ttl).await;
@@ -120,22 +120,22 @@ pub async fn repeated_acquire_keeps_its_place<F: Fixture>(fixture: F) {
 }
 
 /// Contract of `LockBackend`: renew creates nothing, neither a lease where the lock is free nor a place where it is held.
-pub async fn renewal_creates_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (held, free, ttl) = (name("held"), name("free"), fixture.ttl() * 20);
     let grant = ann.granted(&ann.claim(&held), ttl).await;
     let answers =
         bob.renew_all(&[LeaseRef::new(bob.claim(&held), 0, ttl), LeaseRef::new(bob.claim(&free), 0, ttl)]).await;
     assert!(matches!(answers[0], Answer::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
     assert!(matches!(answers[1], Answer::Lost | Answer::Free), "a stranger renewed what is free: {:?}", answers[1]);
-    kit::still_held(&fixture, &held, grant.token, ttl / 2).await;
+    kit::still_held(fixture, &held, grant.token, ttl / 2).await;
     assert_eq!(fixture.record(&held).await.waiters, 0, "a renewal made a place");
     assert_eq!(fixture.record(&free).await.lease, None, "a renewal made a lease");
 }
 
 /// Invariant 14: two claims of one client on one connection are two owners.
-pub async fn two_claims_of_one_client_are_two_owners<F: Fixture>(fixture: F) {
-    let ann = Direct::new(&fixture, Route::Clear).await;
+pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("two claims"), fixture.ttl() * 20);
     let (first, second) = (ann.claim(&name), ann.claim(&name));
     let grant = ann.granted(&first, ttl).await;
@@ -143,12 +143,12 @@ pub async fn two_claims_of_one_client_are_two_owners<F: Fixture>(fixture: F) {
     let answer = ann.renew(LeaseRef::new(second.clone(), place, ttl)).await;
     assert!(!matches!(answer, Answer::Renewed(_) | Answer::Granted(_)), "the second claim holds as well: {answer:?}");
     ann.release(&second, Certainty::Sure).await.expect("the second leaves");
-    kit::still_held(&fixture, &name, grant.token, ttl / 2).await;
+    kit::still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
 /// A claim that wants no place is told that the lock is held, and the store keeps nothing of it.
-pub async fn a_claim_that_wants_no_place_leaves_none<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn a_claim_that_wants_no_place_leaves_none(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("no place"), fixture.ttl() * 20);
     let holder = ann.claim(&name);
     ann.granted(&holder, ttl).await;

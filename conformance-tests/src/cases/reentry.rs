@@ -9,8 +9,8 @@ use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
 
 /// Acquires with the same holder on one client share a lease and its token, which ends with the last guard.
-pub async fn the_same_holder_shares_one_lease<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, holder) = (name("shared"), HolderId::new());
     let lock = ann.lock(name.as_str()).holder(holder);
     let first = lock.acquire().await.expect("nothing is broken");
@@ -28,8 +28,8 @@ pub async fn the_same_holder_shares_one_lease<F: Fixture>(fixture: F) {
 }
 
 /// Another holder, and whoever has none, waits like anybody else, on the same client too.
-pub async fn another_holder_waits<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn another_holder_waits(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, holder) = (name("others"), HolderId::new());
     let guard = ann.lock(name.as_str()).holder(holder).acquire().await.expect("nothing is broken");
     let others = [
@@ -46,8 +46,8 @@ pub async fn another_holder_waits<F: Fixture>(fixture: F) {
 }
 
 /// Two pending acquires of one holder are granted together, once.
-pub async fn pending_acquires_of_one_holder_are_granted_together<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn pending_acquires_of_one_holder_are_granted_together(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, holder) = (name("pending"), HolderId::new());
     let guard = hold(&bob, &name).await;
     let lock = ann.lock(name.as_str()).holder(holder);
@@ -56,7 +56,7 @@ pub async fn pending_acquires_of_one_holder_are_granted_together<F: Fixture>(fix
         tokio::spawn(async move { lock.acquire().await.expect("it is released soon") })
     };
     let (first, second) = (acquire(), acquire());
-    queued(&fixture, &ann, &name, (2, 1)).await;
+    queued(fixture, &ann, &name, (2, 1)).await;
     guard.release().await.expect("a release");
     let watch = Watch::start();
     let (first, second) = (join(first).await, join(second).await);
@@ -69,8 +69,8 @@ pub async fn pending_acquires_of_one_holder_are_granted_together<F: Fixture>(fix
 }
 
 /// Invariant 12: cancelling one of two pending acquires of a holder leaves the other its place.
-pub async fn cancelling_one_pending_acquire_leaves_the_other<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn cancelling_one_pending_acquire_leaves_the_other(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, holder) = (name("one of two"), HolderId::new());
     let guard = hold(&bob, &name).await;
     let lock = ann.lock(name.as_str()).holder(holder);
@@ -78,10 +78,10 @@ pub async fn cancelling_one_pending_acquire_leaves_the_other<F: Fixture>(fixture
         let lock = lock.clone();
         async move { lock.acquire().await.expect("it is released soon") }
     });
-    queued(&fixture, &ann, &name, (1, 1)).await;
+    queued(fixture, &ann, &name, (1, 1)).await;
     let goes = tokio::time::timeout(AT_ONCE, polled(usize::MAX, lock.acquire())).await;
     assert!(goes.is_err(), "the lock is held");
-    queued(&fixture, &ann, &name, (1, 1)).await;
+    queued(fixture, &ann, &name, (1, 1)).await;
     guard.release().await.expect("a release");
     let watch = Watch::start();
     let granted = join(stays).await;
@@ -90,8 +90,8 @@ pub async fn cancelling_one_pending_acquire_leaves_the_other<F: Fixture>(fixture
 }
 
 /// What shares a lease must agree in ttl and kind of renewal: `InvalidInput` otherwise, and nothing is sent.
-pub async fn a_shared_lease_has_one_ttl<F: Fixture>(fixture: F) {
-    let ann = long_client(&fixture, Route::Clear).await;
+pub async fn a_shared_lease_has_one_ttl(fixture: &dyn Fixture) {
+    let ann = long_client(fixture, Route::Clear).await;
     let (name, holder) = (name("agree"), HolderId::new());
     let lock = ann.lock(name.as_str()).holder(holder);
     let guard = lock.acquire().await.expect("nothing is broken");
@@ -108,8 +108,8 @@ pub async fn a_shared_lease_has_one_ttl<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 6: a loss reaches all guards of a lease, and counts once.
-pub async fn a_loss_reaches_all_guards<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Clear).await;
+pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
     let (name, holder) = (name("all guards"), HolderId::new());
     let lock = ann.lock(name.as_str()).holder(holder);
     let mut guards = Vec::new();

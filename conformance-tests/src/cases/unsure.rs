@@ -19,8 +19,8 @@ const WITHDRAW_PAUSE: Duration = Duration::from_millis(500);
 
 /// Invariant 9: the first request is stuck, the second one is granted and released, and then the first arrives: nothing is
 /// held and nobody waits.
-pub async fn a_stuck_request_has_no_effect_after_the_release<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Faulty).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stuck"), fixture.ttl() * 20);
     let claim = ann.claim(&name);
     fixture.path(PathFault::Hold).await;
@@ -37,8 +37,8 @@ pub async fn a_stuck_request_has_no_effect_after_the_release<F: Fixture>(fixture
 }
 
 /// Invariant 9: the same where nothing was ever granted: the withdraw comes first, then the request.
-pub async fn a_withdrawn_request_has_no_effect<F: Fixture>(fixture: F) {
-    let (ann, bob) = (Direct::new(&fixture, Route::Faulty).await, Direct::new(&fixture, Route::Clear).await);
+pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (free, held, ttl) = (name("free"), name("held"), fixture.ttl() * 20);
     let holder = bob.claim(&held);
     bob.granted(&holder, ttl).await;
@@ -59,8 +59,8 @@ pub async fn a_withdrawn_request_has_no_effect<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 9 and 12: an acquire that ended without an answer leaves nothing, though its request arrives much later.
-pub async fn an_acquire_without_an_answer_leaves_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn an_acquire_without_an_answer_leaves_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("no answer");
     fixture.path(PathFault::Hold).await;
     let refused = ann.lock(name.as_str()).wait(fixture.ttl()).acquire().await;
@@ -75,8 +75,8 @@ pub async fn an_acquire_without_an_answer_leaves_nothing<F: Fixture>(fixture: F)
 }
 
 /// Invariant 9: an acquire whose answer was lost is not held by anybody: it is withdrawn, far before its ttl.
-pub async fn a_grant_whose_answer_was_lost_is_withdrawn<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Faulty).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_grant_whose_answer_was_lost_is_withdrawn(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("lost answer");
     fixture.path(PathFault::LoseReplies).await;
     let refused = ann.lock(name.as_str()).wait(fixture.ttl()).acquire().await;
@@ -104,7 +104,7 @@ impl Hooks for OlderPlace {
 }
 
 /// Invariant 4: a late answer about an older place proves nothing about the lease. It prolongs no validity.
-pub async fn a_late_answer_of_an_older_place_counts_for_nothing<F: Fixture>(fixture: F) {
+pub async fn a_late_answer_of_an_older_place_counts_for_nothing(fixture: &dyn Fixture) {
     let backend = Hooked::new(fixture.backend(Route::Clear).await, Arc::new(OlderPlace));
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(fixture.ttl())));
     let name = name("older place");
@@ -118,13 +118,13 @@ pub async fn a_late_answer_of_an_older_place_counts_for_nothing<F: Fixture>(fixt
 
 /// Invariant 13: the place belongs to the client and the name. Tasks that each wait for less time than the queue takes
 /// get the lock in the end, because one inherits the place of the other.
-pub async fn tasks_with_short_waits_get_a_long_queue<F: Fixture>(fixture: F) {
+pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     const OTHERS: u32 = 3;
     let (name, hold_for) = (name("short waits"), fixture.ttl() / 2);
     let stop = Arc::new(AtomicBool::new(false));
     let mut others = Vec::new();
     for _ in 0..OTHERS {
-        let client = client(&fixture, Route::Clear).await;
+        let client = client(fixture, Route::Clear).await;
         let (lock, stop) = (client.lock(name.as_str()), stop.clone());
         others.push(tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
@@ -135,7 +135,7 @@ pub async fn tasks_with_short_waits_get_a_long_queue<F: Fixture>(fixture: F) {
         }));
         tokio::time::sleep(AT_ONCE / 5).await;
     }
-    let ann = client(&fixture, Route::Clear).await;
+    let ann = client(fixture, Route::Clear).await;
     let watch = Watch::start();
     // The queue takes three holds; each task waits for one, and the next one comes before it has left.
     let mut tasks = Vec::new();

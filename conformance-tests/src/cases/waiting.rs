@@ -11,8 +11,8 @@ use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
 
 /// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
-pub async fn a_wait_of_zero_is_one_attempt<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("zero");
     let guard = hold(&ann, &name).await;
     let served = fixture.served().await;
@@ -28,8 +28,8 @@ pub async fn a_wait_of_zero_is_one_attempt<F: Fixture>(fixture: F) {
 }
 
 /// A wait below a second is kept, not rounded: neither given up early nor late.
-pub async fn a_wait_below_a_second_is_kept<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("sub-second");
     let _guard = hold(&ann, &name).await;
     for wait in [Duration::from_millis(30), Duration::from_millis(270)] {
@@ -42,8 +42,8 @@ pub async fn a_wait_below_a_second_is_kept<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 11: a wait that outlasts several periods of renewal, looks and pushes still ends in time, and leaves nobody.
-pub async fn a_long_wait_ends_in_time<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, wait) = (name("in time"), fixture.ttl() * 3);
     let guard = hold(&ann, &name).await;
     let watch = Watch::start();
@@ -57,8 +57,8 @@ pub async fn a_long_wait_ends_in_time<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 11: the wait includes connecting. In front of a silent server it is as long as it says.
-pub async fn the_wait_includes_connecting<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Faulty).await;
+pub async fn the_wait_includes_connecting(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
     fixture.path(PathFault::Silence).await;
     for wait in [Duration::from_millis(70), fixture.ttl() * 2] {
         let watch = Watch::start();
@@ -74,14 +74,14 @@ pub async fn the_wait_includes_connecting<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 10 and 13: a release hands the lock to the waiter at once, far from any timer.
-pub async fn a_release_wakes_the_waiter<F: Fixture>(fixture: F) {
-    let (ann, bob) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("wake");
     let bound = handoff_bound(&ann.capabilities());
     for _ in 0..5 {
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
-        queued(&fixture, &bob, &name, (1, 1)).await;
+        queued(fixture, &bob, &name, (1, 1)).await;
         let watch = Watch::start();
         guard.release().await.expect("a release");
         let next = join(waiter).await;
@@ -91,8 +91,8 @@ pub async fn a_release_wakes_the_waiter<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 10: a waiter of a holder that died holds within the rest of its ttl and the backend's slack, and not before.
-pub async fn the_waiter_of_a_dead_holder_takes_over<F: Fixture>(fixture: F) {
-    let (dead, bob) = (Direct::new(&fixture, Route::Clear).await, client(&fixture, Route::Clear).await);
+pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
+    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
     let watch = Watch::start();
     dead.granted(&dead.claim(&name), ttl).await;
@@ -104,27 +104,27 @@ pub async fn the_waiter_of_a_dead_holder_takes_over<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 13: a waiter that died in the queue costs those behind it the rest of its place, no more.
-pub async fn a_waiter_that_died_in_the_queue_is_passed_over<F: Fixture>(fixture: F) {
-    let (ann, dead) = (long_client(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
-    let bob = client(&fixture, Route::Clear).await;
+pub async fn a_waiter_that_died_in_the_queue_is_passed_over(fixture: &dyn Fixture) {
+    let (ann, dead) = (long_client(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
+    let bob = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("dead waiter"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     dead.not_granted(&dead.claim(&name), ttl).await;
     let queued_at = Watch::start();
     let waiter = tokio::spawn(hold(&bob, &name));
-    queued(&fixture, &bob, &name, (1, 2)).await;
+    queued(fixture, &bob, &name, (1, 2)).await;
     guard.release().await.expect("a release");
     drop(join(waiter).await);
     queued_at.within(ttl + bob.capabilities().takeover_slack, "a place of a dead waiter ends with its ttl");
 }
 
 /// Invariant 13: when the message that it is its turn is lost, a waiter still holds, by its next look.
-pub async fn a_lost_push_costs_time_only<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Clear).await, client(&fixture, Route::Faulty).await);
+pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Faulty).await);
     let (name, ttl) = (name("lost push"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
-    queued(&fixture, &bob, &name, (1, 1)).await;
+    queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::LosePushes).await;
     let watch = Watch::start();
     guard.release().await.expect("a release");
@@ -136,14 +136,14 @@ pub async fn a_lost_push_costs_time_only<F: Fixture>(fixture: F) {
 }
 
 /// First come, first served, where the backend claims it.
-pub async fn clients_are_served_in_order_where_that_is_claimed<F: Fixture>(fixture: F) {
+pub async fn clients_are_served_in_order_where_that_is_claimed(fixture: &dyn Fixture) {
     const CLIENTS: u64 = 6;
-    let holder = long_client(&fixture, Route::Clear).await;
+    let holder = long_client(fixture, Route::Clear).await;
     let name = name("order");
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
     for index in 0..CLIENTS {
-        let client = long_client(&fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         let first = hold(&client, &name);
         waiting.push(tokio::spawn(async move {
             let guard = first.await;
@@ -151,7 +151,7 @@ pub async fn clients_are_served_in_order_where_that_is_claimed<F: Fixture>(fixtu
             guard.release().await.expect("a release");
             token
         }));
-        queued(&fixture, &client, &name, (1, index + 1)).await;
+        queued(fixture, &client, &name, (1, index + 1)).await;
     }
     guard.release().await.expect("a release");
     let mut tokens = Vec::new();
@@ -167,9 +167,9 @@ pub async fn clients_are_served_in_order_where_that_is_claimed<F: Fixture>(fixtu
 }
 
 /// Tasks of one client are served in the order in which they came, on every backend.
-pub async fn tasks_of_one_client_are_served_in_order<F: Fixture>(fixture: F) {
+pub async fn tasks_of_one_client_are_served_in_order(fixture: &dyn Fixture) {
     const TASKS: u64 = 10;
-    let (holder, client) = (long_client(&fixture, Route::Clear).await, long_client(&fixture, Route::Clear).await);
+    let (holder, client) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("local order");
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
@@ -182,7 +182,7 @@ pub async fn tasks_of_one_client_are_served_in_order<F: Fixture>(fixture: F) {
             token
         }));
         // Ten tasks, and one place at the server.
-        queued(&fixture, &client, &name, (index + 1, 1)).await;
+        queued(fixture, &client, &name, (index + 1, 1)).await;
     }
     guard.release().await.expect("a release");
     let mut tokens = Vec::new();
@@ -193,13 +193,13 @@ pub async fn tasks_of_one_client_are_served_in_order<F: Fixture>(fixture: F) {
 }
 
 /// Invariant 13: a thousand tasks of ten clients all get their turn.
-pub async fn a_thousand_waiters_all_get_their_turn<F: Fixture>(fixture: F) {
+pub async fn a_thousand_waiters_all_get_their_turn(fixture: &dyn Fixture) {
     let name = name("thousand");
-    let holder = long_client(&fixture, Route::Clear).await;
+    let holder = long_client(fixture, Route::Clear).await;
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
     for _ in 0..10 {
-        let client = long_client(&fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         for _ in 0..100 {
             let lock = client.lock(name.as_str()).wait(PATIENCE * 3);
             waiting.push(tokio::spawn(async move {
@@ -226,16 +226,16 @@ pub async fn a_thousand_waiters_all_get_their_turn<F: Fixture>(fixture: F) {
 }
 
 /// The cost of a handoff at the server does not grow with the number of those who wait.
-pub async fn the_cost_of_a_handoff_is_flat<F: Fixture>(fixture: F) {
-    let few = cost_of_handoffs(&fixture, 2).await;
-    let many = cost_of_handoffs(&fixture, 200).await;
-    let keeps_queue = Direct::new(&fixture, Route::Clear).await.capabilities().waiting == Waiting::ServerQueue;
+pub async fn the_cost_of_a_handoff_is_flat(fixture: &dyn Fixture) {
+    let few = cost_of_handoffs(fixture, 2).await;
+    let many = cost_of_handoffs(fixture, 200).await;
+    let keeps_queue = Direct::new(fixture, Route::Clear).await.capabilities().waiting == Waiting::ServerQueue;
     let most = if keeps_queue { 2.2 } else { few * 2.0 };
     assert!(many <= most, "{many} requests per handoff with 200 waiters, {few} with 2");
 }
 
 /// Requests per handoff, with so many claims in the queue of one lock.
-async fn cost_of_handoffs<F: Fixture>(fixture: &F, waiters: usize) -> f64 {
+async fn cost_of_handoffs(fixture: &dyn Fixture, waiters: usize) -> f64 {
     let client = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name(&format!("{waiters} waiters")), fixture.ttl() * 100);
     let mut claims = vec![(client.claim(&name), 0)];

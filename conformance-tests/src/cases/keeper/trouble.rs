@@ -15,8 +15,8 @@ use crate::hooks::Hooked;
 use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
 
 /// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost answers.
-pub async fn trouble_shorter_than_the_validity_loses_nothing<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Faulty).await, client(&fixture, Route::Clear).await);
+pub async fn trouble_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("short trouble"), fixture.ttl() * 2);
     let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
     for fault in [PathFault::Cut, PathFault::Silence, PathFault::LoseReplies] {
@@ -35,17 +35,17 @@ pub async fn trouble_shorter_than_the_validity_loses_nothing<F: Fixture>(fixture
 }
 
 /// Invariants 6 and 11: in front of silence the loss is told when the validity ends, not earlier, not later.
-pub async fn silence_is_lost_when_the_validity_ends<F: Fixture>(fixture: F) {
-    lost_in_time(&fixture, PathFault::Silence).await;
+pub async fn silence_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
+    lost_in_time(fixture, PathFault::Silence).await;
 }
 
 /// Invariant 6: the same where every connection is cut.
-pub async fn a_cut_is_lost_when_the_validity_ends<F: Fixture>(fixture: F) {
-    lost_in_time(&fixture, PathFault::Cut).await;
+pub async fn a_cut_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
+    lost_in_time(fixture, PathFault::Cut).await;
 }
 
 /// Loses a lease to a fault while another client waits; the loss comes in time, once, and before the next grant.
-async fn lost_in_time<F: Fixture>(fixture: &F, fault: PathFault) {
+async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
     let name = name("long trouble");
     let guard = hold(&ann, &name).await;
@@ -71,7 +71,7 @@ async fn lost_in_time<F: Fixture>(fixture: &F, fault: PathFault) {
 }
 
 /// Invariants 4 and 6: an answer that says "renewed" and comes after the loss revives nothing.
-pub async fn a_late_answer_revives_nothing<F: Fixture>(fixture: F) {
+pub async fn a_late_answer_revives_nothing(fixture: &dyn Fixture) {
     let hooks = Arc::new(LateAnswers::default());
     let backend = Hooked::new(fixture.backend(Route::Clear).await, hooks.clone());
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(fixture.ttl())));
@@ -88,8 +88,8 @@ pub async fn a_late_answer_revives_nothing<F: Fixture>(fixture: F) {
 }
 
 /// A path that is slow, but not beyond the bounds, loses nothing.
-pub async fn a_slow_path_loses_nothing<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Faulty).await;
+pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
     let ttl = fixture.ttl();
     let guard = hold(&ann, &name("slow path")).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
@@ -103,8 +103,8 @@ pub async fn a_slow_path_loses_nothing<F: Fixture>(fixture: F) {
 }
 
 /// Invariants 7 and 8: a release that overtakes a renewal under way stays a release.
-pub async fn a_release_during_a_renewal_stays_a_release<F: Fixture>(fixture: F) {
-    let ann = client(&fixture, Route::Faulty).await;
+pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("during a renewal"), fixture.ttl());
     let delay = (ttl / 8).min(ann.capabilities().call_bound / 5);
     for round in 0..3 {
@@ -122,9 +122,9 @@ pub async fn a_release_during_a_renewal_stays_a_release<F: Fixture>(fixture: F) 
 }
 
 /// Invariant 15: one lease of a thousand whose record cannot be read is lost; the other ones do not notice.
-pub async fn one_poisoned_lease_of_a_thousand<F: Fixture>(fixture: F) {
+pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
     const LEASES: usize = 1000;
-    let (ann, ttl) = (client(&fixture, Route::Clear).await, fixture.ttl() * 3);
+    let (ann, ttl) = (client(fixture, Route::Clear).await, fixture.ttl() * 3);
     let poisoned = name("lease 500");
     let guards = many(&ann, LEASES, ttl).await;
     if fixture.tamper(&poisoned, Tamper::Spoil).await.is_err() {
@@ -157,7 +157,7 @@ async fn many(client: &LockClient, count: usize, ttl: Duration) -> Vec<LockGuard
 }
 
 /// Invariant 15: a renewal that panics, each time, neither stops the keeper nor costs another lease.
-pub async fn a_renewal_that_panics_harms_no_other_lease<F: Fixture>(fixture: F) {
+pub async fn a_renewal_that_panics_harms_no_other_lease(fixture: &dyn Fixture) {
     let hooks = Arc::new(Panics { name: name("lease 7"), seen: 0.into() });
     let backend = Hooked::new(fixture.backend(Route::Clear).await, hooks.clone());
     let ttl = fixture.ttl() * 2;
@@ -174,8 +174,8 @@ pub async fn a_renewal_that_panics_harms_no_other_lease<F: Fixture>(fixture: F) 
 }
 
 /// Invariant 10: after a loss the lock is free by the end of the lease at the server, and its next holder keeps it.
-pub async fn after_a_loss_the_lock_goes_on<F: Fixture>(fixture: F) {
-    let (ann, bob) = (client(&fixture, Route::Faulty).await, client(&fixture, Route::Clear).await);
+pub async fn after_a_loss_the_lock_goes_on(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("goes on"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::Silence).await;

@@ -1,0 +1,185 @@
+//! What a backend says of itself is true, both ways: what it claims works, and what it disclaims it does not do.
+
+use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Waiting};
+
+use crate::clients::{client, hold, kind_of, long_client};
+use crate::direct::Direct;
+use crate::fault::Tamper;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, Watch, eventually, name};
+
+/// The figures make sense together, and are the same at every look.
+pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
+    let claimed = ann.capabilities();
+    assert_eq!(claimed, client(fixture, Route::Faulty).await.capabilities(), "two clients of one backend differ");
+    let name = claimed.backend;
+    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    assert!(!name.is_empty() && plain, "{name:?} is no name for a feature and a URL");
+    assert!(!claimed.min_ttl.is_zero() && claimed.min_ttl < claimed.max_ttl);
+    assert!(claimed.min_ttl <= fixture.ttl() && claimed.max_ttl.as_secs() >= 3600, "a job may take an hour");
+    assert!(!claimed.ttl_granularity.is_zero() && claimed.ttl_granularity <= claimed.min_ttl);
+    assert!(!claimed.max_place_ttl.is_zero() && claimed.renew_batch > 0);
+    assert!(!claimed.call_bound.is_zero() && claimed.call_bound.as_secs() <= 10, "a call ends soon");
+    assert!(!claimed.fencing.is_empty() && claimed.exclusion_ends.iter().all(|way| !way.is_empty()));
+    hold(&ann, &crate::kit::name("capabilities")).await.release().await.expect("a release");
+    assert_eq!(ann.capabilities(), claimed, "the capabilities changed with the first call");
+}
+
+/// The shortest and the longest ttl that are claimed are granted, as they were asked for.
+pub async fn the_bounds_of_a_ttl_are_true(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
+    let claimed = ann.capabilities();
+    let (shortest, longest) = (name("shortest"), name("longest"));
+    let lock = ann.lock(shortest.as_str()).ttl(claimed.min_ttl).without_renewal();
+    let granted = Watch::start();
+    let guard = lock.acquire().await.unwrap_or_else(|error| panic!("{:?} is refused: {error:?}", claimed.min_ttl));
+    guard.lost().await;
+    granted.within(claimed.min_ttl, "a lease of the shortest ttl is over after it");
+    let lock = ann.lock(longest.as_str()).ttl(claimed.max_ttl);
+    let guard = lock.acquire().await.unwrap_or_else(|error| panic!("{:?} is refused: {error:?}", claimed.max_ttl));
+    let left = fixture.record(&longest).await.lease.expect("it was just granted");
+    assert!(left <= claimed.max_ttl + claimed.ttl_granularity && left > claimed.max_ttl / 2, "granted was {left:?}");
+    guard.release().await.expect("a release");
+}
+
+/// How waiting works is as claimed: a place in a queue of the server, or the time until another look.
+pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
+    let (name, ttl) = (name("waiting"), fixture.ttl() * 20);
+    let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
+    ann.granted(&holder, ttl).await;
+    let answer = bob.acquire(&waiter, ttl).await.expect("nothing is broken");
+    let waiters = fixture.record(&name).await.waiters;
+    let claimed = bob.capabilities().clone();
+    match (claimed.waiting, answer) {
+        (Waiting::ServerQueue, Acquisition::Queued { confirmation, look_in }) => {
+            assert_eq!(waiters, 1, "the server has no such place");
+            assert!(confirmation.place > 0 && confirmation.ttl <= claimed.max_place_ttl.max(ttl));
+            assert!(look_in <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {look_in:?}");
+            bob.take_events();
+            ann.release(&holder, Certainty::Sure).await.expect("a release");
+            let pushed = async || !bob.take_events().is_empty();
+            eventually(AT_ONCE, "the head of the queue is told", pushed).await;
+            let answer = bob.renew(LeaseRef::new(waiter, confirmation.place, ttl)).await;
+            assert!(
+                matches!(answer, Answer::Granted(_)),
+                "the place was handed the lock, and its renewal says {answer:?}"
+            );
+        }
+        (Waiting::Notification, Acquisition::Held { .. } | Acquisition::Queued { .. }) => {
+            bob.take_events();
+            ann.release(&holder, Certainty::Sure).await.expect("a release");
+            let pushed = async || !bob.take_events().is_empty();
+            eventually(AT_ONCE, "whoever waits is told", pushed).await;
+        }
+        (Waiting::Poll, Acquisition::Held { look_in }) => {
+            assert!(waiters == 0 && look_in <= ttl);
+        }
+        (claimed, answer) => panic!("claimed is {claimed:?}, and whoever waits is told {answer:?}"),
+    }
+}
+
+/// How an ended lease is learned of is as claimed: pushed at once, or not pushed.
+pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
+    let (name, ttl) = (name("notice"), fixture.ttl() * 20);
+    let claim = ann.claim(&name);
+    let place = ann.granted(&claim, ttl).await.confirmation.place;
+    ann.take_events();
+    if fixture.tamper(&name, Tamper::Remove).await.is_ok() {
+        tokio::time::sleep(AT_ONCE).await;
+        let pushed = ann.take_events().iter().any(|event| matches!(event, lock_core::Event::Gone { .. }));
+        assert_eq!(pushed, ann.capabilities().loss_notice == LossNotice::Pushed, "whether a loss was pushed");
+    }
+    let answer = ann.renew(LeaseRef::new(claim.clone(), place, ttl)).await;
+    let stands = fixture.record(&name).await.lease.is_some();
+    assert_eq!(matches!(answer, Answer::Renewed(_)), stands, "the next renewal says {answer:?}");
+}
+
+/// Whether each lease has its own ttl is as claimed.
+pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
+    let (short, long) = (name("short"), name("long"));
+    ann.granted(&ann.claim(&long), fixture.ttl() * 10).await;
+    ann.granted(&ann.claim(&short), fixture.ttl()).await;
+    let bound = fixture.ttl() + ann.capabilities().takeover_slack;
+    match ann.capabilities().ttl_scope {
+        TtlScope::Lease => {
+            eventually(bound, "the short lease ends", async || fixture.record(&short).await.lease.is_none()).await;
+            assert!(fixture.record(&long).await.lease.is_some(), "the long lease ended with the short one");
+        }
+        _ => {
+            let (short, long) = (fixture.record(&short).await.lease, fixture.record(&long).await.lease);
+            assert!(short.is_some() && long.is_some(), "leases of one session stand together");
+        }
+    }
+}
+
+/// The takeover bound is true in its worst case: the holder is dead, and so is the head of the queue.
+pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
+    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("takeover"), fixture.ttl());
+    let watch = Watch::start();
+    dead.granted(&dead.claim(&name), ttl).await;
+    dead.not_granted(&dead.claim(&name), ttl).await;
+    let died = Watch::start();
+    let guard = hold(&bob, &name).await;
+    watch.not_before(ttl, "taken over from a lease that stood");
+    // Holder and place die together, so the place costs nothing more than its own next look.
+    let place = ttl.min(bob.capabilities().max_place_ttl);
+    died.within(ttl + place / 3 + bob.capabilities().takeover_slack, "the takeover bound");
+    assert!(guard.is_held());
+}
+
+/// One call renews more than the best batch, and answers each.
+pub async fn more_than_a_batch_is_renewed(fixture: &dyn Fixture) {
+    let ann = Direct::new(fixture, Route::Clear).await;
+    let (count, ttl) = (ann.capabilities().renew_batch + 1, fixture.ttl() * 50);
+    let mut leases = Vec::with_capacity(count);
+    for index in 0..count {
+        let claim = ann.claim(&name(&format!("batch {index}")));
+        let place = ann.granted(&claim, ttl).await.confirmation.place;
+        leases.push(LeaseRef::new(claim, place, ttl));
+    }
+    let gone = leases.len() / 2;
+    ann.release(&leases[gone].claim, Certainty::Sure).await.expect("a release");
+    let answers = ann.renew_all(&leases).await;
+    assert_eq!(answers.len(), count, "each is answered once");
+    for (index, answer) in answers.iter().enumerate() {
+        let renewed = matches!(answer, Answer::Renewed(_));
+        assert_eq!(renewed, index != gone, "lease {index} of {count}: {answer:?}");
+    }
+}
+
+/// Inspection, where it is offered, says what the server says and changes nothing; elsewhere it is `Unsupported`.
+pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
+    let name = name("inspected");
+    let offered = fixture.backend(Route::Clear).await.extensions().inspect.is_some();
+    if !offered {
+        assert_eq!(kind_of(&bob.inspect(name.as_str()).await), ErrorKind::Unsupported);
+        return;
+    }
+    let fresh = bob.inspect(name.as_str()).await.expect("nothing is broken");
+    assert!(fresh.is_none_or(|fresh| fresh.lease.is_none() && fresh.waiters == 0));
+    let guard = hold(&ann, &name).await;
+    let lock = bob.lock(name.as_str());
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    crate::clients::queued(fixture, &bob, &name, (1, 1)).await;
+    let seen = bob.inspect(name.as_str()).await.expect("nothing is broken").expect("it is held");
+    let record = fixture.record(&name).await;
+    let lease = seen.lease.expect("it is held");
+    assert_eq!((Some(lease.token), seen.last_token), (record.last_token, record.last_token));
+    assert_eq!((lease.token, seen.waiters), (guard.fencing_token(), record.waiters));
+    let left = record.lease.expect("an inspection ended the lease");
+    assert!(lease.ttl_left >= left && lease.ttl_left <= left + fixture.ttl() * 2, "{lease:?}, the server has {left:?}");
+    if let Some(holder) = lease.holder {
+        assert_eq!((holder.label.as_str(), holder.pid), ("conformance", std::process::id()), "who holds");
+    }
+    waiter.abort();
+    drop(waiter.await);
+    guard.release().await.expect("a release");
+    let after = bob.inspect(name.as_str()).await.expect("nothing is broken");
+    assert!(after.is_none_or(|after| after.lease.is_none()), "a released lock is shown as held");
+}

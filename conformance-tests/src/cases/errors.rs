@@ -1,0 +1,212 @@
+//! Errors: their kinds, their texts, and what must not stand in them.
+
+use std::error::Error as _;
+use std::fmt::Write;
+use std::time::Duration;
+
+use lock_core::{Error, ErrorKind, HolderId, LockClient, LockGuard, MAX_LABEL_BYTES, MAX_NAME_BYTES};
+
+use crate::clients::{build, builder, client, hold, kind_of, long_client, queued};
+use crate::fault::{PathFault, ServerFault};
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, eventually, join, name};
+use crate::logs::Logs;
+
+/// Bad input gets `InvalidInput` before anything is sent.
+pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
+    let claimed = ann.capabilities();
+    let lock = || ann.lock("input");
+    let served = fixture.served().await;
+    let longest = claimed.max_ttl;
+    let wrong = [
+        ("an empty name", ann.lock("")),
+        ("a name that is too long", ann.lock("x".repeat(MAX_NAME_BYTES + 1))),
+        ("a ttl of zero", lock().ttl(Duration::ZERO)),
+        ("a ttl below the bound", lock().ttl(claimed.min_ttl - Duration::from_nanos(1))),
+        ("a ttl above the bound", lock().ttl(longest + Duration::from_nanos(1))),
+        ("a ttl that overflows", lock().ttl(Duration::MAX)),
+        ("a max_hold of zero", lock().max_hold(Duration::ZERO)),
+        ("a min_hold that overflows", lock().min_hold(Duration::MAX)),
+        ("a min_hold above max_hold", lock().min_hold(fixture.ttl() * 2).max_hold(fixture.ttl())),
+    ];
+    for (what, lock) in wrong {
+        for refused in
+            [lock.acquire().await.map(drop), lock.try_acquire().await.map(drop), lock.run(async |_| ()).await]
+        {
+            assert_eq!(kind_of(&refused), ErrorKind::InvalidInput, "{what}");
+        }
+    }
+    assert_eq!(kind_of(&ann.inspect("").await), ErrorKind::InvalidInput);
+    for (what, builder) in [
+        ("no margin", builder(fixture, Route::Clear).await.margin_percent(0)),
+        ("a margin that leaves nothing", builder(fixture, Route::Clear).await.margin_percent(51)),
+        ("a label that is too long", builder(fixture, Route::Clear).await.label("x".repeat(MAX_LABEL_BYTES + 1))),
+        ("a label with a control character", builder(fixture, Route::Clear).await.label("a\tb")),
+    ] {
+        let refused = builder.build().map(drop);
+        assert_eq!(kind_of(&refused), ErrorKind::InvalidInput, "{what}");
+    }
+    tokio::time::sleep(fixture.ttl()).await;
+    assert_eq!(fixture.served().await, served, "something was sent for input that is refused");
+    // And what only looks strange is none of it.
+    let lock =
+        lock().wait(Duration::MAX).max_hold(Duration::MAX).min_hold(Duration::from_nanos(1)).holder(HolderId::new());
+    lock.acquire().await.expect("long and short are not wrong").release().await.expect("a release");
+}
+
+/// An error is a fragment in lower case that names the lock, the backend and what was tried; no cause is said twice.
+pub async fn an_error_says_what_was_tried(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let name = name("said in errors");
+    let guard = hold(&bob, &name).await;
+    let mut errors = vec![("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await))];
+    fixture.path(PathFault::Silence).await;
+    errors.push(("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await)));
+    fixture.path(PathFault::Cut).await;
+    errors.push(("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await)));
+    errors.push(("acquire", failed(ann.lock(name.as_str()).try_acquire().await)));
+    fixture.heal().await;
+    errors.push(("acquire", failed(ann.lock(name.as_str()).ttl(Duration::ZERO).acquire().await)));
+    let fixed = ann.lock("ends").ttl(fixture.ttl()).without_renewal().acquire().await.expect("nothing is broken");
+    fixed.lost().await;
+    let lost = failed(fixed.release().await);
+    assert!(lost.to_string().contains("\"ends\""), "{lost}");
+    for (verb, error) in errors {
+        let text = error.to_string();
+        let begins_lower = text.chars().next().is_some_and(|first| first.is_lowercase() || !first.is_alphabetic());
+        assert!(begins_lower && !text.ends_with('.'), "not a fragment in lower case: {text}");
+        assert!(text.contains(name.as_str()) && text.contains(verb), "does not say what was tried: {text}");
+        let backend = ann.capabilities().backend;
+        assert!(text.contains(backend) && error.backend() == Some(backend), "does not name the backend: {text}");
+        assert_eq!(error.lock(), Some(&name));
+        if let Some(source) = error.source() {
+            assert!(!text.contains(&source.to_string()), "says its cause twice: {text}");
+        }
+    }
+    drop(guard);
+}
+
+#[track_caller]
+fn failed<T>(outcome: Result<T, Error>) -> Error {
+    outcome.err().expect("this had to fail")
+}
+
+/// The same situation has the same kind on every backend.
+pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let name = name("kinds");
+    let wait = fixture.ttl();
+    let acquire = async || kind_of(&ann.lock(name.as_str()).wait(wait).acquire().await);
+    let guard = hold(&bob, &name).await;
+    assert_eq!(acquire().await, ErrorKind::Timeout, "another held it for the whole wait");
+    fixture.path(PathFault::Cut).await;
+    assert_eq!(acquire().await, ErrorKind::Unavailable, "nothing was sent");
+    for fault in [PathFault::Silence, PathFault::LoseReplies, PathFault::Hold] {
+        fixture.path(fault.clone()).await;
+        let kind = acquire().await;
+        assert_eq!(kind, ErrorKind::Indeterminate, "no answer, {fault:?}");
+        fixture.heal().await;
+        fixture.deliver().await;
+    }
+    guard.release().await.expect("a release");
+    let back = async || ann.lock(name.as_str()).try_acquire().await.is_ok_and(|guard| guard.is_some());
+    eventually(Duration::from_secs(3), "the client is well again", back).await;
+    let guard = hold(&ann, &name).await;
+    fixture.path(PathFault::Silence).await;
+    assert_eq!(kind_of(&guard.release().await), ErrorKind::Indeterminate, "no answer to a release");
+    fixture.heal().await;
+    bob.shutdown().await.expect("the server answers");
+    assert_eq!(kind_of(&bob.lock(name.as_str()).acquire().await), ErrorKind::Unavailable, "the client was shut down");
+}
+
+/// No owner token stands in any Debug, Display or log line, in no form, of a whole life with everything that can go wrong.
+pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
+    let logs = Logs::listen();
+    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
+    let name = name("secret");
+    let mut shown = String::new();
+    let mut owners: Vec<[u8; 16]> = Vec::new();
+    let mut keep = |guard: &LockGuard, shown: &mut String| {
+        let lease = guard.lease_ref();
+        owners.push(*lease.claim.owner().as_bytes());
+        let _ = write!(shown, "{guard:?} {lease:?} {:?} {:?} ", lease.claim, lease.claim.owner());
+    };
+    let show_client = |client: &LockClient, shown: &mut String| {
+        let (stats, keeper) = (client.stats(), client.keeper());
+        let _ = write!(shown, "{client:?} {stats:?} {keeper:?} {:?} {:?} ", client.capabilities(), client.lock("x"));
+    };
+
+    let guard = hold(&ann, &name).await;
+    keep(&guard, &mut shown);
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(fixture, &bob, &name, (1, 1)).await;
+    let _ = write!(shown, "{:?} ", bob.inspect(name.as_str()).await);
+    tokio::time::sleep(fixture.ttl()).await;
+    guard.release().await.expect("a release");
+    let guard = join(waiter).await;
+    keep(&guard, &mut shown);
+    for fault in [PathFault::Cut, PathFault::Silence, PathFault::LoseReplies] {
+        fixture.path(fault).await;
+        for error in [
+            failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await),
+            failed(ann.lock("other").wait(AT_ONCE).acquire().await),
+        ] {
+            show_error(&error, &mut shown);
+        }
+        fixture.heal().await;
+    }
+    drop(guard);
+    let guard = hold(&ann, &crate::kit::name("lost")).await;
+    keep(&guard, &mut shown);
+    fixture.path(PathFault::Silence).await;
+    let _ = write!(shown, "{:?} {} ", guard.lost().await, guard.lost().await);
+    show_error(&failed(guard.release().await), &mut shown);
+    fixture.heal().await;
+    if fixture.server(ServerFault::RefuseUser).await.is_ok() {
+        let fresh = build(builder(fixture, Route::Clear).await);
+        show_error(&failed(fresh.lock("refused").acquire().await), &mut shown);
+        fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+    }
+    show_client(&ann, &mut shown);
+    show_client(&bob, &mut shown);
+
+    let log = logs.text();
+    assert!(log.contains("secret"), "the log says nothing of a life: nothing was listened to");
+    for (place, text) in [("Debug or Display", &shown), ("a log line", &log)] {
+        let text = text.to_lowercase();
+        for owner in &owners {
+            for form in forms(owner) {
+                assert!(!text.contains(&form.to_lowercase()), "an owner token stands in {place}");
+            }
+        }
+        for secret in fixture.secrets() {
+            assert!(!text.contains(&secret.to_lowercase()), "a password stands in {place}");
+        }
+    }
+}
+
+fn show_error(error: &Error, shown: &mut String) {
+    let _ = write!(shown, "{error} {error:?} {error:#?} ");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = write!(shown, "{error} {error:?} ");
+        cause = error.source();
+    }
+}
+
+/// How 16 bytes could be written down: digits with and without separators, numbers, a list, text.
+fn forms(owner: &[u8; 16]) -> Vec<String> {
+    let digits: Vec<_> = owner.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = digits.concat();
+    let uuid = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+    let list = format!("{owner:?}");
+    let escaped = owner.escape_ascii().to_string();
+    let numbers = [u128::from_be_bytes(*owner).to_string(), u128::from_le_bytes(*owner).to_string()];
+    let halves = [hex[..16].to_owned(), hex[16..].to_owned()];
+    [hex.clone(), uuid, list, escaped, digits.join(" "), digits.join(":")]
+        .into_iter()
+        .chain(numbers)
+        .chain(halves)
+        .collect()
+}

@@ -1,0 +1,375 @@
+//! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
+
+use std::time::Duration;
+
+use lock_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
+
+use crate::clients::{PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, queued};
+use crate::direct::Direct;
+use crate::fault::{Data, PathFault, Room, ServerFault};
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+
+/// How long a backend may take to notice that its server is back, beside the bound of a call: pauses between two tries.
+const BACK: Duration = Duration::from_secs(2);
+
+/// Invariant 11: in front of a server that is down, an acquire ends in time with `Unavailable`; when it is back, the
+/// same client works again.
+pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
+    let name = name("down");
+    if let Err(declared) = fixture.server(ServerFault::Stop).await {
+        return in_process(&ann, declared.reason);
+    }
+    let watch = Watch::start();
+    assert_eq!(kind_of(&ann.lock(name.as_str()).try_acquire().await), ErrorKind::Unavailable);
+    watch.within(ann.capabilities().call_bound * 5 / 4, "one attempt ends within the bound of a call and a quarter");
+    let wait = fixture.ttl();
+    let watch = Watch::start();
+    assert_eq!(kind_of(&ann.lock(name.as_str()).wait(wait).acquire().await), ErrorKind::Unavailable);
+    watch.not_before(wait, "a server that is down may come back within the wait");
+    watch.within(wait, "the wait has an end");
+    start(fixture, Data::Kept).await;
+    let back = async || ann.lock(name.as_str()).acquire().await.is_ok();
+    eventually(BACK, "the client works again", back).await;
+}
+
+/// An acquire goes on while the server is down, and holds when it is back within the wait.
+pub async fn an_acquire_outlives_a_restart(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Clear).await;
+    let name = name("comes back");
+    if let Err(declared) = fixture.server(ServerFault::Stop).await {
+        return in_process(&ann, declared.reason);
+    }
+    let lock = ann.lock(name.as_str()).wait(PATIENCE);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(fixture.ttl()).await;
+    assert!(!waiting.is_finished(), "an acquire gave up before its wait was over");
+    start(fixture, Data::Kept).await;
+    let watch = Watch::start();
+    let guard = join(waiting).await.expect("the server is back within the wait");
+    watch.within(BACK + ann.capabilities().call_bound, "the client notices that the server is back");
+    assert!(guard.is_held());
+}
+
+/// Invariants 1 and 2: across a restart with its data there is never a second holder.
+pub async fn a_restart_makes_no_second_holder(fixture: &dyn Fixture) {
+    restarted(fixture, ServerFault::Stop).await;
+}
+
+/// Invariants 1 and 2: the same when the server is killed, as far as its persistence keeps its word.
+pub async fn a_kill_makes_no_second_holder(fixture: &dyn Fixture) {
+    restarted(fixture, ServerFault::Kill).await;
+}
+
+async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let name = name("restart");
+    let ttl = fixture.ttl() * 3;
+    let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
+    if let Err(declared) = fixture.server(end).await {
+        return in_process(&ann, declared.reason);
+    }
+    start(fixture, Data::Kept).await;
+    let lock = bob.lock(name.as_str());
+    let watch = Watch::start();
+    let mut next = None;
+    while watch.elapsed() < ttl * 2 {
+        // An error is no grant: a backend may keep new grants back after a restart.
+        if let Ok(Some(granted)) = lock.try_acquire().await {
+            assert!(!guard.is_held(), "two hold after a restart of the server");
+            next = Some(granted);
+            break;
+        }
+        tokio::time::sleep(ttl / 20).await;
+    }
+    match next {
+        Some(next) => assert!(next.fencing_token() > guard.fencing_token()),
+        None => assert!(guard.is_held(), "after the restart nobody holds, and nobody is granted"),
+    }
+}
+
+/// Outside the domain, a server that comes back without its data: its holder is told, and whoever holds next has a
+/// higher token. If both believe for a while, the backend says so in its capabilities.
+pub async fn lost_data_is_told(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let name = name("lost data");
+    let ttl = fixture.ttl();
+    let guard = hold(&ann, &name).await;
+    if let Err(declared) = fixture.server(ServerFault::Kill).await {
+        return in_process(&ann, declared.reason);
+    }
+    start(fixture, Data::Lost).await;
+    let watch = Watch::start();
+    let next = bob.lock(name.as_str()).wait(PATIENCE);
+    let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted in the end") });
+    guard.lost().await;
+    watch.within(ttl + BACK, "the holder learns that its lease is gone");
+    let next = join(granted).await;
+    assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the data");
+    let ends = ann.capabilities().exclusion_ends;
+    assert!(!ends.is_empty(), "data can be lost, and the capabilities do not say where exclusion ends");
+}
+
+/// Invariants 5, 6 and 11: a server that stands still: the holder is told in time, calls end, and when it goes on what
+/// arrives late does no harm.
+pub async fn a_server_that_stands_still_does_no_harm(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("stands still"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    if let Err(declared) = fixture.server(ServerFault::Pause).await {
+        return in_process(&ann, declared.reason);
+    }
+    tokio::time::sleep(AT_ONCE / 2).await;
+    let (valid, watch) = (guard.validity(), Watch::start());
+    let lock = bob.lock(name.as_str()).wait(ttl / 2);
+    let waiting = tokio::spawn(async move { (lock.acquire().await.map(drop), Watch::start()) });
+    guard.lost().await;
+    watch.within(valid + crate::kit::LOST_BY, "a server that stands still is no excuse");
+    let (outcome, _) = join(waiting).await;
+    assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "the request may take effect when the server goes on");
+    fixture.server(ServerFault::Resume).await.expect("what was paused can go on");
+    drop(guard);
+    let bound = ttl + BACK + ann.capabilities().takeover_slack;
+    becomes_free(&bob, &name, bound, "the lock is free when the server goes on").await;
+    eventually(bound, "what arrived late has left nothing", async || fixture.census().await.is_clean()).await;
+}
+
+/// Invariant 9: the answer to a renewal is lost, again and again: the lease stands, and is lost only when the holder
+/// cannot know better.
+pub async fn lost_answers_to_renewals_end_the_validity(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
+    let (name, ttl) = (name("renewal without answer"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    fixture.path(PathFault::LoseReplies).await;
+    tokio::time::sleep(AT_ONCE / 2).await;
+    let (valid, watch) = (guard.validity(), Watch::start());
+    guard.lost().await;
+    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the loss was told before the validity ended");
+    watch.within(valid + crate::kit::LOST_BY, "what is not answered does not prolong the validity");
+    // The server may have taken renewals: whoever comes next waits for them, and no longer.
+    fixture.heal().await;
+    drop(guard);
+    let bound = ttl + ann.capabilities().takeover_slack + BACK;
+    becomes_free(&ann, &name, bound, "the lock is free again").await;
+}
+
+/// Invariant 9: the answer to a release is lost: the caller is told that it is not known, holds nothing, and the lock is free.
+pub async fn a_lost_answer_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let name = name("release without answer");
+    let guard = hold(&ann, &name).await;
+    fixture.path(PathFault::LoseReplies).await;
+    let watch = Watch::start();
+    let released = guard.release().await;
+    watch.within(ann.capabilities().call_bound * 5 / 4, "a release ends within the bound of a call and a quarter");
+    assert_eq!(kind_of(&released), ErrorKind::Indeterminate);
+    becomes_free(&bob, &name, AT_ONCE, "the release has taken effect").await;
+    let next = hold(&bob, &name).await;
+    fixture.heal().await;
+    tokio::time::sleep(fixture.ttl()).await;
+    assert!(next.is_held() && !is_free(&ann, &name).await, "a repeated release ended the next lease");
+}
+
+/// Invariants 8 and 9: a release that never arrived is sent again until it does, far before the ttl ends the lease.
+pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    for (fault, drops) in [(PathFault::Silence, false), (PathFault::Cut, false), (PathFault::Silence, true)] {
+        let name = name(&format!("lost release {fault:?} {drops}"));
+        let guard = hold(&ann, &name).await;
+        fixture.path(fault).await;
+        if drops {
+            drop(guard);
+            tokio::time::sleep(AT_ONCE).await;
+        } else {
+            let kind = kind_of(&guard.release().await);
+            assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{kind:?}");
+        }
+        assert!(!is_free(&bob, &name).await, "nothing has arrived");
+        fixture.heal().await;
+        let bound = BACK + ann.capabilities().call_bound;
+        becomes_free(&bob, &name, bound, "a release that did not arrive is sent again").await;
+    }
+}
+
+/// Contract of `LockBackend`, "idempotent by claim": every request arrives twice, in and out of a queue, and each life leaves
+/// what one request would have left.
+pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
+    let (name, ttl) = (name("doubled"), fixture.ttl() * 20);
+    fixture.path(PathFault::Double).await;
+    let settle = || tokio::time::sleep(AT_ONCE);
+    let first = ann.claim(&name);
+    let place = ann.granted(&first, ttl).await.confirmation.place;
+    settle().await;
+    assert!(matches!(ann.renew(LeaseRef::new(first.clone(), place, ttl)).await, Answer::Renewed(_)));
+    settle().await;
+    let waiter = ann.claim(&name);
+    ann.not_granted(&waiter, ttl).await;
+    settle().await;
+    assert!(fixture.record(&name).await.waiters <= 1, "one claim has two places");
+    ann.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
+    settle().await;
+    assert_eq!(fixture.record(&name).await.waiters, 0);
+    assert_eq!(ann.release(&first, Certainty::Sure).await.expect("a release"), Release::Released);
+    let next = bob.claim(&name);
+    let grant = bob.granted(&next, ttl).await;
+    settle().await;
+    crate::kit::still_held(fixture, &name, grant.token, ttl / 2).await;
+}
+
+/// Invariant 13: a waiter that is cut off and comes back within the ttl of its place keeps its turn; the lock is not
+/// lost to it for ever when it does not.
+pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Faulty).await);
+    let (name, ttl) = (name("cut waiter"), fixture.ttl());
+    for away in [ttl / 4, ttl * 2] {
+        let guard = hold(&ann, &name).await;
+        let waiter = tokio::spawn(hold(&bob, &name));
+        queued(fixture, &bob, &name, (1, 1)).await;
+        fixture.path(PathFault::Cut).await;
+        tokio::time::sleep(away).await;
+        // The handoff and its message fall into the time of the cut.
+        guard.release().await.expect("a release");
+        fixture.heal().await;
+        let watch = Watch::start();
+        let next = join(waiter).await;
+        let bound = ttl + BACK + bob.capabilities().takeover_slack;
+        watch.within(bound, "a waiter that is back gets the lock");
+        assert!(next.is_held());
+        next.release().await.expect("a release");
+    }
+}
+
+/// A server that refuses the user: `Auth`, at once and not at the end of the wait.
+pub async fn a_refused_user_is_told_at_once(fixture: &dyn Fixture) {
+    refused_at_once(fixture, ServerFault::RefuseUser, ErrorKind::Auth).await;
+}
+
+/// A server that has no room for data: `Capacity`, at once; what is held can be released.
+pub async fn a_full_server_is_told_at_once(fixture: &dyn Fixture) {
+    refused_at_once(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
+}
+
+/// A server that takes no more connections: `Capacity`, at once.
+pub async fn a_server_without_connections_is_told_at_once(fixture: &dyn Fixture) {
+    refused_at_once(fixture, ServerFault::Fill(Room::Connections), ErrorKind::Capacity).await;
+}
+
+async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind) {
+    let (ann, name) = (long_client(fixture, Route::Clear).await, name("refused"));
+    let guard = hold(&ann, &name).await;
+    if let Err(declared) = fixture.server(fault).await {
+        return in_process(&ann, declared.reason);
+    }
+    // A new client: connections that are open may still be good.
+    let bob = long_client(fixture, Route::Clear).await;
+    let watch = Watch::start();
+    let refused = bob.lock("other").acquire().await;
+    watch.within(bob.capabilities().call_bound, "waiting does not mend it");
+    assert_eq!(kind_of(&refused), expected, "{refused:?}");
+    fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+    eventually(BACK, "the client works when it is mended", async || bob.lock("other").try_acquire().await.is_ok())
+        .await;
+    assert!(guard.is_held());
+    guard.release().await.expect("a release");
+}
+
+/// A server that takes no writes grants nothing; it may become a primary again, so that waiting is worth it.
+pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
+    let ann = long_client(fixture, Route::Clear).await;
+    let name = name("read-only");
+    hold(&ann, &name).await.release().await.expect("a release");
+    if let Err(declared) = fixture.server(ServerFault::ReadOnly).await {
+        return in_process(&ann, declared.reason);
+    }
+    let refused = ann.lock(name.as_str()).try_acquire().await;
+    assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "{refused:?}");
+    let lock = ann.lock(name.as_str());
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(fixture.ttl()).await;
+    assert!(!waiting.is_finished(), "an acquire gave up on a replica that may be a primary soon");
+    fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+    let watch = Watch::start();
+    let guard = join(waiting).await.expect("it is a primary again");
+    watch.within(BACK + ann.capabilities().call_bound, "the client notices");
+    assert!(guard.is_held());
+}
+
+/// A server that forgets the scripts or statements that were loaded: nobody notices.
+pub async fn forgotten_scripts_are_loaded_again(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("scripts"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(fixture, &bob, &name, (1, 1)).await;
+    let watch = Watch::start();
+    while watch.elapsed() < ttl * 2 {
+        // Where there is nothing to forget, nothing is forgotten: a life goes on all the same.
+        let _ = fixture.server(ServerFault::ForgetScripts).await;
+        tokio::time::sleep(ttl / 10).await;
+        assert!(guard.is_held(), "forgotten scripts cost a lease");
+    }
+    guard.release().await.expect("a release");
+    let _ = fixture.server(ServerFault::ForgetScripts).await;
+    join(waiter).await.release().await.expect("a release");
+    assert!(is_free(&ann, &name).await);
+    assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0), "forgotten scripts were noticed");
+}
+
+/// A wall clock that is set forward by more than a ttl: tokens rise, the holder is told by its next renewal, and if two
+/// believe for a while the backend says so.
+pub async fn a_wall_clock_set_forward_is_survived(fixture: &dyn Fixture) {
+    stepped(fixture, ServerFault::ClockForward(fixture.ttl() * 50)).await;
+}
+
+/// A wall clock that is set back: nobody holds twice, tokens rise, and the lock is free when it is released.
+pub async fn a_wall_clock_set_back_is_survived(fixture: &dyn Fixture) {
+    stepped(fixture, ServerFault::ClockBack(fixture.ttl() * 50)).await;
+}
+
+async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("wall clock"), fixture.ttl());
+    let guard = hold(&ann, &name).await;
+    let forward = matches!(step, ServerFault::ClockForward(_));
+    if let Err(declared) = fixture.server(step).await {
+        assert!(!declared.reason.is_empty());
+        let capabilities = ann.capabilities();
+        assert!(capabilities.clock != StoreClock::ServerWall, "{}, and its leases end by it", declared.reason);
+        // Then it is only time that passes.
+        tokio::time::sleep(ttl * 3 / 2).await;
+        assert!(guard.is_held() && !is_free(&bob, &name).await);
+        return;
+    }
+    let next = bob.lock(name.as_str()).try_acquire().await.expect("a step of the clock is no error");
+    if let Some(next) = &next {
+        assert!(forward, "set back, a clock ended a lease");
+        assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the clock");
+        assert!(
+            !guard.is_held() || !ann.capabilities().exclusion_ends.is_empty(),
+            "two hold after a step of the clock, and the capabilities do not say so"
+        );
+        let watch = Watch::start();
+        guard.lost().await;
+        watch.within(ttl / 3 + AT_ONCE, "the holder is told by its next renewal");
+    } else {
+        tokio::time::sleep(ttl).await;
+        assert!(guard.is_held() || forward, "set back, a clock cost a lease");
+    }
+    let stale = guard.fencing_token();
+    drop((guard, next));
+    let after = hold(&bob, &name).await;
+    assert!(after.fencing_token() > stale, "the token fell with the clock");
+}
+
+async fn start(fixture: &dyn Fixture, data: Data) {
+    fixture.server(ServerFault::Start(data)).await.expect("what was stopped can be started");
+}
+
+/// A fault of the server that there cannot be: because there is no server.
+fn in_process(client: &lock_core::LockClient, reason: &str) {
+    assert!(!reason.is_empty(), "a fault is declared impossible without a reason");
+    let scope = client.capabilities().scope;
+    assert!(scope != lock_core::Scope::Network, "a server on the network can break like this; declared was: {reason}");
+}
