@@ -116,14 +116,14 @@ impl Program {
         command
     }
 
-    /// Runs it.
+    /// Runs it with these arguments.
     ///
     /// # Errors
     /// When it cannot be started; a case that fails is no error but counted.
-    pub(crate) fn run(&self) -> Result<Outcome> {
+    pub(crate) fn run(&self, args: &[String]) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         let mut closed = false;
-        let end = process::watch(&mut self.command(), BOUND, |line| {
+        let end = process::watch(self.command().args(args), BOUND, |line| {
             if let Some(read) = Outcome::read(line) {
                 outcome.add(read);
                 closed = true;

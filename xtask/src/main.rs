@@ -14,6 +14,7 @@ mod metadata;
 mod parts;
 mod process;
 mod readme;
+mod server;
 mod test;
 
 use std::process::ExitCode;

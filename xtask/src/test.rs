@@ -4,9 +4,10 @@ use anyhow::{Result, bail};
 
 use crate::apt::{self, Need};
 use crate::counts::{Counts, Target};
-use crate::harness::{self, Outcome};
+use crate::harness::{self, Outcome, Program};
 use crate::metadata::Metadata;
 use crate::parts::Parts;
+use crate::server::Server;
 
 /// The package of the suite. Each backend has a test target there that bears its name.
 const SUITE: &str = "leasehold-conformance";
@@ -44,6 +45,12 @@ pub(crate) struct Args {
     /// Write conformance-tests/counts.toml instead of holding the run against it.
     #[arg(long, conflicts_with = "backends")]
     update_counts: bool,
+}
+
+/// Under which name an example that takes the URL of a store is counted when it runs on Redis.
+pub(crate) fn on_redis(program: &Program) -> Option<Target> {
+    let takes_url = ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target);
+    takes_url.then(|| (program.package.name.clone(), format!("{}-redis", program.target)))
 }
 
 fn backend(name: &str) -> Result<&'static str> {
@@ -96,9 +103,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     });
     parts.result()?;
     for program in &programs {
-        parts.run(&program.name(), || run.note((program.package.name.clone(), program.target.clone()), program.run()?));
+        parts.run(&program.name(), || {
+            run.note((program.package.name.clone(), program.target.clone()), program.run(&[])?)
+        });
     }
     if whole {
+        parts.run("examples on redis", || {
+            let server = Server::start()?;
+            let mut sum = Outcome::default();
+            for program in &programs {
+                let Some(target) = on_redis(program) else { continue };
+                println!("{}", program.name());
+                let outcome = program.run(&[server.url()])?;
+                sum.add(outcome);
+                run.add(target, outcome);
+            }
+            run.judge(sum)
+        });
         parts.run("doc tests", || {
             let mut sum = Outcome::default();
             for (package, outcome) in harness::doc_tests(&metadata, &everything(&metadata))? {
