@@ -14,14 +14,14 @@ use lock_core::{
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 
+use crate::calls::{Answered, Ask, Terms, Told, What};
 use crate::capabilities::{self, MAX_PLACE_TTL, RENEW_BATCH};
 use crate::conn::{Role, script_call};
 use crate::errors::{BACKEND, Failure, refused};
 use crate::line::{self, Line};
-use crate::outbox::{Answered, Ask, Told, What, millis};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
-use crate::shared::{Shared, lock};
+use crate::shared::{Shared, lock, millis};
 
 /// How long a withdrawn owner is remembered, at least: longer than any request stays under way to a server that runs.
 const REMEMBER: Duration = Duration::from_secs(60);
@@ -106,10 +106,10 @@ impl RedisBackend {
             return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
         }
         let holder = claim.holder().encode(claim.name());
-        let what = What::Acquire { ttl, leave: claim.wish() == IfHeld::Leave, holder };
-        let Answered { sent, answer } = self.ask(claim, what).await?;
+        let terms = Terms { ttl, place: claim.wish() == IfHeld::Queue };
+        let Answered { sent, told } = self.ask(claim, What::Acquire { terms, holder }).await?;
         let confirmation = |ttl, place| Confirmation { ttl, sent, place };
-        match answer {
+        match told {
             Told::Acquired(Acquired::Granted { place, token }) => {
                 Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
             }
@@ -129,7 +129,7 @@ impl RedisBackend {
             Certainty::Sure => Duration::ZERO,
             Certainty::Unsure => REMEMBER.max(Duration::from_millis(lock(&self.shared.epoch).longest)),
         };
-        match self.ask(claim, What::Release { remember }).await?.answer {
+        match self.ask(claim, What::Release { remember }).await?.told {
             Told::Released(true) => Ok(Release::Released),
             Told::Released(false) => Ok(Release::NotHeld),
             Told::Acquired(_) => Err(Failure::Unreadable.into()),
@@ -146,7 +146,7 @@ impl RedisBackend {
         for lease in leases {
             command.arg(shared.keys.record(lease.claim.name()));
         }
-        command.arg(&shared.retention).arg(shared.keys.told(quarantine.is_none()));
+        command.arg(shared.common(Duration::ZERO, quarantine.is_none(), false));
         for lease in leases {
             let extend = if lease.extend == Extend::Exactly { b'e' } else { b'm' };
             let mut ask = [0; 29];
@@ -185,7 +185,7 @@ impl RedisBackend {
         let until = Instant::now() + shared.bound();
         let conn = self.line()?.conn(until).await?;
         let mut command = script_call(&shared.scripts.inspect, 1);
-        command.arg(shared.keys.record(name)).arg(&shared.retention).arg(shared.keys.told(false));
+        command.arg(shared.keys.record(name)).arg(shared.common(Duration::ZERO, false, false));
         let value = conn.run(&shared.scripts.inspect, &command, until).await?;
         let Some(seen) = replies::inspected(value).ok_or(Failure::Unreadable)? else { return Ok(None) };
         let token = (seen.token > 0).then(|| FencingToken::new(seen.token));

@@ -13,25 +13,11 @@ pub(crate) struct Keys {
     prefix: String,
     /// The channel on which one client is told of its grants.
     pub(crate) channel: String,
-    /// What the scripts take: whether new grants are allowed, and the channel.
-    with_grants: String,
-    without_grants: String,
 }
 
 impl Keys {
     pub(crate) fn new(prefix: &str, client_id: u64) -> Self {
-        let channel = format!("{prefix}c:{client_id:016x}");
-        Self {
-            prefix: prefix.to_owned(),
-            with_grants: format!("1{channel}"),
-            without_grants: format!("0{channel}"),
-            channel,
-        }
-    }
-
-    /// The second argument of every script.
-    pub(crate) fn told(&self, grants: bool) -> &str {
-        if grants { &self.with_grants } else { &self.without_grants }
+        Self { prefix: prefix.to_owned(), channel: format!("{prefix}c:{client_id:016x}") }
     }
 
     /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.

@@ -1,6 +1,7 @@
 //! Leasehold on Redis.
 
 mod backend;
+mod calls;
 mod capabilities;
 mod conn;
 mod errors;

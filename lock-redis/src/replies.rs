@@ -43,14 +43,13 @@ pub(crate) struct Inspected {
     pub(crate) waiters: u64,
 }
 
-/// The server's time and an answer per lock.
-pub(crate) fn acquired(value: Value, count: usize) -> Option<(i64, Vec<PerLock<Acquired>>)> {
-    let (time, rest) = timed(value)?;
-    let answers = rest
-        .into_iter()
+/// An answer per lock.
+pub(crate) fn acquired(value: Value, count: usize) -> Option<Vec<PerLock<Acquired>>> {
+    per_lock(value, count)?
+        .iter()
         .map(|answer| match answer {
-            Value::Int(token) => {
-                let token = u64::try_from(token).ok()?;
+            Value::Int(_) => {
+                let token = number(answer)?;
                 Some(Ok(Acquired::Granted { place: token, token }))
             }
             Value::Array(parts) => {
@@ -63,16 +62,14 @@ pub(crate) fn acquired(value: Value, count: usize) -> Option<(i64, Vec<PerLock<A
                     _ => return None,
                 }))
             }
-            error => text(&error).map(Err),
+            error => text(error).map(Err),
         })
-        .collect::<Option<Vec<_>>>()?;
-    (answers.len() == count).then_some((time, answers))
+        .collect()
 }
 
-/// The server's time, and per lock whether lease or place was the owner's.
-pub(crate) fn released(value: Value, count: usize) -> Option<(i64, Vec<PerLock<bool>>)> {
-    let (time, rest) = timed(value)?;
-    let answers = rest
+/// Per lock whether lease or place was the owner's.
+pub(crate) fn released(value: Value, count: usize) -> Option<Vec<PerLock<bool>>> {
+    per_lock(value, count)?
         .iter()
         .map(|answer| match answer {
             Value::Int(1) => Some(Ok(true)),
@@ -80,8 +77,16 @@ pub(crate) fn released(value: Value, count: usize) -> Option<(i64, Vec<PerLock<b
             Value::Int(_) => None,
             error => text(error).map(Err),
         })
-        .collect::<Option<Vec<_>>>()?;
-    (rest.len() == count).then_some((time, answers))
+        .collect()
+}
+
+/// A call about one lock answers without an array around it.
+fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
+    match value {
+        value if count == 1 => Some(vec![value]),
+        Value::Array(answers) if answers.len() == count => Some(answers),
+        _ => None,
+    }
 }
 
 /// The server's time and an answer per lease.
@@ -181,17 +186,12 @@ mod tests {
 
     #[test]
     fn answers_are_read_lock_by_lock() {
-        let other = array([Value::Int(1), Value::Int(7), Value::Int(9)]);
-        let (time, answers) = acquired(array([Value::Int(5), Value::Int(3), other, words("WRONGTYPE x")]), 3).unwrap();
-        assert_eq!(time, 5);
-        assert_eq!(
-            answers,
-            [
-                Ok(Acquired::Granted { place: 3, token: 3 }),
-                Ok(Acquired::Granted { place: 7, token: 9 }),
-                Err("WRONGTYPE x".to_owned()),
-            ]
-        );
+        let granted = |place, token| Ok(Acquired::Granted { place, token });
+        let other = || array([Value::Int(1), Value::Int(7), Value::Int(9)]);
+        let answers = acquired(array([Value::Int(3), other(), words("WRONGTYPE x")]), 3).unwrap();
+        assert_eq!(answers, [granted(3, 3), granted(7, 9), Err("WRONGTYPE x".to_owned())]);
+        assert_eq!(acquired(other(), 1).unwrap(), [granted(7, 9)]);
+        assert_eq!(released(array([Value::Int(1), Value::Int(0)]), 2).unwrap(), [Ok(true), Ok(false)]);
 
         let value = array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
         let (_, answers) = renewed(value, 4).unwrap();
@@ -210,11 +210,12 @@ mod tests {
     fn what_is_not_an_answer_of_ours_is_none() {
         assert_eq!(acquired(Value::Okay, 1), None);
         assert_eq!(acquired(array([]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), Value::Int(7), Value::Int(7)]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), Value::Int(-7)]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), array([Value::Int(1), Value::Int(7)])]), 1), None);
-        assert_eq!(acquired(array([Value::Int(5), array([Value::Int(8), Value::Int(7), Value::Int(7)])]), 1), None);
-        assert_eq!(released(array([Value::Int(5), Value::Int(1)]), 2), None);
+        assert_eq!(acquired(Value::Int(-7), 1), None);
+        assert_eq!(acquired(array([Value::Int(7)]), 2), None);
+        assert_eq!(acquired(array([Value::Int(1), Value::Int(7)]), 1), None);
+        assert_eq!(acquired(array([Value::Int(8), Value::Int(7), Value::Int(7)]), 1), None);
+        assert_eq!(released(Value::Int(2), 1), None);
+        assert_eq!(released(array([Value::Int(1)]), 2), None);
         assert_eq!(renewed(array([Value::Int(5), words("rr")]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("g"), Value::Int(1)]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("r"), Value::Int(1)]), 1), None);

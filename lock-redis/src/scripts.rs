@@ -1,4 +1,4 @@
-//! The scripts, each with the prelude before it.
+//! The scripts, each with the prelude before it and the library where it says so.
 
 /// A script and the digest by which the server knows it.
 #[derive(Debug)]
@@ -26,21 +26,26 @@ pub(crate) struct Scripts {
 }
 
 const PRELUDE: &str = include_str!("scripts/prelude.lua");
+const LIBRARY: &str = include_str!("scripts/library.lua");
+
+/// Where a script wants the library.
+const HERE: &str = "--@ library.lua\n";
 
 impl Scripts {
     pub(crate) fn new() -> Self {
-        let with_prelude = |body| Script::new(&[PRELUDE, body]);
+        let whole = |body: &str| Script::new(&[PRELUDE, &body.replace(HERE, LIBRARY)]);
         Self {
-            acquire: with_prelude(include_str!("scripts/acquire.lua")),
-            renew: with_prelude(include_str!("scripts/renew.lua")),
-            release: with_prelude(include_str!("scripts/release.lua")),
-            inspect: with_prelude(include_str!("scripts/inspect.lua")),
+            acquire: whole(include_str!("scripts/acquire.lua")),
+            renew: whole(include_str!("scripts/renew.lua")),
+            release: whole(include_str!("scripts/release.lua")),
+            inspect: whole(include_str!("scripts/inspect.lua")),
             epoch: Script::new(&[include_str!("scripts/epoch.lua")]),
         }
     }
 
     /// A user's own body, which runs only while the lease of the caller is current.
     pub(crate) fn fenced(body: &str) -> Script {
-        Script::new(&["local function body(KEYS, ARGV)\n", body, "\nend\n", PRELUDE, include_str!("scripts/fence.lua")])
+        let check = include_str!("scripts/fence.lua").replace(HERE, LIBRARY);
+        Script::new(&["local function body(KEYS, ARGV)\n", body, "\nend\n", PRELUDE, &check])
     }
 }

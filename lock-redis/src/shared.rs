@@ -20,8 +20,6 @@ pub(crate) struct Shared {
     pub(crate) core: OnceLock<CoreHandle>,
     pub(crate) epoch: Mutex<Epoch>,
     pub(crate) server_clock: ServerClock,
-    /// `retention` in µs, as the scripts take it.
-    pub(crate) retention: String,
 }
 
 /// What this client knows of the server's runs.
@@ -45,13 +43,24 @@ impl Shared {
             core: OnceLock::new(),
             epoch: Mutex::default(),
             server_clock: ServerClock::default(),
-            retention: settings.retention.as_micros().to_string(),
             settings,
         })
     }
 
     pub(crate) fn core(&self) -> Result<&CoreHandle> {
         self.core.get().ok_or_else(|| Error::new(ErrorKind::Unsupported, "the backend is not attached to a client yet"))
+    }
+
+    /// The first argument of every script, see `prelude.lua`.
+    pub(crate) fn common(&self, ttl: Duration, grants: bool, place: bool) -> Vec<u8> {
+        let channel = self.keys.channel.as_bytes();
+        let mut packed = Vec::with_capacity(14 + channel.len());
+        packed.extend(u64::try_from(self.settings.retention.as_micros()).unwrap_or(u64::MAX).to_be_bytes());
+        packed.extend(millis(ttl).to_be_bytes());
+        packed.push(if grants { b'1' } else { b'0' });
+        packed.push(if place { b'q' } else { b'l' });
+        packed.extend(channel);
+        packed
     }
 
     pub(crate) fn bound(&self) -> Duration {
@@ -62,4 +71,9 @@ impl Shared {
 /// Locks, also after a panic: every critical section here leaves its data whole at each step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In whole milliseconds, rounded up. The longest ttl is a fiftieth of what fits.
+pub(crate) fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }

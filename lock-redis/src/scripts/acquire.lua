@@ -1,8 +1,8 @@
--- Tries once to get each of several locks. Not to be called in quarantine.
+-- Tries once to get each of several locks, all with the same ttl. Not to be called in quarantine.
 --
 -- KEYS[i]      the record of a lock
--- ARGV         after the common ones, per lock two: ttl in ms, below zero when no place is wanted; owner 16 bytes | holder information
--- answers      TIME in µs, then per lock:
+-- ARGV[i + 1]  owner 16 bytes | holder information
+-- answers      per lock, without a table where it is one:
 --                token                        granted; the place has the same number
 --                {1, place, token}            granted, now or by an earlier copy of this request
 --                {2, place, ms}               has a place; the holder's lease lasts that long
@@ -12,9 +12,12 @@
 -- promises     a free lock goes to the oldest live place, never past it; a repeated request of a claim that holds or waits sets the
 --              deadline to at least now + ttl and answers the same place; a token is higher than every one before it
 
-local answers, retention, call, pack, unpack = {now}, ARGV[1] + 0, redis.pcall, struct.pack, struct.unpack
+local call, pack, unpack = redis.pcall, struct.pack, struct.unpack
+local retention, ttl, _, wish = unpack('>I8I4c1c1', ARGV[1])
+ttl = ttl * 1000
+local answers, lib = {}, nil
 for i = 1, #KEYS do
-  local key, ttl, claim = KEYS[i], ARGV[2 * i + 1] * 1000, ARGV[2 * i + 2]
+  local key, claim = KEYS[i], ARGV[i + 1]
   local raw = call('GET', key)
   local head, deadline, fence, kept, tombstones, answer = 24641536, 0, 0, 0, 0, nil
   if raw then
@@ -22,9 +25,12 @@ for i = 1, #KEYS do
     if #raw >= 44 then head, deadline, fence, kept = unpack('>I4I8I8I8', raw) end
   end
   if head ~= 24641536 or deadline > now then
-    local lib, fine = library(), nil
+    lib = lib or (function()
+      --@ library.lua
+    end)()
+    local fine
     fine, answer = pcall(function()
-      local it, who, wanted = lib.read(key) or lib.new(key), string.sub(claim, 1, 16), ttl < 0 and -ttl or ttl
+      local it, who = lib.read(key) or lib.new(key), string.sub(claim, 1, 16)
       if it.tombstones > now and redis.call('EXISTS', key .. ':t:' .. who) == 1 then return {4, 0, 0} end
       lib.settle(it)
       if it.deadline <= now then
@@ -32,23 +38,23 @@ for i = 1, #KEYS do
         return
       end
       if it.owner == who then
-        it.deadline = math.max(it.deadline, now + wanted)
+        it.deadline = math.max(it.deadline, now + ttl)
         lib.write(it, true)
         return {1, it.place, it.fence}
       end
       local place, till, rest = lib.find_place(it, who)
       if place then
-        lib.put_place(it, who, place, till, wanted, rest)
+        lib.put_place(it, who, place, till, ttl, rest)
         return {2, tonumber(place), lib.left(it)}
       end
-      if ttl < 0 then return {3, 0, lib.left(it)} end
-      lib.new_place(it, who, wanted, string.sub(claim, 17))
+      if wish == 'l' then return {3, 0, lib.left(it)} end
+      lib.new_place(it, who, ttl, string.sub(claim, 17))
       return {2, it.places, lib.left(it)}
     end)
     if not fine then answer = lib.text_of(answer) end
   end
   if not answer then
-    fence, deadline = fence + 1, now + (ttl < 0 and -ttl or ttl)
+    fence, deadline = fence + 1, now + ttl
     if fence < now then fence = now end
     local need, done = (fence > deadline and fence or deadline) + retention, nil
     if tombstones > need then need = tombstones end
@@ -66,6 +72,7 @@ for i = 1, #KEYS do
     end
     answer = done.err or fence
   end
-  answers[i + 1] = answer
+  if #KEYS == 1 then return answer end
+  answers[i] = answer
 end
 return answers

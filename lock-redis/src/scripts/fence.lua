@@ -1,7 +1,7 @@
 -- Runs a user's own script only while the lease is current. That script stands before the prelude, as `body(KEYS, ARGV)`.
 --
 -- KEYS[1]      the record of the lock; the user's KEYS follow, in the lock's hash tag
--- ARGV         after the common ones: owner, fencing token; the user's ARGV follow
+-- ARGV[2..]    owner, fencing token; the user's ARGV follow
 -- answers      {0} when the lease is not current, and nothing was changed; else {1, what the user's script returns}
 -- promises     in one step: nobody else is granted the lock between the check and the write
 
@@ -11,6 +11,9 @@ local function shifted(list, by)
   return rest
 end
 
-local it = library().read(KEYS[1])
-if not it or it.owner ~= ARGV[3] or it.deadline <= now or string.format('%d', it.fence) ~= ARGV[4] then return {0} end
-return {1, body(shifted(KEYS, 1), shifted(ARGV, 4))}
+local lib = (function()
+  --@ library.lua
+end)()
+local it = lib.read(KEYS[1])
+if not it or it.owner ~= ARGV[2] or it.deadline <= now or string.format('%d', it.fence) ~= ARGV[3] then return {0} end
+return {1, body(shifted(KEYS, 1), shifted(ARGV, 3))}

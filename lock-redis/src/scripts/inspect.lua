@@ -1,12 +1,14 @@
 -- Shows a lock to people. Writes nothing.
 --
 -- KEYS[1]      the record of a lock
--- ARGV         the common ones
 -- answers      nil when there is no record; else TIME in µs, last fencing token (0 when there was none), ms that the lease lasts (0 when
 --              it is free), holder information, number of live places
 -- promises     a dead lease and dead places are not shown
 
-local it = library().read(KEYS[1])
+local lib = (function()
+  --@ library.lua
+end)()
+local it = lib.read(KEYS[1])
 if not it then return false end
 local waiters = 0
 if it.queued then
@@ -18,5 +20,5 @@ if it.queued then
     end
   end
 end
-local left = library().left(it)
+local left = lib.left(it)
 return {now, it.fence, left, left > 0 and it.holder or '', waiters}

@@ -1,17 +1,18 @@
 -- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place.
 --
 -- KEYS[i]      the record of a lock
--- ARGV         after the common ones, per lock: owner 16 bytes, and for an owner that is withdrawn: how long to remember it, u32 ms
--- answers      TIME in µs, then per lock:
+-- ARGV[i + 1]  owner 16 bytes, and for an owner that is withdrawn: how long to remember it, u32 ms
+-- answers      per lock, without a table where it is one:
 --                1        the lease or place was this owner's and has ended
 --                0        this owner had neither
 --                error    nothing was changed for this lock, but that a free lock may have gone to its queue
 -- promises     the token stays behind in the record; what another owner has is never touched; of a withdrawn owner no request that is
 --              still under way takes effect within the time to remember
 
-local answers, call, unpack = {now}, redis.pcall, struct.unpack
+local call, unpack = redis.pcall, struct.unpack
+local answers, lib = {}, nil
 for i = 1, #KEYS do
-  local key, who, answer = KEYS[i], ARGV[i + 2], nil
+  local key, who, answer = KEYS[i], ARGV[i + 1], nil
   local raw = call('GET', key)
   if raw and #raw >= 44 and #who == 16 then
     local head, deadline, fence, kept, owner = unpack('>I4I8I8I8c16', raw)
@@ -21,7 +22,10 @@ for i = 1, #KEYS do
     end
   end
   if not answer then
-    local lib, fine = library(), nil
+    lib = lib or (function()
+      --@ library.lua
+    end)()
+    local fine
     fine, answer = pcall(function()
       local it = lib.read(key)
       if #who > 16 then
@@ -47,6 +51,7 @@ for i = 1, #KEYS do
     end)
     if not fine then answer = lib.text_of(answer) end
   end
-  answers[i + 1] = answer
+  if #KEYS == 1 then return answer end
+  answers[i] = answer
 end
 return answers

@@ -1,7 +1,7 @@
 -- Renews each of several leases and places.
 --
 -- KEYS[i]      the record of a lock
--- ARGV         after the common ones, per lock: owner 16 bytes | ttl u32 ms | 'm' (at least) or 'e' (exactly) | place u64, as far as it is known
+-- ARGV[i + 1]  owner 16 bytes | ttl u32 ms | 'm' (at least) or 'e' (exactly) | place u64, as far as it is known
 -- answers      TIME in µs, then one string with a letter per lock, then for the letters with more to tell, in order:
 --                r        the lease stands
 --                g        the lease stands, and came from a place or has another number: place, fencing token
@@ -10,11 +10,11 @@
 --                e        error: what was wrong
 -- promises     nothing is created; a lease that has ended stays ended, also while nobody else has the lock
 
-local letters, answers, retention = {}, {now, ''}, ARGV[1] + 0
 local call, pack, unpack = redis.pcall, struct.pack, struct.unpack
+local letters, answers, retention, lib = {}, {now, ''}, (unpack('>I8', ARGV[1])), nil
 for i = 1, #KEYS do
   local key = KEYS[i]
-  local who, ttl, extend, known = unpack('>c16I4c1I8', ARGV[i + 2])
+  local who, ttl, extend, known = unpack('>c16I4c1I8', ARGV[i + 1])
   local raw, letter, till = call('GET', key), nil, now + ttl * 1000
   if raw and #raw >= 44 then
     local head, deadline, fence, kept, owner = unpack('>I4I8I8I8c16', raw)
@@ -28,7 +28,10 @@ for i = 1, #KEYS do
     end
   end
   if not letter then
-    local lib, fine, number, value = library(), nil, nil, nil
+    lib = lib or (function()
+      --@ library.lua
+    end)()
+    local fine, number, value
     fine, letter, number, value = pcall(function()
       local it = lib.read(key)
       if not it then return 'l' end

@@ -1,0 +1,151 @@
+-- Everything but the ordinary record: queue, tombstones, odd records. Stands inside the scripts where they say `--@ library.lua`.
+
+local call, pack, unpack, sub, format, max = redis.call, struct.pack, struct.unpack, string.sub, string.format, math.max
+local retention, _, grants, _, at_channel = unpack('>I8I4c1c1', ARGV[1])
+local ORDINARY, EXTENDED = 24641536, 4
+-- The longest ttl of a place, in µs.
+local PLACE_TTL = 10000000
+local lib = {}
+
+-- The record, or nil.
+function lib.read(key)
+  local raw = call('GET', key)
+  if not raw then return end
+  local it, at = {key = key, queue = key .. ':q', places = 0, place = 0, tombstones = 0}, nil
+  local head = #raw >= 44 and unpack('>I4', raw) or 0
+  if head == ORDINARY then
+    head, it.deadline, it.fence, it.kept, it.owner, at = unpack('>I4I8I8I8c16', raw)
+    it.places, it.place = it.fence, it.fence
+  elseif head >= ORDINARY + EXTENDED and head < ORDINARY + 2 * EXTENDED and #raw >= 68 then
+    head, it.deadline, it.fence, it.kept, it.places, it.place, it.tombstones, it.owner, at = unpack('>I4I8I8I8I8I8I8c16', raw)
+  else
+    local version, kind = string.byte(raw, 1, 2)
+    error('UNKNOWNFORMAT version ' .. tostring(version) .. ' kind ' .. tostring(kind), 0)
+  end
+  it.queued, it.came_from_place, it.holder = head % 2 == 1, head % 4 > 1, sub(raw, at)
+  return it
+end
+
+-- A record of a lock that nobody ever held.
+function lib.new(key)
+  return {key = key, queue = key .. ':q', holder = '', deadline = 0, fence = 0, kept = 0, places = 0, place = 0, tombstones = 0,
+    owner = string.rep('\0', 16), queued = false, came_from_place = false}
+end
+
+-- How long the server has to keep the record: `retention` beyond lease, token and now, so that neither a step of the clock nor a
+-- late holder makes the tokens begin anew; and, where there is a queue, never less than a place lasts.
+local function needed(it)
+  local stay = it.queued and max(retention, PLACE_TTL) or retention
+  return max(max(it.deadline, it.fence, now) + stay, it.tombstones)
+end
+
+-- Writes the record. `must`: also when the server is full. A full server refuses SET, unless the script has written before,
+-- and PEXPIREAT is not refused. Without it a full server would end every lease, and none could be released.
+function lib.write(it, must)
+  local need = needed(it)
+  local late = it.kept < need
+  if late then it.kept = need + retention end
+  local raw
+  if it.queued or it.came_from_place or it.places ~= it.fence or it.place ~= it.fence or it.tombstones > now then
+    local flags = EXTENDED + (it.queued and 1 or 0) + (it.came_from_place and 2 or 0)
+    raw = pack('>I4I8I8I8I8I8I8c16', ORDINARY + flags, it.deadline, it.fence, it.kept, it.places, it.place, it.tombstones, it.owner)
+  else
+    raw = pack('>I4I8I8I8c16', ORDINARY, it.deadline, it.fence, it.kept, it.owner)
+  end
+  raw = raw .. it.holder
+  local till = format('%d', it.kept / 1000 + 1)
+  local done = late and redis.pcall('SET', it.key, raw, 'PXAT', till) or redis.pcall('SET', it.key, raw, 'KEEPTTL')
+  if done.err and must and string.find(done.err, 'OOM', 1, true) then
+    call('PEXPIREAT', it.key, till)
+    done = redis.pcall('SET', it.key, raw, 'PXAT', till)
+  end
+  if done.err then error(done.err, 0) end
+end
+
+function lib.forget_queue(it)
+  call('DEL', it.queue)
+  it.queued = false
+end
+
+-- Gives a free lock to the oldest live place and tells its client. The place keeps its number and its own deadline, so that
+-- dead waiters together cost at most one place ttl. Dead places are dropped on the way.
+-- True when the record has changed and was not yet written.
+function lib.settle(it)
+  if not it.queued or it.deadline > now or grants ~= '1' then return false end
+  local number = tonumber(call('HGET', it.queue, 'h') or it.places + 1)
+  while number <= it.places do
+    local field = format('%d', number)
+    local entry = call('HGET', it.queue, field)
+    if entry then
+      local who, till, channel, at = unpack('>c16I8Bc0', entry)
+      if till > now then
+        it.fence, it.owner, it.place, it.deadline, it.holder = max(it.fence + 1, now), who, number, till, sub(entry, at)
+        it.came_from_place = true
+        if number == it.places then
+          lib.forget_queue(it)
+        else
+          call('HDEL', it.queue, field, 'o' .. who)
+          call('HSET', it.queue, 'h', format('%d', number + 1))
+        end
+        lib.write(it, true)
+        -- Only a hint: whoever misses it looks by himself. So it must not undo the grant when it is refused.
+        redis.pcall('PUBLISH', channel, pack('>c16I8I8', who, number, it.fence))
+        return false
+      end
+      call('HDEL', it.queue, field, 'o' .. who)
+    end
+    number = number + 1
+  end
+  lib.forget_queue(it)
+  return true
+end
+
+-- The place of an owner: number, deadline and the rest of the entry. Nil when it has none that lives; a dead one is dropped,
+-- so that its owner may start a new one at the end.
+function lib.find_place(it, who)
+  if not it.queued then return end
+  local number = call('HGET', it.queue, 'o' .. who)
+  local entry = number and call('HGET', it.queue, number)
+  if not entry then return end
+  local _, till = unpack('>c16I8', entry)
+  if till > now then return number, till, sub(entry, 25) end
+  call('HDEL', it.queue, number, 'o' .. who)
+end
+
+-- Writes a place that lasts for ttl, but never past the longest; `till` is its deadline so far.
+function lib.put_place(it, who, number, till, ttl, rest)
+  local deadline = max(till, now + math.min(ttl, PLACE_TTL))
+  call('HSET', it.queue, number, pack('>c16I8', who, deadline) .. rest, 'o' .. who, number)
+  call('PEXPIRE', it.queue, PLACE_TTL / 1000)
+end
+
+-- Gives an owner a new place at the end.
+function lib.new_place(it, who, ttl, holder)
+  local channel, number = sub(ARGV[1], at_channel), format('%d', it.places + 1)
+  -- What lies here without the flag belongs to a record that is gone.
+  if not it.queued then call('DEL', it.queue) end
+  call('HSETNX', it.queue, 'h', number)
+  lib.put_place(it, who, number, 0, ttl, pack('Bc0', #channel, channel) .. holder)
+  it.queued, it.places = true, it.places + 1
+  lib.write(it)
+end
+
+-- Gives up the place of an owner. True when it had one; the queue is forgotten with its last place.
+function lib.leave_queue(it, who)
+  local number = lib.find_place(it, who)
+  if not number then return false end
+  call('HDEL', it.queue, number, 'o' .. who)
+  if call('HLEN', it.queue) == 1 then lib.forget_queue(it) end
+  return true
+end
+
+-- How long the holder's lease still lasts, in ms.
+function lib.left(it)
+  return it.deadline > now and math.ceil((it.deadline - now) / 1000) or 0
+end
+
+function lib.text_of(why)
+  return type(why) == 'table' and why.err or tostring(why)
+end
+
+return lib
