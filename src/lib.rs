@@ -1,1 +1,38 @@
-//! Leasehold.
+//! Distributed locks for Rust, on the store that you already run.
+//!
+//! A lock that is held by at most one holder at a time as far as any lease can promise that, renews itself while the work
+//! runs, tells its holder at once when it is lost, and carries a [`FencingToken`] that lets the protected resource refuse a
+//! holder that woke up too late. The same on every store: [`connect`] takes a URL.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> leasehold::Result<()> {
+//! let client = leasehold::connect("memory://").await?; // or redis://127.0.0.1:6379
+//! let guard = client.lock("orders/42").ttl(Duration::from_secs(30)).wait(Duration::from_secs(5)).acquire().await?;
+//! println!("held, with fencing token {}", guard.fencing_token());
+//! guard.release().await
+//! # }
+//! ```
+//!
+//! Before you use one, read when not to: [`lock_core`] begins with it, and says what a lease cannot promise.
+//!
+//! # Features
+//! Each store is a feature, and none is on by default: a feature pulls its own client and no other.
+//!
+//! | feature | URLs | module |
+//! |---|---|---|
+//! | | `memory://` | [`memory`] |
+//! | `redis` | `redis://`, `redis+unix://` | `redis` |
+//! | `redis-tls` | `rediss://` | `redis` |
+
+mod connect;
+
+pub use connect::connect;
+#[doc(inline)]
+pub use lock_core::*;
+
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use lock_redis as redis;

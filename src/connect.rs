@@ -1,0 +1,106 @@
+//! From a URL to a client.
+
+use std::sync::OnceLock;
+
+use lock_core::{Error, LockClient, MemoryBackend, MemoryStore, Result};
+use url::Url;
+
+/// A scheme, the feature that it needs, and whether that is on.
+type Row = (&'static str, &'static str, bool);
+
+const SCHEMES: &[Row] = &[
+    ("memory", "", true),
+    ("redis", "redis", cfg!(feature = "redis")),
+    ("redis+unix", "redis", cfg!(feature = "redis")),
+    ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+];
+
+/// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own. For
+/// other defaults build it with [`LockClient::builder`] on the backend of the store's module.
+///
+/// - `memory://`: a store inside this process, the same for every call; for tests and examples.
+/// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
+///   `redis-tls`): one Redis server. It is connected to and checked before this returns.
+///
+/// # Errors
+/// - [`InvalidInput`](lock_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known; the text names
+///   those that are compiled in, and the feature that is missing. Nothing was sent.
+/// - [`Unavailable`](lock_core::ErrorKind::Unavailable), [`Auth`](lock_core::ErrorKind::Auth),
+///   [`Unsupported`](lock_core::ErrorKind::Unsupported), [`Capacity`](lock_core::ErrorKind::Capacity): the server cannot
+///   be reached or used.
+///
+/// Ends within the backend's call bound: for Redis `timeout` in the URL, 1 s by default. No error shows a password.
+///
+/// # Cancel safety
+/// Dropped, it leaves nothing behind.
+pub async fn connect(url: &str) -> Result<LockClient> {
+    let scheme = Url::parse(url).map_err(|why| Error::invalid(format!("the URL cannot be read: {why}")))?;
+    match scheme.scheme() {
+        "memory" => {
+            static STORE: OnceLock<MemoryStore> = OnceLock::new();
+            LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))).build()
+        }
+        #[cfg(feature = "redis")]
+        "redis" | "redis+unix" | "rediss" => LockClient::builder(lock_redis::RedisBackend::connect(url).await?).build(),
+        other => Err(unknown(other)),
+    }
+}
+
+fn unknown(scheme: &str) -> Error {
+    let (there, missing): (Vec<Row>, Vec<Row>) = SCHEMES.iter().copied().partition(|(_, _, is_on)| *is_on);
+    let there = there.iter().map(|(scheme, ..)| format!("`{scheme}://`")).collect::<Vec<_>>().join(", ");
+    Error::invalid(match missing.iter().find(|(known, ..)| *known == scheme) {
+        Some((_, feature, _)) => {
+            format!("`{scheme}://` needs the feature `{feature}` of leasehold; compiled in: {there}")
+        }
+        None => {
+            let missing =
+                missing.iter().map(|(scheme, feature, _)| format!("; `{scheme}://` needs feature `{feature}`"));
+            format!("no store has URLs with `{scheme}://`; compiled in: {there}{}", missing.collect::<String>())
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use lock_core::ErrorKind;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_client_of_memory_has_the_same_store() {
+        let (one, other) = (connect("memory://").await.unwrap(), connect("memory://").await.unwrap());
+        let guard = one.lock("connect").acquire().await.unwrap();
+        assert!(other.lock("connect").try_acquire().await.unwrap().is_none());
+        guard.release().await.unwrap();
+        assert!(other.lock("connect").try_acquire().await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_scheme_that_is_not_there_names_those_that_are_and_the_feature() {
+        let error = connect("consul://u:hunter2@localhost").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("`memory://`") && text.contains("redis://") && !text.contains("hunter2"), "{text}");
+        let error = connect("not a URL with hunter2").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[cfg(not(feature = "redis"))]
+    #[tokio::test]
+    async fn redis_without_its_feature_names_it() {
+        let error = connect("redis://:hunter2@localhost").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let text = error.to_string();
+        assert!(text.contains("feature `redis`") && !text.contains("hunter2"), "{text}");
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn a_redis_that_is_not_there_is_unavailable() {
+        let error = connect("redis://:hunter2@127.0.0.1:1").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+}
