@@ -345,12 +345,11 @@ fn faults_add_up() {
 
 #[test]
 fn it_works_while_the_runtime_of_a_test_starves() {
-    let (_echo, proxy) = start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let addr = proxy.addr();
     runtime.block_on(async move {
-        // Nothing else on this runtime can run: the conversation below never yields.
-        let mut client = Client(TcpStream::connect(addr).unwrap());
+        // Nothing else on this runtime can run: what follows never yields.
+        let (_echo, proxy) = start();
+        let mut client = Client::open(&proxy);
         client.chat("one");
         proxy.apply(Fault::Cut);
         assert_eq!(client.receive(SOON), Err(ErrorKind::ConnectionReset));

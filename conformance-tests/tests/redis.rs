@@ -1,5 +1,14 @@
-//! Leasehold on real Redis servers.
+//! Leasehold on real Redis servers: the suite as it comes, and once more as in a careful production; then what only Redis
+//! can do.
 
 mod redis {
-    mod server;
+    mod fixture;
+    mod own_server;
+    mod stored;
+
+    conformance_tests::suite!(fixture::RedisFixture<fixture::Plain>);
+
+    mod guarded {
+        conformance_tests::suite!(super::fixture::RedisFixture<super::fixture::Guarded>);
+    }
 }

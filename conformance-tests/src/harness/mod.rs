@@ -9,6 +9,8 @@ mod process;
 mod proxy;
 #[cfg(feature = "servers")]
 mod redis;
+#[cfg(feature = "servers")]
+mod taker;
 
 pub use canary::Canary;
 #[cfg(feature = "servers")]
@@ -18,4 +20,6 @@ pub use process::ChildProcess;
 #[cfg(feature = "servers")]
 pub use proxy::{Fault, FaultProxy, ProxyStats, Reach};
 #[cfg(feature = "servers")]
-pub use redis::{RedisServer, RedisSettings, Reply, SideConnection};
+pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
+#[cfg(feature = "servers")]
+pub use taker::{Taker, TakerEvent, TakerLine, machine_now, micros};

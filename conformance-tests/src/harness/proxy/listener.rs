@@ -39,8 +39,9 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) async fn open(port: Arc<Port>, server: SocketAddr, counters: Arc<Counters>) -> io::Result<Self> {
-        let socket = Some(TcpListener::bind(port.addr()).await?);
+    /// Listens, on the runtime that this is called in. (Blocking, since the caller may be in another one.)
+    pub(super) fn open(port: Arc<Port>, server: SocketAddr, counters: Arc<Counters>) -> io::Result<Self> {
+        let socket = Some(listen(&port)?);
         let (rules, connections, tasks) = (Rules::CLEAR, Vec::new(), JoinSet::new());
         Ok(Self { port, server, counters, socket, rules, connections, tasks })
     }
@@ -129,10 +130,15 @@ impl Listener {
             }
         }
         if self.socket.is_none() {
-            let socket = TcpListener::bind(self.port.addr()).await;
-            self.socket = Some(socket.expect("the proxy's port is its own"));
+            self.socket = Some(listen(&self.port).expect("the proxy's port is its own"));
         }
     }
+}
+
+fn listen(port: &Port) -> io::Result<TcpListener> {
+    let socket = std::net::TcpListener::bind(port.addr())?;
+    socket.set_nonblocking(true)?;
+    TcpListener::from_std(socket)
 }
 
 /// The next connection; never, while there is no listener.

@@ -100,7 +100,10 @@ impl FaultProxy {
         let counters = Arc::new(Counters::default());
         let (orders, inbox) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listener = runtime.block_on(Listener::open(port.clone(), server, counters.clone()))?;
+        let listener = {
+            let _home = runtime.enter();
+            Listener::open(port.clone(), server, counters.clone())?
+        };
         let thread = std::thread::Builder::new()
             .name("fault-proxy".into())
             .spawn(move || runtime.block_on(listener.run(inbox)))?;

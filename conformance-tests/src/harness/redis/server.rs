@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{Reply, SideConnection};
+use super::{Monitor, Reply, SideConnection};
 use crate::Data;
 use crate::harness::{ChildProcess, Port};
 
@@ -242,6 +242,14 @@ impl RedisServer {
             rest.strip_prefix("calls=")?.split(',').next()?.parse::<u64>().ok()
         };
         Ok(text.lines().filter_map(calls).sum())
+    }
+
+    /// Counts the commands that clients send from now on and for which `wanted` is true of the text: `"EVALSHA" "…" …`.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn monitor(&self, wanted: fn(&str) -> bool) -> io::Result<Monitor> {
+        Monitor::start(self, wanted)
     }
 
     /// The connections of others than the harness, as `CLIENT LIST` shows them.

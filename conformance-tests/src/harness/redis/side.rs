@@ -118,7 +118,13 @@ impl SideConnection {
         }))
     }
 
-    fn line(&mut self) -> io::Result<String> {
+    /// Lets it wait without a bound from now on, and gives what ends that.
+    pub(super) fn endless(&self) -> io::Result<TcpStream> {
+        self.stream.get_ref().set_read_timeout(None)?;
+        self.stream.get_ref().try_clone()
+    }
+
+    pub(super) fn line(&mut self) -> io::Result<String> {
         let mut line = Vec::new();
         self.stream.read_until(b'\n', &mut line)?;
         let text = String::from_utf8_lossy(&line);

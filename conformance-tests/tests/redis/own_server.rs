@@ -33,6 +33,20 @@ fn starts_on_a_port_of_its_own_and_counts_what_clients_do() {
 }
 
 #[test]
+fn a_monitor_counts_what_clients_send_and_not_what_scripts_call() {
+    let server = RedisSettings::new().start().unwrap();
+    let mut monitor = server.monitor(|command| command.starts_with("\"GET\"") || command.contains("wanted")).unwrap();
+    let mut client = SideConnection::open(server.addr()).unwrap();
+    for _ in 0..3 {
+        client.command(&["EVAL", "return redis.call('GET', 'a')", "0"]).unwrap();
+        client.command(&["EVAL", "return 'wanted'", "0"]).unwrap();
+    }
+    client.command(&["GET", "b"]).unwrap();
+    assert_eq!(monitor.count(&server).unwrap(), 4);
+    assert_eq!(monitor.count(&server).unwrap(), 4);
+}
+
+#[test]
 fn keeps_its_data_or_not_as_it_is_told() {
     let mut server = RedisSettings::new().persistent().start().unwrap();
     let (addr, run) = (server.addr(), server.info("server", "run_id").unwrap());

@@ -1,0 +1,339 @@
+//! Holds a lock by URL, says what happens to it, and does what it is told: for the process cases of the suite, and for
+//! people who want to see a lock killed, paused or cut off.
+
+use std::fs;
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use conformance_tests::harness::{TakerEvent, TakerLine, machine_now, micros};
+use leasehold::{Error, ErrorKind, Lock, LockClient, LockGuard};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+#[derive(Debug, Parser)]
+#[command(name = "taker", version, about = ABOUT, long_about = None, after_help = HELP)]
+struct Options {
+    /// Where the locks are.
+    #[arg(long, default_value = "redis://127.0.0.1:6379")]
+    url: String,
+
+    /// The lock.
+    #[arg(long, default_value = "demo")]
+    name: String,
+
+    /// How long the lease lasts unless it is renewed (500ms, 30s, 10m).
+    #[arg(long, value_parser = duration, default_value = "30s")]
+    ttl: Duration,
+
+    /// How long to wait for the lock.
+    #[arg(long, value_parser = duration, default_value = "60s")]
+    wait: Duration,
+
+    /// Release after this long; without it, hold until a command or a loss.
+    #[arg(long, value_parser = duration)]
+    hold: Option<Duration>,
+
+    /// Take the lock so many times, one after the other.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    count: u64,
+
+    /// Raise the number in this file in each turn: read, work, write, release.
+    #[arg(long, value_name = "FILE")]
+    counter: Option<PathBuf>,
+
+    /// How long the work takes between reading the counter and writing it.
+    #[arg(long, value_parser = duration, default_value = "1ms")]
+    work: Duration,
+
+    /// Do not renew: the lease ends after its ttl.
+    #[arg(long)]
+    no_renewal: bool,
+
+    /// Renew no longer than this after the grant.
+    #[arg(long, value_parser = duration)]
+    max_hold: Option<Duration>,
+
+    /// Released earlier, let the lease run out this long after the grant.
+    #[arg(long, value_parser = duration)]
+    min_hold: Option<Duration>,
+
+    /// Wait for commands after the last turn, or a loss, instead of exiting.
+    #[arg(long)]
+    stay: bool,
+}
+
+const ABOUT: &str = "\
+Hold a lock and say what happens to it.
+
+Every event is one line of JSON on standard output, with the time in microseconds on
+a clock that all processes of this machine share, the process id, and the fencing
+token of the lease. Errors go there too, as \"failed\" with their kind.";
+
+const HELP: &str = "\
+COMMANDS, one a line on standard input:
+  look      say whether the lock is held, by the guard
+  release   release it, and wait for the server's answer
+  drop      drop the guard: the release goes on in the background
+  leak      forget the guard and wait for commands: the lease is renewed for as long as this process lives
+  acquire   take the lock once more (after the last turn, with --stay)
+  panic     panic with the guard in hand
+  exit      exit at once, without a release: the lease ends by its ttl
+At the end of standard input nothing happens: a taker in the background goes on.
+
+A COUNTER that several takers raise is short of a step when two held the lock at once:
+  for i in 1 2 3; do taker --count 100 --counter n.txt < /dev/null & done; wait; cat n.txt
+
+EXIT CODES: 0 all turns done; 1 an error; 2 bad arguments; 3 the lease was lost; 101 a panic
+
+TRY IT, with a redis-server on its usual port and two terminals:
+  taker --ttl 5s            in both: the second one waits
+  Ctrl-Z in the first       it stands still; after 5 s the second one holds, with a higher token
+  fg                        the first one says at once that it has lost the lock
+  kill -9 of the holder     the other one holds after what was left of the 5 s";
+
+/// What became of a turn.
+enum Turn {
+    /// Done: the lock is free, or will be.
+    Over,
+    /// Lost. The guard is kept for looks that come late.
+    Lost(LockGuard),
+    /// The guard is forgotten: this process is to live on.
+    Leaked,
+    /// The process is to exit at once.
+    Exit,
+}
+
+/// The exit code of a lost lease.
+const EXIT_LOST: u8 = 3;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = Options::parse();
+    let code = run(&options).await;
+    say(TakerEvent::Exit { code });
+    // Without a goodbye to threads: a command may never come, and nothing is to be released behind our back.
+    std::process::exit(code.into())
+}
+
+async fn run(options: &Options) -> u8 {
+    let client = match leasehold::connect(&options.url).await {
+        Ok(client) => client,
+        Err(error) => return failed("connect", &error),
+    };
+    let mut commands = commands();
+    let mut code = 0;
+    let mut turns = options.count;
+    let mut lost = None;
+    let mut stay = options.stay;
+    loop {
+        if turns > 0 {
+            turns -= 1;
+            match turn(options, &client, &mut commands).await {
+                Ok(Turn::Over) => {}
+                Ok(Turn::Lost(guard)) => {
+                    code = EXIT_LOST;
+                    lost = Some(guard);
+                }
+                Ok(Turn::Leaked) => stay = true,
+                Ok(Turn::Exit) => return code,
+                Err(error) => code = failed("acquire", &error),
+            }
+            if code == 0 && turns > 0 {
+                continue;
+            }
+            if !stay {
+                break;
+            }
+        }
+        match commands.recv().await.as_deref() {
+            Some("look") => look(lost.as_ref()),
+            Some("acquire") => (turns, code, lost) = (1, 0, None),
+            Some("exit") | None => return code,
+            Some(other) => not_now(other),
+        }
+    }
+    // What was dropped or found unsure is released before the exit.
+    match client.shutdown().await {
+        Ok(()) => code,
+        Err(error) => failed("shut down", &error),
+    }
+}
+
+/// Acquires, and holds until the time is up, a command or a loss.
+async fn turn(options: &Options, client: &LockClient, commands: &mut UnboundedReceiver<String>) -> Result<Turn, Error> {
+    say(TakerEvent::Waiting { name: options.name.clone() });
+    let lock = lock(options, client);
+    let acquiring = lock.acquire();
+    tokio::pin!(acquiring);
+    let guard = loop {
+        tokio::select! {
+            guard = &mut acquiring => break guard?,
+            Some(command) = commands.recv() => match &*command {
+                "look" => look(None),
+                "exit" => return Ok(Turn::Exit),
+                other => not_now(other),
+            }
+        }
+    };
+    let token = guard.fencing_token().get();
+    say(TakerEvent::Acquired { token, validity_ms: millis(guard.validity()) });
+    if let Some(file) = &options.counter {
+        match count(file, options.work, &guard).await {
+            Ok(Some(number)) => say(TakerEvent::Counted { number }),
+            // The loss is told below.
+            Ok(None) => {}
+            Err(error) => say_failed("count", "Io".to_owned(), error.to_string()),
+        }
+    }
+    let end = options.hold.or(options.counter.is_some().then_some(Duration::ZERO));
+    let hold = async {
+        match end {
+            Some(hold) => tokio::time::sleep(hold).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(hold);
+    loop {
+        let command = tokio::select! {
+            biased;
+            loss = guard.lost() => {
+                say(TakerEvent::Lost { token, reason: format!("{:?}", loss.reason) });
+                return Ok(Turn::Lost(guard));
+            }
+            Some(command) = commands.recv() => command,
+            () = &mut hold => "release".to_owned(),
+        };
+        let called_us = micros(machine_now());
+        match &*command {
+            "look" => look(Some(&guard)),
+            "release" => {
+                match guard.release().await {
+                    Ok(()) => say(TakerEvent::Released { token, called_us }),
+                    Err(error) => {
+                        failed("release", &error);
+                    }
+                }
+                return Ok(Turn::Over);
+            }
+            "drop" => {
+                drop(guard);
+                say(TakerEvent::Dropped { token, called_us });
+                return Ok(Turn::Over);
+            }
+            "leak" => {
+                std::mem::forget(guard);
+                say(TakerEvent::Leaked { token });
+                return Ok(Turn::Leaked);
+            }
+            "panic" => panic!("told to panic with the lock held"),
+            "exit" => return Ok(Turn::Exit),
+            other => not_now(other),
+        }
+    }
+}
+
+fn lock(options: &Options, client: &LockClient) -> Lock {
+    let mut lock = client.lock(&options.name).ttl(options.ttl).wait(options.wait);
+    if options.no_renewal {
+        lock = lock.without_renewal();
+    }
+    if let Some(max_hold) = options.max_hold {
+        lock = lock.max_hold(max_hold);
+    }
+    if let Some(min_hold) = options.min_hold {
+        lock = lock.min_hold(min_hold);
+    }
+    lock
+}
+
+/// Raises the number in the file, in steps that only the lock keeps together. None when the lease was lost between
+/// them: a real program would send the token along with the write.
+async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Result<Option<u64>> {
+    let number = match fs::read_to_string(file) {
+        Ok(text) => text.trim().parse::<u64>().map_err(std::io::Error::other)?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error),
+    };
+    tokio::time::sleep(work).await;
+    if !guard.is_held() {
+        return Ok(None);
+    }
+    fs::write(file, format!("{}\n", number + 1))?;
+    Ok(Some(number + 1))
+}
+
+fn look(guard: Option<&LockGuard>) {
+    say(TakerEvent::Look {
+        held: guard.is_some_and(LockGuard::is_held),
+        validity_ms: guard.map_or(0, |guard| millis(guard.validity())),
+    });
+}
+
+/// The lines of standard input, read by a thread: no runtime can stop a read of it.
+fn commands() -> UnboundedReceiver<String> {
+    let (sender, receiver) = unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let line = line.trim().to_owned();
+            if !line.is_empty() && sender.send(line).is_err() {
+                return;
+            }
+        }
+        // Kept open: at the end of the input nothing happens.
+        std::mem::forget(sender);
+    });
+    receiver
+}
+
+fn not_now(command: &str) {
+    let text = format!("`{command}` is no command, or not one for now: see --help");
+    say_failed("obey", format!("{:?}", ErrorKind::InvalidInput), text);
+}
+
+fn failed(doing: &str, error: &Error) -> u8 {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    say_failed(doing, format!("{:?}", error.kind()), text);
+    1
+}
+
+fn say_failed(doing: &str, kind: String, text: String) {
+    say(TakerEvent::Failed { doing: doing.to_owned(), kind, text });
+}
+
+/// Prints at once, so that a reader sees it before whatever comes next, a kill included.
+fn say(event: TakerEvent) {
+    let mut out = std::io::stdout().lock();
+    let said = writeln!(out, "{}", TakerLine::now(event)).and_then(|()| out.flush());
+    if said.is_err() {
+        // Nobody listens any more.
+        std::process::exit(1);
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Reads `500ms`, `30s`, `10m` or `2h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let per_unit = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => 0,
+    };
+    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(per_unit)) {
+        Some(ms) if per_unit > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err("a duration is like `500ms`, `30s`, `10m` or `2h`".to_owned()),
+    }
+}

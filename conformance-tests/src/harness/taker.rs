@@ -1,0 +1,249 @@
+//! A process that holds a lock: what `taker` says, and a hand on it.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::ChildProcess;
+
+/// What a `taker` has to say, one line of JSON each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakerLine {
+    /// When, on the machine's clock: see [`machine_now`]. The same clock for all processes of a machine.
+    pub at_us: u64,
+    /// Which process.
+    pub pid: u32,
+    /// What.
+    #[serde(flatten)]
+    pub event: TakerEvent,
+}
+
+/// What happened to a `taker`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TakerEvent {
+    /// It asks for the lock now.
+    Waiting {
+        /// The lock.
+        name: String,
+    },
+    /// It holds the lock.
+    Acquired {
+        /// The fencing token.
+        token: u64,
+        /// How long the lease is valid without a renewal.
+        validity_ms: u64,
+    },
+    /// It has looked at its guard (`look`).
+    Look {
+        /// Whether the lock is held.
+        held: bool,
+        /// How long it stays valid without another renewal.
+        validity_ms: u64,
+    },
+    /// It has raised the number in the counter file, under the lock.
+    Counted {
+        /// To what.
+        number: u64,
+    },
+    /// It was told that the lease is lost, or found it lost when it released.
+    Lost {
+        /// The fencing token.
+        token: u64,
+        /// Why.
+        reason: String,
+    },
+    /// It has released the lock, and the server has confirmed it.
+    Released {
+        /// The fencing token.
+        token: u64,
+        /// When release was called, on the machine's clock.
+        called_us: u64,
+    },
+    /// It has dropped its guard: the release goes on in the background.
+    Dropped {
+        /// The fencing token.
+        token: u64,
+        /// When the guard was dropped, on the machine's clock.
+        called_us: u64,
+    },
+    /// It has forgotten its guard: nobody will release it, and the keeper renews it while the process lives.
+    Leaked {
+        /// The fencing token.
+        token: u64,
+    },
+    /// Something could not be done.
+    Failed {
+        /// What: `connect`, `acquire`, `release`, `count`, `read the command`, …
+        doing: String,
+        /// The kind of the error.
+        kind: String,
+        /// Its text, with its causes.
+        text: String,
+    },
+    /// The process ends.
+    Exit {
+        /// Its exit code.
+        code: u8,
+    },
+}
+
+impl TakerLine {
+    /// The line of something that happens now, in this process.
+    pub fn now(event: TakerEvent) -> Self {
+        Self { at_us: micros(machine_now()), pid: std::process::id(), event }
+    }
+}
+
+impl fmt::Display for TakerLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+/// A clock that all processes of a machine share and that never goes back: on Linux `CLOCK_BOOTTIME`, elsewhere
+/// `CLOCK_MONOTONIC`.
+pub fn machine_now() -> Duration {
+    use rustix::time::ClockId;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let id = ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let id = ClockId::Monotonic;
+    let time = rustix::time::clock_gettime(id);
+    // It counts up from boot, so neither part is negative.
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// A time of [`machine_now`] as lines have it.
+pub fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A `taker` in a process of its own. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Taker {
+    process: ChildProcess,
+    commands: Option<ChildStdin>,
+    lines: Receiver<TakerLine>,
+    seen: Vec<TakerLine>,
+}
+
+impl Taker {
+    /// Starts `program`, which is a `taker`, with these arguments. Its errors go to this process's standard error.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start<A: AsRef<str>>(program: &str, arguments: &[A]) -> io::Result<Self> {
+        let mut command = Command::new(program);
+        command.args(arguments.iter().map(AsRef::as_ref)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = ChildProcess::spawn(&mut command)?;
+        let (commands, output, _) = process.take_pipes();
+        let output = output.ok_or_else(|| io::Error::other("a taker's standard output is a pipe"))?;
+        let (sender, lines) = channel();
+        // Ends with the process, which closes its end of the pipe then.
+        std::thread::Builder::new().name("taker".into()).spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                match serde_json::from_str(&line) {
+                    Ok(line) => {
+                        if sender.send(line).is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => eprintln!("a taker said what cannot be read ({error}): {line}"),
+                }
+            }
+        })?;
+        Ok(Self { process, commands, lines, seen: Vec::new() })
+    }
+
+    /// Gives it a command: `release`, `look`, …
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn tell(&mut self, command: &str) -> io::Result<()> {
+        let commands = self.commands.as_mut().ok_or_else(|| io::Error::other("its standard input is closed"))?;
+        commands.write_all(format!("{command}\n").as_bytes())?;
+        commands.flush()
+    }
+
+    /// Waits for the next line for which `wanted` gives something, at most for `bound`; what comes before is skipped.
+    ///
+    /// # Errors
+    /// When there is none by then or the process has ended: the text has what it said instead.
+    pub fn next<T>(&mut self, bound: Duration, wanted: impl Fn(&TakerLine) -> Option<T>) -> io::Result<T> {
+        let until = Instant::now() + bound;
+        let first = self.seen.len();
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    let found = wanted(&line);
+                    self.seen.push(line);
+                    if let Some(found) = found {
+                        return Ok(found);
+                    }
+                }
+                Err(why) => {
+                    let why = match why {
+                        RecvTimeoutError::Timeout => format!("not within {bound:?}"),
+                        RecvTimeoutError::Disconnected => "the process has ended".to_owned(),
+                    };
+                    let said: Vec<String> = self.seen[first..].iter().map(ToString::to_string).collect();
+                    let text = format!("taker {} did not say it: {why}; it said {said:#?}", self.process.id());
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+                }
+            }
+        }
+    }
+
+    /// Waits until it holds the lock: when that was on the machine's clock, and the fencing token.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn acquired(&mut self, bound: Duration) -> io::Result<(u64, u64)> {
+        self.next(bound, |line| match line.event {
+            TakerEvent::Acquired { token, .. } => Some((line.at_us, token)),
+            _ => None,
+        })
+    }
+
+    /// Waits until it is told of the loss: when that was on the machine's clock, and why.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn lost(&mut self, bound: Duration) -> io::Result<(u64, String)> {
+        self.next(bound, |line| match &line.event {
+            TakerEvent::Lost { reason, .. } => Some((line.at_us, reason.clone())),
+            _ => None,
+        })
+    }
+
+    /// Waits until it has ended, at most for `bound`, and reads what it said last.
+    ///
+    /// # Errors
+    /// When it has not ended by then.
+    pub fn wait(&mut self, bound: Duration) -> io::Result<ExitStatus> {
+        let exit = self.process.wait(bound)?;
+        self.seen.extend(self.lines.iter());
+        Ok(exit)
+    }
+
+    /// Closes its standard input: there are no more commands.
+    pub fn no_more_commands(&mut self) {
+        self.commands = None;
+    }
+
+    /// Everything that it said and that was waited for, in its order.
+    pub fn said(&self) -> &[TakerLine] {
+        &self.seen
+    }
+
+    /// The process, to kill, pause and resume it.
+    pub fn process(&mut self) -> &mut ChildProcess {
+        &mut self.process
+    }
+}

@@ -1,0 +1,257 @@
+//! Leasehold on a real redis-server, as the suite wants it.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conformance_tests::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
+use conformance_tests::{Census, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
+use leasehold::redis::{RedisBackend, acl};
+use lock_core::{LockBackend, LockName};
+
+use super::stored::Stored;
+
+/// How a fixture's server and clients are set up.
+pub(super) trait Setup: Send + Sync + 'static {
+    /// The user that clients log in with. One with a password gets the least permissions.
+    const USER: &'static str;
+    /// The password, and "" for none.
+    const PASSWORD: &'static str;
+    /// The prefix of keys and channels.
+    const PREFIX: &'static str;
+    /// Whether clients get their backend as a trait object inside another one.
+    const WRAPPED: bool;
+}
+
+/// As it comes: the default user, without a password, and the default prefix.
+pub(super) struct Plain;
+
+impl Setup for Plain {
+    const USER: &'static str = "default";
+    const PASSWORD: &'static str = "";
+    const PREFIX: &'static str = "leasehold:";
+    const WRAPPED: bool = false;
+}
+
+/// As in a careful production: a user with the least permissions, a prefix, and a backend behind `Arc<dyn LockBackend>`.
+pub(super) struct Guarded;
+
+impl Setup for Guarded {
+    const USER: &'static str = "locker";
+    const PASSWORD: &'static str = "pass-word";
+    const PREFIX: &'static str = "team*a:locks:";
+    const WRAPPED: bool = true;
+}
+
+/// A redis-server and a proxy of its own.
+pub(super) struct RedisFixture<S> {
+    server: Mutex<RedisServer>,
+    proxy: FaultProxy,
+    /// What needs no proxy: pushes that are lost, requests that arrive twice.
+    faults: Faults,
+    /// Where nobody answers, for a replica's primary.
+    nobody: Port,
+    /// Started by the first question, since it slows the server down.
+    monitor: Mutex<Option<Monitor>>,
+    /// Whether the proxy breaks something.
+    is_broken: AtomicBool,
+    setup: PhantomData<fn() -> S>,
+}
+
+impl<S: Setup> RedisFixture<S> {
+    /// Synchronous on purpose: nothing may be awaited while the server is in hand, and every command is bounded.
+    pub(super) fn server(&self) -> MutexGuard<'_, RedisServer> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The URL of clients by this route, with these settings on top.
+    pub(super) fn url(&self, route: Route, more: &str) -> String {
+        let addr = match route {
+            Route::Clear => self.server().addr(),
+            Route::Faulty => self.proxy.addr(),
+        };
+        let user = match S::PASSWORD {
+            "" => String::new(),
+            password => format!("{}:{password}@", S::USER),
+        };
+        let prefix = S::PREFIX;
+        format!("redis://{user}{addr}/?prefix={prefix}&timeout=400ms{more}")
+    }
+
+    /// Does it with the server's own commands, one after the other.
+    fn tell(&self, commands: &[&[&str]]) {
+        let server = self.server();
+        for command in commands {
+            server.command(command).unwrap_or_else(|error| panic!("{} fails: {error}", command[0]));
+        }
+    }
+
+    /// Logs the user's connections out and lets nobody in.
+    fn refuse_user(&self) {
+        self.tell(&[&["ACL", "SETUSER", S::USER, "off", "resetpass", "-@all"]]);
+    }
+
+    fn mend(&self) {
+        let rules = user_rules::<S>();
+        let mut user = vec!["ACL", "SETUSER", S::USER, "reset"];
+        user.extend(rules.split(' '));
+        self.tell(&[
+            &user,
+            &["CONFIG", "SET", "maxmemory", "0"],
+            &["CONFIG", "SET", "maxclients", "10000"],
+            &["REPLICAOF", "NO", "ONE"],
+        ]);
+    }
+}
+
+/// Whether a command is about locks: a script with the record of a lock, not one about the server itself.
+fn is_about_a_lock(command: &str) -> bool {
+    command.starts_with("\"EVAL") && command.contains('{')
+}
+
+/// The rules of the user, as configuration and `ACL SETUSER` take them.
+fn user_rules<S: Setup>() -> String {
+    match S::PASSWORD {
+        "" => "on nopass ~* &* +@all".to_owned(),
+        password => format!("on >{password} {}", acl(S::PREFIX)),
+    }
+}
+
+#[async_trait]
+impl<S: Setup> Fixture for RedisFixture<S> {
+    async fn new() -> Self {
+        let settings = RedisSettings::new().persistent().line(format!("user {} {}", S::USER, user_rules::<S>()));
+        let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
+        let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
+        let nobody = Port::free().unwrap_or_else(|error| panic!("{error}"));
+        let faults = Faults::new(tokio::runtime::Handle::current());
+        Self {
+            server: Mutex::new(server),
+            proxy,
+            faults,
+            nobody,
+            monitor: Mutex::default(),
+            is_broken: AtomicBool::new(false),
+            setup: PhantomData,
+        }
+    }
+
+    /// Connected where that is possible, so that a fault which comes next meets a request and not a first connection.
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        let url = self.url(route, "");
+        let connected = match route == Route::Faulty && self.is_broken.load(Ordering::Acquire) {
+            true => None,
+            false => RedisBackend::connect(&url).await.ok(),
+        };
+        let backend = match connected {
+            Some(backend) => backend,
+            None => RedisBackend::open(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
+        };
+        let backend: Arc<dyn LockBackend> = Arc::new(self.faults.wrap(Arc::new(backend), route));
+        if S::WRAPPED { Arc::new(backend) } else { backend }
+    }
+
+    fn secrets(&self) -> Vec<String> {
+        [S::PASSWORD].iter().filter(|password| !password.is_empty()).map(ToString::to_string).collect()
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.heal().await;
+        self.is_broken.store(true, Ordering::Release);
+        match fault {
+            PathFault::Cut => {
+                self.proxy.apply(Fault::Refuse);
+                self.proxy.apply(Fault::Cut);
+            }
+            PathFault::Silence => self.proxy.apply(Fault::Silence),
+            PathFault::Delay(delay) => self.proxy.apply(Fault::Delay { requests: delay, replies: delay }),
+            PathFault::LoseReplies => self.proxy.apply(Fault::LoseReplies),
+            PathFault::Hold => self.proxy.apply(Fault::HoldRequests),
+            PathFault::LosePushes | PathFault::Double => self.faults.path(fault),
+        }
+    }
+
+    async fn heal(&self) {
+        self.is_broken.store(false, Ordering::Release);
+        self.proxy.heal();
+        self.faults.heal();
+    }
+
+    async fn deliver(&self) {
+        self.proxy.deliver();
+        // What was delivered lies in the server's sockets. It reads all of them between two looks at one of them.
+        self.tell(&[&["PING"], &["PING"]]);
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        let mut server = self.server();
+        let done = match fault {
+            ServerFault::Stop | ServerFault::Kill => {
+                *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                if fault == ServerFault::Stop { server.stop() } else { server.kill() }
+            }
+            ServerFault::Start(data) => server.start_again(data),
+            ServerFault::Pause => server.pause(),
+            ServerFault::Resume => server.resume(),
+            ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
+                return Err(Declared::because("the server's wall clock is the machine's, which a test must not set"));
+            }
+            other => {
+                drop(server);
+                match other {
+                    ServerFault::RefuseUser => self.refuse_user(),
+                    ServerFault::ReadOnly => {
+                        let port = self.nobody.number().to_string();
+                        self.tell(&[&["REPLICAOF", "127.0.0.1", &port]]);
+                    }
+                    ServerFault::Fill(Room::Data) => self.tell(&[&["CONFIG", "SET", "maxmemory", "1"]]),
+                    ServerFault::Fill(Room::Connections) => self.tell(&[&["CONFIG", "SET", "maxclients", "1"]]),
+                    ServerFault::ForgetScripts => self.tell(&[&["SCRIPT", "FLUSH", "SYNC"]]),
+                    _ => self.mend(),
+                }
+                return Ok(());
+            }
+        };
+        done.unwrap_or_else(|error| panic!("the server cannot be {fault:?}: {error}"));
+        Ok(())
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        let server = self.server();
+        let stored = Stored::new(&server, S::PREFIX);
+        let (key, queue) = (stored.key(name), stored.queue_key(name));
+        drop(server);
+        match tamper {
+            Tamper::Remove => self.tell(&[&["DEL", &key, &queue]]),
+            Tamper::Spoil => self.tell(&[&["DEL", &key], &["RPUSH", &key, "somebody else's list"]]),
+            Tamper::OtherVersion => self.tell(&[&["SETRANGE", &key, "0", "\x02"]]),
+        }
+        Ok(())
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        Stored::new(&self.server(), S::PREFIX).record(name)
+    }
+
+    async fn census(&self) -> Census {
+        let server = self.server();
+        let connections = server.clients().unwrap_or_else(|error| panic!("CLIENT LIST fails: {error}")).len() as u64;
+        Census { connections, ..Stored::new(&server, S::PREFIX).census() }
+    }
+
+    async fn served(&self) -> u64 {
+        let server = self.server();
+        let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = match &mut *monitor {
+            Some(monitor) => monitor.count(&server),
+            None => server.monitor(is_about_a_lock).and_then(|started| monitor.insert(started).count(&server)),
+        };
+        counted.unwrap_or_else(|error| panic!("the server's commands cannot be counted: {error}"))
+    }
+}
