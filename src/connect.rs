@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use lock_core::{Error, LockClient, MemoryBackend, MemoryStore, Result};
+use lock_core::{ClientBuilder, Error, LockClient, MemoryBackend, MemoryStore, Result};
 use url::Url;
 
 /// A scheme, the feature that it needs, and whether that is on.
@@ -15,8 +15,8 @@ const SCHEMES: &[Row] = &[
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
 ];
 
-/// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own. For
-/// other defaults build it with [`LockClient::builder`] on the backend of the store's module.
+/// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own.
+/// [`builder`] sets others.
 ///
 /// - `memory://`: a store inside this process, the same for every call; for tests and examples.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
@@ -34,14 +34,25 @@ const SCHEMES: &[Row] = &[
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
 pub async fn connect(url: &str) -> Result<LockClient> {
+    builder(url).await?.build()
+}
+
+/// The same with other defaults: a label, a ttl, a clock. It is connected before this returns.
+///
+/// # Errors
+/// As [`connect`].
+///
+/// # Cancel safety
+/// Dropped, it leaves nothing behind.
+pub async fn builder(url: &str) -> Result<ClientBuilder> {
     let scheme = Url::parse(url).map_err(|why| Error::invalid(format!("the URL cannot be read: {why}")))?;
     match scheme.scheme() {
         "memory" => {
             static STORE: OnceLock<MemoryStore> = OnceLock::new();
-            LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))).build()
+            Ok(LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))))
         }
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => LockClient::builder(lock_redis::RedisBackend::connect(url).await?).build(),
+        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::connect(url).await?)),
         other => Err(unknown(other)),
     }
 }

@@ -29,7 +29,7 @@
 
 mod connect;
 
-pub use connect::connect;
+pub use connect::{builder, connect};
 #[doc(inline)]
 pub use lock_core::*;
 
