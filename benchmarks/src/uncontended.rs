@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use conformance_tests::harness::RedisSettings;
 
+use crate::commands;
 use crate::peers::{self, Peer};
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
@@ -59,13 +60,14 @@ pub(crate) async fn alone(peer: usize, tasks: usize, period: Duration) -> Result
     let peer = Arc::new(peers.into_iter().nth(peer).context("there is no such peer")?);
     eprintln!("{} in process {}, redis-server in {:?}", peer.name(), std::process::id(), server.id());
     let mut side = peers::connect(&server.url()).await?;
-    let before = (usage::server_processor(&mut side).await?, usage::processor()?);
+    let before = (usage::server_processor(&mut side).await?, usage::processor()?, commands::sent(&mut side).await?);
     let round = round(&peer, tasks, period).await?;
     let server_used = usage::server_processor(&mut side).await? - before.0;
     let used = usage::processor()? - before.1;
+    let sent = (commands::sent(&mut side).await? - before.2) as f64 / (round.per_second * period.as_secs_f64());
     let each = |used: Duration| 1e6 * used.as_secs_f64() / (round.per_second * period.as_secs_f64());
     println!(
-        "{:.0} pairs/s, processor for each pair: {:.1} µs here, {:.1} µs in the server",
+        "{:.0} pairs/s; for each pair {:.1} µs of processor here, {:.1} µs in the server, {sent:.2} scripts",
         round.per_second,
         each(used),
         each(server_used)
