@@ -161,7 +161,12 @@ impl LeaseKeeper {
                 return;
             }
             state.schedule.pop(at);
+            let before = step.renewals.len();
             self.take_renewal(state, id, at, step);
+            if step.renewals.len() == before {
+                // One that only runs out: it is the next in the schedule again.
+                return;
+            }
         }
     }
 
