@@ -30,9 +30,12 @@ pub trait Hooks: Send + Sync + 'static {
     }
 
     /// What becomes of an event of the backend.
-    fn event(&self, core: &CoreHandle, event: Event) {
+    fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
         core.event(event);
     }
+
+    /// [`LockBackend::attach`], after the backend itself.
+    fn attached(&self, _inner: &Arc<Inner>) {}
 
     /// [`LockBackend::capabilities`].
     fn capabilities(&self, real: Capabilities) -> Capabilities {
@@ -49,6 +52,8 @@ pub trait Hooks: Send + Sync + 'static {
 pub struct Inner {
     /// The backend.
     pub backend: Arc<dyn LockBackend>,
+    /// Which backend of its fixture it is, from 0.
+    pub nth: usize,
     core: OnceLock<CoreHandle>,
 }
 
@@ -85,9 +90,9 @@ pub struct Hooked<H: ?Sized> {
 }
 
 impl<H: Hooks + ?Sized> Hooked<H> {
-    /// Changes a backend that is not yet attached. The hooks may be shared by several.
-    pub fn new(backend: Arc<dyn LockBackend>, hooks: Arc<H>) -> Self {
-        Self { inner: Arc::new(Inner { backend, core: OnceLock::new() }), hooks }
+    /// Changes a backend that is not yet attached, the `nth` one. The hooks may be shared by several.
+    pub fn new(backend: Arc<dyn LockBackend>, nth: usize, hooks: Arc<H>) -> Self {
+        Self { inner: Arc::new(Inner { backend, nth, core: OnceLock::new() }), hooks }
     }
 }
 
@@ -96,7 +101,14 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
     fn attach(&self, core: CoreHandle) {
         let _ = self.inner.core.set(core.clone());
         let (clock, keeper, hooks) = (core.clock().clone(), core.keeper_runtime().clone(), self.hooks.clone());
-        self.inner.backend.attach(CoreHandle::new(clock, keeper, move |event| hooks.event(&core, event)));
+        // Weak: the backend keeps this handle, and must not keep itself alive by it.
+        let inner = Arc::downgrade(&self.inner);
+        self.inner.backend.attach(CoreHandle::new(clock, keeper, move |event| {
+            if let Some(inner) = inner.upgrade() {
+                hooks.event(&inner, &core, event);
+            }
+        }));
+        self.hooks.attached(&self.inner);
     }
 
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {

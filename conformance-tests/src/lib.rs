@@ -13,6 +13,8 @@ mod kit;
 mod list;
 mod logs;
 mod memory;
+mod prefixed;
+pub mod saboteurs;
 mod suite;
 
 pub use direct::Direct;
@@ -20,4 +22,5 @@ pub use fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
 pub use faulty::{Faults, Faulty};
 pub use fixture::{Census, Fixture, Record, Route};
 pub use memory::MemoryFixture;
+pub use prefixed::PrefixedFixture;
 pub use suite::{CASES, DEADLINE, run};

@@ -63,7 +63,7 @@ macro_rules! for_each_case {
             unsure {
                 a_stuck_request_has_no_effect_after_the_release
                 a_withdrawn_request_has_no_effect
-                an_acquire_without_an_answer_leaves_nothing
+                an_acquire_given_up_in_flight_leaves_nothing
                 a_grant_whose_answer_was_lost_is_withdrawn
                 a_late_answer_of_an_older_place_counts_for_nothing
                 tasks_with_short_waits_get_a_long_queue
@@ -101,7 +101,7 @@ macro_rules! for_each_case {
                 trouble_shorter_than_the_validity_loses_nothing
                 silence_is_lost_when_the_validity_ends
                 a_cut_is_lost_when_the_validity_ends
-                a_late_answer_revives_nothing
+                a_late_renewal_revives_nothing
                 a_slow_path_loses_nothing
                 a_release_during_a_renewal_stays_a_release
                 one_poisoned_lease_of_a_thousand
@@ -177,6 +177,8 @@ macro_rules! for_each_case {
                 the_takeover_bound_is_true
                 more_than_a_batch_is_renewed
                 inspection_is_true_or_unsupported
+                a_list_is_true_or_unsupported
+                a_break_ends_the_lease_that_was_meant
             }
         }
     };

@@ -9,21 +9,35 @@ use lock_core::{LockBackend, LockName, MemoryBackend, MemoryStore};
 use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
 use crate::faulty::Faults;
 use crate::fixture::{Census, Fixture, Record, Route};
+use crate::hooks::{Hooked, Hooks};
 
 /// A [`MemoryStore`] behind [`Faults`].
 pub struct MemoryFixture {
     store: MemoryStore,
     faults: Faults,
+    hooks: Option<Arc<dyn Hooks>>,
+}
+
+impl MemoryFixture {
+    /// Changes the store itself, behind the path.
+    pub(crate) fn with_hooks(mut self, hooks: Arc<dyn Hooks>) -> Self {
+        self.hooks = Some(hooks);
+        self
+    }
 }
 
 #[async_trait]
 impl Fixture for MemoryFixture {
     async fn new() -> Self {
-        Self { store: MemoryStore::default(), faults: Faults::new(tokio::runtime::Handle::current()) }
+        Self { store: MemoryStore::default(), faults: Faults::new(tokio::runtime::Handle::current()), hooks: None }
     }
 
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        Arc::new(self.faults.wrap(Arc::new(MemoryBackend::new(&self.store)), route))
+        let store = Arc::new(MemoryBackend::new(&self.store));
+        match &self.hooks {
+            None => Arc::new(self.faults.wrap(store, route)),
+            Some(hooks) => Arc::new(self.faults.wrap(Arc::new(Hooked::new(store, 0, hooks.clone())), route)),
+        }
     }
 
     fn ttl(&self) -> Duration {

@@ -6,7 +6,7 @@ use lock_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReas
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, long_client, polled, queued};
+use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, polled, queued};
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
@@ -20,7 +20,7 @@ const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
 /// What is left of a claim is gone within `bound`, which is far less than its ttl.
 async fn leaves_nothing(fixture: &dyn Fixture, other: &LockClient, name: &LockName, bound: Duration, what: &str) {
     becomes_free(other, name, bound, what).await;
-    eventually(bound, "nothing is left at the server", async || fixture.census().await.is_clean()).await;
+    eventually(bound, &format!("{what}: nothing is left"), async || fixture.census().await.is_clean()).await;
 }
 
 /// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each number of polls that it has.
@@ -196,9 +196,8 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixt
     });
     let guard: LockGuard = join(acquire).await;
     outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
-    let watch = Watch::start();
-    assert_eq!(guard.lost().await.reason, LossReason::Shutdown);
-    watch.within(AT_ONCE, "a holder is told at once when nobody will renew its lease");
+    let reason = lost(&guard, AT_ONCE, "a holder is told at once when nobody will renew its lease").await;
+    assert_eq!(reason, LossReason::Shutdown);
     assert!(!guard.is_held());
     outside(move || drop(guard)).await;
     let bound = ttl + bob.capabilities().takeover_slack;
@@ -245,7 +244,8 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&join(waiter).await), ErrorKind::Unavailable, "a pending acquire fails");
     for guard in &guards {
         assert!(!guard.is_held(), "a guard still holds after the shutdown");
-        assert_eq!(guard.lost().await.reason, LossReason::Shutdown);
+        let reason = lost(guard, AT_ONCE, "every holder is told").await;
+        assert_eq!(reason, LossReason::Shutdown);
     }
     let census = fixture.census().await;
     assert_eq!((census.leases, census.places), (1, 0), "a shutdown waits until everything is released");

@@ -2,11 +2,11 @@
 
 use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Waiting};
 
-use crate::clients::{client, hold, kind_of, long_client};
+use crate::clients::{client, hold, kind_of, long_client, lost, queued};
 use crate::direct::Direct;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, Watch, eventually, name};
+use crate::kit::{AT_ONCE, Watch, eventually, join, name};
 
 /// The figures make sense together, and are the same at every look.
 pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
@@ -32,10 +32,8 @@ pub async fn the_bounds_of_a_ttl_are_true(fixture: &dyn Fixture) {
     let claimed = ann.capabilities();
     let (shortest, longest) = (name("shortest"), name("longest"));
     let lock = ann.lock(shortest.as_str()).ttl(claimed.min_ttl).without_renewal();
-    let granted = Watch::start();
     let guard = lock.acquire().await.unwrap_or_else(|error| panic!("{:?} is refused: {error:?}", claimed.min_ttl));
-    guard.lost().await;
-    granted.within(claimed.min_ttl, "a lease of the shortest ttl is over after it");
+    lost(&guard, claimed.min_ttl, "a lease of the shortest ttl is over after it").await;
     let lock = ann.lock(longest.as_str()).ttl(claimed.max_ttl);
     let guard = lock.acquire().await.unwrap_or_else(|error| panic!("{:?} is refused: {error:?}", claimed.max_ttl));
     let left = fixture.record(&longest).await.lease.expect("it was just granted");
@@ -110,8 +108,9 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
             assert!(fixture.record(&long).await.lease.is_some(), "the long lease ended with the short one");
         }
         _ => {
+            tokio::time::sleep(bound).await;
             let (short, long) = (fixture.record(&short).await.lease, fixture.record(&long).await.lease);
-            assert!(short.is_some() && long.is_some(), "leases of one session stand together");
+            assert!(short.is_some() && long.is_some(), "leases of one session end together, with the longer ttl");
         }
     }
 }
@@ -166,7 +165,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     let guard = hold(&ann, &name).await;
     let lock = bob.lock(name.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
-    crate::clients::queued(fixture, &bob, &name, (1, 1)).await;
+    queued(fixture, &bob, &name, (1, 1)).await;
     let seen = bob.inspect(name.as_str()).await.expect("nothing is broken").expect("it is held");
     let record = fixture.record(&name).await;
     let lease = seen.lease.expect("it is held");
@@ -182,4 +181,68 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     guard.release().await.expect("a release");
     let after = bob.inspect(name.as_str()).await.expect("nothing is broken");
     assert!(after.is_none_or(|after| after.lease.is_none()), "a released lock is shown as held");
+}
+
+/// Listing, where it is offered, shows what is held first, by prefix and up to the limit; elsewhere it is `Unsupported`.
+pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
+    let ann = long_client(fixture, Route::Clear).await;
+    if fixture.backend(Route::Clear).await.extensions().list.is_none() {
+        assert_eq!(kind_of(&ann.list("", 10).await), ErrorKind::Unsupported);
+        return;
+    }
+    assert_eq!(kind_of(&ann.list("", 0).await), ErrorKind::InvalidInput);
+    let names: Vec<_> = (0..20).map(|index| name(&format!("list/{index:02}"))).collect();
+    let mut guards = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        let guard = hold(&ann, name).await;
+        // The even ones are free again; the store may show them or not.
+        if index % 2 == 1 {
+            guards.push(guard);
+        }
+    }
+    guards.push(hold(&ann, &name("other/1")).await);
+    let free = async || fixture.census().await.leases == guards.len() as u64;
+    eventually(AT_ONCE, "what was dropped is free", free).await;
+    let listed = ann.list("list/", 100).await.expect("nothing is broken");
+    let held: Vec<_> =
+        listed.iter().take_while(|lock| lock.state.lease.is_some()).map(|lock| lock.name.to_string()).collect();
+    let mut sorted = held.clone();
+    sorted.sort();
+    let expected: Vec<_> = names.iter().skip(1).step_by(2).map(ToString::to_string).collect();
+    assert_eq!(sorted, expected, "what is held comes first and is complete");
+    assert!(
+        listed[held.len()..]
+            .iter()
+            .all(|lock| lock.state.lease.is_none() && lock.name.to_string().starts_with("list/"))
+    );
+    assert_eq!(ann.list("list/", 4).await.expect("nothing is broken").len(), 4, "the limit");
+    assert_eq!(ann.list("nothing begins so", 4).await.expect("nothing is broken"), []);
+}
+
+/// Breaking, where it is offered, ends the lease that was meant and no other, and raises the token; elsewhere it is
+/// `Unsupported`.
+pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
+    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let name = name("broken");
+    let guard = hold(&ann, &name).await;
+    let meant = guard.fencing_token();
+    if fixture.backend(Route::Clear).await.extensions().break_lock.is_none() {
+        assert_eq!(kind_of(&bob.break_lock(name.as_str(), meant).await), ErrorKind::Unsupported);
+        assert!(guard.is_held());
+        return;
+    }
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(fixture, &bob, &name, (1, 1)).await;
+    let raised =
+        bob.break_lock(name.as_str(), meant).await.expect("nothing is broken").expect("it is the current lease");
+    assert!(raised > meant, "{meant} was raised to {raised}");
+    let next = join(waiter).await;
+    assert!(next.fencing_token() > raised, "the waiter holds with {} after {raised}", next.fencing_token());
+    lost(&guard, fixture.ttl() / 3 + AT_ONCE, "the old holder learns of it with its next renewal").await;
+    // The same word again is about a lease that is over.
+    let again = bob.break_lock(name.as_str(), meant).await.expect("nothing is broken");
+    assert_eq!(again, None, "a lease was broken that nobody meant");
+    assert!(next.is_held(), "a lease was broken that nobody meant");
+    next.release().await.expect("a lease was broken that nobody meant");
+    assert_eq!(bob.break_lock("never seen", meant).await.expect("nothing is broken"), None);
 }

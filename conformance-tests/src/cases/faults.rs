@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use lock_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
 
-use crate::clients::{PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, queued};
+use crate::clients::{PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued};
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name, still_held};
 
 /// How long a backend may take to notice that its server is back, beside the bound of a call: pauses between two tries.
 const BACK: Duration = Duration::from_secs(2);
@@ -100,11 +100,9 @@ pub async fn lost_data_is_told(fixture: &dyn Fixture) {
         return in_process(&ann, declared.reason);
     }
     start(fixture, Data::Lost).await;
-    let watch = Watch::start();
     let next = bob.lock(name.as_str()).wait(PATIENCE);
     let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted in the end") });
-    guard.lost().await;
-    watch.within(ttl + BACK, "the holder learns that its lease is gone");
+    lost(&guard, ttl + BACK, "the holder learns that its lease is gone").await;
     let next = join(granted).await;
     assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the data");
     let ends = ann.capabilities().exclusion_ends;
@@ -121,13 +119,14 @@ pub async fn a_server_that_stands_still_does_no_harm(fixture: &dyn Fixture) {
         return in_process(&ann, declared.reason);
     }
     tokio::time::sleep(AT_ONCE / 2).await;
-    let (valid, watch) = (guard.validity(), Watch::start());
     let lock = bob.lock(name.as_str()).wait(ttl / 2);
-    let waiting = tokio::spawn(async move { (lock.acquire().await.map(drop), Watch::start()) });
-    guard.lost().await;
-    watch.within(valid + crate::kit::LOST_BY, "a server that stands still is no excuse");
-    let (outcome, _) = join(waiting).await;
-    assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "the request may take effect when the server goes on");
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    lost(&guard, guard.validity() + LOST_BY, "a server that stands still is no excuse").await;
+    assert_eq!(
+        kind_of(&join(waiting).await),
+        ErrorKind::Indeterminate,
+        "the request may take effect when the server goes on"
+    );
     fixture.server(ServerFault::Resume).await.expect("what was paused can go on");
     drop(guard);
     let bound = ttl + BACK + ann.capabilities().takeover_slack;
@@ -143,10 +142,9 @@ pub async fn lost_answers_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::LoseReplies).await;
     tokio::time::sleep(AT_ONCE / 2).await;
-    let (valid, watch) = (guard.validity(), Watch::start());
-    guard.lost().await;
-    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the loss was told before the validity ended");
-    watch.within(valid + crate::kit::LOST_BY, "what is not answered does not prolong the validity");
+    let (watch, valid) = (Watch::start(), guard.validity());
+    lost(&guard, valid + LOST_BY, "what is not answered does not prolong the validity").await;
+    watch.not_before(valid, "the loss was told before the validity ended");
     // The server may have taken renewals: whoever comes next waits for them, and no longer.
     fixture.heal().await;
     drop(guard);
@@ -215,7 +213,7 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     let next = bob.claim(&name);
     let grant = bob.granted(&next, ttl).await;
     settle().await;
-    crate::kit::still_held(fixture, &name, grant.token, ttl / 2).await;
+    still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
 /// Invariant 13: a waiter that is cut off and comes back within the ttl of its place keeps its turn; the lock is not
@@ -265,7 +263,7 @@ async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: Er
     // A new client: connections that are open may still be good.
     let bob = long_client(fixture, Route::Clear).await;
     let watch = Watch::start();
-    let refused = bob.lock("other").acquire().await;
+    let refused = bob.lock("other").wait(fixture.ttl() * 5).acquire().await;
     watch.within(bob.capabilities().call_bound, "waiting does not mend it");
     assert_eq!(kind_of(&refused), expected, "{refused:?}");
     fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
@@ -350,9 +348,7 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
             !guard.is_held() || !ann.capabilities().exclusion_ends.is_empty(),
             "two hold after a step of the clock, and the capabilities do not say so"
         );
-        let watch = Watch::start();
-        guard.lost().await;
-        watch.within(ttl / 3 + AT_ONCE, "the holder is told by its next renewal");
+        lost(&guard, ttl / 3 + AT_ONCE, "the holder is told by its next renewal").await;
     } else {
         tokio::time::sleep(ttl).await;
         assert!(guard.is_held() || forward, "set back, a clock cost a lease");

@@ -12,7 +12,7 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
 pub use self::trouble::*;
-use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of};
+use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, lost};
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
@@ -103,10 +103,10 @@ pub async fn silence_after_the_loss(fixture: &dyn Fixture) {
         // Without an operator who can remove it, a fixed lease is the one that can be lost.
         guard.release().await.expect("a release");
         let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
-        guard.lost().await;
+        lost(&guard, ttl, "a fixed lease ends").await;
         return stays_silent(fixture, ttl, "its fixed lease has ended").await;
     }
-    guard.lost().await;
+    lost(&guard, ttl, "a lease that is gone is told").await;
     tokio::time::sleep(AT_ONCE).await;
     stays_silent(fixture, ttl, "its lease was lost").await;
 }
@@ -123,24 +123,18 @@ pub async fn a_lease_that_is_gone_is_told(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("gone"), fixture.ttl());
     let guard = hold(&ann, &name).await;
-    let watch = Watch::start();
-    let expected = match fixture.tamper(&name, Tamper::Remove).await {
-        Ok(()) => LossReason::Gone,
+    if fixture.tamper(&name, Tamper::Remove).await.is_err() {
         // Nobody can remove it: then only its own end is left to be told of.
-        Err(_) => {
-            guard.release().await.expect("a release");
-            let fixed = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
-            assert_eq!(fixed.lost().await.reason, LossReason::Expired);
-            return;
-        }
-    };
-    let loss = guard.lost().await;
-    assert_eq!(loss.reason, expected);
+        guard.release().await.expect("a release");
+        let fixed = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+        assert_eq!(lost(&fixed, ttl, "a fixed lease ends").await, LossReason::Expired);
+        return;
+    }
     let bound = match ann.capabilities().loss_notice {
         LossNotice::Pushed => AT_ONCE,
         _ => ttl / 3 + AT_ONCE,
     };
-    watch.within(bound, "a lease that is gone is told");
+    assert_eq!(lost(&guard, bound, "a lease that is gone is told").await, LossReason::Gone);
     assert!(!guard.is_held());
 }
 
@@ -148,10 +142,9 @@ pub async fn a_lease_that_is_gone_is_told(fixture: &dyn Fixture) {
 pub async fn a_loss_is_told_once_and_stays(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
-    let valid = guard.validity();
-    let watch = Watch::start();
+    let (watch, valid) = (Watch::start(), guard.validity());
     let (first, second) = tokio::join!(guard.lost(), guard.lost());
-    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the loss was told before the validity ended");
+    watch.not_before(valid, "the loss was told before the validity ended");
     watch.within(valid + LOST_BY, "a loss is told when the validity ends");
     assert_eq!((first, second), (guard.lost().await, first));
     assert_eq!(first.reason, LossReason::Expired);
@@ -168,11 +161,10 @@ pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let lock = ann.lock("work").without_renewal();
     let guard = lock.acquire().await.expect("nothing is broken");
-    let valid = guard.validity();
-    let watch = Watch::start();
+    let (watch, valid) = (Watch::start(), guard.validity());
     let ended = guard.run(std::future::pending::<()>()).await;
     assert_eq!(kind_of(&ended), ErrorKind::Lost);
-    watch.not_before(valid.saturating_sub(Duration::from_millis(1)), "the work was ended before the lease");
+    watch.not_before(valid, "the work was ended before the lease");
     watch.within(valid + LOST_BY, "the work is ended with the lease");
     drop(guard);
     // A whole life in one call ends the same way; work that ends in time gives its output.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_core::{Answer, Certainty, Extend, LeaseRef, LossReason, TtlScope};
 
-use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client};
+use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client, lost};
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
@@ -150,10 +150,9 @@ pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     let served = fixture.served().await;
-    let loss = guard.lost().await;
-    assert_eq!(loss.reason, LossReason::Expired);
+    let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
+    assert_eq!(reason, LossReason::Expired);
     watch.not_before(ttl * 8 / 10, "the fixed lease was lost early");
-    watch.within(ttl, "the holder of a fixed lease is told before its end at the store");
     assert_eq!(fixture.served().await, served, "a fixed lease was renewed");
     eventually(ttl, "the lease ends at the server", async || fixture.record(&name).await.lease.is_none()).await;
     assert!(is_free(&bob, &name).await);
@@ -166,10 +165,9 @@ pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
     let longest = ttl * 2;
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).max_hold(longest).acquire().await.expect("nothing is broken");
-    let loss = guard.lost().await;
-    assert_eq!(loss.reason, LossReason::MaxHold);
+    let reason = lost(&guard, longest + ttl, "the lease runs out after its longest hold").await;
+    assert_eq!(reason, LossReason::MaxHold);
     watch.not_before(longest, "the lease was not renewed until its longest hold");
-    watch.within(longest + ttl, "the lease runs out after its longest hold");
     let bound = ttl + ann.capabilities().takeover_slack;
     becomes_free(&bob, &name, bound, "nobody renews what has reached its longest hold").await;
 }

@@ -2,8 +2,7 @@
 
 use lock_core::{ErrorKind, HolderId, LossReason};
 
-use crate::clients::{client, polled};
-use crate::clients::{hold, is_free, kind_of, long_client, queued};
+use crate::clients::{client, hold, is_free, kind_of, long_client, lost, polled, queued};
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
@@ -123,12 +122,11 @@ pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
             LossReason::Shutdown
         }
     };
-    let watch = Watch::start();
     for guard in &guards {
-        assert_eq!(guard.lost().await.reason, expected);
+        let reason = lost(guard, fixture.ttl() / 3 + AT_ONCE, "every guard is told by the next renewal").await;
+        assert_eq!(reason, expected);
         assert!(!guard.is_held());
     }
-    watch.within(fixture.ttl() / 3 + AT_ONCE, "every guard is told by the next renewal");
     drop(guards);
     if expected == LossReason::Gone {
         assert_eq!(ann.stats().lost, 1, "three guards share one lease, which was lost once");

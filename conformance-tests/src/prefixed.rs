@@ -1,0 +1,140 @@
+//! A wrapper that puts all names under a prefix, and changes nothing else: behind it a backend passes the same suite.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Event, Extensions, Inspect, Inspection, LeaseRef,
+    LockBackend, LockName, Release, Result,
+};
+
+use crate::fault::{Declared, PathFault, ServerFault, Tamper};
+use crate::fixture::{Census, Fixture, Record, Route};
+
+const PREFIX: &str = "tenant 7/";
+
+/// The limit of the encoded name behind the prefix: together they are a name again.
+const LIMIT: usize = 512;
+
+/// The name under the prefix. Encoded first, so that the longest name still has room for the prefix.
+fn prefixed(name: &LockName) -> LockName {
+    LockName::new(format!("{PREFIX}{}", name.encode(LIMIT))).expect("prefix and encoded name are short")
+}
+
+/// [`LockBackend`] under a prefix, as a service with several tenants writes it.
+struct Prefixed {
+    inner: Arc<dyn LockBackend>,
+}
+
+fn below(claim: &Claim) -> Claim {
+    claim.renamed(prefixed(claim.name()))
+}
+
+#[async_trait]
+impl LockBackend for Prefixed {
+    fn attach(&self, core: CoreHandle) {
+        let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
+        self.inner.attach(CoreHandle::new(clock, keeper, move |event| match event {
+            // Its name is encoded and cannot be told back: look at all, which costs time and no safety.
+            Event::Look(_) => core.event(Event::LookAtAll),
+            event => core.event(event),
+        }));
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.inner.acquire(&below(claim), ttl).await
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        let below = |lease: &LeaseRef| {
+            let mut lease = lease.clone();
+            lease.claim = below(&lease.claim);
+            lease
+        };
+        let leases: Vec<_> = leases.iter().map(below).collect();
+        self.inner.renew(&leases, answers).await;
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        self.inner.release(&below(claim), certainty).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut extensions = Extensions::default();
+        if self.inner.extensions().inspect.is_some() {
+            extensions.inspect = Some(self);
+        }
+        extensions
+    }
+}
+
+#[async_trait]
+impl Inspect for Prefixed {
+    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        match self.inner.extensions().inspect {
+            Some(inspect) => inspect.inspect(&prefixed(name)).await,
+            None => Ok(None),
+        }
+    }
+}
+
+/// The fixture of a backend through `Arc<dyn LockBackend>` and a prefix of names.
+pub struct PrefixedFixture<F>(F);
+
+#[async_trait]
+impl<F: Fixture> Fixture for PrefixedFixture<F> {
+    async fn new() -> Self {
+        Self(F::new().await)
+    }
+
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        let prefixed: Arc<dyn LockBackend> = Arc::new(Prefixed { inner: self.0.backend(route).await });
+        // Once more behind the same pointer: what is stacked works as what is flat.
+        Arc::new(prefixed)
+    }
+
+    fn secrets(&self) -> Vec<String> {
+        self.0.secrets()
+    }
+
+    fn ttl(&self) -> Duration {
+        self.0.ttl()
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.0.path(fault).await;
+    }
+
+    async fn heal(&self) {
+        self.0.heal().await;
+    }
+
+    async fn deliver(&self) {
+        self.0.deliver().await;
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        self.0.server(fault).await
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        self.0.tamper(&prefixed(name), tamper).await
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        self.0.record(&prefixed(name)).await
+    }
+
+    async fn census(&self) -> Census {
+        self.0.census().await
+    }
+
+    async fn served(&self) -> u64 {
+        self.0.served().await
+    }
+}

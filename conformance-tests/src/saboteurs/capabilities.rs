@@ -1,0 +1,122 @@
+//! Claims that are not true.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Break, Capabilities, Claim, Error, Extensions, FencingToken, Inspect, Inspection, List, Listed,
+    LockName, LossNotice, Result, StoreClock, TtlScope, Waiting,
+};
+
+use super::{plain, stateful};
+use crate::hooks::{Hooks, Inner};
+
+/// Promises something else at each look.
+#[derive(Default)]
+pub struct ChangesItsMind {
+    looks: AtomicU64,
+}
+
+stateful! {
+    ChangesItsMind;
+}
+
+impl Hooks for ChangesItsMind {
+    fn capabilities(&self, real: Capabilities) -> Capabilities {
+        let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+        let mut claimed = real;
+        claimed.takeover_slack += Duration::from_millis(looks);
+        claimed
+    }
+}
+
+plain! {
+    /// Takes no ttl below the twentieth of a second, and does not say so.
+    RefusesShortTtls;
+    /// Has a queue, and says that it is to be polled.
+    ClaimsToBePolled;
+    /// Says that it pushes losses.
+    ClaimsToPush;
+    /// Says that leases share the ttl of a session.
+    ClaimsSessions;
+    /// Says that its leases end by a wall clock.
+    ClaimsAWallClock;
+    /// Shows every lock as free.
+    ShowsNothing;
+    /// Breaks whatever lease there is.
+    BreaksByName;
+}
+
+macro_rules! claiming {
+    ($($name:ident: $field:ident = $value:expr;)*) => {
+        $(impl Hooks for $name {
+            fn capabilities(&self, real: Capabilities) -> Capabilities {
+                let mut claimed = real;
+                claimed.$field = $value;
+                claimed
+            }
+        })*
+    };
+}
+
+claiming! {
+    ClaimsToBePolled: waiting = Waiting::Poll;
+    ClaimsToPush: loss_notice = LossNotice::Pushed;
+    ClaimsSessions: ttl_scope = TtlScope::Session;
+    ClaimsAWallClock: clock = StoreClock::ServerWall;
+}
+
+#[async_trait]
+impl Hooks for RefusesShortTtls {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        if ttl < Duration::from_millis(50) {
+            return Err(Error::invalid("planted: too short"));
+        }
+        inner.backend.acquire(claim, ttl).await
+    }
+}
+
+impl Hooks for ShowsNothing {
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        let mut extensions = inner.backend.extensions();
+        extensions.inspect = Some(self);
+        extensions.list = Some(self);
+        extensions
+    }
+}
+
+#[async_trait]
+impl Inspect for ShowsNothing {
+    async fn inspect(&self, _: &LockName) -> Result<Option<Inspection>> {
+        Ok(None)
+    }
+}
+
+#[async_trait]
+impl List for ShowsNothing {
+    async fn list(&self, _: &str, _: usize) -> Result<Vec<Listed>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Hooks for BreaksByName {
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        let mut extensions = inner.backend.extensions();
+        extensions.break_lock = Some(inner);
+        extensions
+    }
+}
+
+#[async_trait]
+impl Break for Inner {
+    async fn break_lock(&self, name: &LockName, _: FencingToken) -> Result<Option<FencingToken>> {
+        let extensions = self.backend.extensions();
+        let (Some(inspect), Some(breaks)) = (extensions.inspect, extensions.break_lock) else { return Ok(None) };
+        let lease = inspect.inspect(name).await?.and_then(|seen| seen.lease);
+        match lease {
+            Some(lease) => breaks.break_lock(name, lease.token).await,
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Exclusion that is none.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, Error, ErrorKind, FencingToken, Grant, IfHeld, LeaseRef,
+    LockName, Mode, OwnerToken, Release, Result,
+};
+
+use super::{plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+/// A grant that no store has given.
+pub(super) fn made_up(inner: &Inner, ttl: Duration) -> Acquisition {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
+    let token = FencingToken::new(NEXT.fetch_add(1, Ordering::Relaxed));
+    Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent: inner.now(), place: 0 }))
+}
+
+/// Grants a claim that the store has not: its place must not get in the way.
+async fn grant_all_the_same(inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    inner.backend.release(claim, Certainty::Sure).await?;
+    Ok(made_up(inner, ttl))
+}
+
+plain! {
+    /// Grants a lock that another holds.
+    GrantsEverybody;
+    /// Has one lock for all names.
+    OneLockForAll;
+    /// Tells names apart by fifty hashes.
+    CollidingNames;
+    /// Folds the case of names.
+    FoldsCase;
+    /// Stores locks under another form of their names than the frozen one.
+    RenamesLocks;
+    /// Gives all claims of a client one owner, as a lock of a session does.
+    OneOwnerPerClient;
+    /// Queues claims that want no place.
+    QueuesEverybody;
+}
+
+#[async_trait]
+impl Hooks for GrantsEverybody {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        match inner.backend.acquire(claim, ttl).await? {
+            Acquisition::Granted(grant) => Ok(Acquisition::Granted(grant)),
+            _ => grant_all_the_same(inner, claim, ttl).await,
+        }
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        inner.backend.release(claim, certainty).await.map(|_| Release::Released)
+    }
+}
+
+/// Grants every tenth claim that had to wait.
+#[derive(Default)]
+pub struct GrantsEveryTenth {
+    refused: AtomicU64,
+}
+
+stateful! {
+    GrantsEveryTenth;
+}
+
+#[async_trait]
+impl Hooks for GrantsEveryTenth {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        match inner.backend.acquire(claim, ttl).await? {
+            Acquisition::Granted(grant) => Ok(Acquisition::Granted(grant)),
+            _ if self.refused.fetch_add(1, Ordering::Relaxed) % 10 == 9 => grant_all_the_same(inner, claim, ttl).await,
+            other => Ok(other),
+        }
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        inner.backend.release(claim, certainty).await.map(|_| Release::Released)
+    }
+}
+
+/// A backend that sends claims under another name or owner.
+trait Renames: Send + Sync + 'static {
+    fn renamed(&self, inner: &Inner, claim: &Claim) -> Claim;
+}
+
+macro_rules! renaming {
+    ($($name:ident)*) => {
+        $(#[async_trait]
+        impl Hooks for $name {
+            async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+                inner.backend.acquire(&self.renamed(inner, claim), ttl).await
+            }
+
+            async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+                let mut leases = leases.to_vec();
+                for lease in &mut leases {
+                    lease.claim = self.renamed(inner, &lease.claim);
+                }
+                inner.renew(&leases).await
+            }
+
+            async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+                inner.backend.release(&self.renamed(inner, claim), certainty).await
+            }
+        })*
+    };
+}
+
+renaming! { OneLockForAll CollidingNames FoldsCase RenamesLocks OneOwnerPerClient }
+
+fn named(claim: &Claim, name: String) -> Claim {
+    claim.renamed(LockName::new(name).expect("not empty, and no longer than it was"))
+}
+
+impl Renames for OneLockForAll {
+    fn renamed(&self, _: &Inner, claim: &Claim) -> Claim {
+        named(claim, "the lock".to_owned())
+    }
+}
+
+impl Renames for CollidingNames {
+    fn renamed(&self, _: &Inner, claim: &Claim) -> Claim {
+        let mut hasher = DefaultHasher::new();
+        claim.name().hash(&mut hasher);
+        named(claim, format!("hash {}", hasher.finish() % 50))
+    }
+}
+
+impl Renames for FoldsCase {
+    fn renamed(&self, _: &Inner, claim: &Claim) -> Claim {
+        named(claim, claim.name().as_str().to_lowercase())
+    }
+}
+
+impl Renames for RenamesLocks {
+    fn renamed(&self, _: &Inner, claim: &Claim) -> Claim {
+        // As long as before, so that the longest name still is one.
+        let turned = claim.name().as_str().chars().map(|c| {
+            if c == 'x' {
+                'z'
+            } else if c == 'j' {
+                'x'
+            } else {
+                c
+            }
+        });
+        named(claim, turned.collect())
+    }
+}
+
+impl Renames for OneOwnerPerClient {
+    fn renamed(&self, inner: &Inner, claim: &Claim) -> Claim {
+        let owner = OwnerToken::from_bytes([inner.nth as u8 + 1; 16]);
+        Claim::new(claim.name().clone(), owner, Mode::Exclusive, claim.holder().clone().into()).if_held(claim.wish())
+    }
+}
+
+#[async_trait]
+impl Hooks for QueuesEverybody {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        inner.backend.acquire(&claim.clone().if_held(IfHeld::Queue), ttl).await
+    }
+}
+
+/// Tells a claim whose lease has gone to another the token of the other, and calls that a grant.
+#[derive(Default)]
+pub struct TellsTheCurrentToken {
+    last: Mutex<HashMap<LockName, (FencingToken, Vec<OwnerToken>)>>,
+}
+
+stateful! {
+    TellsTheCurrentToken;
+}
+
+#[async_trait]
+impl Hooks for TellsTheCurrentToken {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await?;
+        let mut last = lock(&self.last);
+        let (token, owners) = last.entry(claim.name().clone()).or_insert((FencingToken::new(0), Vec::new()));
+        Ok(match answer {
+            Acquisition::Granted(grant) => {
+                *token = grant.token;
+                owners.push(*claim.owner());
+                Acquisition::Granted(grant)
+            }
+            _ if owners.contains(claim.owner()) => {
+                Acquisition::Granted(Grant::new(*token, Confirmation { ttl, sent: inner.now(), place: 0 }))
+            }
+            other => other,
+        })
+    }
+}
+
+plain! {
+    /// Grants when the server could not be reached, or answered nothing.
+    GrantsOnError;
+}
+
+#[async_trait]
+impl Hooks for GrantsOnError {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        match inner.backend.acquire(claim, ttl).await {
+            Err(error) if error.kind() != ErrorKind::InvalidInput => Ok(made_up(inner, ttl)),
+            answer => answer,
+        }
+    }
+}
+
+/// What a saboteur answers that does not want to go on.
+pub(super) fn refused(kind: ErrorKind) -> Error {
+    Error::new(kind, "planted")
+}

@@ -1,0 +1,101 @@
+//! What is left behind.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{Acquisition, Certainty, Claim, LockBackend, LockName, Mode, OwnerToken, Release, Result};
+use tokio::runtime::Handle;
+
+use super::{Saboteur, plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+/// Leaves a lease of its own at the store with every fifth acquire.
+#[derive(Default)]
+pub struct LeavesLeases {
+    acquired: AtomicU64,
+}
+
+/// Keeps every backend for ever.
+#[derive(Default)]
+pub struct KeepsBackends {
+    kept: Mutex<Vec<Arc<dyn LockBackend>>>,
+}
+
+stateful! {
+    LeavesLeases;
+    KeepsBackends;
+}
+
+plain! {
+    /// Leaves a task on the user's runtime with every acquire.
+    LeavesTasks;
+}
+
+fn stranger(inner: &Inner, like: &Claim, number: u64) -> Claim {
+    let name = LockName::new(format!("left behind {} {number}", inner.nth)).expect("a name");
+    let mut owner = [0xEE; 16];
+    owner[..8].copy_from_slice(&number.to_be_bytes());
+    Claim::new(name, OwnerToken::from_bytes(owner), Mode::Exclusive, like.holder().clone().into())
+}
+
+#[async_trait]
+impl Hooks for LeavesLeases {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let number = self.acquired.fetch_add(1, Ordering::Relaxed);
+        if number % 5 == 4 {
+            inner.backend.acquire(&stranger(inner, claim, number), Duration::from_secs(60)).await?;
+        }
+        inner.backend.acquire(claim, ttl).await
+    }
+}
+
+#[async_trait]
+impl Hooks for KeepsBackends {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        lock(&self.kept).push(inner.backend.clone());
+        inner.backend.acquire(claim, ttl).await
+    }
+}
+
+#[async_trait]
+impl Hooks for LeavesTasks {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        tokio::spawn(tokio::time::sleep(Duration::from_secs(20)));
+        inner.backend.acquire(claim, ttl).await
+    }
+}
+
+/// Sends something every few milliseconds, for nobody.
+pub struct Chatters {
+    runtime: Handle,
+}
+
+impl Saboteur for Chatters {
+    fn new() -> Self {
+        Self { runtime: Handle::current() }
+    }
+}
+
+#[async_trait]
+impl Hooks for Chatters {
+    fn attached(&self, inner: &Arc<Inner>) {
+        let inner = Arc::downgrade(inner);
+        self.runtime.spawn(async move {
+            let holder = Arc::new(lock_core::HolderInfo::of_this_process("").expect("no label"));
+            let name = LockName::new("chatter").expect("a name");
+            let claim = Claim::new(name, OwnerToken::from_bytes([0xCC; 16]), Mode::Exclusive, holder);
+            while let Some(inner) = inner.upgrade() {
+                let _ = inner.backend.release(&claim, Certainty::Sure).await;
+                drop(inner);
+                tokio::time::sleep(Duration::from_millis(40)).await;
+            }
+        });
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        inner.backend.release(claim, certainty).await
+    }
+}

@@ -1,0 +1,143 @@
+//! Memory backends that are broken in one way each: what the cases are held against. A case that passes on the
+//! saboteur that was made for it proves nothing.
+
+mod capabilities;
+mod errors;
+mod exclusion;
+mod leaks;
+mod ownership;
+mod queue;
+mod release;
+mod renewal;
+mod time;
+mod tokens;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{ClientBuilder, LockBackend, LockName};
+
+pub use self::capabilities::*;
+pub use self::errors::*;
+pub use self::exclusion::*;
+pub use self::leaks::*;
+pub use self::ownership::*;
+pub use self::queue::*;
+pub use self::release::*;
+pub use self::renewal::*;
+pub use self::time::*;
+pub use self::tokens::*;
+use crate::fault::{Declared, PathFault, ServerFault, Tamper};
+use crate::fixture::{Census, Fixture, Record, Route};
+use crate::hooks::{Hooked, Hooks};
+use crate::memory::MemoryFixture;
+
+/// Something that is broken. One serves all clients of a case.
+pub trait Saboteur: Hooks {
+    /// Made inside the runtime of the case.
+    fn new() -> Self;
+
+    /// Whether it sits in the server, behind the path, and not in the client's backend.
+    const AT_SERVER: bool = false;
+
+    /// What else of a client it breaks.
+    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+        builder
+    }
+}
+
+/// The memory fixture with a saboteur in it.
+pub struct Sabotaged<S> {
+    sound: MemoryFixture,
+    saboteur: Arc<S>,
+    backends: AtomicUsize,
+}
+
+#[async_trait]
+impl<S: Saboteur> Fixture for Sabotaged<S> {
+    async fn new() -> Self {
+        let saboteur = Arc::new(S::new());
+        let sound = MemoryFixture::new().await;
+        let sound = if S::AT_SERVER { sound.with_hooks(saboteur.clone()) } else { sound };
+        Self { sound, saboteur, backends: AtomicUsize::new(0) }
+    }
+
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        let backend = self.sound.backend(route).await;
+        if S::AT_SERVER {
+            return backend;
+        }
+        Arc::new(Hooked::new(backend, self.backends.fetch_add(1, Ordering::SeqCst), self.saboteur.clone()))
+    }
+
+    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+        self.saboteur.tune(builder)
+    }
+
+    fn ttl(&self) -> Duration {
+        self.sound.ttl()
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.sound.path(fault).await;
+    }
+
+    async fn heal(&self) {
+        self.sound.heal().await;
+    }
+
+    async fn deliver(&self) {
+        self.sound.deliver().await;
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        self.sound.server(fault).await
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        self.sound.tamper(name, tamper).await
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        self.sound.record(name).await
+    }
+
+    async fn census(&self) -> Census {
+        self.sound.census().await
+    }
+
+    async fn served(&self) -> u64 {
+        self.sound.served().await
+    }
+}
+
+/// A saboteur without state.
+macro_rules! plain {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        $(
+            $(#[$doc])*
+            pub struct $name;
+
+            impl $crate::saboteurs::Saboteur for $name {
+                fn new() -> Self {
+                    Self
+                }
+            }
+        )*
+    };
+}
+
+/// A saboteur whose state begins as the default.
+macro_rules! stateful {
+    ($($name:ident;)*) => {
+        $(impl $crate::saboteurs::Saboteur for $name {
+            fn new() -> Self {
+                Self::default()
+            }
+        })*
+    };
+}
+
+use {plain, stateful};

@@ -1,0 +1,150 @@
+//! Ownership that is not looked at.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{Acquisition, Answer, Certainty, Claim, LeaseRef, LockName, Release, Result};
+
+use super::{Saboteur, plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+/// Who was granted each name last.
+type Holders = Mutex<HashMap<LockName, Claim>>;
+
+fn note(holders: &Holders, claim: &Claim, answer: &Result<Acquisition>) {
+    if let Ok(Acquisition::Granted(_)) = answer {
+        lock(holders).insert(claim.name().clone(), claim.clone());
+    }
+}
+
+fn holder_of(holders: &Holders, claim: &Claim) -> Claim {
+    lock(holders).get(claim.name()).unwrap_or(claim).clone()
+}
+
+/// Releases whoever holds.
+#[derive(Default)]
+pub struct ReleasesByName(Holders);
+
+/// Renews whoever holds.
+#[derive(Default)]
+pub struct RenewsByName(Holders);
+
+stateful! {
+    ReleasesByName;
+    RenewsByName;
+}
+
+#[async_trait]
+impl Hooks for ReleasesByName {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        note(&self.0, claim, &answer);
+        answer
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let answers = inner.renew(leases).await;
+        for (index, answer) in &answers {
+            if let Answer::Granted(_) | Answer::Renewed(_) = answer {
+                let claim = &leases[*index].claim;
+                lock(&self.0).insert(claim.name().clone(), claim.clone());
+            }
+        }
+        answers
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        inner.backend.release(&holder_of(&self.0, claim), certainty).await
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewsByName {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        note(&self.0, claim, &answer);
+        answer
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut leases = leases.to_vec();
+        for lease in &mut leases {
+            lease.claim = holder_of(&self.0, &lease.claim);
+        }
+        inner.renew(&leases).await
+    }
+}
+
+plain! {
+    /// Acquires again what a renewal finds lost.
+    RenewalRevives;
+    /// Says "released" whatever was there.
+    AlwaysReleased;
+}
+
+/// What [`RenewalRevives`] does, in the server: for renewals that arrive late.
+pub struct RenewalRevivesAtServer;
+
+impl Saboteur for RenewalRevivesAtServer {
+    fn new() -> Self {
+        Self
+    }
+
+    const AT_SERVER: bool = true;
+}
+
+async fn revive(inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    let mut answers = inner.renew(leases).await;
+    for (index, answer) in &mut answers {
+        let lease = &leases[*index];
+        if let Answer::Lost = answer
+            && let Ok(Acquisition::Granted(grant)) = inner.backend.acquire(&lease.claim, lease.ttl).await
+        {
+            *answer = Answer::Renewed(grant.confirmation);
+        }
+    }
+    answers
+}
+
+#[async_trait]
+impl Hooks for RenewalRevives {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        revive(inner, leases).await
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewalRevivesAtServer {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        revive(inner, leases).await
+    }
+}
+
+#[async_trait]
+impl Hooks for AlwaysReleased {
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        inner.backend.release(claim, certainty).await.map(|_| Release::Released)
+    }
+}
+
+/// Takes each request of a claim for a new one: it ends what the claim has and begins again.
+pub struct NewGrantEachTime;
+
+impl Saboteur for NewGrantEachTime {
+    fn new() -> Self {
+        Self
+    }
+
+    const AT_SERVER: bool = true;
+}
+
+#[async_trait]
+impl Hooks for NewGrantEachTime {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        inner.backend.release(claim, Certainty::Sure).await?;
+        inner.backend.acquire(claim, ttl).await
+    }
+}

@@ -1,0 +1,177 @@
+//! Waiting that goes wrong.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, ErrorKind, Event, LeaseRef, LockName, OwnerToken,
+    Release, Result,
+};
+
+use super::exclusion::refused;
+use super::{plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+plain! {
+    /// Pushes nothing.
+    PushesNothing;
+    /// Answers that a lock is held only after more than the bound of a call.
+    SlowToRefuse;
+    /// Takes a lock that is held, or a server that is away, for a reason to give up at once.
+    GivesUpEarly;
+    /// Takes what no waiting mends for something that waiting mends.
+    NeverGivesUp;
+    /// Loses the place of the last client at each renewal.
+    LosesPlacesOfTheLast;
+}
+
+#[async_trait]
+impl Hooks for PushesNothing {
+    fn event(&self, _: &Arc<Inner>, _: &CoreHandle, _: Event) {}
+}
+
+/// Loses one push: the fifth.
+#[derive(Default)]
+pub struct LosesOnePush {
+    pushed: AtomicU64,
+}
+
+/// Tells a waiter for a while that it waits, when it holds.
+#[derive(Default)]
+pub struct BlindLooks {
+    granted: Mutex<HashMap<OwnerToken, Instant>>,
+}
+
+/// Sends the head of the queue to its end, once.
+#[derive(Default)]
+pub struct SkipsTheHead {
+    seen: Mutex<HashMap<OwnerToken, Claim>>,
+    skipped: AtomicU64,
+}
+
+/// Looks at the lock for each claim that ever waited for it, at every release.
+#[derive(Default)]
+pub struct WakesEverybody {
+    seen: Mutex<HashMap<LockName, Vec<LeaseRef>>>,
+}
+
+stateful! {
+    LosesOnePush;
+    BlindLooks;
+    SkipsTheHead;
+    WakesEverybody;
+}
+
+#[async_trait]
+impl Hooks for LosesOnePush {
+    fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        if self.pushed.fetch_add(1, Ordering::SeqCst) != 4 {
+            core.event(event);
+        }
+    }
+}
+
+#[async_trait]
+impl Hooks for BlindLooks {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut answers = inner.renew(leases).await;
+        for (index, answer) in &mut answers {
+            let (Answer::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
+            let since = *lock(&self.granted).entry(*lease.claim.owner()).or_insert_with(Instant::now);
+            if since.elapsed() < Duration::from_secs(3) {
+                *answer = Answer::Waiting { confirmation: grant.confirmation, look_in: lease.ttl };
+            }
+        }
+        answers
+    }
+}
+
+#[async_trait]
+impl Hooks for SlowToRefuse {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if !matches!(answer, Ok(Acquisition::Granted(_))) {
+            tokio::time::sleep(inner.backend.capabilities().call_bound * 3).await;
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl Hooks for GivesUpEarly {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        match inner.backend.acquire(claim, ttl).await {
+            Ok(Acquisition::Granted(grant)) => Ok(Acquisition::Granted(grant)),
+            _ => Err(refused(ErrorKind::Capacity)),
+        }
+    }
+}
+
+#[async_trait]
+impl Hooks for NeverGivesUp {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        inner.backend.acquire(claim, ttl).await.map_err(|error| error.with_kind(ErrorKind::Unavailable))
+    }
+}
+
+#[async_trait]
+impl Hooks for LosesPlacesOfTheLast {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut answers = inner.renew(leases).await;
+        for (index, answer) in &mut answers {
+            if let (3, Answer::Waiting { .. }) = (inner.nth, &*answer) {
+                let _ = inner.backend.release(&leases[*index].claim, Certainty::Sure).await;
+                *answer = Answer::Lost;
+            }
+        }
+        answers
+    }
+}
+
+#[async_trait]
+impl Hooks for SkipsTheHead {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        lock(&self.seen).insert(*claim.owner(), claim.clone());
+        inner.backend.acquire(claim, ttl).await
+    }
+
+    fn event(&self, inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        let Event::Granted { owner, .. } = &event else { return core.event(event) };
+        let claim = lock(&self.seen).get(owner).cloned();
+        match claim {
+            Some(claim) if self.skipped.fetch_add(1, Ordering::SeqCst) == 0 => {
+                let (inner, core) = (inner.clone(), core.clone());
+                core.keeper_runtime().clone().spawn(async move {
+                    let _ = inner.backend.release(&claim, Certainty::Sure).await;
+                    core.event(Event::Gone { owner: *claim.owner() });
+                });
+            }
+            _ => core.event(event),
+        }
+    }
+}
+
+#[async_trait]
+impl Hooks for WakesEverybody {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if let Ok(Acquisition::Queued { confirmation: Confirmation { place, .. }, .. }) = &answer {
+            let lease = LeaseRef::new(claim.clone(), *place, ttl);
+            lock(&self.seen).entry(claim.name().clone()).or_default().push(lease);
+        }
+        answer
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        let answer = inner.backend.release(claim, certainty).await;
+        let waiting = lock(&self.seen).get(claim.name()).cloned().unwrap_or_default();
+        for lease in &waiting {
+            inner.renew_one(lease).await;
+        }
+        answer
+    }
+}

@@ -1,0 +1,90 @@
+//! Releases that are forgotten or not finished.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{Acquisition, Certainty, Claim, OwnerToken, Release, Result};
+
+use super::{plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+plain! {
+    /// Says "released" to the first client and keeps its lease.
+    ForgetsReleases;
+    /// Leaves no note about a claim that is withdrawn.
+    IgnoresCertainty;
+    /// Leaves notes about claims that need none.
+    DoubtsEveryRelease;
+}
+
+#[async_trait]
+impl Hooks for ForgetsReleases {
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        if inner.nth == 0 {
+            return Ok(Release::Released);
+        }
+        inner.backend.release(claim, certainty).await
+    }
+}
+
+#[async_trait]
+impl Hooks for IgnoresCertainty {
+    async fn release(&self, inner: &Inner, claim: &Claim, _: Certainty) -> Result<Release> {
+        inner.backend.release(claim, Certainty::Sure).await
+    }
+}
+
+/// Forgets the releases of claims that had to wait.
+#[derive(Default)]
+pub struct ForgetsWaiters {
+    waited: Mutex<HashSet<OwnerToken>>,
+}
+
+/// Gives a release up that was not answered at once.
+#[derive(Default)]
+pub struct TriesReleasesOnce {
+    tried: Mutex<HashSet<OwnerToken>>,
+}
+
+stateful! {
+    ForgetsWaiters;
+    TriesReleasesOnce;
+}
+
+#[async_trait]
+impl Hooks for ForgetsWaiters {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if let Ok(Acquisition::Queued { .. }) = &answer {
+            lock(&self.waited).insert(*claim.owner());
+        }
+        answer
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        if lock(&self.waited).contains(claim.owner()) {
+            return Ok(Release::Released);
+        }
+        inner.backend.release(claim, certainty).await
+    }
+}
+
+#[async_trait]
+impl Hooks for DoubtsEveryRelease {
+    async fn release(&self, inner: &Inner, claim: &Claim, _: Certainty) -> Result<Release> {
+        inner.backend.release(claim, Certainty::Unsure).await
+    }
+}
+
+#[async_trait]
+impl Hooks for TriesReleasesOnce {
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        if !lock(&self.tried).insert(*claim.owner()) {
+            return Ok(Release::NotHeld);
+        }
+        inner.backend.release(claim, certainty).await
+    }
+}

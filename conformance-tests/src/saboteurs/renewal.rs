@@ -1,0 +1,271 @@
+//! Renewal that does not, or does too much.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, ErrorKind, Event, LeaseRef, LockName, OwnerToken, Release,
+    Result,
+};
+use tokio::runtime::Handle;
+
+use super::exclusion::refused;
+use super::{Saboteur, plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+plain! {
+    /// Says "renewed" and asks nobody.
+    RenewsInWordsOnly;
+    /// Sends each renewal twice.
+    RenewsTwice;
+    /// Renews nothing.
+    RefusesRenewals;
+    /// Fails a whole batch for one of it.
+    OneBadSpoilsAll;
+    /// Takes longer for a renewal than it has.
+    RenewsTooSlowly;
+    /// Renews what fits into one batch and forgets the rest.
+    RenewsOneBatch;
+    /// Takes no answer for a good one.
+    TakesSilenceForAnAnswer;
+}
+
+fn in_words(inner: &Inner, lease: &LeaseRef) -> Answer {
+    Answer::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place: lease.place })
+}
+
+#[async_trait]
+impl Hooks for RenewsInWordsOnly {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        leases.iter().map(|lease| in_words(inner, lease)).enumerate().collect()
+    }
+}
+
+/// Renews the first lease of each name; later ones in words only.
+#[derive(Default)]
+pub struct RenewsTheFirstOnly {
+    first: Mutex<HashMap<LockName, OwnerToken>>,
+}
+
+stateful! {
+    RenewsTheFirstOnly;
+}
+
+#[async_trait]
+impl Hooks for RenewsTheFirstOnly {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut answers = Vec::with_capacity(leases.len());
+        for (index, lease) in leases.iter().enumerate() {
+            let first = *lock(&self.first).entry(lease.claim.name().clone()).or_insert(*lease.claim.owner());
+            let renewed = first == *lease.claim.owner();
+            answers.push((index, if renewed { inner.renew_one(lease).await } else { in_words(inner, lease) }));
+        }
+        answers
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewsTwice {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        inner.renew(leases).await;
+        inner.renew(leases).await
+    }
+}
+
+#[async_trait]
+impl Hooks for RefusesRenewals {
+    async fn renew(&self, _: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        (0..leases.len()).map(|index| (index, Answer::Unknown(refused(ErrorKind::Unavailable)))).collect()
+    }
+}
+
+#[async_trait]
+impl Hooks for OneBadSpoilsAll {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let answers = inner.renew(leases).await;
+        let bad = answers.iter().any(|(_, answer)| matches!(answer, Answer::Unknown(_)));
+        if bad { RefusesRenewals.renew(inner, leases).await } else { answers }
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewsTooSlowly {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let answers = inner.renew(leases).await;
+        let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
+        tokio::time::sleep(longest).await;
+        answers
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewsOneBatch {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let batch = inner.backend.capabilities().renew_batch;
+        inner.renew(&leases[..leases.len().min(batch)]).await
+    }
+}
+
+#[async_trait]
+impl Hooks for TakesSilenceForAnAnswer {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        match inner.backend.acquire(claim, ttl).await {
+            Err(_) => Ok(Acquisition::Held { look_in: ttl / 4 }),
+            answer => answer,
+        }
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let Ok(mut answers) = tokio::time::timeout(shortest / 8, inner.renew(leases)).await else {
+            return RenewsInWordsOnly.renew(inner, leases).await;
+        };
+        for (index, answer) in &mut answers {
+            if let Answer::Unknown(_) = answer {
+                *answer = in_words(inner, &leases[*index]);
+            }
+        }
+        answers
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        Ok(inner.backend.release(claim, certainty).await.unwrap_or(Release::Released))
+    }
+}
+
+/// Goes on failing for a while after the first failure of a client.
+#[derive(Default)]
+pub struct StaysBroken {
+    since: Mutex<HashMap<usize, Instant>>,
+}
+
+stateful! {
+    StaysBroken;
+}
+
+/// Longer than any case waits for something to work again, and shorter than its patience.
+const BROKEN_FOR: Duration = Duration::from_secs(5);
+
+impl StaysBroken {
+    fn is_broken(&self, client: usize) -> bool {
+        lock(&self.since).get(&client).is_some_and(|since| since.elapsed() < BROKEN_FOR)
+    }
+
+    fn breaks(&self, client: usize) {
+        lock(&self.since).entry(client).or_insert_with(Instant::now);
+    }
+}
+
+#[async_trait]
+impl Hooks for StaysBroken {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        if self.is_broken(inner.nth) {
+            return Err(refused(ErrorKind::Unavailable));
+        }
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if answer.is_err() {
+            self.breaks(inner.nth);
+        }
+        answer
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        if self.is_broken(inner.nth) {
+            return RefusesRenewals.renew(inner, leases).await;
+        }
+        let answers = inner.renew(leases).await;
+        if answers.iter().any(|(_, answer)| matches!(answer, Answer::Unknown(_))) {
+            self.breaks(inner.nth);
+        }
+        answers
+    }
+}
+
+/// Renews every claim that it has seen, unasked, for a few seconds; a release does not stop it.
+pub struct RenewsByItself {
+    runtime: Handle,
+}
+
+impl Saboteur for RenewsByItself {
+    fn new() -> Self {
+        Self { runtime: Handle::current() }
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewsByItself {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        let place = match &answer {
+            Ok(Acquisition::Granted(grant)) => grant.confirmation.place,
+            Ok(Acquisition::Queued { confirmation, .. }) => confirmation.place,
+            _ => return answer,
+        };
+        let (backend, lease) = (inner.backend.clone(), LeaseRef::new(claim.clone(), place, ttl));
+        self.runtime.spawn(async move {
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_secs(4) {
+                tokio::time::sleep(ttl / 4).await;
+                crate::faulty::renew_collected(&*backend, std::slice::from_ref(&lease)).await;
+            }
+        });
+        answer
+    }
+}
+
+/// Renews on the runtime that the first acquire came from, which is the user's.
+#[derive(Default)]
+pub struct RenewsOnTheUsersRuntime {
+    user: Mutex<Option<Handle>>,
+}
+
+stateful! {
+    RenewsOnTheUsersRuntime;
+}
+
+#[async_trait]
+impl Hooks for RenewsOnTheUsersRuntime {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        lock(&self.user).get_or_insert_with(Handle::current);
+        inner.backend.acquire(claim, ttl).await
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let user = lock(&self.user).clone();
+        if let Some(user) = user {
+            let _ = user.spawn(async {}).await;
+        }
+        inner.renew(leases).await
+    }
+}
+
+/// Says of every lease, a quarter of its ttl after the grant, that it is gone.
+#[derive(Default)]
+pub struct CriesWolf {
+    cried: AtomicBool,
+}
+
+stateful! {
+    CriesWolf;
+}
+
+#[async_trait]
+impl Hooks for CriesWolf {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if let (Ok(Acquisition::Granted(_)), Some(core), false) =
+            (&answer, inner.core(), self.cried.swap(true, Ordering::SeqCst))
+        {
+            let (core, owner) = (core.clone(), *claim.owner());
+            core.keeper_runtime().clone().spawn(async move {
+                tokio::time::sleep(ttl / 4).await;
+                core.event(Event::Gone { owner });
+            });
+        }
+        answer
+    }
+}

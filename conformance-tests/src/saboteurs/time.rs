@@ -1,0 +1,204 @@
+//! Time that is counted wrongly.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Claim, ClientBuilder, Clock, Confirmation, Extend, LeaseRef, Result, Stamp, SystemClock,
+};
+
+use super::{Saboteur, plain};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+plain! {
+    /// Keeps leases for half of the ttl that it reports.
+    ShortLeases;
+    /// Keeps leases for three times their ttl.
+    LongLeases;
+    /// Reports twice the ttl.
+    ReportsTooMuch;
+    /// Rounds a ttl down to whole milliseconds.
+    RoundsDown;
+    /// Stamps answers when they come and not when the request goes.
+    StampsTheAnswer;
+    /// Stamps answers two ttls into the future.
+    StampsTheFuture;
+    /// Lets every renewal move the deadline to earlier.
+    RenewalsShorten;
+    /// Lets no renewal move the deadline to earlier.
+    NeverShortens;
+    /// Renews all leases of a call to the ttl of the first.
+    OneTtlForAll;
+    /// Ends a lease at once that is to run out.
+    RunsOutAtOnce;
+}
+
+/// Changes what an acquire confirms.
+async fn confirmed(
+    inner: &Inner,
+    claim: &Claim,
+    ttl: Duration,
+    change: impl Fn(&mut Confirmation),
+) -> Result<Acquisition> {
+    let mut answer = inner.backend.acquire(claim, ttl).await;
+    if let Ok(Acquisition::Granted(grant)) = &mut answer {
+        change(&mut grant.confirmation);
+    }
+    if let Ok(Acquisition::Queued { confirmation, .. }) = &mut answer {
+        change(confirmation);
+    }
+    answer
+}
+
+/// Changes what a renewal confirms.
+async fn renewed(inner: &Inner, leases: &[LeaseRef], change: impl Fn(&mut Confirmation)) -> Vec<(usize, Answer)> {
+    let mut answers = inner.renew(leases).await;
+    for (_, answer) in &mut answers {
+        match answer {
+            Answer::Renewed(confirmation) | Answer::Waiting { confirmation, .. } => change(confirmation),
+            Answer::Granted(grant) => change(&mut grant.confirmation),
+            _ => {}
+        }
+    }
+    answers
+}
+
+#[async_trait]
+impl Hooks for ShortLeases {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        confirmed(inner, claim, ttl / 2, |confirmation| confirmation.ttl = ttl).await
+    }
+}
+
+#[async_trait]
+impl Hooks for LongLeases {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        confirmed(inner, claim, ttl * 3, |confirmation| confirmation.ttl = ttl).await
+    }
+}
+
+#[async_trait]
+impl Hooks for ReportsTooMuch {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        confirmed(inner, claim, ttl, |confirmation| confirmation.ttl *= 2).await
+    }
+}
+
+#[async_trait]
+impl Hooks for RoundsDown {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        inner.backend.acquire(claim, ttl).await
+    }
+}
+
+#[async_trait]
+impl Hooks for StampsTheAnswer {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        confirmed(inner, claim, ttl, |confirmation| confirmation.sent = inner.now()).await
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        renewed(inner, leases, |confirmation| confirmation.sent = inner.now()).await
+    }
+}
+
+fn from_the_future(inner: &Inner, confirmation: &mut Confirmation) {
+    confirmation.sent = inner.now().plus(confirmation.ttl * 2);
+}
+
+#[async_trait]
+impl Hooks for StampsTheFuture {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        confirmed(inner, claim, ttl, |confirmation| from_the_future(inner, confirmation)).await
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        renewed(inner, leases, |confirmation| from_the_future(inner, confirmation)).await
+    }
+}
+
+async fn extended(inner: &Inner, leases: &[LeaseRef], extend: Extend) -> Vec<(usize, Answer)> {
+    let mut leases = leases.to_vec();
+    for lease in &mut leases {
+        lease.extend = extend;
+    }
+    inner.renew(&leases).await
+}
+
+#[async_trait]
+impl Hooks for RenewalsShorten {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        extended(inner, leases, Extend::Exactly).await
+    }
+}
+
+#[async_trait]
+impl Hooks for NeverShortens {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        extended(inner, leases, Extend::AtLeast).await
+    }
+}
+
+#[async_trait]
+impl Hooks for OneTtlForAll {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut leases = leases.to_vec();
+        let first = leases.first().map_or(Duration::ZERO, |lease| lease.ttl);
+        for lease in &mut leases {
+            lease.ttl = first;
+        }
+        inner.renew(&leases).await
+    }
+}
+
+#[async_trait]
+impl Hooks for RunsOutAtOnce {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let answers = inner.renew(leases).await;
+        for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
+            let _ = inner.backend.release(&lease.claim, lock_core::Certainty::Sure).await;
+        }
+        answers
+    }
+}
+
+/// A client whose clock stands still while nobody looks at it, as some do in a suspend.
+pub struct ClockStandsStill;
+
+struct Dozing {
+    real: SystemClock,
+    seen: Mutex<(Stamp, Stamp)>,
+}
+
+/// More than a keeper sleeps between two looks, and far less than a pause.
+const NOTICED: Duration = Duration::from_millis(60);
+
+impl Clock for Dozing {
+    fn now(&self) -> Stamp {
+        let mut seen = lock(&self.seen);
+        let real = self.real.now();
+        let (last_real, last) = *seen;
+        let now = last.plus(real.since(last_real).min(NOTICED));
+        *seen = (real, now);
+        now
+    }
+
+    fn nap(&self, until: Stamp) -> Duration {
+        until.since(self.now()).min(NOTICED / 4)
+    }
+}
+
+impl Hooks for ClockStandsStill {}
+
+impl Saboteur for ClockStandsStill {
+    fn new() -> Self {
+        Self
+    }
+
+    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+        builder.clock(Arc::new(Dozing { real: SystemClock::new(), seen: Mutex::new((Stamp::ZERO, Stamp::ZERO)) }))
+    }
+}

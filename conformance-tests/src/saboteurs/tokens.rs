@@ -1,0 +1,97 @@
+//! Fencing tokens that do not fence.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{Acquisition, Answer, Claim, CoreHandle, Event, FencingToken, LeaseRef, Result};
+
+use super::{plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+plain! {
+    /// Tokens that fall.
+    TokensFall;
+    /// Each token for two grants.
+    TokensTwice;
+}
+
+/// Tokens that each client counts for itself.
+#[derive(Default)]
+pub struct TokensPerClient {
+    counted: Mutex<Vec<(usize, FencingToken, u64)>>,
+}
+
+stateful! {
+    TokensPerClient;
+}
+
+/// Maps the tokens of everything that tells one.
+trait Maps: Send + Sync + 'static {
+    fn map(&self, client: usize, token: FencingToken) -> FencingToken;
+}
+
+impl Maps for TokensFall {
+    fn map(&self, _: usize, token: FencingToken) -> FencingToken {
+        FencingToken::new((1 << 40) - token.get())
+    }
+}
+
+impl Maps for TokensTwice {
+    fn map(&self, _: usize, token: FencingToken) -> FencingToken {
+        FencingToken::new(token.get().div_ceil(2))
+    }
+}
+
+impl Maps for TokensPerClient {
+    fn map(&self, client: usize, token: FencingToken) -> FencingToken {
+        let mut counted = lock(&self.counted);
+        let own = counted.iter().filter(|(whose, ..)| *whose == client);
+        let number = match own.clone().find(|(_, real, _)| *real == token) {
+            Some((.., number)) => *number,
+            None => {
+                let number = own.count() as u64 + 1;
+                counted.push((client, token, number));
+                number
+            }
+        };
+        FencingToken::new(number)
+    }
+}
+
+macro_rules! mapping {
+    ($($name:ident)*) => {
+        $(#[async_trait]
+        impl Hooks for $name {
+            async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+                let mut answer = inner.backend.acquire(claim, ttl).await;
+                if let Ok(Acquisition::Granted(grant)) = &mut answer {
+                    grant.token = self.map(inner.nth, grant.token);
+                }
+                answer
+            }
+
+            async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+                let mut answers = inner.renew(leases).await;
+                for (_, answer) in &mut answers {
+                    if let Answer::Granted(grant) = answer {
+                        grant.token = self.map(inner.nth, grant.token);
+                    }
+                }
+                answers
+            }
+
+            fn event(&self, inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
+                core.event(match event {
+                    Event::Granted { owner, place, token, confirmation } => {
+                        Event::Granted { owner, place, token: self.map(inner.nth, token), confirmation }
+                    }
+                    other => other,
+                });
+            }
+        })*
+    };
+}
+
+mapping! { TokensFall TokensTwice TokensPerClient }

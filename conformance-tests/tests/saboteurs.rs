@@ -1,0 +1,216 @@
+//! Every case fails on the saboteur that was made for it, and for the right reason.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use conformance_tests::saboteurs::*;
+use conformance_tests::{CASES, Fixture, cases, run};
+
+/// A case that hangs on its saboteur has failed too, but says less: none is meant to.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// For each case the saboteur, and words of the text with which the case fails on it.
+macro_rules! saboteurs {
+    ($($group:ident { $($case:ident: $saboteur:ident, $words:literal;)* })*) => {
+        $(mod $group {
+            use super::*;
+
+            $(#[test]
+            fn $case() {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    run(DEADLINE, || async {
+                        let fixture = <Sabotaged<$saboteur> as Fixture>::new().await;
+                        cases::$group::$case(&fixture).await;
+                    });
+                }));
+                let panic = outcome.expect_err(concat!("the case passes on ", stringify!($saboteur)));
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default();
+                assert!(text.contains($words), "the case fails, but for another reason than {:?}:\n{text}", $words);
+            })*
+        })*
+
+        const TABLE: &[&str] = &[$($(concat!(stringify!($group), "::", stringify!($case)),)*)*];
+    };
+}
+
+saboteurs! {
+    exclusion {
+        one_holder_at_a_time: GrantsEverybody, "two clients hold one lock";
+        two_names_are_two_locks: OneLockForAll, "nobody holds it";
+        free_again_after_each_release: ForgetsReleases, "still held in round";
+        two_clients_and_a_counter: GrantsEveryTenth, "steps were lost";
+        a_hundred_tasks_and_a_counter: GrantsEveryTenth, "steps were lost";
+        the_history_of_a_herd: TokensFall, "tokens do not rise";
+        a_herd_without_a_lost_wakeup: LosesOnePush, "everybody in the herd";
+        many_locks_at_once: CollidingNames, "held by the holder of another name";
+        one_client_excludes_itself: OneOwnerPerClient, "one client holds a lock twice";
+    }
+    ownership {
+        stale_release_leaves_the_new_holder: ReleasesByName, "NotHeld";
+        stale_withdraw_leaves_the_new_holder: ReleasesByName, "NotHeld";
+        stale_renewal_leaves_the_new_holder: RenewsByName, "the stale renewal says";
+        renewal_after_expiry_never_revives: RenewalRevives, "its renewal says";
+        second_release_is_a_no_op: AlwaysReleased, "NotHeld";
+        release_of_a_claim_never_granted: AlwaysReleased, "NotHeld";
+        repeated_acquire_answers_the_same_grant: NewGrantEachTime, "one claim was granted twice";
+        repeated_acquire_keeps_its_place: NewGrantEachTime, "has another place";
+        renewal_creates_nothing: RenewalRevives, "a stranger renewed what is free";
+        two_claims_of_one_client_are_two_owners: OneOwnerPerClient, "held by another";
+        a_claim_that_wants_no_place_leaves_none: QueuesEverybody, "no place is wanted";
+    }
+    lease {
+        expires_after_its_ttl_and_not_before: ShortLeases, "before the lease had ended";
+        every_renewal_restarts_the_ttl: RenewsInWordsOnly, "at the server";
+        a_renewal_never_shortens: RenewalsShorten, "was shortened";
+        a_renewal_shortens_when_it_is_told_to: NeverShortens, "no takeover";
+        one_call_renews_each_to_its_own_ttl: OneTtlForAll, "was renewed to";
+        a_ttl_is_rounded_up_and_reported: RoundsDown, "asked for";
+        a_slow_grant_leaves_a_true_validity: StampsTheAnswer, "valid of";
+        the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder believes in";
+        a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
+        max_hold_ends_the_renewal: RenewsByItself, "longest hold";
+        min_hold_outlives_an_early_release: RunsOutAtOnce, "within `min_hold`";
+        min_hold_outlives_the_client: RunsOutAtOnce, "outlives the client";
+        validity_keeps_a_margin_and_shrinks: ReportsTooMuch, "is valid for";
+    }
+    waiting {
+        a_wait_of_zero_is_one_attempt: SlowToRefuse, "one attempt ends";
+        a_wait_below_a_second_is_kept: GivesUpEarly, "gave up before";
+        a_long_wait_ends_in_time: ForgetsWaiters, "leaves the queue";
+        the_wait_includes_connecting: TakesSilenceForAnAnswer, "nobody answered";
+        a_release_wakes_the_waiter: PushesNothing, "holds at once";
+        the_waiter_of_a_dead_holder_takes_over: LongLeases, "taken over from a dead holder";
+        a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
+        a_lost_push_costs_time_only: BlindLooks, "the next look";
+        clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
+        tasks_of_one_client_are_served_in_order: TokensFall, "out of order";
+        a_thousand_waiters_all_get_their_turn: TokensTwice, "a thousand holders";
+        the_cost_of_a_handoff_is_flat: WakesEverybody, "requests per handoff";
+    }
+    unsure {
+        a_stuck_request_has_no_effect_after_the_release: IgnoresCertainty, "took effect after the release";
+        a_withdrawn_request_has_no_effect: IgnoresCertainty, "a withdrawn claim was granted";
+        an_acquire_given_up_in_flight_leaves_nothing: IgnoresCertainty, "took no effect";
+        a_grant_whose_answer_was_lost_is_withdrawn: ForgetsReleases, "is withdrawn";
+        a_late_answer_of_an_older_place_counts_for_nothing: StampsTheFuture, "do not prolong";
+        tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "never got the lock";
+    }
+    cancellation {
+        an_acquire_dropped_at_every_await_leaves_nothing: ForgetsReleases, "was dropped after";
+        a_waiter_dropped_at_every_await_leaves_nothing: ForgetsWaiters, "leaves no place";
+        an_acquire_that_is_never_polled_sends_nothing: Chatters, "never polled";
+        an_acquire_dropped_with_its_answer_lost_leaves_nothing: ForgetsReleases, "is withdrawn";
+        a_waiter_dropped_as_it_is_granted_passes_the_lock_on: ForgetsWaiters, "keeps nothing";
+        a_release_dropped_at_every_await_goes_on: ForgetsReleases, "a release was dropped";
+        a_dropped_guard_releases_at_once: ForgetsReleases, "a dropped guard releases";
+        a_guard_dropped_outside_a_runtime_releases: ForgetsReleases, "outside a runtime releases";
+        a_leaked_guard_ends_with_its_client: ForgetsReleases, "a shutdown releases";
+        a_runtime_that_is_shut_down_leaves_nothing: ForgetsReleases, "went down with its runtime";
+        a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl: RenewsByItself, "ends by its ttl";
+        a_hundred_waiters_torn_down_at_once_leave_nothing: ForgetsWaiters, "stand in the way";
+        a_shutdown_releases_everything: ForgetsReleases, "a shutdown waits";
+        a_shutdown_in_front_of_silence_has_an_end: TakesSilenceForAnAnswer, "had to fail";
+        a_dropped_run_releases: ForgetsReleases, "is_free";
+    }
+    keeper {
+        holds_for_three_ttls: RenewsInWordsOnly, "taken from its holder";
+        the_next_lease_of_a_name_is_renewed_again: RenewsTheFirstOnly, "lease 1 of one name";
+        ten_thousand_cycles_leave_one_renewal_per_period: RenewsTwice, "more than one per period";
+        silence_after_the_release: RenewsByItself, "still sends requests";
+        silence_after_the_drop: RenewsByItself, "still sends requests";
+        silence_after_the_loss: RenewsByItself, "still sends requests";
+        a_lease_that_is_gone_is_told: RenewsInWordsOnly, "is told";
+        a_loss_is_told_once_and_stays: CriesWolf, "before the validity ended";
+        guarded_work_ends_with_the_lease: CriesWolf, "ended before the lease";
+        a_starved_runtime_loses_nothing: RenewsOnTheUsersRuntime, "starved runtime";
+        a_paused_process_learns_of_its_loss_at_once: ClockStandsStill, "after a pause the guard says held: true";
+        a_clock_that_jumps_ends_the_validity: StampsTheFuture, "asks a task and not the clock";
+        trouble_shorter_than_the_validity_loses_nothing: StaysBroken, "lost the lease";
+        silence_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
+        a_cut_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
+        a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
+        a_slow_path_loses_nothing: RenewsTooSlowly, "lost a lease of";
+        a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived what was released";
+        one_poisoned_lease_of_a_thousand: OneBadSpoilsAll, "cost others theirs";
+        a_renewal_that_panics_harms_no_other_lease: RefusesRenewals, "cost others their lease";
+        after_a_loss_the_lock_goes_on: ReleasesByName, "ended the next holder's lease";
+    }
+    reentry {
+        the_same_holder_shares_one_lease: ForgetsReleases, "outlived its last guard";
+        another_holder_waits: GrantsEverybody, "two holders hold one lock";
+        pending_acquires_of_one_holder_are_granted_together: PushesNothing, "by one handoff";
+        cancelling_one_pending_acquire_leaves_the_other: PushesNothing, "kept its place";
+        a_shared_lease_has_one_ttl: Chatters, "something was sent";
+        a_loss_reaches_all_guards: RenewsInWordsOnly, "every guard is told";
+    }
+    fencing {
+        rises_across_releases: TokensPerClient, "was followed by";
+        rises_across_expiry: TokensPerClient, "was followed by";
+        rises_across_handoffs: TokensPerClient, "one token";
+        rises_across_a_removed_record: TokensPerClient, "after its record was removed";
+        rises_across_a_restart: TokensPerClient, "after a restart";
+        rises_across_a_kill: TokensPerClient, "after a restart";
+        rises_across_lost_data: TokensPerClient, "after a restart";
+        a_stale_token_stays_its_own: TellsTheCurrentToken, "a stale claim was granted";
+        a_late_write_is_refused: TokensPerClient, "a late write was taken";
+    }
+    faults {
+        a_server_that_is_down_is_unavailable: TakesSilenceForAnAnswer, "had to fail";
+        an_acquire_outlives_a_restart: GivesUpEarly, "gave up before";
+        a_restart_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
+        a_kill_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
+        lost_data_is_told: RenewsInWordsOnly, "learns that its lease is gone";
+        a_server_that_stands_still_does_no_harm: TakesSilenceForAnAnswer, "no excuse";
+        lost_answers_to_renewals_end_the_validity: TakesSilenceForAnAnswer, "does not prolong";
+        a_lost_answer_to_a_release_is_indeterminate: TakesSilenceForAnAnswer, "had to fail";
+        a_lost_release_is_sent_again: TriesReleasesOnce, "is sent again";
+        doubled_requests_do_what_one_does: NewGrantEachTime, "Renewed";
+        a_waiter_that_was_cut_off_gets_the_lock: StaysBroken, "gets the lock";
+        a_refused_user_is_told_at_once: NeverGivesUp, "waiting does not mend it";
+        a_full_server_is_told_at_once: NeverGivesUp, "waiting does not mend it";
+        a_server_without_connections_is_told_at_once: NeverGivesUp, "waiting does not mend it";
+        a_read_only_server_grants_nothing: GrantsOnError, "had to fail";
+        forgotten_scripts_are_loaded_again: CriesWolf, "cost a lease";
+        a_wall_clock_set_forward_is_survived: ClaimsAWallClock, "its leases end by it";
+        a_wall_clock_set_back_is_survived: ClaimsAWallClock, "its leases end by it";
+    }
+    names {
+        all_names_are_told_apart: FoldsCase, "is taken for the name";
+        a_strange_name_is_waited_for: PushesNothing, "a strange name holds at once";
+        the_encoding_is_frozen: RenamesLocks, "under the frozen form";
+        another_format_version_is_an_error: GrantsOnError, "had to fail";
+        an_unreadable_record_is_an_error: GrantsOnError, "had to fail";
+    }
+    hygiene {
+        a_thousand_cycles_leave_nothing: DoubtsEveryRelease, "withdrawn as unsure";
+        a_thousand_contended_cycles_leave_nothing: LeavesLeases, "back at its baseline";
+        a_thousand_waits_in_vain_leave_nothing: ForgetsWaiters, "back at its baseline";
+        no_task_is_left_behind: LeavesTasks, "no task is left";
+        a_dropped_client_lets_everything_go: KeepsBackends, "connections are closed";
+        a_queue_that_was_served_is_gone: LeavesLeases, "nothing is left of the queue";
+    }
+    errors {
+        bad_input_is_refused_before_anything_is_sent: Chatters, "something was sent";
+        an_error_says_what_was_tried: SpeaksInSentences, "not a fragment";
+        the_same_situation_has_the_same_kind: TakesSilenceForAnAnswer, "nothing was sent";
+        no_secret_is_shown: LogsTheOwner, "stands in a log line";
+    }
+    capabilities {
+        the_figures_make_sense: ChangesItsMind, "differ";
+        the_bounds_of_a_ttl_are_true: RefusesShortTtls, "is refused";
+        waiting_is_as_claimed: ClaimsToBePolled, "claimed is";
+        the_notice_of_a_loss_is_as_claimed: ClaimsToPush, "whether a loss was pushed";
+        the_scope_of_a_ttl_is_as_claimed: ClaimsSessions, "end together";
+        the_takeover_bound_is_true: LongLeases, "the takeover bound";
+        more_than_a_batch_is_renewed: RenewsOneBatch, "lease";
+        inspection_is_true_or_unsupported: ShowsNothing, "it is held";
+        a_list_is_true_or_unsupported: ShowsNothing, "complete";
+        a_break_ends_the_lease_that_was_meant: BreaksByName, "that nobody meant";
+    }
+}
+
+#[test]
+fn every_case_has_a_saboteur() {
+    assert_eq!(TABLE, CASES, "the table above and the list of cases differ");
+}
