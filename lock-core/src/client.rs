@@ -14,7 +14,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::{Inspection, Listed, MAX_LISTED};
+use crate::extensions::{Finding, Inspection, Listed, MAX_LISTED};
 use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::name::LockName;
@@ -139,6 +139,23 @@ impl LockClient {
                 None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot break locks")),
             };
             answer.map_err(|error| error.during("break", &name, backend.capabilities().backend))
+        })
+        .await
+    }
+
+    /// Whether the store is fit for locks: what an operator wants to know of it, and how to mend what is wrong.
+    ///
+    /// # Errors
+    /// `Unsupported` when the backend cannot tell, else what the store says. Ends within three call bounds and a quarter.
+    ///
+    /// # Cancel safety
+    /// Reads only.
+    pub async fn examine(&self) -> Result<Vec<Finding>> {
+        self.ask(3, ErrorKind::Unavailable, move |backend| async move {
+            match backend.extensions().examine {
+                Some(examine) => examine.examine().await,
+                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot examine its store")),
+            }
         })
         .await
     }

@@ -1,4 +1,4 @@
-//! What a backend can do beyond the contract: show, list and break locks.
+//! What a backend can do beyond the contract: show, list and break locks, and examine the store.
 
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ pub struct Extensions<'a> {
     pub list: Option<&'a dyn List>,
     /// Ends leases on an operator's word.
     pub break_lock: Option<&'a dyn Break>,
+    /// Says whether the store is fit for locks.
+    pub examine: Option<&'a dyn Examine>,
 }
 
 impl std::fmt::Debug for Extensions<'_> {
@@ -27,6 +29,7 @@ impl std::fmt::Debug for Extensions<'_> {
             .field("inspect", &self.inspect.is_some())
             .field("list", &self.list.is_some())
             .field("break_lock", &self.break_lock.is_some())
+            .field("examine", &self.examine.is_some())
             .finish()
     }
 }
@@ -95,6 +98,44 @@ pub trait Break: Send + Sync {
     /// The old holder learns of it with its next renewal and may go on writing until then: hand the raised token to the
     /// protected resource to keep it out.
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>>;
+}
+
+/// Says whether the store is fit for locks.
+#[async_trait]
+pub trait Examine: Send + Sync {
+    /// What an operator wants to know of the store, and what is wrong with it, each with how to mend it. Only reads, and ends within
+    /// three call bounds. What the user may not ask is a finding that says so, and no error.
+    async fn examine(&self) -> Result<Vec<Finding>>;
+}
+
+/// One thing that an operator wants to know of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at: `server version`. The same words at every look.
+    pub about: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What that means for locks.
+    pub verdict: Verdict,
+}
+
+impl Finding {
+    /// A finding.
+    pub fn new(about: &'static str, found: impl Into<String>, verdict: Verdict) -> Self {
+        Self { about, found: found.into(), verdict }
+    }
+}
+
+/// What a finding means for locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing is to be done.
+    Fine,
+    /// Locks work, and promise less than they could: what to do about it.
+    Doubtful(String),
+    /// Locks do not work, or exclusion ends: how to mend it.
+    Wrong(String),
 }
 
 /// The state of a lock as the store sees it, for people. It was true when the store looked and may have

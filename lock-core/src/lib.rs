@@ -64,6 +64,7 @@ pub mod memory;
 mod name;
 mod renewal;
 mod run_to_end;
+pub mod setting;
 mod stats;
 mod sync;
 mod token;
@@ -76,7 +77,9 @@ pub use clock::{Clock, Stamp, SystemClock};
 pub use core_handle::{CoreHandle, Event};
 pub use defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT, RENEWALS_PER_TTL};
 pub use error::{Error, ErrorKind, Result};
-pub use extensions::{Break, Extensions, Inspect, Inspection, LeaseView, List, Listed, ListedName, MAX_LISTED};
+pub use extensions::{
+    Break, Examine, Extensions, Finding, Inspect, Inspection, LeaseView, List, Listed, ListedName, MAX_LISTED, Verdict,
+};
 pub use grant::{Acquisition, Certainty, Confirmation, Grant, Place, Release};
 pub use guard::LockGuard;
 pub use holder::HolderId;

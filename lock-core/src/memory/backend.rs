@@ -104,7 +104,7 @@ impl LockBackend for MemoryBackend {
     }
 
     fn extensions(&self) -> Extensions<'_> {
-        Extensions { inspect: Some(self), list: Some(self), break_lock: Some(self) }
+        Extensions { inspect: Some(self), list: Some(self), break_lock: Some(self), examine: None }
     }
 }
 
