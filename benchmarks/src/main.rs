@@ -6,6 +6,7 @@
 mod commands;
 mod handoff;
 mod held;
+mod overheard;
 mod peers;
 mod report;
 mod rounds;

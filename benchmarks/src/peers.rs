@@ -4,10 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use conformance_tests::harness::RedisServer;
 use lock_core::{KeeperHome, LockClient};
 use lock_redis::RedisBackend;
 use redis::Script;
 use redis::aio::MultiplexedConnection;
+
+use crate::overheard::{self, Call};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -34,11 +37,14 @@ pub(crate) enum Peer {
 
 impl Peer {
     /// All of them. Leasehold is the first.
-    pub(crate) async fn all(url: &str) -> Result<Vec<Self>> {
+    pub(crate) async fn all(server: &RedisServer) -> Result<Vec<Self>> {
+        let url = &*server.url();
+        let client = client(url, KeeperHome::OwnThread).await?;
+        let [acquire, release] = overheard::pair(&client, server.addr()).await?;
         let locker = async_redis_lock::Locker::from_redis_url(url).await?;
         Ok(vec![
-            Self::Leasehold(client(url, KeeperHome::OwnThread).await?),
-            Self::SameScripts(SameScripts::new(connect(url).await?).await?),
+            Self::Leasehold(client),
+            Self::SameScripts(SameScripts { connection: connect(url).await?, acquire, release }),
             Self::SmallestPair(SmallestPair::new(connect(url).await?).await?),
             Self::Rslock(rslock::LockManager::new(vec![url])),
             Self::AsyncRedisLock(Box::new(locker), async_redis_lock::Options::new().ttl(TTL)),
@@ -70,76 +76,41 @@ impl Peer {
     }
 }
 
-/// Owner tokens that nobody else draws.
-#[derive(Default)]
-struct Owners(AtomicU64);
-
-impl Owners {
-    fn draw(&self) -> [u8; 16] {
-        let mut owner = [7; 16];
-        owner[..8].copy_from_slice(&self.0.fetch_add(1, Ordering::Relaxed).to_be_bytes());
-        owner
-    }
-}
-
 pub(crate) struct SameScripts {
     connection: MultiplexedConnection,
-    acquire: String,
-    release: String,
-    owners: Owners,
+    acquire: Call,
+    release: Call,
 }
 
 impl SameScripts {
-    async fn new(mut connection: MultiplexedConnection) -> Result<Self> {
-        const PRELUDE: &str = include_str!("../../lock-redis/src/scripts/prelude.lua");
-        let acquire = concat_script(PRELUDE, include_str!("../../lock-redis/src/scripts/acquire.lua"));
-        let release = concat_script(PRELUDE, include_str!("../../lock-redis/src/scripts/release.lua"));
-        Ok(Self {
-            acquire: acquire.load_async(&mut connection).await?,
-            release: release.load_async(&mut connection).await?,
-            connection,
-            owners: Owners::default(),
-        })
-    }
-
     async fn pair(&self, name: &str) -> Result<()> {
         let mut connection = self.connection.clone();
-        let (key, owner) = (format!("bench:{{{name}}}"), self.owners.draw());
-        let common = (600_000_000_u64, "1leasehold:c:0000000000000000");
-        // As long as the information of an ordinary process.
-        let claim = [&owner[..], b"lock-name\thost-name\t12345\t1700000000\t"].concat();
-        let mut acquire = redis::cmd("EVALSHA");
-        acquire.arg(&self.acquire).arg(1).arg(&key).arg(common).arg(30_000).arg(claim);
-        let (_, token): (u64, u64) = acquire.query_async(&mut connection).await?;
-        ensure!(token > 0, "the script has not granted");
-        let mut release = redis::cmd("EVALSHA");
-        release.arg(&self.release).arg(1).arg(&key).arg(common).arg(&owner);
-        let (_, code): (u64, u64) = release.query_async(&mut connection).await?;
+        let token: u64 = self.acquire.about(name).query_async(&mut connection).await?;
+        ensure!(token > 1, "the script has not granted");
+        let code: u64 = self.release.about(name).query_async(&mut connection).await?;
         ensure!(code == 1, "the script has not released: {code}");
         Ok(())
     }
 }
 
-fn concat_script(prelude: &str, body: &str) -> Script {
-    Script::new(&[prelude, body].concat())
-}
-
 pub(crate) struct SmallestPair {
     connection: MultiplexedConnection,
     release: String,
-    owners: Owners,
+    drawn: AtomicU64,
 }
 
 impl SmallestPair {
     async fn new(mut connection: MultiplexedConnection) -> Result<Self> {
         let release =
             Script::new("if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0");
-        Ok(Self { release: release.load_async(&mut connection).await?, connection, owners: Owners::default() })
+        Ok(Self { release: release.load_async(&mut connection).await?, connection, drawn: AtomicU64::default() })
     }
 
     async fn pair(&self, name: &str) -> Result<()> {
         let mut connection = self.connection.clone();
-        let owner = self.owners.draw();
+        // An owner token that nobody else draws.
+        let mut owner = [7; 16];
+        owner[..8].copy_from_slice(&self.drawn.fetch_add(1, Ordering::Relaxed).to_be_bytes());
         let mut acquire = redis::cmd("SET");
         acquire.arg(name).arg(&owner).arg("NX").arg("PX").arg(30_000);
         let granted: Option<String> = acquire.query_async(&mut connection).await?;

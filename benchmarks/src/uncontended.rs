@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_millis(400);
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     let server = RedisSettings::new().start()?;
-    let peers: Vec<_> = Peer::all(&server.url()).await?.into_iter().map(Arc::new).collect();
+    let peers: Vec<_> = Peer::all(&server).await?.into_iter().map(Arc::new).collect();
     let mut figures = Vec::new();
     for tasks in [1, 16, 256] {
         for peer in &peers {
@@ -56,7 +56,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
 /// One peer alone, for a profiler.
 pub(crate) async fn alone(peer: usize, tasks: usize, period: Duration) -> Result<()> {
     let server = RedisSettings::new().start()?;
-    let peers = Peer::all(&server.url()).await?;
+    let peers = Peer::all(&server).await?;
     let peer = Arc::new(peers.into_iter().nth(peer).context("there is no such peer")?);
     eprintln!("{} in process {}, redis-server in {:?}", peer.name(), std::process::id(), server.id());
     let mut side = peers::connect(&server.url()).await?;
@@ -87,7 +87,9 @@ fn goal(peer: &Peer, tasks: usize) -> Option<f64> {
 
 async fn round(peer: &Arc<Peer>, tasks: usize, period: Duration) -> Result<Round> {
     let peer = peer.clone();
-    let names: Arc<[String]> = (0..tasks).map(|task| format!("{}/{task}", peer.name())).collect();
+    // All names are of one length, since names travel. The smallest pair's and the peers' are keys as they are.
+    let initial = peer.name().replace("the ", "").chars().next().unwrap_or_default();
+    let names: Arc<[String]> = (0..tasks).map(|task| format!("bench/{initial}/{task:03}")).collect();
     rounds::run(tasks, period, move |task| {
         let (peer, names) = (peer.clone(), names.clone());
         async move { peer.pair(&names[task]).await }
