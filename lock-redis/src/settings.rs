@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Error, Result};
+use lock_core::{Error, Result, setting};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 use url::Url;
 
@@ -78,17 +78,10 @@ impl Settings {
         if self.prefix.is_empty() || self.prefix.len() > 100 || self.prefix.contains(bad) {
             return Err(Error::invalid("`prefix` is 1 to 100 bytes, without `{`, `}` and control characters"));
         }
-        within("timeout", self.timeout, Duration::from_millis(10), Duration::from_secs(60))?;
-        within("retention", self.retention, Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600))?;
+        setting::within("timeout", self.timeout, Duration::from_millis(10)..=Duration::from_secs(60))?;
+        setting::within("retention", self.retention, Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600))?;
         Ok(self)
     }
-}
-
-fn within(name: &str, value: Duration, least: Duration, most: Duration) -> Result<()> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!("`{name}` is {least:?} to {most:?}, not {value:?}")))
 }
 
 /// Reads a URL: where the server is, and the settings. Nothing of a password gets into an error.
@@ -106,8 +99,8 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
     for (key, value) in url.query_pairs() {
         match &*key {
             "prefix" => settings.prefix = value.into_owned(),
-            "timeout" => settings.timeout = duration("timeout", &value)?,
-            "retention" => settings.retention = duration("retention", &value)?,
+            "timeout" => settings.timeout = setting::duration("timeout", &value)?,
+            "retention" => settings.retention = setting::duration("retention", &value)?,
             "restart" => {
                 settings.on_restart =
                     choice("restart", &value, &[("quarantine", OnRestart::Quarantine), ("trust", OnRestart::Trust)])?;
@@ -157,27 +150,6 @@ fn choice<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> 
         let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
         Error::invalid(format!("`{name}` is {}, not `{value}`", words.join(" or ")))
     })
-}
-
-/// Reads `250ms`, `5s`, `10m`, `2h` or `1d`.
-fn duration(name: &str, text: &str) -> Result<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let ms_per_unit: u64 = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => 0,
-    };
-    let ms = number.parse::<u64>().ok().and_then(|number| number.checked_mul(ms_per_unit));
-    match ms {
-        Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
-        _ => {
-            Err(Error::invalid(format!("`{name}` is a duration like `250ms`, `5s`, `10m`, `2h` or `1d`, not `{text}`")))
-        }
-    }
 }
 
 /// Files of a private authority and of a client's certificate.
