@@ -1,7 +1,7 @@
 //! Clippy for each package alone, with each feature alone, and for everything together. A build of the whole
 //! workspace passes while a package alone lacks a feature of a dependency.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::metadata::{Metadata, Package};
 use crate::process;
@@ -15,7 +15,7 @@ pub(crate) fn together() -> Result<String> {
 /// Clippy over each package alone with each feature alone: the library and the programs as a user builds them,
 /// without dev-dependencies, and then with every test, example and benchmark.
 pub(crate) fn alone(metadata: &Metadata) -> Result<String> {
-    let mut runs = 0;
+    let (mut runs, mut failed) = (0, Vec::new());
     for package in metadata.members() {
         for features in combinations(package) {
             let package_arg = format!("--package={}", package.name);
@@ -26,10 +26,14 @@ pub(crate) fn alone(metadata: &Metadata) -> Result<String> {
                 .filter(|(kind, _)| package.has(kind))
                 .map(|(_, arg)| arg)
                 .collect();
-            clippy(&[&common[..], &kinds].concat())?;
-            clippy(&[&common[..], &["--all-targets"]].concat())?;
-            runs += 2;
+            for targets in [&kinds[..], &["--all-targets"]] {
+                runs += 1;
+                failed.extend(clippy(&[&common[..], targets].concat()).err().map(|error| error.to_string()));
+            }
         }
+    }
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
     }
     Ok(format!("{runs} combinations"))
 }
