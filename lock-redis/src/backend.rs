@@ -146,15 +146,16 @@ impl RedisBackend {
         for lease in leases {
             command.arg(shared.keys.record(lease.claim.name()));
         }
-        command.arg(shared.common(Duration::ZERO, quarantine.is_none(), false));
+        let terms = Terms { ttl: leases.first().map_or(Duration::ZERO, |lease| lease.ttl), place: false };
+        command.arg(shared.common(quarantine.is_none(), 0, Some(terms)));
         for lease in leases {
-            let extend = if lease.extend == Extend::Exactly { b'e' } else { b'm' };
             let mut ask = [0; 29];
-            ask[..16].copy_from_slice(lease.claim.owner().as_bytes());
-            ask[16..20].copy_from_slice(&millis(lease.ttl).to_be_bytes());
-            ask[20] = extend;
-            ask[21..].copy_from_slice(&lease.place.to_be_bytes());
-            command.arg(&ask[..]);
+            ask[..8].copy_from_slice(&lease.place.to_be_bytes());
+            ask[8..24].copy_from_slice(lease.claim.owner().as_bytes());
+            ask[24..28].copy_from_slice(&millis(lease.ttl).to_be_bytes());
+            ask[28] = if lease.extend == Extend::Exactly { b'e' } else { b'm' };
+            let like_the_first = lease.ttl == terms.ttl && lease.extend == Extend::AtLeast;
+            command.arg(if like_the_first { &ask[..24] } else { &ask[..] });
         }
         let core = shared.core()?;
         let sent = core.stamp();
@@ -185,7 +186,7 @@ impl RedisBackend {
         let until = Instant::now() + shared.bound();
         let conn = self.line()?.conn(until).await?;
         let mut command = script_call(&shared.scripts.inspect, 1);
-        command.arg(shared.keys.record(name)).arg(shared.common(Duration::ZERO, false, false));
+        command.arg(shared.keys.record(name)).arg(shared.common(false, 0, None));
         let value = conn.run(&shared.scripts.inspect, &command, until).await?;
         let Some(seen) = replies::inspected(value).ok_or(Failure::Unreadable)? else { return Ok(None) };
         let token = (seen.token > 0).then(|| FencingToken::new(seen.token));

@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use lock_core::{Error, ErrorKind, Result, Stamp};
-use redis::Value;
 use tokio::time::Instant;
 
 use crate::conn::{Conn, script_call};
 use crate::errors::{Failure, refused};
-use crate::replies::{self, Acquired, PerLock};
-use crate::scripts::Script;
+use crate::replies::{self, Acquired};
 use crate::shared::{Shared, millis};
 
 /// What is asked about one lock.
@@ -46,6 +44,14 @@ impl Ask {
             What::Release { .. } => None,
         }
     }
+
+    fn add_to(&self, command: &mut redis::Cmd) {
+        match &self.what {
+            What::Acquire { holder, .. } => command.arg([&self.owner, holder.as_bytes()].concat()),
+            What::Release { remember } if remember.is_zero() => command.arg(&self.owner),
+            What::Release { remember } => command.arg([&self.owner[..], &millis(*remember).to_be_bytes()].concat()),
+        };
+    }
 }
 
 /// An answer, with the stamp from just before its request was sent.
@@ -60,40 +66,52 @@ pub(crate) enum Told {
     Released(bool),
 }
 
-/// Sends several requests, the acquires in one script call and the releases in another, and answers each. The acquires
-/// have the same terms.
+/// Sends several requests in one script call, and answers each. The acquires have the same terms.
 pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: Instant) -> Vec<Result<Answered>> {
+    let all = |why: Error| asks.iter().map(|_| Err(why.clone())).collect();
     let terms = asks.iter().find_map(Ask::terms);
     let quarantine = match conn.prepare(terms.map_or(Duration::ZERO, |terms| terms.ttl), until).await {
         Ok(quarantine) => quarantine,
-        Err(why) => return asks.iter().map(|_| Err(why.clone())).collect(),
+        Err(why) => return all(why),
     };
-    let acquires = async {
-        let acquires = asks.iter().filter(|ask| ask.terms().is_some());
-        match (terms, quarantine) {
-            (None, _) => Vec::new(),
-            (Some(_), Some(wait)) => acquires.map(|_| Err(quarantined(shared, wait))).collect(),
-            (Some(terms), None) => {
-                let common = shared.common(terms.ttl, true, terms.place);
-                let call = Call::new(shared, conn, &shared.scripts.acquire, &common, acquires);
-                call.answers(until, replies::acquired, Told::Acquired).await
-            }
+    let acquires = || asks.iter().filter(|ask| ask.terms().is_some() && quarantine.is_none());
+    let releases = || asks.iter().filter(|ask| ask.terms().is_none());
+    let count = acquires().count() + releases().count();
+    let mut answers = Vec::new();
+    let mut sent = Stamp::ZERO;
+    if count > 0 {
+        let mut command = script_call(&shared.scripts.exchange, count);
+        for ask in acquires().chain(releases()) {
+            command.arg(&ask.key);
         }
-    };
-    let releases = async {
-        let releases = asks.iter().filter(|ask| ask.terms().is_none());
-        if releases.clone().next().is_none() {
-            return Vec::new();
+        command.arg(shared.common(quarantine.is_none(), acquires().count(), terms));
+        for ask in acquires().chain(releases()) {
+            ask.add_to(&mut command);
         }
-        let common = shared.common(Duration::ZERO, quarantine.is_none(), false);
-        let call = Call::new(shared, conn, &shared.scripts.release, &common, releases);
-        call.answers(until, replies::released, Told::Released).await
-    };
-    let (acquires, releases) = tokio::join!(acquires, releases);
-    let (mut acquires, mut releases) = (acquires.into_iter(), releases.into_iter());
+        sent = match shared.core() {
+            Ok(core) => core.stamp(),
+            Err(why) => return all(why),
+        };
+        match conn.run(&shared.scripts.exchange, &command, until).await {
+            Ok(value) => answers = replies::per_lock(value, count).unwrap_or_default(),
+            Err(failure) => return all(failure.into()),
+        }
+    }
+    let (first, second) = answers.split_at(acquires().count().min(answers.len()));
+    let (mut first, mut second) = (first.iter(), second.iter());
     asks.iter()
-        .map(|ask| if ask.terms().is_some() { acquires.next() } else { releases.next() })
-        .map(|answer| answer.unwrap_or_else(|| Err(Failure::Unreadable.into())))
+        .map(|ask| {
+            let told = match (ask.terms(), quarantine) {
+                (Some(_), Some(wait)) => return Err(quarantined(shared, wait)),
+                (Some(_), None) => first.next().and_then(replies::acquired).map(|told| told.map(Told::Acquired)),
+                (None, _) => second.next().and_then(replies::released).map(|told| told.map(Told::Released)),
+            };
+            match told {
+                Some(Ok(told)) => Ok(Answered { sent, told }),
+                Some(Err(text)) => Err(refused(&text)),
+                None => Err(Failure::Unreadable.into()),
+            }
+        })
         .collect()
 }
 
@@ -107,63 +125,4 @@ fn quarantined(shared: &Shared, wait: Duration) -> Error {
             wait.as_millis()
         ),
     )
-}
-
-/// One script call about several locks.
-struct Call<'a> {
-    shared: &'a Shared,
-    conn: &'a Conn,
-    script: &'a Script,
-    command: redis::Cmd,
-    count: usize,
-}
-
-impl<'a> Call<'a> {
-    fn new<'b>(
-        shared: &'a Shared,
-        conn: &'a Conn,
-        script: &'a Script,
-        common: &[u8],
-        asks: impl Iterator<Item = &'b Ask> + Clone,
-    ) -> Self {
-        let count = asks.clone().count();
-        let mut command = script_call(script, count);
-        for ask in asks.clone() {
-            command.arg(&ask.key);
-        }
-        command.arg(common);
-        for ask in asks {
-            match &ask.what {
-                What::Acquire { holder, .. } => command.arg([&ask.owner, holder.as_bytes()].concat()),
-                What::Release { remember } if remember.is_zero() => command.arg(&ask.owner),
-                What::Release { remember } => command.arg([&ask.owner[..], &millis(*remember).to_be_bytes()].concat()),
-            };
-        }
-        Self { shared, conn, script, command, count }
-    }
-
-    async fn answers<T>(
-        self,
-        until: Instant,
-        read: impl FnOnce(Value, usize) -> Option<Vec<PerLock<T>>>,
-        tell: impl Fn(T) -> Told,
-    ) -> Vec<Result<Answered>> {
-        let all = |why: Error| (0..self.count).map(|_| Err(why.clone())).collect();
-        let sent = match self.shared.core() {
-            Ok(core) => core.stamp(),
-            Err(why) => return all(why),
-        };
-        let value = match self.conn.run(self.script, &self.command, until).await {
-            Ok(value) => value,
-            Err(failure) => return all(failure.into()),
-        };
-        let Some(answers) = read(value, self.count) else { return all(Failure::Unreadable.into()) };
-        answers
-            .into_iter()
-            .map(|answer| match answer {
-                Ok(answer) => Ok(Answered { sent, told: tell(answer) }),
-                Err(text) => Err(refused(&text)),
-            })
-            .collect()
-    }
 }

@@ -43,45 +43,39 @@ pub(crate) struct Inspected {
     pub(crate) waiters: u64,
 }
 
-/// An answer per lock.
-pub(crate) fn acquired(value: Value, count: usize) -> Option<Vec<PerLock<Acquired>>> {
-    per_lock(value, count)?
-        .iter()
-        .map(|answer| match answer {
-            Value::Int(_) => {
-                let token = number(answer)?;
-                Some(Ok(Acquired::Granted { place: token, token }))
-            }
-            Value::Array(parts) => {
-                let [Value::Int(code), place, value] = &parts[..] else { return None };
-                Some(Ok(match code {
-                    1 => Acquired::Granted { place: number(place)?, token: number(value)? },
-                    2 => Acquired::Queued { place: number(place)?, look_in: millis(value)? },
-                    3 => Acquired::Held { look_in: millis(value)? },
-                    4 => Acquired::Withdrawn,
-                    _ => return None,
-                }))
-            }
-            error => text(error).map(Err),
-        })
-        .collect()
+/// The answer about a lock that was to be acquired.
+pub(crate) fn acquired(answer: &Value) -> Option<PerLock<Acquired>> {
+    match answer {
+        Value::Int(_) => {
+            let token = number(answer)?;
+            Some(Ok(Acquired::Granted { place: token, token }))
+        }
+        Value::Array(parts) => {
+            let [Value::Int(code), place, value] = &parts[..] else { return None };
+            Some(Ok(match code {
+                1 => Acquired::Granted { place: number(place)?, token: number(value)? },
+                2 => Acquired::Queued { place: number(place)?, look_in: millis(value)? },
+                3 => Acquired::Held { look_in: millis(value)? },
+                4 => Acquired::Withdrawn,
+                _ => return None,
+            }))
+        }
+        error => text(error).map(Err),
+    }
 }
 
-/// Per lock whether lease or place was the owner's.
-pub(crate) fn released(value: Value, count: usize) -> Option<Vec<PerLock<bool>>> {
-    per_lock(value, count)?
-        .iter()
-        .map(|answer| match answer {
-            Value::Int(1) => Some(Ok(true)),
-            Value::Int(0) => Some(Ok(false)),
-            Value::Int(_) => None,
-            error => text(error).map(Err),
-        })
-        .collect()
+/// Whether lease or place was the owner's.
+pub(crate) fn released(answer: &Value) -> Option<PerLock<bool>> {
+    match answer {
+        Value::Int(1) => Some(Ok(true)),
+        Value::Int(0) => Some(Ok(false)),
+        Value::Int(_) => None,
+        error => text(error).map(Err),
+    }
 }
 
-/// A call about one lock answers without an array around it.
-fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
+/// The answers about several locks. A call about one lock answers without an array around it.
+pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
     match value {
         value if count == 1 => Some(vec![value]),
         Value::Array(answers) if answers.len() == count => Some(answers),
@@ -186,12 +180,13 @@ mod tests {
 
     #[test]
     fn answers_are_read_lock_by_lock() {
-        let granted = |place, token| Ok(Acquired::Granted { place, token });
-        let other = || array([Value::Int(1), Value::Int(7), Value::Int(9)]);
-        let answers = acquired(array([Value::Int(3), other(), words("WRONGTYPE x")]), 3).unwrap();
-        assert_eq!(answers, [granted(3, 3), granted(7, 9), Err("WRONGTYPE x".to_owned())]);
-        assert_eq!(acquired(other(), 1).unwrap(), [granted(7, 9)]);
-        assert_eq!(released(array([Value::Int(1), Value::Int(0)]), 2).unwrap(), [Ok(true), Ok(false)]);
+        let granted = |place, token| Some(Ok(Acquired::Granted { place, token }));
+        assert_eq!(acquired(&Value::Int(3)), granted(3, 3));
+        assert_eq!(acquired(&array([Value::Int(1), Value::Int(7), Value::Int(9)])), granted(7, 9));
+        assert_eq!(acquired(&words("WRONGTYPE x")), Some(Err("WRONGTYPE x".to_owned())));
+        assert_eq!(released(&Value::Int(1)), Some(Ok(true)));
+        assert_eq!(per_lock(Value::Int(1), 1), Some(vec![Value::Int(1)]));
+        assert_eq!(per_lock(array([Value::Int(1), Value::Int(0)]), 2), Some(vec![Value::Int(1), Value::Int(0)]));
 
         let value = array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
         let (_, answers) = renewed(value, 4).unwrap();
@@ -208,14 +203,14 @@ mod tests {
 
     #[test]
     fn what_is_not_an_answer_of_ours_is_none() {
-        assert_eq!(acquired(Value::Okay, 1), None);
-        assert_eq!(acquired(array([]), 1), None);
-        assert_eq!(acquired(Value::Int(-7), 1), None);
-        assert_eq!(acquired(array([Value::Int(7)]), 2), None);
-        assert_eq!(acquired(array([Value::Int(1), Value::Int(7)]), 1), None);
-        assert_eq!(acquired(array([Value::Int(8), Value::Int(7), Value::Int(7)]), 1), None);
-        assert_eq!(released(Value::Int(2), 1), None);
-        assert_eq!(released(array([Value::Int(1)]), 2), None);
+        assert_eq!(acquired(&Value::Okay), None);
+        assert_eq!(acquired(&Value::Int(-7)), None);
+        assert_eq!(acquired(&array([])), None);
+        assert_eq!(acquired(&array([Value::Int(1), Value::Int(7)])), None);
+        assert_eq!(acquired(&array([Value::Int(8), Value::Int(7), Value::Int(7)])), None);
+        assert_eq!(released(&Value::Int(2)), None);
+        assert_eq!(per_lock(Value::Int(7), 2), None);
+        assert_eq!(per_lock(array([Value::Int(7)]), 2), None);
         assert_eq!(renewed(array([Value::Int(5), words("rr")]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("g"), Value::Int(1)]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("r"), Value::Int(1)]), 1), None);

@@ -18,9 +18,9 @@ impl Script {
 /// All scripts.
 #[derive(Debug)]
 pub(crate) struct Scripts {
-    pub(crate) acquire: Script,
+    /// Acquires and releases.
+    pub(crate) exchange: Script,
     pub(crate) renew: Script,
-    pub(crate) release: Script,
     pub(crate) inspect: Script,
     pub(crate) epoch: Script,
 }
@@ -35,9 +35,8 @@ impl Scripts {
     pub(crate) fn new() -> Self {
         let whole = |body: &str| Script::new(&[PRELUDE, &body.replace(HERE, LIBRARY)]);
         Self {
-            acquire: whole(include_str!("scripts/acquire.lua")),
+            exchange: whole(concat!(include_str!("scripts/acquire.lua"), include_str!("scripts/release.lua"))),
             renew: whole(include_str!("scripts/renew.lua")),
-            release: whole(include_str!("scripts/release.lua")),
             inspect: whole(include_str!("scripts/inspect.lua")),
             epoch: Script::new(&[include_str!("scripts/epoch.lua")]),
         }

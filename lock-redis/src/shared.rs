@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lock_core::{CoreHandle, Error, ErrorKind, Result};
 
+use crate::calls::Terms;
 use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
@@ -52,13 +53,15 @@ impl Shared {
     }
 
     /// The first argument of every script, see `prelude.lua`.
-    pub(crate) fn common(&self, ttl: Duration, grants: bool, place: bool) -> Vec<u8> {
+    pub(crate) fn common(&self, grants: bool, acquires: usize, terms: Option<Terms>) -> Vec<u8> {
         let channel = self.keys.channel.as_bytes();
-        let mut packed = Vec::with_capacity(14 + channel.len());
+        let terms = terms.unwrap_or(Terms { ttl: Duration::ZERO, place: false });
+        let mut packed = Vec::with_capacity(16 + channel.len());
         packed.extend(u64::try_from(self.settings.retention.as_micros()).unwrap_or(u64::MAX).to_be_bytes());
-        packed.extend(millis(ttl).to_be_bytes());
+        packed.extend(u16::try_from(acquires).unwrap_or(u16::MAX).to_be_bytes());
+        packed.extend(millis(terms.ttl).to_be_bytes());
         packed.push(if grants { b'1' } else { b'0' });
-        packed.push(if place { b'q' } else { b'l' });
+        packed.push(if terms.place { b'q' } else { b'l' });
         packed.extend(channel);
         packed
     }

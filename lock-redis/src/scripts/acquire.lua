@@ -1,6 +1,7 @@
--- Tries once to get each of several locks, all with the same ttl. Not to be called in quarantine.
+-- Tries once to get each of several locks, all with the same ttl. Not to be called in quarantine. release.lua follows in the same
+-- script: what waits for the connection goes out in one call.
 --
--- KEYS[i]      the record of a lock
+-- KEYS[i]      the record of a lock, the acquires first
 -- ARGV[i + 1]  owner 16 bytes | holder information
 -- answers      per lock, without a table where it is one:
 --                token                        granted; the place has the same number
@@ -12,17 +13,18 @@
 -- promises     a free lock goes to the oldest live place, never past it; a repeated request of a claim that holds or waits sets the
 --              deadline to at least now + ttl and answers the same place; a token is higher than every one before it
 
-local call, pack, unpack = redis.pcall, struct.pack, struct.unpack
-local retention, ttl, _, wish = unpack('>I8I4c1c1', ARGV[1])
 ttl = ttl * 1000
-local answers, lib = {}, nil
-for i = 1, #KEYS do
+for i = 1, acquires do
   local key, claim = KEYS[i], ARGV[i + 1]
-  local raw = call('GET', key)
-  local head, deadline, fence, kept, tombstones, answer = 24641536, 0, 0, 0, 0, nil
+  local raw
+  if raws and not seen[key] then
+    raw, seen[key] = raws[i], true
+  end
+  if raw == nil then raw = call('GET', key) end
+  local head, deadline, kept, fence, tombstones, answer = 24641536, 0, 0, 0, 0, nil
   if raw then
     head = 0
-    if #raw >= 44 then head, deadline, fence, kept = unpack('>I4I8I8I8', raw) end
+    if #raw >= 44 then head, deadline, kept, fence = unpack('>I4I8I8I8', raw) end
   end
   if head ~= 24641536 or deadline > now then
     lib = lib or (function()
@@ -56,23 +58,25 @@ for i = 1, #KEYS do
   if not answer then
     fence, deadline = fence + 1, now + ttl
     if fence < now then fence = now end
-    local need, done = (fence > deadline and fence or deadline) + retention, nil
+    local need, head, done = (fence > deadline and fence or deadline) + retention, nil, nil
     if tombstones > need then need = tombstones end
     local late = kept < need
     if late then kept = need + retention end
     if tombstones > now then
-      raw = pack('>I4I8I8I8I8I8I8', 24641540, deadline, fence, kept, fence, fence, tombstones) .. claim
+      head = pack('>I4I8I8I8I8I8I8', 24641540, deadline, kept, fence, fence, tombstones, fence)
     else
-      raw = pack('>I4I8I8I8', 24641536, deadline, fence, kept) .. claim
+      head = pack('>I4I8I8I8', 24641536, deadline, kept, fence)
     end
-    if late then
-      done = call('SET', key, raw, 'PXAT', string.format('%d', kept / 1000 + 1))
+    if not late then
+      done = call('SET', key, head .. claim, 'KEEPTTL')
+    elseif raw then
+      done = call('SET', key, head .. claim, 'PXAT', string.format('%d', kept / 1000 + 1))
     else
-      done = call('SET', key, raw, 'KEEPTTL')
+      done = call('SET', key, head .. claim, 'PXAT', string.format('%d', kept / 1000 + 1), 'NX')
     end
-    answer = done.err or fence
+    -- Without an answer there was something that is no string.
+    answer = done and (done.err or fence) or call('GET', key).err
   end
   if #KEYS == 1 then return answer end
   answers[i] = answer
 end
-return answers

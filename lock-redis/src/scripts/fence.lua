@@ -11,7 +11,7 @@ local function shifted(list, by)
   return rest
 end
 
-local lib = (function()
+lib = (function()
   --@ library.lua
 end)()
 local it = lib.read(KEYS[1])

@@ -5,7 +5,7 @@
 --              it is free), holder information, number of live places
 -- promises     a dead lease and dead places are not shown
 
-local lib = (function()
+lib = (function()
   --@ library.lua
 end)()
 local it = lib.read(KEYS[1])

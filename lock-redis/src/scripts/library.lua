@@ -1,7 +1,6 @@
 -- Everything but the ordinary record: queue, tombstones, odd records. Stands inside the scripts where they say `--@ library.lua`.
 
-local call, pack, unpack, sub, format, max = redis.call, struct.pack, struct.unpack, string.sub, string.format, math.max
-local retention, _, grants, _, at_channel = unpack('>I8I4c1c1', ARGV[1])
+local call, sub, format, max = redis.call, string.sub, string.format, math.max
 local ORDINARY, EXTENDED = 24641536, 4
 -- The longest ttl of a place, in µs.
 local PLACE_TTL = 10000000
@@ -14,10 +13,10 @@ function lib.read(key)
   local it, at = {key = key, queue = key .. ':q', places = 0, place = 0, tombstones = 0}, nil
   local head = #raw >= 44 and unpack('>I4', raw) or 0
   if head == ORDINARY then
-    head, it.deadline, it.fence, it.kept, it.owner, at = unpack('>I4I8I8I8c16', raw)
+    head, it.deadline, it.kept, it.fence, it.owner, at = unpack('>I4I8I8I8c16', raw)
     it.places, it.place = it.fence, it.fence
   elseif head >= ORDINARY + EXTENDED and head < ORDINARY + 2 * EXTENDED and #raw >= 68 then
-    head, it.deadline, it.fence, it.kept, it.places, it.place, it.tombstones, it.owner, at = unpack('>I4I8I8I8I8I8I8c16', raw)
+    head, it.deadline, it.kept, it.places, it.place, it.tombstones, it.fence, it.owner, at = unpack('>I4I8I8I8I8I8I8c16', raw)
   else
     local version, kind = string.byte(raw, 1, 2)
     error('UNKNOWNFORMAT version ' .. tostring(version) .. ' kind ' .. tostring(kind), 0)
@@ -48,9 +47,9 @@ function lib.write(it, must)
   local raw
   if it.queued or it.came_from_place or it.places ~= it.fence or it.place ~= it.fence or it.tombstones > now then
     local flags = EXTENDED + (it.queued and 1 or 0) + (it.came_from_place and 2 or 0)
-    raw = pack('>I4I8I8I8I8I8I8c16', ORDINARY + flags, it.deadline, it.fence, it.kept, it.places, it.place, it.tombstones, it.owner)
+    raw = pack('>I4I8I8I8I8I8I8c16', ORDINARY + flags, it.deadline, it.kept, it.places, it.place, it.tombstones, it.fence, it.owner)
   else
-    raw = pack('>I4I8I8I8c16', ORDINARY, it.deadline, it.fence, it.kept, it.owner)
+    raw = pack('>I4I8I8I8c16', ORDINARY, it.deadline, it.kept, it.fence, it.owner)
   end
   raw = raw .. it.holder
   local till = format('%d', it.kept / 1000 + 1)
@@ -116,7 +115,7 @@ end
 function lib.put_place(it, who, number, till, ttl, rest)
   local deadline = max(till, now + math.min(ttl, PLACE_TTL))
   call('HSET', it.queue, number, pack('>c16I8', who, deadline) .. rest, 'o' .. who, number)
-  call('PEXPIRE', it.queue, PLACE_TTL / 1000)
+  call('PEXPIRE', it.queue, '10000')
 end
 
 -- Gives an owner a new place at the end.

@@ -1,6 +1,6 @@
--- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place.
+-- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place. Stands behind acquire.lua.
 --
--- KEYS[i]      the record of a lock
+-- KEYS[i]      the record of a lock, behind those of the acquires
 -- ARGV[i + 1]  owner 16 bytes, and for an owner that is withdrawn: how long to remember it, u32 ms
 -- answers      per lock, without a table where it is one:
 --                1        the lease or place was this owner's and has ended
@@ -9,16 +9,18 @@
 -- promises     the token stays behind in the record; what another owner has is never touched; of a withdrawn owner no request that is
 --              still under way takes effect within the time to remember
 
-local call, unpack = redis.pcall, struct.unpack
-local answers, lib = {}, nil
-for i = 1, #KEYS do
+for i = acquires + 1, #KEYS do
   local key, who, answer = KEYS[i], ARGV[i + 1], nil
-  local raw = call('GET', key)
+  local raw
+  if raws and not seen[key] then
+    raw, seen[key] = raws[i], true
+  end
+  if raw == nil then raw = call('GET', key) end
   if raw and #raw >= 44 and #who == 16 then
-    local head, deadline, fence, kept, owner = unpack('>I4I8I8I8c16', raw)
+    local head, deadline, kept, fence, owner = unpack('>I4I8I8I8c16', raw)
     if head == 24641536 and owner == who and deadline > now then
       -- The server keeps the record until `retention` after the lease, so after its release as well.
-      if call('SETRANGE', key, 4, '\0\0\0\0\0\0\0\0') == #raw then answer = 1 end
+      if call('SETRANGE', key, '4', '\0\0\0\0\0\0\0\0') == #raw then answer = 1 end
     end
   end
   if not answer then
@@ -35,7 +37,7 @@ for i = 1, #KEYS do
         -- The record first: it is what makes acquire look for the tombstone.
         it.tombstones = math.max(it.tombstones, now + ms * 1000)
         lib.write(it, true)
-        redis.call('SET', key .. ':t:' .. who, '', 'PX', ms)
+        redis.call('SET', key .. ':t:' .. who, '', 'PX', string.format('%d', ms))
       end
       if not it then return 0 end
       local ended, changed = 0, false

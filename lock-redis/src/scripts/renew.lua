@@ -1,7 +1,8 @@
 -- Renews each of several leases and places.
 --
 -- KEYS[i]      the record of a lock
--- ARGV[i + 1]  owner 16 bytes | ttl u32 ms | 'm' (at least) or 'e' (exactly) | place u64, as far as it is known
+-- ARGV[i + 1]  place u64, as far as it is known | owner 16 bytes; with another ttl than in ARGV[1], or with one that may shorten:
+--              | ttl u32 ms | 'm' (at least) or 'e' (exactly)
 -- answers      TIME in µs, then one string with a letter per lock, then for the letters with more to tell, in order:
 --                r        the lease stands
 --                g        the lease stands, and came from a place or has another number: place, fencing token
@@ -10,21 +11,22 @@
 --                e        error: what was wrong
 -- promises     nothing is created; a lease that has ended stays ended, also while nobody else has the lock
 
-local call, pack, unpack = redis.pcall, struct.pack, struct.unpack
-local letters, answers, retention, lib = {}, {now, ''}, (unpack('>I8', ARGV[1])), nil
+local letters, till_of_most = {}, now + ttl * 1000
+local packed = pack('>I8', till_of_most)
+answers = {now, ''}
 for i = 1, #KEYS do
-  local key = KEYS[i]
-  local who, ttl, extend, known = unpack('>c16I4c1I8', ARGV[i + 1])
-  local raw, letter, till = call('GET', key), nil, now + ttl * 1000
-  if raw and #raw >= 44 then
-    local head, deadline, fence, kept, owner = unpack('>I4I8I8I8c16', raw)
-    if head == 24641536 and owner == who and deadline > now and fence == known
-      and kept >= (fence > till and fence or till) + retention then
+  local key, ask, letter = KEYS[i], ARGV[i + 1], nil
+  local raw
+  if raws and not seen[key] then
+    raw, seen[key] = raws[i], true
+  end
+  if raw == nil then raw = call('GET', key) end
+  if raw and #ask == 24 and string.sub(raw, 21, 44) == ask then
+    local head, deadline, kept, fence = unpack('>I4I8I8I8', raw)
+    if head == 24641536 and deadline > now and kept >= (fence > till_of_most and fence or till_of_most) + retention then
       letter = 'r'
       -- Eight bytes are all that changes.
-      if (till > deadline or extend == 'e') and call('SETRANGE', key, 4, pack('>I8', till)) ~= #raw then
-        letter = nil
-      end
+      if till_of_most > deadline and call('SETRANGE', key, '4', packed) ~= #raw then letter = nil end
     end
   end
   if not letter then
@@ -33,6 +35,10 @@ for i = 1, #KEYS do
     end)()
     local fine, number, value
     fine, letter, number, value = pcall(function()
+      local known, who, wanted, extend = unpack('>I8c16', ask)
+      wanted, extend = ttl, 'm'
+      if #ask > 24 then known, who, wanted, extend = unpack('>I8c16I4c1', ask) end
+      local till = now + wanted * 1000
       local it = lib.read(key)
       if not it then return 'l' end
       if lib.settle(it) then lib.write(it, true) end
@@ -44,7 +50,7 @@ for i = 1, #KEYS do
       end
       local place, deadline, rest = lib.find_place(it, who)
       if not place then return 'l' end
-      lib.put_place(it, who, place, extend == 'e' and 0 or deadline, ttl * 1000, rest)
+      lib.put_place(it, who, place, extend == 'e' and 0 or deadline, wanted * 1000, rest)
       return 'w', tonumber(place), lib.left(it)
     end)
     if not fine then
