@@ -88,10 +88,15 @@ impl Answers {
         }
     }
 
+    /// What is still open, which is not answered here any more.
+    pub(crate) fn take_open(&self) -> Vec<usize> {
+        let open = std::mem::take(&mut *crate::sync::lock(&self.open));
+        (0..open.len()).filter(|&index| open[index]).collect()
+    }
+
     /// Answers everything that is still open with the same error.
     pub fn fail_rest(&self, error: &Error) {
-        let open = std::mem::take(&mut *crate::sync::lock(&self.open));
-        for index in (0..open.len()).filter(|&index| open[index]) {
+        for index in self.take_open() {
             (self.sink)(index, Answer::Unknown(error.clone()));
         }
     }

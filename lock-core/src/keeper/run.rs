@@ -1,6 +1,10 @@
 //! The keeper's loop, and where it runs.
 
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::schedule::TaskId;
@@ -35,6 +39,7 @@ struct Step {
 }
 
 /// Whose renewal it is.
+#[derive(Clone)]
 enum Target {
     Lease(Arc<Lease>),
     Place(Claim),
@@ -90,8 +95,7 @@ impl LeaseKeeper {
             let step = self.step();
             let mut renewals = step.renewals.into_iter().peekable();
             while renewals.peek().is_some() {
-                let batch = renewals.by_ref().take(self.capabilities.renew_batch.max(1)).unzip();
-                self.home.spawn(self.clone().renew_batch(batch));
+                self.send(renewals.by_ref().take(self.capabilities.renew_batch.max(1)).unzip());
             }
             for (id, ending) in step.withdrawals {
                 self.home.spawn(self.clone().run_withdrawal(id, ending));
@@ -170,13 +174,31 @@ impl LeaseKeeper {
         }
     }
 
-    /// Every answer counts on its own, as soon as it is there. A call that panics or is dropped leaves the rest unknown.
+    fn send(self: &Arc<Self>, batch: (Vec<Target>, Vec<LeaseRef>)) {
+        self.home.spawn(self.clone().renew_batch(batch));
+    }
+
+    /// Every answer counts on its own, as soon as it is there. A call that is dropped leaves the rest unknown. Where one
+    /// panics, what is open is asked once more, each alone: else one lease that makes the backend panic would take those
+    /// along that happen to be due with it, again and again.
     async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<LeaseRef>)) {
-        let keeper = self.clone();
-        let answers = Answers::new(renewals.len(), move |index, answer| keeper.on_answer(&targets[index], answer));
+        let targets: Arc<[Target]> = targets.into();
+        let answers = Answers::new(renewals.len(), {
+            let (keeper, targets) = (self.clone(), targets.clone());
+            move |index, answer| keeper.on_answer(&targets[index], answer)
+        });
         // The schedule has long gone on when a call needs so long: this only keeps a backend that breaks its own bound
         // from piling calls up for ever.
-        let _ = tokio::time::timeout(self.call_bound() * 10, self.backend.renew(&renewals, &answers)).await;
+        let call = tokio::time::timeout(self.call_bound() * 10, self.backend.renew(&renewals, &answers));
+        if !panics(call).await {
+            return;
+        }
+        tracing::error!(renewals = renewals.len(), "the backend panicked in a renewal");
+        if renewals.len() > 1 {
+            for index in answers.take_open() {
+                self.send((vec![targets[index].clone()], vec![renewals[index].clone()]));
+            }
+        }
     }
 
     fn on_answer(self: &Arc<Self>, target: &Target, answer: Answer) {
@@ -223,4 +245,16 @@ impl LeaseKeeper {
             }
         }
     }
+}
+
+/// Runs a call to its end. Whether it ended by a panic, which the panic hook has reported.
+async fn panics(call: impl Future) -> bool {
+    let mut call = pin!(call);
+    // What a panic leaves half done is the call's own, and it is not polled again.
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx).is_ready())) {
+        Ok(true) => Poll::Ready(false),
+        Ok(false) => Poll::Pending,
+        Err(_) => Poll::Ready(true),
+    })
+    .await
 }
