@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use lock_core::{Capabilities, ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, LossReason, Waiting};
 
+use crate::control::in_time;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, Watch, eventually};
+use crate::kit::{AT_ONCE, eventually};
 
 /// So many ttls is a lease whose end plays no part in a case: nothing that takes part of a second can be mistaken for it.
 pub(crate) const LONG: u32 = 25;
@@ -78,24 +79,9 @@ pub(crate) fn kind_of<T: std::fmt::Debug>(outcome: &Result<T, Error>) -> ErrorKi
 /// Waits until a lease is lost, at most for `bound`, and says why.
 #[track_caller]
 pub(crate) fn lost(guard: &LockGuard, bound: Duration, what: &str) -> impl Future<Output = LossReason> {
-    let caller = std::panic::Location::caller();
-    async move {
-        let watch = Watch::start();
-        let lag = || watch.lag();
-        // A case that waited for ever would be killed by its deadline, which says less.
-        match tokio::time::timeout(bound * 2 + GRACE, guard.lost()).await {
-            Ok(loss) => {
-                let took = watch.elapsed();
-                assert!(took <= bound + lag(), "{what}: told after {took:?}, the bound is {bound:?} (at {caller})");
-                loss.reason
-            }
-            Err(_) => panic!("{what}: not told after {:?}, the bound is {bound:?} (at {caller})", watch.elapsed()),
-        }
-    }
+    let in_time = in_time(bound, what, guard.lost());
+    async move { in_time.await.reason }
 }
-
-/// For a machine that is late: a wait that nothing ends is given up after so much more.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// How soon after a release the next waiter holds.
 pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {

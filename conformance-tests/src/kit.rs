@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use lock_core::{FencingToken, LockName};
 
+use crate::control::in_time;
 use crate::fixture::Fixture;
 use crate::harness::Canary;
 
@@ -14,7 +15,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(5);
 
 /// "At once", for what takes a message and no timer. Far below a third of any ttl, which is when a renewal
 /// would notice by itself.
-pub(crate) const AT_ONCE: Duration = Duration::from_millis(50);
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// A loss is told so long after the validity has ended, at most.
 pub(crate) const LOST_BY: Duration = Duration::from_millis(5);
@@ -70,22 +71,18 @@ impl Watch {
     }
 }
 
-/// Looks again and again until it is so, at most for `bound` plus the machine's lag.
+/// Looks again and again until it is so, at most for `bound`, as [`in_time`] has it.
 #[track_caller]
 pub(crate) fn eventually(
     bound: Duration,
     what: &str,
     mut is_so: impl AsyncFnMut() -> bool,
 ) -> impl Future<Output = ()> {
-    let caller = std::panic::Location::caller();
-    async move {
-        let watch = Watch::start();
+    in_time(bound, what, async move {
         while !is_so().await {
-            let took = watch.elapsed();
-            assert!(took <= bound + watch.lag(), "{what}: not so after {took:?} of {bound:?} (at {caller})");
             tokio::time::sleep(LOOK).await;
         }
-    }
+    })
 }
 
 /// Asserts that the server's own record has a lease with this token and at least so much left; says how much.

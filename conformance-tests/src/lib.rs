@@ -2,6 +2,7 @@
 
 pub mod cases;
 mod clients;
+mod control;
 mod direct;
 mod fault;
 mod faulty;

@@ -41,7 +41,7 @@ impl Fixture for MemoryFixture {
     }
 
     fn ttl(&self) -> Duration {
-        Duration::from_millis(400)
+        Duration::from_millis(600)
     }
 
     async fn path(&self, fault: PathFault) {

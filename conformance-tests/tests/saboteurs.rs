@@ -132,7 +132,7 @@ saboteurs! {
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
         a_slow_path_loses_nothing: RenewsTooSlowly, "lost a lease of";
         a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived what was released";
-        one_poisoned_lease_of_a_thousand: OneBadSpoilsAll, "cost others theirs";
+        one_poisoned_lease_of_a_thousand: StaysBroken, "cost others theirs";
         a_renewal_that_panics_harms_no_other_lease: RefusesRenewals, "cost others their lease";
         after_a_loss_the_lock_goes_on: ReleasesByName, "ended the next holder's lease";
     }

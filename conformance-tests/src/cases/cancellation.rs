@@ -7,9 +7,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, polled, queued};
+use crate::control::in_time;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, eventually, join, name};
 
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
@@ -172,13 +173,17 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
         }
     });
     hears.await.expect("the lock is held");
-    fixture.path(PathFault::Delay(SLOW)).await;
+    fixture.path(PathFault::Hold).await;
     let lock = ann.lock(flying.as_str());
     runtime.spawn(async move { lock.acquire().await });
     eventually(AT_ONCE, "an acquire is under way", async || ann.stats().waiting == 1).await;
+    fixture.heal().await;
     outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
-    becomes_free(&bob, &held, TAKEN_BACK, "a guard that went down with its runtime is released").await;
-    leaves_nothing(fixture, &bob, &flying, TAKEN_BACK, "an acquire that went down with its runtime is withdrawn").await;
+    becomes_free(&bob, &held, AT_ONCE, "a guard that went down with its runtime is released").await;
+    let bound = ann.capabilities().call_bound * 2;
+    eventually(bound, "the acquire is withdrawn", async || ann.stats().withdrawn > 0).await;
+    fixture.deliver().await;
+    leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that went down with its runtime is withdrawn").await;
 }
 
 /// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is told, and the lease ends by
@@ -254,12 +259,12 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
 
 /// Invariant 11: a shutdown in front of a silent server has an end.
 pub async fn a_shutdown_in_front_of_silence_has_an_end(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Faulty).await;
+    let ann = long_client(fixture, Route::Faulty).await;
     let guard = hold(&ann, &name("silence")).await;
     fixture.path(PathFault::Silence).await;
-    let watch = Watch::start();
-    assert_eq!(kind_of(&ann.shutdown().await), ErrorKind::Indeterminate);
-    watch.within(ann.capabilities().call_bound * 5 / 2, "a shutdown ends within two call bounds and a quarter of each");
+    let bound = ann.capabilities().call_bound * 5 / 2;
+    let shut = in_time(bound, "a shutdown ends within two call bounds and a quarter of each", ann.shutdown()).await;
+    assert_eq!(kind_of(&shut), ErrorKind::Indeterminate);
     assert!(!guard.is_held());
 }
 

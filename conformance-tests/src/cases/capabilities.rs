@@ -3,6 +3,7 @@
 use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Waiting};
 
 use crate::clients::{client, hold, kind_of, long_client, lost, queued};
+use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
@@ -122,12 +123,11 @@ pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
     let watch = Watch::start();
     dead.granted(&dead.claim(&name), ttl).await;
     dead.not_granted(&dead.claim(&name), ttl).await;
-    let died = Watch::start();
-    let guard = hold(&bob, &name).await;
-    watch.not_before(ttl, "taken over from a lease that stood");
     // Holder and place die together, so the place costs nothing more than its own next look.
     let place = ttl.min(bob.capabilities().max_place_ttl);
-    died.within(ttl + place / 3 + bob.capabilities().takeover_slack, "the takeover bound");
+    let bound = ttl + place / 3 + bob.capabilities().takeover_slack;
+    let guard = in_time(bound, "the takeover bound", hold(&bob, &name)).await;
+    watch.not_before(ttl, "taken over from a lease that stood");
     assert!(guard.is_held());
 }
 
@@ -179,8 +179,12 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     waiter.abort();
     drop(waiter.await);
     guard.release().await.expect("a release");
-    let after = bob.inspect(name.as_str()).await.expect("nothing is broken");
-    assert!(after.is_none_or(|after| after.lease.is_none()), "a released lock is shown as held");
+    // Whoever gave up may just be leaving the queue.
+    let free = async || {
+        let after = bob.inspect(name.as_str()).await.expect("nothing is broken");
+        after.is_none_or(|after| after.lease.is_none())
+    };
+    eventually(AT_ONCE, "a released lock is shown as free", free).await;
 }
 
 /// Listing, where it is offered, shows what is held first, by prefix and up to the limit; elsewhere it is `Unsupported`.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use lock_core::{ErrorKind, LockClient, LockGuard, LockName};
 
-use crate::clients::{PATIENCE, becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::clients::{becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::control::in_time;
 use crate::fixture::{Fixture, Route};
 use crate::history::History;
-use crate::kit::{AT_ONCE, Watch, join, name};
+use crate::kit::{AT_ONCE, join, name};
 
 /// Invariant 1: while one client holds, another gets nothing, by trying or by waiting; then it does.
 pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
@@ -151,12 +152,13 @@ pub async fn a_herd_without_a_lost_wakeup(fixture: &dyn Fixture) {
         queued(fixture, &client, &name, (1, index as u64 + 1)).await;
     }
     let bound = handoff_bound(&holder.capabilities()) * HERD as u32;
-    let watch = Watch::start();
-    guard.release().await.expect("a release");
-    for task in waiting {
-        join(task).await.release().await.expect("a release");
-    }
-    watch.within(bound.min(PATIENCE), "everybody in the herd has held the lock");
+    let all = async {
+        guard.release().await.expect("a release");
+        for task in waiting {
+            join(task).await.release().await.expect("a release");
+        }
+    };
+    in_time(bound, "everybody in the herd has held the lock", all).await;
 }
 
 /// Invariants 1 and 15: two hundred locks are held at once, each by one client.

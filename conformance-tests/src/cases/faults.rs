@@ -5,6 +5,7 @@ use std::time::Duration;
 use lock_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
 
 use crate::clients::{PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued};
+use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
 use crate::fixture::{Fixture, Route};
@@ -21,14 +22,14 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     if let Err(declared) = fixture.server(ServerFault::Stop).await {
         return in_process(&ann, declared.reason);
     }
-    let watch = Watch::start();
-    assert_eq!(kind_of(&ann.lock(name.as_str()).try_acquire().await), ErrorKind::Unavailable);
-    watch.within(ann.capabilities().call_bound * 5 / 4, "one attempt ends within the bound of a call and a quarter");
+    let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock(name.as_str()));
+    let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
+    assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     let wait = fixture.ttl();
-    let watch = Watch::start();
-    assert_eq!(kind_of(&ann.lock(name.as_str()).wait(wait).acquire().await), ErrorKind::Unavailable);
+    let (watch, lock) = (Watch::start(), lock.wait(wait));
+    let refused = in_time(wait, "the wait has an end", lock.acquire()).await;
+    assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     watch.not_before(wait, "a server that is down may come back within the wait");
-    watch.within(wait, "the wait has an end");
     start(fixture, Data::Kept).await;
     let back = async || ann.lock(name.as_str()).acquire().await.is_ok();
     eventually(BACK, "the client works again", back).await;
@@ -46,9 +47,9 @@ pub async fn an_acquire_outlives_a_restart(fixture: &dyn Fixture) {
     tokio::time::sleep(fixture.ttl()).await;
     assert!(!waiting.is_finished(), "an acquire gave up before its wait was over");
     start(fixture, Data::Kept).await;
-    let watch = Watch::start();
-    let guard = join(waiting).await.expect("the server is back within the wait");
-    watch.within(BACK + ann.capabilities().call_bound, "the client notices that the server is back");
+    let bound = BACK + ann.capabilities().call_bound;
+    let guard = in_time(bound, "the client notices that the server is back", join(waiting)).await;
+    let guard = guard.expect("the server is back within the wait");
     assert!(guard.is_held());
 }
 
@@ -158,9 +159,8 @@ pub async fn a_lost_answer_to_a_release_is_indeterminate(fixture: &dyn Fixture) 
     let name = name("release without answer");
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::LoseReplies).await;
-    let watch = Watch::start();
-    let released = guard.release().await;
-    watch.within(ann.capabilities().call_bound * 5 / 4, "a release ends within the bound of a call and a quarter");
+    let bound = ann.capabilities().call_bound * 5 / 4;
+    let released = in_time(bound, "a release ends within the bound of a call and a quarter", guard.release()).await;
     assert_eq!(kind_of(&released), ErrorKind::Indeterminate);
     becomes_free(&bob, &name, AT_ONCE, "the release has taken effect").await;
     let next = hold(&bob, &name).await;
@@ -230,10 +230,8 @@ pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
         // The handoff and its message fall into the time of the cut.
         guard.release().await.expect("a release");
         fixture.heal().await;
-        let watch = Watch::start();
-        let next = join(waiter).await;
         let bound = ttl + BACK + bob.capabilities().takeover_slack;
-        watch.within(bound, "a waiter that is back gets the lock");
+        let next = in_time(bound, "a waiter that is back gets the lock", join(waiter)).await;
         assert!(next.is_held());
         next.release().await.expect("a release");
     }
@@ -262,9 +260,8 @@ async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: Er
     }
     // A new client: connections that are open may still be good.
     let bob = long_client(fixture, Route::Clear).await;
-    let watch = Watch::start();
-    let refused = bob.lock("other").wait(fixture.ttl() * 5).acquire().await;
-    watch.within(bob.capabilities().call_bound, "waiting does not mend it");
+    let lock = bob.lock("other").wait(fixture.ttl() * 5);
+    let refused = in_time(bob.capabilities().call_bound, "waiting does not mend it", lock.acquire()).await;
     assert_eq!(kind_of(&refused), expected, "{refused:?}");
     fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
     eventually(BACK, "the client works when it is mended", async || bob.lock("other").try_acquire().await.is_ok())
@@ -288,9 +285,8 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
     tokio::time::sleep(fixture.ttl()).await;
     assert!(!waiting.is_finished(), "an acquire gave up on a replica that may be a primary soon");
     fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
-    let watch = Watch::start();
-    let guard = join(waiting).await.expect("it is a primary again");
-    watch.within(BACK + ann.capabilities().call_bound, "the client notices");
+    let bound = BACK + ann.capabilities().call_bound;
+    let guard = in_time(bound, "the client notices", join(waiting)).await.expect("it is a primary again");
     assert!(guard.is_held());
 }
 

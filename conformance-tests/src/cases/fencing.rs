@@ -5,11 +5,12 @@ use std::sync::Arc;
 use lock_core::{Certainty, FencingToken};
 
 use crate::clients::{LONG, client, hold, long_client};
+use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::history::{History, Hold};
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::kit::{eventually, join, name};
 
 /// Invariant 2: a token is higher than every one before it, across releases, by whomever.
 pub async fn rises_across_releases(fixture: &dyn Fixture) {
@@ -179,9 +180,8 @@ pub async fn a_late_write_is_refused(fixture: &dyn Fixture) {
     let mut resource = Resource::default();
     let late = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     assert!(resource.write(late.fencing_token(), "ann, in time"));
-    let watch = Watch::start();
-    let next = hold(&bob, &name).await;
-    watch.within(fixture.ttl() + bob.capabilities().takeover_slack + AT_ONCE, "taken over");
+    let bound = fixture.ttl() + bob.capabilities().takeover_slack;
+    let next = in_time(bound, "taken over from a fixed lease", hold(&bob, &name)).await;
     assert!(resource.write(next.fencing_token(), "bob"));
     assert!(!resource.write(late.fencing_token(), "ann, too late"), "a late write was taken");
     assert!(resource.write(next.fencing_token(), "bob again"));

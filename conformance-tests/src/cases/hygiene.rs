@@ -12,8 +12,9 @@ use crate::kit::{AT_ONCE, eventually, join, name};
 /// How many cycles must leave nothing.
 const CYCLES: usize = 1000;
 
-/// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names.
-async fn baseline(fixture: &dyn Fixture, before: Census, names: u64) {
+/// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names
+/// and of claims with a request that was not answered.
+async fn baseline(fixture: &dyn Fixture, before: Census, names: u64, unsure: u64) {
     let mut last = Census::default();
     eventually(Duration::from_secs(1), "the server is back at its baseline", async || {
         last = fixture.census().await;
@@ -21,7 +22,10 @@ async fn baseline(fixture: &dyn Fixture, before: Census, names: u64) {
     })
     .await;
     assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
-    assert_eq!(last.tombstones, before.tombstones, "every request was answered, and claims were withdrawn as unsure");
+    assert!(
+        last.tombstones <= before.tombstones + unsure,
+        "claims were withdrawn as unsure whose requests were answered"
+    );
 }
 
 fn idle(client: &LockClient) {
@@ -40,7 +44,7 @@ pub async fn a_thousand_cycles_leave_nothing(fixture: &dyn Fixture) {
             guard.release().await.expect("a release");
         }
     }
-    baseline(fixture, before, 10).await;
+    baseline(fixture, before, 10, 0).await;
     idle(&ann);
 }
 
@@ -66,7 +70,7 @@ pub async fn a_thousand_contended_cycles_leave_nothing(fixture: &dyn Fixture) {
     for task in tasks {
         join(task).await;
     }
-    baseline(fixture, before, 1).await;
+    baseline(fixture, before, 1, 0).await;
     clients.iter().for_each(idle);
 }
 
@@ -77,23 +81,29 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
     hold(&ann, &name).await.release().await.expect("a release");
     let guard = hold(&bob, &name).await;
     let before = fixture.census().await;
+    let mut unsure = 0;
     for round in 0..CYCLES / 50 {
         let mut tasks = Vec::new();
         for task in 0..100 {
-            let lock = ann.lock(name.as_str()).wait(Duration::from_millis(task % 3 * 4 + 1));
+            let lock = ann.lock(name.as_str()).wait(Duration::from_millis(task % 3 * 10 + 5));
             tasks.push(tokio::spawn(async move { lock.acquire().await }));
         }
         for (index, task) in tasks.into_iter().enumerate() {
             if (index + round) % 2 == 0 {
                 task.abort();
                 drop(task.await);
-            } else {
-                assert_eq!(kind_of(&join(task).await), ErrorKind::Timeout);
+                continue;
+            }
+            match kind_of(&join(task).await) {
+                ErrorKind::Timeout => {}
+                // So short a wait can be over before the first answer.
+                ErrorKind::Indeterminate => unsure += 1,
+                other => panic!("a wait in vain ends with {other:?}"),
             }
         }
     }
     guard.release().await.expect("a release");
-    baseline(fixture, before, 1).await;
+    baseline(fixture, before, 1, unsure).await;
     idle(&ann);
 }
 

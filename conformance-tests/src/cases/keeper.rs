@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 pub use self::trouble::*;
 use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, lost};
+use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
@@ -143,13 +144,13 @@ pub async fn a_loss_is_told_once_and_stays(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
     let (watch, valid) = (Watch::start(), guard.validity());
-    let (first, second) = tokio::join!(guard.lost(), guard.lost());
+    let both = async { tokio::join!(guard.lost(), guard.lost()) };
+    let (first, second) = in_time(valid + LOST_BY, "a loss is told when the validity ends", both).await;
     watch.not_before(valid, "the loss was told before the validity ended");
-    watch.within(valid + LOST_BY, "a loss is told when the validity ends");
     assert_eq!((first, second), (guard.lost().await, first));
     assert_eq!(first.reason, LossReason::Expired);
-    let stats = ann.stats();
-    assert_eq!((stats.lost, stats.held), (1, 0), "one lease was lost");
+    let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
+    eventually(AT_ONCE, "one lease was lost", counted).await;
     let refused = guard.release().await;
     assert_eq!(kind_of(&refused), ErrorKind::Lost);
     tokio::time::sleep(AT_ONCE).await;
@@ -162,10 +163,10 @@ pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
     let lock = ann.lock("work").without_renewal();
     let guard = lock.acquire().await.expect("nothing is broken");
     let (watch, valid) = (Watch::start(), guard.validity());
-    let ended = guard.run(std::future::pending::<()>()).await;
+    let work = guard.run(std::future::pending::<()>());
+    let ended = in_time(valid + LOST_BY, "the work is ended with the lease", work).await;
     assert_eq!(kind_of(&ended), ErrorKind::Lost);
     watch.not_before(valid, "the work was ended before the lease");
-    watch.within(valid + LOST_BY, "the work is ended with the lease");
     drop(guard);
     // A whole life in one call ends the same way; work that ends in time gives its output.
     let bound = fixture.ttl() + ann.capabilities().takeover_slack;
@@ -228,9 +229,8 @@ pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) 
         }
     });
     let stale = held.await.expect("the lock is held");
-    let watch = Watch::start();
-    let guard = hold(&bob, &name).await;
-    watch.within(ttl + bob.capabilities().takeover_slack, "taken over from a paused holder");
+    let bound = ttl + bob.capabilities().takeover_slack;
+    let guard = in_time(bound, "taken over from a paused holder", hold(&bob, &name)).await;
     let (first, valid, reason, released) = awake.await.expect("the process goes on");
     assert!(!first && valid.is_zero(), "after a pause the guard says held: {first}, valid for {valid:?}");
     assert_eq!((reason, released), (LossReason::Expired, Err(ErrorKind::Lost)));
@@ -270,10 +270,9 @@ pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
     });
     tokio::time::sleep(AT_ONCE).await;
     assert!(guard.is_held());
-    let watch = Watch::start();
     clock.ahead.store(u64::try_from(ttl.as_nanos()).expect("a short ttl"), Ordering::SeqCst);
     assert!(!guard.is_held(), "the guard asks a task and not the clock");
-    assert_eq!(join(waiting).await.reason, LossReason::Expired);
-    watch.within(AT_ONCE, "whoever waits for the loss is told");
+    let loss = in_time(AT_ONCE, "whoever waits for the loss is told", join(waiting)).await;
+    assert_eq!(loss.reason, LossReason::Expired);
     eventually(AT_ONCE, "the loss is counted", async || ann.stats().lost == 1).await;
 }

@@ -5,10 +5,11 @@ use std::time::Duration;
 use lock_core::{Answer, Certainty, Extend, LeaseRef, LossReason, TtlScope};
 
 use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client, lost};
+use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, AT_ONCE, Watch, eventually, name};
+use crate::kit::{self, Watch, eventually, name};
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
@@ -111,7 +112,7 @@ pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
 pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("slow grant"), fixture.ttl());
-    let delay = (ttl / 4).min(ann.capabilities().call_bound / 3);
+    let delay = (ttl / 6).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("slow is not broken");
@@ -140,7 +141,7 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
         }
         tokio::time::sleep(ttl / 40).await;
     }
-    assert!(guard.is_held());
+    assert!(ann.stats().renewed > 2, "the lease was hardly renewed in three ttls");
 }
 
 /// A fixed lease is not renewed: it ends after its ttl, its holder is told, and the lock is free.
@@ -178,12 +179,11 @@ pub async fn min_hold_outlives_an_early_release(fixture: &dyn Fixture) {
     let (name, shortest) = (name("min hold"), fixture.ttl() * 2);
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
-    guard.release().await.expect("an early release");
-    watch.within(shortest / 2, "the release does not wait for the end of the shortest hold");
-    let next = hold(&bob, &name).await;
+    let released = in_time(shortest / 2, "a release does not wait for the end of `min_hold`", guard.release()).await;
+    released.expect("an early release");
+    let bound = shortest + ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
+    let next = in_time(bound, "free again after `min_hold`", hold(&bob, &name)).await;
     watch.not_before(shortest, "held again within `min_hold`");
-    let slack = ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
-    watch.within(shortest + slack.max(AT_ONCE), "free again after `min_hold`");
     drop(next);
 }
 
@@ -192,7 +192,6 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, shortest) = (name("min hold of the dead"), fixture.ttl() * 2);
     let per_lease = ann.capabilities().ttl_scope == TtlScope::Lease;
-    let watch = Watch::start();
     let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
     guard.release().await.expect("an early release");
     drop(ann);
@@ -203,7 +202,6 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     }
     let bound = shortest + bob.capabilities().takeover_slack;
     becomes_free(&bob, &name, bound, "free again after `min_hold`").await;
-    watch.within(bound + AT_ONCE, "free again after `min_hold`");
 }
 
 /// Invariant 4: a margin is kept, so the validity of a fresh lease is shorter than its ttl, and it only shrinks.

@@ -2,10 +2,11 @@
 
 use lock_core::{ErrorKind, LockName, MAX_NAME_BYTES};
 
-use crate::clients::{hold, is_free, kind_of, long_client};
+use crate::clients::{handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, name};
+use crate::kit::{AT_ONCE, join, name};
 
 /// Names that something on the way could take for one another, or for something else.
 fn tricky() -> Vec<LockName> {
@@ -109,12 +110,10 @@ pub async fn a_strange_name_is_waited_for(fixture: &dyn Fixture) {
         let name = name(strange);
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
-        crate::clients::queued(fixture, &bob, &name, (1, 1)).await;
-        let watch = crate::kit::Watch::start();
+        queued(fixture, &bob, &name, (1, 1)).await;
         guard.release().await.expect("a release");
-        let next = crate::kit::join(waiter).await;
-        let bound = crate::clients::handoff_bound(&bob.capabilities());
-        watch.within(bound, "the waiter of a strange name holds at once");
+        let bound = handoff_bound(&bob.capabilities());
+        let next = in_time(bound, "the waiter of a strange name holds at once", join(waiter)).await;
         next.release().await.expect("a release");
     }
 }

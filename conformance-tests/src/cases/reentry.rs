@@ -3,9 +3,10 @@
 use lock_core::{ErrorKind, HolderId, LossReason};
 
 use crate::clients::{client, hold, is_free, kind_of, long_client, lost, polled, queued};
+use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, eventually, join, name};
 
 /// Acquires with the same holder on one client share a lease and its token, which ends with the last guard.
 pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {
@@ -57,9 +58,8 @@ pub async fn pending_acquires_of_one_holder_are_granted_together(fixture: &dyn F
     let (first, second) = (acquire(), acquire());
     queued(fixture, &ann, &name, (2, 1)).await;
     guard.release().await.expect("a release");
-    let watch = Watch::start();
-    let (first, second) = (join(first).await, join(second).await);
-    watch.within(AT_ONCE * 2, "both are granted by one handoff");
+    let both = async { (join(first).await, join(second).await) };
+    let (first, second) = in_time(AT_ONCE, "both are granted by one handoff", both).await;
     assert_eq!(first.fencing_token(), second.fencing_token());
     drop(first);
     assert!(!is_free(&bob, &name).await);
@@ -82,9 +82,7 @@ pub async fn cancelling_one_pending_acquire_leaves_the_other(fixture: &dyn Fixtu
     assert!(goes.is_err(), "the lock is held");
     queued(fixture, &ann, &name, (1, 1)).await;
     guard.release().await.expect("a release");
-    let watch = Watch::start();
-    let granted = join(stays).await;
-    watch.within(AT_ONCE * 2, "the one that stays has kept its place");
+    let granted = in_time(AT_ONCE, "the one that stays has kept its place", join(stays)).await;
     assert!(granted.is_held());
 }
 
@@ -129,7 +127,8 @@ pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
     }
     drop(guards);
     if expected == LossReason::Gone {
-        assert_eq!(ann.stats().lost, 1, "three guards share one lease, which was lost once");
+        let counted = async || ann.stats().lost == 1;
+        eventually(AT_ONCE, "three guards share one lease, which was lost once", counted).await;
         // The same holder starts afresh.
         let free = async || lock.try_acquire().await.expect("nothing is broken").is_some();
         eventually(AT_ONCE, "the holder can acquire it again", free).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lock_core::{Certainty, ErrorKind, LeaseRef, Waiting};
 
 use crate::clients::{PATIENCE, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
@@ -16,10 +17,10 @@ pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {
     let name = name("zero");
     let guard = hold(&ann, &name).await;
     let served = fixture.served().await;
-    let watch = Watch::start();
-    let refused = bob.lock(name.as_str()).wait(Duration::ZERO).acquire().await;
-    watch.within(bob.capabilities().call_bound, "one attempt ends within the bound of a call");
-    assert_eq!(kind_of(&refused), ErrorKind::Timeout);
+    let lock = bob.lock(name.as_str()).wait(Duration::ZERO);
+    let bound = bob.capabilities().call_bound;
+    let refused = in_time(bound, "one attempt ends within the bound of a call", lock.acquire()).await;
+    assert_eq!(kind_of(&refused), ErrorKind::Timeout, "one attempt ends with what it found");
     assert!(bob.lock(name.as_str()).try_acquire().await.expect("nothing is broken").is_none());
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.served().await - served, 2, "two attempts are two requests");
@@ -33,10 +34,9 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
     let name = name("sub-second");
     let _guard = hold(&ann, &name).await;
     for wait in [Duration::from_millis(30), Duration::from_millis(270)] {
-        let watch = Watch::start();
-        let refused = bob.lock(name.as_str()).wait(wait).acquire().await;
+        let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
+        let refused = in_time(wait, "waited for longer than it was to", lock.acquire()).await;
         watch.not_before(wait, "gave up before its wait was over");
-        watch.within(wait, "waited for longer than it was to");
         assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     }
 }
@@ -46,10 +46,9 @@ pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, wait) = (name("in time"), fixture.ttl() * 3);
     let guard = hold(&ann, &name).await;
-    let watch = Watch::start();
-    let refused = bob.lock(name.as_str()).wait(wait).acquire().await;
+    let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
+    let refused = in_time(wait, "waited for longer than it was to", lock.acquire()).await;
     watch.not_before(wait, "gave up before its wait was over");
-    watch.within(wait, "waited for longer than it was to");
     assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     assert!(guard.is_held());
     let gone = async || fixture.record(&name).await.waiters == 0;
@@ -61,16 +60,14 @@ pub async fn the_wait_includes_connecting(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
     fixture.path(PathFault::Silence).await;
     for wait in [Duration::from_millis(70), fixture.ttl() * 2] {
-        let watch = Watch::start();
-        let refused = ann.lock("silence").wait(wait).acquire().await;
-        watch.within(wait, "the wait has an end in front of a silent server");
+        let lock = ann.lock("silence").wait(wait);
+        let refused = in_time(wait, "the wait has an end in front of a silent server", lock.acquire()).await;
         let kind = kind_of(&refused);
         assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "nobody answered: {kind:?}");
     }
-    let watch = Watch::start();
-    assert!(ann.lock("silence").try_acquire().await.is_err());
-    let bound = ann.capabilities().call_bound * 5 / 4;
-    watch.within(bound, "one attempt ends within the bound of a call and a quarter");
+    let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock("silence"));
+    let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
+    assert!(refused.is_err(), "nobody answered, and an attempt says {refused:?}");
 }
 
 /// Invariants 10 and 13: a release hands the lock to the waiter at once, far from any timer.
@@ -82,10 +79,8 @@ pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
         queued(fixture, &bob, &name, (1, 1)).await;
-        let watch = Watch::start();
         guard.release().await.expect("a release");
-        let next = join(waiter).await;
-        watch.within(bound, "the waiter holds at once after the release");
+        let next = in_time(bound, "the waiter holds at once after the release", join(waiter)).await;
         next.release().await.expect("a release");
     }
 }
@@ -96,10 +91,9 @@ pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
     let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
     let watch = Watch::start();
     dead.granted(&dead.claim(&name), ttl).await;
-    let granted = Watch::start();
-    let guard = hold(&bob, &name).await;
+    let bound = ttl + bob.capabilities().takeover_slack;
+    let guard = in_time(bound, "taken over from a dead holder", hold(&bob, &name)).await;
     watch.not_before(ttl, "taken over from a holder whose lease stood");
-    granted.within(ttl + bob.capabilities().takeover_slack, "taken over from a dead holder");
     assert!(guard.is_held());
 }
 
@@ -110,12 +104,11 @@ pub async fn a_waiter_that_died_in_the_queue_is_passed_over(fixture: &dyn Fixtur
     let (name, ttl) = (name("dead waiter"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     dead.not_granted(&dead.claim(&name), ttl).await;
-    let queued_at = Watch::start();
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 2)).await;
     guard.release().await.expect("a release");
-    drop(join(waiter).await);
-    queued_at.within(ttl + bob.capabilities().takeover_slack, "a place of a dead waiter ends with its ttl");
+    let bound = ttl + bob.capabilities().takeover_slack;
+    drop(in_time(bound, "a place of a dead waiter ends with its ttl", join(waiter)).await);
 }
 
 /// Invariant 13: when the message that it is its turn is lost, a waiter still holds, by its next look.
@@ -126,12 +119,10 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::LosePushes).await;
-    let watch = Watch::start();
     guard.release().await.expect("a release");
-    let next = join(waiter).await;
     // A place is renewed at a third of its ttl, and a look is never further away than that.
-    let place = ttl.min(bob.capabilities().max_place_ttl);
-    watch.within(place / 3 + AT_ONCE, "the next look finds what the push would have told");
+    let bound = ttl.min(bob.capabilities().max_place_ttl) / 3 + AT_ONCE;
+    let next = in_time(bound, "the next look finds what the push would have told", join(waiter)).await;
     assert!(next.is_held());
 }
 

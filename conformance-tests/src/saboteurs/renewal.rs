@@ -24,8 +24,6 @@ plain! {
     RenewsTwice;
     /// Renews nothing.
     RefusesRenewals;
-    /// Fails a whole batch for one of it.
-    OneBadSpoilsAll;
     /// Takes longer for a renewal than it has.
     RenewsTooSlowly;
     /// Renews what fits into one batch and forgets the rest.
@@ -80,15 +78,6 @@ impl Hooks for RenewsTwice {
 impl Hooks for RefusesRenewals {
     async fn renew(&self, _: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         (0..leases.len()).map(|index| (index, Answer::Unknown(refused(ErrorKind::Unavailable)))).collect()
-    }
-}
-
-#[async_trait]
-impl Hooks for OneBadSpoilsAll {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-        let answers = inner.renew(leases).await;
-        let bad = answers.iter().any(|(_, answer)| matches!(answer, Answer::Unknown(_)));
-        if bad { RefusesRenewals.renew(inner, leases).await } else { answers }
     }
 }
 
