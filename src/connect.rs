@@ -13,6 +13,7 @@ const SCHEMES: &[Row] = &[
     ("redis", "redis", cfg!(feature = "redis")),
     ("redis+unix", "redis", cfg!(feature = "redis")),
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+    ("sqlite", "sqlite", cfg!(feature = "sqlite")),
 ];
 
 /// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own.
@@ -21,6 +22,8 @@ const SCHEMES: &[Row] = &[
 /// - `memory://`: a store inside this process, the same for every call; for tests and examples.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
 ///   `redis-tls`): one Redis server. It is connected to and checked before this returns.
+/// - `sqlite:///path/locks.db[?…]`, `sqlite://` for a file in the user's state folder (feature `sqlite`): a file for the
+///   processes of this machine. It is made when it is not there, and checked before this returns.
 ///
 /// # Errors
 /// - [`InvalidInput`](lock_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known; the text names
@@ -29,7 +32,7 @@ const SCHEMES: &[Row] = &[
 ///   [`Unsupported`](lock_core::ErrorKind::Unsupported), [`Capacity`](lock_core::ErrorKind::Capacity): the server cannot
 ///   be reached or used.
 ///
-/// Ends within the backend's call bound: for Redis `timeout` in the URL, 1 s by default. No error shows a password.
+/// Ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. No error shows a password.
 ///
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
@@ -53,6 +56,8 @@ pub async fn builder(url: &str) -> Result<ClientBuilder> {
         }
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::connect(url).await?)),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(LockClient::builder(lock_sqlite::SqliteBackend::connect(url).await?)),
         other => Err(unknown(other)),
     }
 }

@@ -26,6 +26,7 @@
 //! | | `memory://` | [`memory`] |
 //! | `redis` | `redis://`, `redis+unix://` | `redis` |
 //! | `redis-tls` | `rediss://` | `redis` |
+//! | `sqlite` | `sqlite://` | `sqlite` |
 
 mod connect;
 
@@ -36,3 +37,6 @@ pub use lock_core::*;
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use lock_redis as redis;
+#[cfg(feature = "sqlite")]
+#[doc(inline)]
+pub use lock_sqlite as sqlite;

@@ -1,0 +1,304 @@
+//! How processes that wait are told that a lock was released.
+//!
+//! Beside the file of the locks lies one that nobody reads: `…-bell`. Whoever ends a lease that somebody waits for writes a byte to
+//! it *after* the end is visible, and the system tells every process that watches it (inotify). The WAL itself is a bad bell:
+//! it is written before the commit shows, and for every renewal of every lock.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often somebody looks by himself who cannot hear.
+const POLL: Duration = Duration::from_millis(25);
+
+/// The bell of a file.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    locks: PathBuf,
+    path: PathBuf,
+}
+
+impl Bell {
+    pub(crate) fn of(locks: &Path) -> Self {
+        let mut path = locks.as_os_str().to_owned();
+        path.push("-bell");
+        Self { locks: locks.to_owned(), path: path.into() }
+    }
+
+    /// Tells everybody who listens. A bell that cannot be rung costs them time: they look by themselves within a second.
+    pub(crate) fn ring(&self) {
+        match OpenOptions::new().write(true).open(&self.path) {
+            Ok(mut file) => {
+                let _ = file.write_all(b".");
+            }
+            // Whoever listens makes it first.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::debug!(path = %self.path.display(), %error, "those who wait for a lock cannot be told");
+            }
+        }
+    }
+
+    /// Makes it, for those who may write to the file of the locks.
+    fn hang(&self) -> std::io::Result<()> {
+        let mut options = OpenOptions::new();
+        options.create(true).write(true).truncate(false);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+            let mode = std::fs::metadata(&self.locks)?.permissions().mode() & 0o777;
+            let made = options.mode(mode).open(&self.path)?;
+            // The user's mask may have taken something away. It is somebody else's file if that may not be changed.
+            if made.metadata()?.permissions().mode() & 0o777 != mode {
+                let _ = made.set_permissions(PermissionsExt::from_mode(mode));
+            }
+            Ok(())
+        }
+        #[cfg(not(unix))]
+        options.open(&self.path).map(drop)
+    }
+}
+
+/// Wakes a listener of the same process.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
+    raised: Mutex<bool>,
+    condition: Condvar,
+    ears: ears::Wake,
+}
+
+impl Alarm {
+    pub(crate) fn raise(&self) {
+        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.condition.notify_all();
+        self.ears.wake();
+    }
+
+    /// Waits for an alarm or the end of the time.
+    fn wait(&self, timeout: Duration) {
+        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.condition.wait_timeout_while(raised, timeout, |raised| !*raised);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+}
+
+/// Somebody who waits for the bell.
+pub(crate) struct Listener<'a> {
+    bell: &'a Bell,
+    alarm: &'a Alarm,
+    ears: Option<ears::Ears>,
+}
+
+impl<'a> Listener<'a> {
+    /// Hears every ring from now on, if the system can do that.
+    pub(crate) fn new(bell: &'a Bell, alarm: &'a Alarm) -> Self {
+        let mut listener = Self { bell, alarm, ears: None };
+        listener.listen();
+        listener
+    }
+
+    fn listen(&mut self) {
+        self.ears = match self.bell.hang().and_then(|()| ears::Ears::new(&self.bell.path, &self.alarm.ears)) {
+            Ok(ears) => Some(ears),
+            Err(error) => {
+                let path = self.bell.path.display();
+                tracing::debug!(%path, %error, "no ears for releases: looking every {} ms", POLL.as_millis());
+                None
+            }
+        };
+    }
+
+    /// Waits for a ring, an alarm or the end of the time; less where nothing can be heard.
+    pub(crate) fn wait(&mut self, timeout: Duration) {
+        match &mut self.ears {
+            None => self.alarm.wait(timeout.min(POLL)),
+            Some(ears) => match ears.wait(&self.alarm.ears, timeout) {
+                Ok(ears::Heard::Something) => {}
+                // Somebody has deleted it: whoever rings would ring another one.
+                Ok(ears::Heard::NoBell) | Err(_) => self.listen(),
+            },
+        }
+    }
+}
+
+/// Whether this system can tell of a ring.
+pub(crate) fn can_be_heard() -> bool {
+    ears::can_hear()
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod ears {
+    use std::mem::MaybeUninit;
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+    use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+    use rustix::io::Errno;
+
+    /// Wakes who sleeps on his ears.
+    #[derive(Debug)]
+    pub(super) struct Wake(Option<OwnedFd>);
+
+    impl Default for Wake {
+        fn default() -> Self {
+            Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok())
+        }
+    }
+
+    impl Wake {
+        pub(super) fn wake(&self) {
+            if let Some(fd) = &self.0 {
+                // It fails when it is raised already, very often.
+                let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+            }
+        }
+    }
+
+    pub(super) struct Ears(OwnedFd);
+
+    pub(super) enum Heard {
+        /// A ring, an alarm, or nothing until the time was over.
+        Something,
+        /// That there is no bell there any more.
+        NoBell,
+    }
+
+    pub(super) fn can_hear() -> bool {
+        inotify::init(CreateFlags::CLOEXEC).is_ok()
+    }
+
+    impl Ears {
+        pub(super) fn new(bell: &Path, wake: &Wake) -> std::io::Result<Self> {
+            if wake.0.is_none() {
+                return Err(Errno::MFILE.into());
+            }
+            let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+            let events = WatchFlags::MODIFY | WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
+            inotify::add_watch(&fd, bell, events)?;
+            Ok(Self(fd))
+        }
+
+        pub(super) fn wait(&mut self, wake: &Wake, timeout: Duration) -> Result<Heard, Errno> {
+            let Some(wake) = &wake.0 else { return Err(Errno::BADF) };
+            let mut fds = [PollFd::new(&self.0, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+            let timeout = Timespec::try_from(timeout).ok();
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+            let mut buffer = [MaybeUninit::uninit(); 1024];
+            let mut events = inotify::Reader::new(&self.0, &mut buffer);
+            loop {
+                match events.next() {
+                    Ok(event) if event.events().contains(ReadFlags::MODIFY) => {}
+                    Ok(_) => return Ok(Heard::NoBell),
+                    Err(Errno::WOULDBLOCK) => return Ok(Heard::Something),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod ears {
+    use std::path::Path;
+    use std::time::Duration;
+
+    #[derive(Debug, Default)]
+    pub(super) struct Wake;
+
+    impl Wake {
+        pub(super) fn wake(&self) {}
+    }
+
+    pub(super) enum Ears {}
+
+    pub(super) enum Heard {
+        Something,
+        NoBell,
+    }
+
+    pub(super) fn can_hear() -> bool {
+        false
+    }
+
+    impl Ears {
+        pub(super) fn new(_bell: &Path, _wake: &Wake) -> std::io::Result<Self> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+
+        pub(super) fn wait(&mut self, _wake: &Wake, _timeout: Duration) -> std::io::Result<Heard> {
+            match *self {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn bell(folder: &tempfile::TempDir) -> Bell {
+        let locks = folder.path().join("locks.db");
+        std::fs::write(&locks, "").unwrap();
+        Bell::of(&locks)
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_ring_an_alarm_and_a_lost_bell_are_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bell, alarm) = (bell(&folder), Alarm::default());
+        // Nobody listens: nothing is made for it.
+        bell.ring();
+        assert!(!bell.path.exists());
+        let mut listener = Listener::new(&bell, &alarm);
+        assert!(listener.ears.is_some());
+        let begin = Instant::now();
+        // Rung before the wait, and not heard twice.
+        bell.ring();
+        listener.wait(LONG);
+        alarm.raise();
+        listener.wait(LONG);
+        std::fs::remove_file(&bell.path).unwrap();
+        listener.wait(LONG);
+        assert!(bell.path.exists(), "it is made again");
+        bell.ring();
+        listener.wait(LONG);
+        assert!(begin.elapsed() < LONG, "something was not noticed");
+        listener.wait(Duration::from_millis(30));
+        assert!(begin.elapsed() >= Duration::from_millis(30), "something was noticed twice");
+    }
+
+    #[test]
+    fn whoever_cannot_hear_looks_by_himself() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bell, alarm) = (bell(&folder), Alarm::default());
+        let mut listener = Listener { bell: &bell, alarm: &alarm, ears: None };
+        let begin = Instant::now();
+        listener.wait(LONG);
+        assert!(begin.elapsed() >= POLL && begin.elapsed() < LONG);
+        alarm.raise();
+        listener.wait(LONG);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn it_is_for_those_who_may_write_to_the_locks() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let bell = bell(&folder);
+        std::fs::set_permissions(&bell.locks, PermissionsExt::from_mode(0o660)).unwrap();
+        bell.hang().unwrap();
+        assert_eq!(std::fs::metadata(&bell.path).unwrap().permissions().mode() & 0o777, 0o660);
+    }
+}

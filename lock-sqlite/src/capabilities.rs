@@ -1,0 +1,40 @@
+//! What a SQLite file promises, and where the promise ends.
+
+use std::time::Duration;
+
+use lock_core::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
+
+use crate::bell;
+use crate::errors::BACKEND;
+use crate::settings::Settings;
+
+/// How many leases one renew call takes: one transaction, during which nobody else can write.
+pub(crate) const RENEW_BATCH: usize = 200;
+
+/// A waiter looks by itself after this, at the latest: what a release that it did not hear of costs it.
+pub(crate) const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
+pub(crate) fn of(settings: &Settings) -> Capabilities {
+    let mut it = Capabilities::new(BACKEND);
+    it.scope = Scope::Machine;
+    it.clock = StoreClock::MachineBoot;
+    it.ttl_granularity = Duration::from_micros(1);
+    it.min_ttl = Duration::from_millis(100);
+    it.max_ttl = Duration::from_secs(24 * 3600);
+    it.ttl_scope = TtlScope::Lease;
+    it.waiting = if bell::can_be_heard() { Waiting::Notification } else { Waiting::Poll };
+    it.fifo = false;
+    it.loss_notice = LossNotice::NextRenewal;
+    // A waiter looks when the holder's lease ends.
+    it.takeover_slack = Duration::from_millis(100);
+    it.fencing = "the last token + 1, at least the machine's wall clock in µs; kept with the lock's record";
+    it.restart = Restart::KeepsAll;
+    it.call_bound = settings.timeout;
+    it.renew_batch = RENEW_BATCH;
+    it.exclusion_ends = &[
+        "somebody deletes or replaces the file, its `-wal` or its `-shm`, or puts an older copy in its place, while locks are held",
+        "the file is reached from two machines, by a way that cannot be told from a local disk",
+        "somebody changes the table `leasehold_locks` by hand",
+    ];
+    it
+}

@@ -1,0 +1,47 @@
+//! Fenced writes: what a user's own transaction on the same file does takes effect only while the lease is current.
+
+use lock_core::{Error, ErrorKind, LockGuard, Result};
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use crate::errors::{BACKEND, Failure};
+use crate::machine::Machine;
+
+const CURRENT: &str = "\
+SELECT 1 FROM leasehold_locks \
+WHERE name = ?1 AND owner = ?2 AND fence = ?3 AND boot = ?4 AND until > ?5 AND format = '1x'";
+
+/// Checks, inside a user's own transaction on the file of the locks, that the guard's lease is current. What the transaction
+/// writes afterwards is committed only if nobody else was granted the lock before its end: a takeover is a write to the
+/// same file, and two writers cannot both commit.
+///
+/// Call it first in the transaction. A transaction that has only read when another process writes cannot write any more:
+/// SQLite fails it with `SQLITE_BUSY_SNAPSHOT`. Begin it with
+/// [`TransactionBehavior::Immediate`](rusqlite::TransactionBehavior::Immediate) to wait for one's turn before, and keep it short: while it
+/// is open nobody can acquire, renew or release a lock in this file.
+///
+/// # Errors
+/// - [`Lost`](ErrorKind::Lost): the lease is not current. Roll back.
+/// - [`Unsupported`](ErrorKind::Unsupported): the transaction is on another file, one without locks.
+/// - Else what SQLite says. Roll back.
+pub fn fence(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
+    check(transaction, guard).map_err(|error| error.during("fence a write with", guard.name(), BACKEND))
+}
+
+fn check(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
+    let now = Machine::this()?.now();
+    let lease = guard.lease_ref();
+    let owner: &[u8] = lease.claim.owner().as_bytes();
+    let Ok(fence) = i64::try_from(guard.fencing_token().get()) else { return Err(lost()) };
+    let row = params![guard.name().as_str().as_bytes(), owner, fence, now.boot, now.boottime];
+    let current =
+        transaction.prepare_cached(CURRENT).and_then(|mut current| current.query_row(row, |_| Ok(())).optional());
+    match current {
+        Ok(Some(())) => Ok(()),
+        Ok(None) => Err(lost()),
+        Err(error) => Err(Failure::from(error).without_effect()),
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Lost, "the lease is not current any more")
+}

@@ -1,0 +1,118 @@
+//! The file of one client: its path, and the one connection that writes to it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use lock_core::Result;
+
+use crate::errors::Failure;
+use crate::location;
+use crate::machine::{Machine, Moment};
+use crate::settings::Settings;
+use crate::store::Store;
+use crate::upkeep::{self, Upkeep};
+
+/// The file, and the connection that all calls of a client share.
+pub(crate) struct File {
+    pub(crate) path: PathBuf,
+    pub(crate) settings: Settings,
+    pub(crate) machine: Machine,
+    pub(crate) upkeep: Upkeep,
+    /// Empty until it is first needed, and after it has failed.
+    writer: Mutex<Option<Store>>,
+    writes: AtomicU32,
+}
+
+impl File {
+    pub(crate) fn new(path: PathBuf, settings: Settings, machine: Machine) -> Self {
+        let (writer, writes, upkeep) = (Mutex::default(), AtomicU32::new(0), Upkeep::default());
+        Self { path, settings, machine, upkeep, writer, writes }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.machine.now()
+    }
+
+    /// Works with the connection here and now, if nothing is in the way: it is open, nobody of this process uses it, and it
+    /// still is the file at the path. None when it is not so. Never blocks: a write that another process is in the way of
+    /// fails as busy.
+    pub(crate) fn at_once<T>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Store, &Moment) -> Result<T, Failure>,
+    ) -> Option<Result<T, Failure>> {
+        let mut writer = match self.writer.try_lock() {
+            Ok(writer) => writer,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let store = writer.as_ref().filter(|store| store.is_current())?;
+        let done = work(store, &self.now());
+        if done.as_ref().is_err_and(Failure::breaks_the_connection) {
+            *writer = None;
+        }
+        drop(writer);
+        if done.is_ok() {
+            self.count_writes(1);
+        }
+        Some(done)
+    }
+
+    /// The connection for the file's thread, which may wait.
+    pub(crate) fn writer(&self) -> Writer<'_> {
+        Writer { file: self, slot: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// Has the file looked after, every so many writes.
+    pub(crate) fn count_writes(self: &Arc<Self>, count: u32) {
+        let before = self.writes.fetch_add(count, Ordering::Relaxed);
+        if before / upkeep::EVERY != before.wrapping_add(count) / upkeep::EVERY {
+            upkeep::start(self);
+        }
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("path", &self.path).field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// The connection, in hand.
+pub(crate) struct Writer<'a> {
+    file: &'a File,
+    slot: MutexGuard<'a, Option<Store>>,
+}
+
+impl Writer<'_> {
+    /// The store; opened when it is not, or not the file at the path any more.
+    pub(crate) fn store(&mut self) -> Result<&Store, Failure> {
+        if let Some(store) = self.slot.take() {
+            if store.is_current() {
+                return Ok(self.slot.insert(store));
+            }
+            let path = self.file.path.display();
+            tracing::warn!(%path, "the file of the locks was deleted or replaced; it is opened anew");
+            store.leave_quietly();
+        }
+        location::check(&self.file.path).map_err(Failure::Found)?;
+        let store = Store::open(&self.file.path)?;
+        store.prepare()?;
+        Ok(self.slot.insert(store))
+    }
+
+    /// The store, if it is open.
+    pub(crate) fn opened(&self) -> Option<&Store> {
+        self.slot.as_ref()
+    }
+
+    /// Closes the connection: what is in doubt is rolled back with it.
+    pub(crate) fn close(mut self) {
+        if let Some(store) = self.slot.take()
+            && !store.is_current()
+        {
+            store.leave_quietly();
+        }
+    }
+}

@@ -1,0 +1,25 @@
+#![doc = include_str!("../README.md")]
+
+mod backend;
+mod bell;
+mod capabilities;
+mod errors;
+mod fence;
+mod file;
+mod location;
+mod machine;
+mod settings;
+mod shared;
+mod store;
+mod upkeep;
+mod views;
+mod waiters;
+mod worker;
+
+pub use backend::SqliteBackend;
+pub use fence::fence;
+pub use rusqlite;
+pub use settings::{SCHEMES, Settings};
+
+/// The tables, for whoever wants to make them by hand or to look at them.
+pub const SCHEMA: &str = include_str!("schema.sql");

@@ -1,0 +1,176 @@
+//! Where a file may be: what is checked before SQLite opens it.
+
+use std::path::Path;
+
+use lock_core::{Error, ErrorKind, Result};
+
+/// Checks the folder and the file system of a path.
+///
+/// # Errors
+/// `Unavailable` when the folder is not there, `InvalidInput` for the path of a folder, `Unsupported` on a file system that is
+/// shared with other machines, where that can be told.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(Error::invalid(format!("{} is not a folder", folder.display()))),
+        Err(error) => {
+            let kind = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => ErrorKind::Auth,
+                _ => ErrorKind::Unavailable,
+            };
+            let text = format!("the folder {} cannot be used: make it, or give another path", folder.display());
+            return Err(Error::new(kind, text).with_source(error));
+        }
+    }
+    if path.is_dir() {
+        return Err(Error::invalid(format!("{} is a folder: name a file in it", path.display())));
+    }
+    match shared_file_system(folder) {
+        None => Ok(()),
+        Some(name) => {
+            let text = format!(
+                "{} is on {name}, which other machines may share: SQLite's locks do not reach them. Use a local file system, \
+                 or a store on the network",
+                folder.display()
+            );
+            Err(Error::new(ErrorKind::Unsupported, text))
+        }
+    }
+}
+
+/// The name of a folder's file system, when other machines may share it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn shared_file_system(folder: &Path) -> Option<String> {
+    let magic = rustix::fs::statfs(folder).ok()?.f_type;
+    // The magic number is 32 bits wide, whatever the field is.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "only the low 32 bits are the number")]
+    let magic = magic as u32;
+    if let Some((_, name)) = SHARED.iter().find(|(number, _)| *number == magic) {
+        return Some((*name).to_owned());
+    }
+    if magic != FUSE {
+        return None;
+    }
+    let folder = folder.canonicalize().ok()?;
+    let kind = kind_of_mount(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, &folder)?;
+    SHARED_FUSE.iter().any(|shared| kind.contains(shared)).then_some(kind)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn shared_file_system(_folder: &Path) -> Option<String> {
+    None
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const FUSE: u32 = 0x6573_5546;
+
+/// File systems that several machines may have mounted at once, by the numbers of `statfs(2)`.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const SHARED: &[(u32, &str)] = &[
+    (0x0000_6969, "NFS"),
+    (0x0000_517B, "SMB"),
+    (0xFE53_4D42, "SMB 2"),
+    (0xFF53_4D42, "CIFS"),
+    (0x0102_1997, "9P (a folder of the host)"),
+    (0x00C3_6400, "Ceph"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x0000_564C, "NCP"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636F, "OCFS2"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x786F_4256, "vboxsf (a folder of the host)"),
+    (0xBACB_ACBC, "vmhgfs (a folder of the host)"),
+];
+
+/// Parts of the names of FUSE file systems that several machines may have mounted at once.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const SHARED_FUSE: &[&str] = &[
+    "virtiofs",
+    "sshfs",
+    "s3fs",
+    "rclone",
+    "gcsfuse",
+    "goofys",
+    "mountpoint-s3",
+    "juicefs",
+    "gluster",
+    "ceph",
+    "davfs",
+    "curlftpfs",
+    "gvfsd",
+    "osxfs",
+    "grpcfuse",
+    "vmhgfs",
+    "moosefs",
+    "mfs",
+    "seaweedfs",
+    "blobfuse",
+    "nfs",
+    "smb",
+];
+
+/// The kind of the mount that a canonical path is in, out of the text of `/proc/self/mountinfo`.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn kind_of_mount(mounts: &str, path: &Path) -> Option<String> {
+    let mut best: Option<(usize, &str)> = None;
+    for line in mounts.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let (Some(point), Some(kind)) = (left.split(' ').nth(4), right.split(' ').next()) else { continue };
+        let point = unescape(point);
+        // A later mount of the same point lies over an earlier one.
+        if path.starts_with(&point) && best.is_none_or(|(length, _)| point.len() >= length) {
+            best = Some((point.len(), kind));
+        }
+    }
+    best.map(|(_, kind)| kind.to_owned())
+}
+
+/// Spaces, tabs, newlines and backslashes of a mount point are written in octal.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn unescape(point: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(point.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind_of(result: Result<()>) -> ErrorKind {
+        result.unwrap_err().kind()
+    }
+
+    #[test]
+    fn a_path_is_a_file_in_a_folder_that_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check(&folder.path().join("locks.db")).is_ok());
+        assert_eq!(kind_of(check(folder.path())), ErrorKind::InvalidInput);
+        assert_eq!(kind_of(check(&folder.path().join("none/locks.db"))), ErrorKind::Unavailable);
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(kind_of(check(&file.join("locks.db"))), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_kind_of_a_mount_is_that_of_the_innermost_one() {
+        let mounts = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
+             30 22 0:40 / /mnt/my\\040share rw - fuse.sshfs host:/ rw\n\
+             31 22 0:41 / /mnt/local rw - fuse.gocryptfs x rw\n\
+             32 31 0:42 / /mnt/local/over rw - tmpfs t rw\n\
+             33 31 0:43 / /mnt/local/over rw shared:3 master:1 - virtiofs v rw\n";
+        let kind = |path: &str| kind_of_mount(mounts, Path::new(path));
+        assert_eq!(kind("/home/a").as_deref(), Some("ext4"));
+        assert_eq!(kind("/mnt/my share/a").as_deref(), Some("fuse.sshfs"));
+        assert_eq!(kind("/mnt/locally").as_deref(), Some("ext4"));
+        assert_eq!(kind("/mnt/local/a").as_deref(), Some("fuse.gocryptfs"));
+        assert_eq!(kind("/mnt/local/over/a").as_deref(), Some("virtiofs"));
+        assert_eq!(kind_of_mount("nonsense\n", Path::new("/")), None);
+    }
+}

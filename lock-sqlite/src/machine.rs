@@ -1,0 +1,134 @@
+//! The machine's clock since boot, and which boot it is.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lock_core::{Error, ErrorKind, Result};
+
+/// One reading of the clocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    /// µs since boot, suspend included. Leases are judged by it.
+    pub(crate) boottime: i64,
+    /// Names the boot that `boottime` counts from.
+    pub(crate) boot: i64,
+    /// µs since the Unix epoch. Only makes tokens rise after the file was lost: no lease is judged by it.
+    pub(crate) wall: i64,
+}
+
+/// Where moments are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    boot: i64,
+}
+
+impl Machine {
+    /// The machine that this process runs on.
+    ///
+    /// # Errors
+    /// `Unsupported` where the system has no such clock, or does not say which boot it is.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn this() -> Result<Self> {
+        static BOOT: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
+        if let Some(&boot) = BOOT.get() {
+            return Ok(Self { boot });
+        }
+        let read =
+            std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| unnamed().with_source(error))?;
+        // In another time namespace the clock since boot reads differently, which makes it another boot.
+        let namespace = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
+        let boot = boot_of(&read, &namespace.to_string_lossy()).ok_or_else(unnamed)?;
+        Ok(Self { boot: *BOOT.get_or_init(|| boot) })
+    }
+
+    /// The machine that this process runs on.
+    ///
+    /// # Errors
+    /// `Unsupported`: this system does not say which boot it is.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    pub(crate) fn this() -> Result<Self> {
+        Err(unnamed())
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn now(self) -> Moment {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let boottime = time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1_000);
+        Moment { boottime, boot: self.boot, wall: wall() }
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    pub(crate) fn now(self) -> Moment {
+        Moment { boottime: 0, boot: self.boot, wall: wall() }
+    }
+
+    /// Another boot of the same machine.
+    #[cfg(test)]
+    pub(crate) fn after_a_reboot(self) -> Self {
+        Self { boot: self.boot ^ 1 }
+    }
+}
+
+fn wall() -> i64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    micros(wall)
+}
+
+/// µs as the file keeps them. What is longer than anybody asks for stays far below where sums overflow.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 4)
+}
+
+/// A number for a boot id (128 random bits as a UUID) and a time namespace (`time:[4026531834]`).
+#[cfg_attr(
+    not(any(target_os = "linux", target_os = "android")),
+    expect(dead_code, reason = "only Linux names its boots")
+)]
+fn boot_of(id: &str, namespace: &str) -> Option<i64> {
+    let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
+    let id = u128::from_str_radix(&digits, 16).ok()?;
+    let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
+    let namespace: u64 = digits.parse().unwrap_or(0);
+    // An odd factor spreads the few bits in which namespaces differ.
+    let folded = (id >> 64) as u64 ^ id as u64 ^ namespace.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    Some(i64::from_ne_bytes(folded.to_ne_bytes()))
+}
+
+fn unnamed() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "the SQLite backend needs a clock since boot and the id of the boot: Linux with /proc mounted",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boots_and_time_namespaces_are_told_apart() {
+        let id = "fbcc63bf-3185-4898-88ac-b0c8fc6149a8\n";
+        let boot = boot_of(id, "time:[4026531834]").unwrap();
+        assert_eq!(boot_of(id, "time:[4026531834]"), Some(boot));
+        assert_ne!(boot_of(id, "time:[4026531835]"), Some(boot));
+        assert_ne!(boot_of(id, ""), Some(boot));
+        assert_ne!(boot_of("fbcc63bf-3185-4898-88ac-b0c8fc6149a9", "time:[4026531834]"), Some(boot));
+        assert_eq!(boot_of("", ""), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn time_goes_on() {
+        let machine = Machine::this().unwrap();
+        let before = machine.now();
+        std::thread::sleep(Duration::from_millis(2));
+        let after = machine.now();
+        assert!(after.boottime - before.boottime >= 2_000 && after.boot == before.boot);
+        assert!(before.wall > 1_600_000_000_000_000, "{}", before.wall);
+    }
+
+    #[test]
+    fn long_durations_do_not_overflow() {
+        assert_eq!(micros(Duration::from_millis(3)), 3_000);
+        assert!(micros(Duration::MAX).checked_mul(2).is_some());
+    }
+}

@@ -1,0 +1,199 @@
+//! Settings, and the URL that they are read from.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lock_core::{Error, Result, setting};
+use percent_encoding::percent_decode_str;
+use url::Url;
+
+/// The schemes that this crate reads, for error texts.
+pub const SCHEMES: &[&str] = &["sqlite://"];
+
+/// What may stand behind the `?` of a URL.
+const PARAMETERS: &str = "`timeout` and `retention`";
+
+/// Settings of a [`SqliteBackend`](crate::SqliteBackend).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The longest that one call takes, opening the file included. Default 1 s: other processes write for some 20 µs each,
+    /// and a disk that is slow for a moment is not yet an error. 10 ms to 60 s.
+    pub timeout: Duration,
+    /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes: a backward step of the
+    /// machine's wall clock up to this is survived by the order of the tokens. A record costs about 200 bytes. 1 s to 365 days.
+    pub retention: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(1), retention: Duration::from_secs(600) }
+    }
+}
+
+impl Settings {
+    /// Checks every bound.
+    pub(crate) fn check(self) -> Result<Self> {
+        setting::within("timeout", self.timeout, Duration::from_millis(10)..=Duration::from_secs(60))?;
+        setting::within("retention", self.retention, Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600))?;
+        Ok(self)
+    }
+}
+
+/// Where a URL says that the file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At this path, in a folder that has to exist.
+    At(PathBuf),
+    /// In the user's state folder, which is made when it is not there.
+    State,
+}
+
+/// Reads a URL.
+pub(crate) fn read_url(text: &str) -> Result<(Place, Settings)> {
+    let url =
+        Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a SQLite file cannot be read: {why}")))?;
+    if url.scheme() != "sqlite" {
+        let text = format!("`{}://` is not a URL of a SQLite file: there are {}", url.scheme(), SCHEMES.join(", "));
+        return Err(Error::invalid(text));
+    }
+    if url.fragment().is_some() {
+        return Err(Error::invalid("the URL of a SQLite file has no `#…`; a `#` in its path is written `%23`"));
+    }
+    let mut settings = Settings::default();
+    for (key, value) in url.query_pairs() {
+        match &*key {
+            "timeout" => settings.timeout = setting::duration("timeout", &value)?,
+            "retention" => settings.retention = setting::duration("retention", &value)?,
+            _ => {
+                let text = format!("unknown parameter `{key}` in the URL of a SQLite file: there are {PARAMETERS}");
+                return Err(Error::invalid(text));
+            }
+        }
+    }
+    Ok((place(text, &url)?, settings.check()?))
+}
+
+fn place(text: &str, url: &Url) -> Result<Place> {
+    if !text["sqlite:".len()..].starts_with("//") || url.host_str().is_some_and(|host| !host.is_empty()) {
+        let text = "the URL of a SQLite file has an absolute path and so three slashes: `sqlite:///path/locks.db`";
+        return Err(Error::invalid(text));
+    }
+    if url.path().is_empty() {
+        return Ok(Place::State);
+    }
+    let path = path_of(percent_decode_str(url.path()).collect())?;
+    if path.file_name().is_none() || url.path().ends_with('/') {
+        return Err(Error::invalid(format!("`{}` is the path of a folder: name a file in it", path.display())));
+    }
+    Ok(Place::At(path))
+}
+
+#[cfg(unix)]
+fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
+    if bytes.contains(&0) {
+        return Err(Error::invalid("the path of a SQLite file has no NUL"));
+    }
+    Ok(<OsString as std::os::unix::ffi::OsStringExt>::from_vec(bytes).into())
+}
+
+#[cfg(not(unix))]
+fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
+    let text = String::from_utf8(bytes).map_err(|_| Error::invalid("the path of a SQLite file is UTF-8"))?;
+    Ok(OsString::from(text).into())
+}
+
+/// The file in the user's state folder: `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
+pub(crate) fn state_file(xdg_state_home: Option<OsString>, home: Option<OsString>) -> Result<PathBuf> {
+    let absolute = |text: OsString| Some(PathBuf::from(text)).filter(|path| path.is_absolute());
+    let state = xdg_state_home.and_then(absolute);
+    let state = state.or_else(|| home.and_then(absolute).map(|home| home.join(".local").join("state")));
+    let state = state.ok_or_else(|| {
+        Error::invalid(
+            "`sqlite://` needs a home: set HOME or XDG_STATE_HOME, or give a path: `sqlite:///path/locks.db`",
+        )
+    })?;
+    Ok(state.join("leasehold").join("locks.db"))
+}
+
+/// Makes the folder of the file in the user's state folder, for nobody but the user.
+pub(crate) fn make_state_folder(file: &Path) -> Result<()> {
+    let Some(folder) = file.parent() else { return Ok(()) };
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder).map_err(|error| {
+        let kind = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => lock_core::ErrorKind::Auth,
+            _ => lock_core::ErrorKind::Unavailable,
+        };
+        Error::new(kind, format!("the folder {} cannot be made", folder.display())).with_source(error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use lock_core::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_url_carries_every_setting() {
+        let (place, settings) = read_url("sqlite:///var/lib/my%20app/l%23%3F.db?timeout=250ms&retention=2h").unwrap();
+        assert_eq!(place, Place::At("/var/lib/my app/l#?.db".into()));
+        assert_eq!((settings.timeout, settings.retention), (Duration::from_millis(250), Duration::from_secs(7200)));
+        assert_eq!(read_url("sqlite://").unwrap(), (Place::State, Settings::default()));
+        assert_eq!(read_url("sqlite://?timeout=2s").unwrap().0, Place::State);
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_what_would_be_right() {
+        for (url, hint) in [
+            ("http://localhost", "sqlite://"),
+            ("sqlite:locks.db", "sqlite:///path"),
+            ("sqlite:/tmp/locks.db", "sqlite:///path"),
+            ("sqlite://locks.db", "sqlite:///path"),
+            ("sqlite://locks.db/x", "sqlite:///path"),
+            ("sqlite:///", "folder"),
+            ("sqlite:///tmp/", "folder"),
+            ("sqlite:///tmp/..", "folder"),
+            ("sqlite:///tmp/a%00b", "NUL"),
+            ("sqlite:///tmp/a#b", "%23"),
+            ("sqlite:///tmp/a?timout=1s", "`timeout` and `retention`"),
+            ("sqlite:///tmp/a?timeout=5", "`250ms`"),
+            ("sqlite:///tmp/a?timeout=1ms", "10ms"),
+            ("sqlite:///tmp/a?retention=1000d", "`retention`"),
+            ("sqlite", "cannot be read"),
+        ] {
+            let error = read_url(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            assert!(error.to_string().contains(hint), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_state_folder_is_the_users() {
+        let file = |xdg: Option<&str>, home: Option<&str>| state_file(xdg.map(Into::into), home.map(Into::into));
+        assert_eq!(file(Some("/s"), Some("/h")).unwrap(), Path::new("/s/leasehold/locks.db"));
+        assert_eq!(file(None, Some("/h")).unwrap(), Path::new("/h/.local/state/leasehold/locks.db"));
+        // The specification says to ignore what is not absolute.
+        assert_eq!(file(Some("s"), Some("/h")).unwrap(), Path::new("/h/.local/state/leasehold/locks.db"));
+        assert_eq!(file(Some(""), None).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn the_state_folder_is_made_for_nobody_else() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().unwrap();
+        let file = state_file(None, Some(home.path().into())).unwrap();
+        make_state_folder(&file).unwrap();
+        make_state_folder(&file).unwrap();
+        let mode = std::fs::metadata(file.parent().unwrap()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(make_state_folder(&file.join("below")).unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+}

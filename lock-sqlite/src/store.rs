@@ -1,0 +1,382 @@
+//! The statements: what a lease is in the file, and the rules by which it changes. Synchronous, without thread or clock.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lock_core::{Claim, Error, ErrorKind, Extend, FencingToken, IfHeld, LeaseRef, LockName};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags, Params, Row, params};
+
+use crate::errors::Failure;
+use crate::machine::{Moment, micros};
+
+type Result<T> = std::result::Result<T, Failure>;
+
+const SCHEMA: &str = include_str!("schema.sql");
+
+/// The version of the schema that this code reads and writes.
+const VERSION: i64 = 1;
+
+/// The version and kind of rows that this code reads and writes. The statements hold the same text.
+const FORMAT: &str = "1x";
+
+/// So long after its end a lock is kept for those who wait for it, at most: longer than a thread needs to wake up. Without it
+/// whoever releases and asks again at once would always be first. The statements hold the same number, in µs.
+pub(crate) const KEPT_FOR_WAITERS: Duration = Duration::from_millis(10);
+
+/// So long a claim that was refused counts as waiting, unless it asks again. What it costs when nobody waits any more: one
+/// newcomer is held back once, by [`KEPT_FOR_WAITERS`].
+const COUNTS_AS_WAITING: Duration = Duration::from_secs(30);
+
+/// Takes the row when it is free, or is this claim's already. The assignments read the old row: a repeated claim keeps its
+/// token, and its lease never gets shorter. A row of another boot says nothing about time: it is adopted, below, and not taken.
+const ACQUIRE: &str = "\
+INSERT INTO leasehold_locks (name, format, owner, fence, until, boot, ttl, wanted, holder) \
+VALUES (?1, '1x', ?2, ?3, ?4 + ?5, ?6, ?5, 0, ?7) \
+ON CONFLICT (name) DO UPDATE SET \
+fence = CASE WHEN owner = ?2 AND until > ?4 THEN fence ELSE max(fence + 1, ?3) END, \
+until = CASE WHEN owner = ?2 THEN max(until, ?4 + ?5) ELSE ?4 + ?5 END, \
+wanted = CASE WHEN owner = ?2 THEN wanted ELSE 0 END, \
+owner = ?2, boot = ?6, ttl = ?5, holder = ?7 \
+WHERE format = '1x' AND (\
+(owner = ?2 AND boot = ?6 AND until > ?4) \
+OR ((owner = x'' OR (boot = ?6 AND until <= ?4)) \
+AND (?8 OR boot <> ?6 OR wanted <= ?4 OR until + 10000 <= ?4))) \
+RETURNING fence";
+
+const LOOK: &str = "SELECT format, owner, until, boot, ttl, wanted FROM leasehold_locks WHERE name = ?1";
+
+/// A lease from before a reboot gets one whole ttl on the clock of this boot. Its holder was on this machine and is gone; but
+/// the file may come from another one, or from a container with a clock of its own.
+const ADOPT: &str = "\
+UPDATE leasehold_locks SET until = ?4 + ttl, boot = ?5, wanted = 0 WHERE name = ?1 AND owner = ?2 AND boot = ?3";
+
+/// Notes that somebody waits, as long as the lease stands that is in the way.
+const WANT: &str = "\
+UPDATE leasehold_locks SET wanted = ?5 WHERE name = ?1 AND owner = ?2 AND boot = ?3 AND until > ?4";
+
+const RENEW: &str = "\
+UPDATE leasehold_locks SET until = CASE WHEN ?6 THEN ?3 + ?5 ELSE max(until, ?3 + ?5) END, ttl = ?5 \
+WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND format = '1x'";
+
+/// Ends a lease that nobody waits for.
+const RELEASE: &str = "\
+UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
+WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND wanted <= ?3 AND format = '1x'";
+
+/// Ends a lease that somebody waits for.
+const HAND_ON: &str = "\
+UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
+WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND format = '1x'";
+
+const BREAK: &str = "\
+UPDATE leasehold_locks SET owner = x'', until = ?4, boot = ?5, holder = '', fence = max(fence + 1, ?3) \
+WHERE name = ?1 AND fence = ?2 AND owner <> x'' AND (boot <> ?5 OR until > ?4) AND format = '1x' RETURNING fence";
+
+/// One connection to the file.
+pub(crate) struct Store {
+    connection: Connection,
+    path: PathBuf,
+    identity: Option<(u64, u64)>,
+}
+
+/// Whether a claim was refused before and has waited since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    First,
+    HasWaited,
+}
+
+/// What an attempt to take a lock found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Granted(FencingToken),
+    /// Another has it for so long.
+    Held(Duration),
+    /// Free, and kept so long for those who wait.
+    Kept(Duration),
+}
+
+/// What a release found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    NotHeld,
+    /// It was this claim's, and nobody waits.
+    Unwanted,
+    /// It was this claim's, and somebody waits.
+    Wanted,
+}
+
+/// A row as far as it decides who may have the lock.
+struct Standing {
+    owner: Vec<u8>,
+    until: i64,
+    boot: i64,
+    ttl: i64,
+    wanted: i64,
+}
+
+impl Store {
+    /// Opens the file, and makes it when it is not there. It is used in WAL mode, so that readers never wait. No statement waits
+    /// for another process that writes: it fails as busy. Nobody checkpoints but who is told to.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(Duration::ZERO)?;
+        let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+        if !mode.eq_ignore_ascii_case("wal") {
+            let text = format!("the file system of {} cannot do SQLite's WAL (it stays with {mode})", path.display());
+            return Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)));
+        }
+        // Writes are lost with the power only. Leases are judged by the boot then, and tokens rise by the wall clock.
+        connection.pragma_update(None, "synchronous", "normal")?;
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        Ok(Self { connection, path: path.to_owned(), identity: identity(path) })
+    }
+
+    /// Makes the tables when they are missing, and refuses another version of them.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        if !self.holds_our_tables()? {
+            // One transaction: whoever opens it next finds all of it or nothing.
+            self.together(|| self.connection.execute_batch(SCHEMA).map_err(Failure::from))??;
+        }
+        let version: i64 =
+            self.connection.query_row("SELECT max(version) FROM leasehold_format", [], |row| row.get(0))?;
+        if version == VERSION {
+            return Ok(());
+        }
+        let text = format!(
+            "the file {} has version {version} of Leasehold's tables, and this is for version {VERSION}: update Leasehold",
+            self.path.display()
+        );
+        Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)))
+    }
+
+    pub(crate) fn holds_our_tables(&self) -> Result<bool> {
+        let known = "SELECT count(*) FROM sqlite_schema WHERE name IN ('leasehold_locks', 'leasehold_format')";
+        Ok(self.connection.query_row(known, [], |row| row.get::<_, i64>(0))? == 2)
+    }
+
+    /// Whether the path still leads to the file that was opened: somebody may have deleted or replaced it.
+    pub(crate) fn is_current(&self) -> bool {
+        self.identity.is_some() && identity(&self.path) == self.identity
+    }
+
+    /// Leaves what belongs to the path alone when this is closed. The last connection to a file checkpoints and deletes `-wal`
+    /// by its name: that would be another file's by now.
+    pub(crate) fn leave_quietly(&self) {
+        // Without it the worst is an empty `-wal` too few, which is made again.
+        let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Takes the lock, if it is free.
+    pub(crate) fn acquire(&self, claim: &Claim, ttl: Duration, turn: Turn, now: &Moment) -> Result<Taken> {
+        if turn == Turn::HasWaited {
+            // A look costs an eighth of an attempt, and does not wait for who writes.
+            let taken = self.look(claim, turn, now)?;
+            if taken != Taken::Held(Duration::ZERO) {
+                return Ok(taken);
+            }
+        }
+        // Who does not want to wait is not held back: it would not come again.
+        let may_pass = turn == Turn::HasWaited || claim.wish() == IfHeld::Leave;
+        let holder = claim.holder().encode(claim.name());
+        let row = params![
+            name_of(claim.name()),
+            owner_of(claim),
+            now.wall,
+            now.boottime,
+            micros(ttl),
+            now.boot,
+            holder,
+            may_pass
+        ];
+        match self.one(ACQUIRE, row, |row| row.get(0))? {
+            Some(fence) => Ok(Taken::Granted(token(fence))),
+            None => self.look(claim, turn, now),
+        }
+    }
+
+    /// Who has the lock, for a claim that was refused or has waited. `Held` for no time at all: it is free.
+    fn look(&self, claim: &Claim, turn: Turn, now: &Moment) -> Result<Taken> {
+        let Some(row) = self.standing(claim.name())? else { return Ok(Taken::Held(Duration::ZERO)) };
+        let name = name_of(claim.name());
+        if row.owner.is_empty() || (row.boot == now.boot && row.until <= now.boottime) {
+            let kept = row.until.saturating_add(micros(KEPT_FOR_WAITERS)).saturating_sub(now.boottime);
+            let is_kept = row.boot == now.boot && row.wanted > now.boottime && kept > 0;
+            return Ok(match turn {
+                Turn::First if is_kept && claim.wish() == IfHeld::Queue => Taken::Kept(duration(kept)),
+                _ => Taken::Held(Duration::ZERO),
+            });
+        }
+        if row.boot != now.boot {
+            self.execute(ADOPT, params![name, row.owner, row.boot, now.boottime, now.boot])?;
+            return Ok(Taken::Held(duration(row.ttl)));
+        }
+        let left = Taken::Held(duration(row.until - now.boottime));
+        let long = micros(COUNTS_AS_WAITING);
+        if claim.wish() == IfHeld::Leave || row.wanted > now.boottime + long / 3 {
+            return Ok(left);
+        }
+        let noted = self.execute(WANT, params![name, row.owner, row.boot, now.boottime, now.boottime + long])?;
+        // Else its end came between the two statements, and nobody was told of it.
+        Ok(if noted > 0 { left } else { Taken::Held(Duration::ZERO) })
+    }
+
+    /// Whether the lease stood and was renewed.
+    pub(crate) fn renew(&self, lease: &LeaseRef, now: &Moment) -> Result<bool> {
+        let exactly = lease.extend == Extend::Exactly;
+        let name = name_of(lease.claim.name());
+        let row = params![name, owner_of(&lease.claim), now.boottime, now.boot, micros(lease.ttl), exactly];
+        let renewed = self.execute(RENEW, row)? > 0;
+        if !renewed {
+            self.standing(lease.claim.name())?;
+        }
+        Ok(renewed)
+    }
+
+    /// Ends the lease of a claim.
+    pub(crate) fn release(&self, claim: &Claim, now: &Moment) -> Result<Ended> {
+        let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot];
+        if self.execute(RELEASE, row)? > 0 {
+            return Ok(Ended::Unwanted);
+        }
+        if self.execute(HAND_ON, row)? > 0 {
+            return Ok(Ended::Wanted);
+        }
+        self.standing(claim.name())?;
+        Ok(Ended::NotHeld)
+    }
+
+    /// Ends the lease with this token, whoever has it. Gives the raised token.
+    pub(crate) fn break_lease(
+        &self,
+        name: &LockName,
+        broken: FencingToken,
+        now: &Moment,
+    ) -> Result<Option<FencingToken>> {
+        let Ok(fence) = i64::try_from(broken.get()) else { return Ok(None) };
+        let row = params![name_of(name), fence, now.wall, now.boottime, now.boot];
+        let raised = self.one(BREAK, row, |row| row.get(0))?;
+        if raised.is_none() {
+            self.standing(name)?;
+        }
+        Ok(raised.map(token))
+    }
+
+    /// Whether nobody has the lock now.
+    pub(crate) fn is_free(&self, name: &LockName, now: &Moment) -> Result<bool> {
+        let row = self.standing(name)?;
+        Ok(row.is_none_or(|row| row.owner.is_empty() || (row.boot == now.boot && row.until <= now.boottime)))
+    }
+
+    /// The row of a lock.
+    ///
+    /// # Errors
+    /// When it is of a format that this version does not know.
+    fn standing(&self, name: &LockName) -> Result<Option<Standing>> {
+        let row = self.one(LOOK, params![name_of(name)], |row| {
+            let format: String = row.get(0)?;
+            let standing = Standing {
+                owner: row.get(1)?,
+                until: row.get(2)?,
+                boot: row.get(3)?,
+                ttl: row.get(4)?,
+                wanted: row.get(5)?,
+            };
+            Ok((format, standing))
+        })?;
+        match row {
+            Some((format, standing)) => check_format(&format).map(|()| Some(standing)),
+            None => Ok(None),
+        }
+    }
+
+    /// Runs a statement that gives one row at most, to its end: what it writes is only then committed.
+    pub(crate) fn one<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Option<T>> {
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let mut rows = statement.query(params)?;
+        let found = rows.next()?.map(read).transpose();
+        rows.next()?;
+        Ok(found?)
+    }
+
+    fn execute(&self, sql: &str, params: impl Params) -> Result<usize> {
+        Ok(self.connection.prepare_cached(sql)?.execute(params)?)
+    }
+
+    /// Runs several requests in one transaction.
+    pub(crate) fn together<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        self.begin()?;
+        let done = work();
+        self.commit()?;
+        Ok(done)
+    }
+
+    pub(crate) fn begin(&self) -> Result<()> {
+        Ok(self.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(drop)?)
+    }
+
+    /// What cannot be committed is taken back.
+    pub(crate) fn commit(&self) -> Result<()> {
+        let committed = self.connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        if committed.is_err() && !self.connection.is_autocommit() {
+            // When this fails too, the transaction ends with the connection.
+            let _ = self.connection.execute_batch("ROLLBACK");
+        }
+        Ok(committed.map(drop)?)
+    }
+
+    /// Whether a transaction that was begun still is: some errors roll all of it back.
+    pub(crate) fn is_in_transaction(&self) -> bool {
+        !self.connection.is_autocommit()
+    }
+}
+
+/// Refuses a row of another format.
+pub(crate) fn check_format(format: &str) -> Result<()> {
+    if format == FORMAT {
+        return Ok(());
+    }
+    let text =
+        format!("the lock's record has the format {format:?}, and this version knows {FORMAT:?}: update Leasehold");
+    Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)))
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        Some((found.dev(), found.ino()))
+    }
+    #[cfg(not(unix))]
+    {
+        Some((0, u64::from(found.is_file())))
+    }
+}
+
+fn name_of(name: &LockName) -> &[u8] {
+    name.as_str().as_bytes()
+}
+
+fn owner_of(claim: &Claim) -> &[u8] {
+    claim.owner().as_bytes()
+}
+
+pub(crate) fn token(fence: i64) -> FencingToken {
+    FencingToken::new(fence.unsigned_abs())
+}
+
+pub(crate) fn duration(micros: i64) -> Duration {
+    Duration::from_micros(micros.try_into().unwrap_or(0))
+}

@@ -1,0 +1,247 @@
+//! What keeps a file small: checkpoints of its WAL, and the end of records that nobody needs.
+//!
+//! A checkpoint waits for the disk, some milliseconds and more. So no call makes one: a thread of its own does, with a
+//! connection of its own, and ends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lock_core::Result;
+use rusqlite::params;
+
+use crate::errors::Failure;
+use crate::file::File;
+use crate::machine::{Moment, micros};
+use crate::store::Store;
+
+/// The file is looked after at each so many writes of this client: about 2 MB of WAL.
+pub(crate) const EVERY: u32 = 512;
+
+/// A WAL of so many pages is worth stopping the writers of all processes for a moment: they never left it a chance to begin anew.
+const TOO_LONG: i64 = 16_384;
+
+/// So many rows are looked at each time. With [`EVERY`], four for each write: so the walk comes round before the table has
+/// doubled, however many new names there are.
+const STEPS: usize = 4;
+const STEP: usize = 512;
+
+/// Between two walks.
+#[derive(Debug, Default)]
+pub(crate) struct Upkeep {
+    runs: AtomicBool,
+    /// The name up to which the table was walked.
+    walked_to: Mutex<Vec<u8>>,
+}
+
+/// Rows of free locks, and whether their time is over. A lease of another boot is only adopted: it may be free at the next walk.
+const WALK: &str = "\
+SELECT name, fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) FROM leasehold_locks \
+WHERE name > ?1 AND format = '1x' ORDER BY name LIMIT 512";
+
+/// The next grant's token, which is at least the wall clock's microseconds, is higher than this one all the same.
+const FORGET: &str = "\
+DELETE FROM leasehold_locks \
+WHERE name = ?1 AND fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) AND format = '1x'";
+
+const ADOPT: &str = "\
+UPDATE leasehold_locks SET until = ?2 + ttl, boot = ?3, wanted = 0 \
+WHERE name > ?1 AND name <= ?4 AND boot <> ?3 AND owner <> x'' AND format = '1x'";
+
+/// The first write after a checkpoint begins the WAL anew and waits for the disk once: better this one than a call's.
+const BEGIN_ANEW: &str = "UPDATE leasehold_format SET version = version";
+
+/// Looks after the file in the background, unless that is under way.
+pub(crate) fn start(file: &Arc<File>) {
+    if file.upkeep.runs.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let mine = file.clone();
+    let started = std::thread::Builder::new().name("leasehold-upkeep".into()).spawn(move || {
+        let _running = Running(&mine);
+        if let Err(failure) = run(&mine) {
+            let error = failure.without_effect();
+            tracing::debug!(path = %mine.path.display(), %error, "the file of the locks could not be looked after");
+        }
+    });
+    if let Err(error) = started {
+        file.upkeep.runs.store(false, Ordering::Release);
+        tracing::debug!(%error, "the thread that looks after the file of the locks cannot be started");
+    }
+}
+
+struct Running<'a>(&'a File);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.upkeep.runs.store(false, Ordering::Release);
+    }
+}
+
+fn run(file: &File) -> Result<(), Failure> {
+    let store = Store::open(&file.path)?;
+    // It would take the WAL away from under a client that comes at this moment.
+    store.leave_quietly();
+    if !store.holds_our_tables()? {
+        return Ok(());
+    }
+    let mut walked_to = file.upkeep.walked_to.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..STEPS {
+        *walked_to = walk(&store, &walked_to, file)?;
+        if walked_to.is_empty() {
+            break;
+        }
+    }
+    checkpoint(&store)
+}
+
+/// Looks at some rows. Gives the name to go on from; empty at the end of the table.
+fn walk(store: &Store, from: &[u8], file: &File) -> Result<Vec<u8>, Failure> {
+    let now = file.now();
+    let oldest = now.wall.saturating_sub(micros(file.settings.retention));
+    let mut statement = store.connection().prepare_cached(WALK)?;
+    let mut rows = statement.query(params![from, oldest, now.boot, now.boottime])?;
+    let (mut last, mut over, mut count) = (Vec::new(), Vec::new(), 0);
+    while let Some(row) = rows.next()? {
+        last = row.get(0)?;
+        count += 1;
+        if row.get(1)? {
+            over.push(last.clone());
+        }
+    }
+    drop(rows);
+    forget(store, (from, &last), &over, oldest, &now)?;
+    Ok(if count < STEP { Vec::new() } else { last })
+}
+
+fn forget(
+    store: &Store,
+    (from, to): (&[u8], &[u8]),
+    over: &[Vec<u8>],
+    oldest: i64,
+    now: &Moment,
+) -> Result<(), Failure> {
+    let connection = store.connection();
+    let foreign =
+        "SELECT 1 FROM leasehold_locks WHERE name > ?1 AND name <= ?2 AND boot <> ?3 AND owner <> x'' LIMIT 1";
+    let adopts = store.one(foreign, params![from, to, now.boot], |_| Ok(()))?.is_some();
+    if over.is_empty() && !adopts {
+        return Ok(());
+    }
+    store.together(|| {
+        let mut forget = connection.prepare_cached(FORGET)?;
+        for name in over {
+            forget.execute(params![name, oldest, now.boot, now.boottime])?;
+        }
+        if adopts {
+            connection.execute(ADOPT, params![from, now.boottime, now.boot, to])?;
+        }
+        Ok(())
+    })?
+}
+
+fn checkpoint(store: &Store) -> Result<(), Failure> {
+    let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(PASSIVE)")?;
+    if length > 0 && done == length {
+        store.connection().execute(BEGIN_ANEW, [])?;
+    } else if length > TOO_LONG {
+        store.connection().busy_timeout(std::time::Duration::from_millis(100))?;
+        checkpointed(store, "PRAGMA wal_checkpoint(RESTART)")?;
+        store.connection().execute(BEGIN_ANEW, [])?;
+    }
+    Ok(())
+}
+
+/// Pages in the WAL, and how many of them are in the file by now.
+fn checkpointed(store: &Store, pragma: &str) -> Result<(i64, i64), Failure> {
+    Ok(store.connection().query_row(pragma, [], |row| Ok((row.get(1)?, row.get(2)?)))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::machine::Machine;
+    use crate::settings::Settings;
+
+    /// A file with rows of names `0`, `1`, … whose fences are this old.
+    fn file(folder: &tempfile::TempDir, ages: &[Duration]) -> Arc<File> {
+        let machine = Machine::this().unwrap();
+        let file = Arc::new(File::new(folder.path().join("locks.db"), Settings::default(), machine));
+        let mut writer = file.writer();
+        let store = writer.store().unwrap();
+        let now = machine.now();
+        for (index, age) in ages.iter().enumerate() {
+            let sql = "INSERT INTO leasehold_locks VALUES (?1, '1x', x'', ?2, ?3, ?4, 1000, 0, '')";
+            let name = format!("{index:05}").into_bytes();
+            store.connection().execute(sql, params![name, now.wall - micros(*age), now.boottime, now.boot]).unwrap();
+        }
+        drop(writer);
+        file
+    }
+
+    fn names(file: &File) -> Vec<Vec<u8>> {
+        let mut writer = file.writer();
+        let connection = writer.store().unwrap().connection();
+        let mut statement = connection.prepare("SELECT name FROM leasehold_locks").unwrap();
+        statement.query_map([], |row| row.get(0)).unwrap().map(|name| name.unwrap()).collect()
+    }
+
+    fn execute(file: &File, sql: &str) {
+        file.writer().store().unwrap().connection().execute_batch(sql).unwrap();
+    }
+
+    #[test]
+    fn only_what_nobody_needs_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let hour = Duration::from_secs(3600);
+        let file = file(&folder, &[hour, hour, hour, hour, Duration::ZERO]);
+        let until = file.now().boottime + 60_000_000;
+        // Held; of another format; held in a boot that is over.
+        execute(
+            &file,
+            &format!("UPDATE leasehold_locks SET owner = x'01', until = {until} WHERE name = x'3030303031'"),
+        );
+        execute(&file, "UPDATE leasehold_locks SET format = '2x' WHERE name = x'3030303032'");
+        execute(&file, "UPDATE leasehold_locks SET owner = x'01', boot = boot + 1 WHERE name = x'3030303033'");
+        run(&file).unwrap();
+        assert_eq!(names(&file), [b"00001", b"00002", b"00003", b"00004"]);
+        // The ttl of a lease of another boot is 1 ms here: at the next walk it is free.
+        std::thread::sleep(Duration::from_millis(2));
+        run(&file).unwrap();
+        assert_eq!(names(&file), [b"00001", b"00002", b"00004"]);
+    }
+
+    #[test]
+    fn a_long_table_is_walked_in_steps_and_the_walk_begins_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut ages = vec![Duration::ZERO; STEP * STEPS + 10];
+        let last = ages.len() - 1;
+        ages[last] = Duration::from_secs(3600);
+        let file = file(&folder, &ages);
+        run(&file).unwrap();
+        assert_eq!(names(&file).len(), ages.len());
+        run(&file).unwrap();
+        assert_eq!(names(&file).len(), last);
+        assert!(file.upkeep.walked_to.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_wal_does_not_grow_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder, &[Duration::ZERO]);
+        let wal = || std::fs::metadata(folder.path().join("locks.db-wal")).unwrap().len();
+        let write = || execute(&file, "UPDATE leasehold_locks SET until = until + 1");
+        for _ in 0..EVERY {
+            write();
+        }
+        let long = wal();
+        for _ in 0..5 {
+            run(&file).unwrap();
+            for _ in 0..EVERY {
+                write();
+            }
+        }
+        assert!(wal() <= long + 100_000, "{} bytes, and {long} after the first {EVERY} writes", wal());
+    }
+}

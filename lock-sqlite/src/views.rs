@@ -1,0 +1,184 @@
+//! What an operator asks: who holds a lock, which locks there are, and whether the file is fit for them. And the one thing that an
+//! operator does: end a lease.
+
+use std::path::Path;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use lock_core::{
+    Break, Error, ErrorKind, Examine, FencingToken, Finding, HolderInfo, Inspect, Inspection, LeaseView, List, Listed,
+    ListedName, LockName, Result, Verdict,
+};
+use rusqlite::{Row, params};
+
+use crate::backend::SqliteBackend;
+use crate::bell;
+use crate::errors::{BACKEND, Failure};
+use crate::file::File;
+use crate::machine::Moment;
+use crate::store::{Store, check_format, duration, token};
+
+const INSPECT: &str = "\
+SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks WHERE name = ?1";
+
+/// Held ones first. No byte of UTF-8 is 255.
+const LIST: &str = "\
+SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks \
+WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format = '1x' \
+ORDER BY NOT (owner <> x'' AND (boot <> ?2 OR until > ?3)), name LIMIT ?4";
+
+/// A row, as it is shown.
+fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, Inspection)> {
+    let (is_owned, fence, until): (bool, i64, i64) = (row.get(1)?, row.get(2)?, row.get(3)?);
+    let (boot, ttl, holder): (i64, i64, String) = (row.get(4)?, row.get(5)?, row.get(6)?);
+    // A lease of another boot has a whole ttl from when somebody asks for the lock.
+    let left = duration(if boot == now.boot { until.saturating_sub(now.boottime) } else { ttl });
+    let lease = (is_owned && !left.is_zero())
+        .then(|| LeaseView::new(token(fence), left, HolderInfo::decode(&holder).map(|(_, holder)| holder)));
+    Ok((row.get(0)?, row.get(7)?, Inspection::new(Some(token(fence)), lease, 0)))
+}
+
+fn inspect(store: &Store, name: &LockName, now: &Moment) -> Result<Option<Inspection>, Failure> {
+    let found = store.one(INSPECT, params![name.as_str().as_bytes()], |row| shown(row, now))?;
+    let Some((format, _, seen)) = found else { return Ok(None) };
+    check_format(&format)?;
+    Ok(Some(seen))
+}
+
+/// On a connection of its own: a long table must not hold up anybody's calls.
+fn list(file: &File, prefix: &str, limit: usize) -> Result<Vec<Listed>, Failure> {
+    let Some(store) = reader(file)? else { return Ok(Vec::new()) };
+    let now = file.now();
+    let mut statement = store.connection().prepare(LIST)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = statement.query(params![prefix.as_bytes(), now.boot, now.boottime, limit])?;
+    let mut listed = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (_, name, seen) = shown(row, &now)?;
+        // Nobody but us writes this table, and our names are UTF-8.
+        if let Some(name) = String::from_utf8(name).ok().and_then(|name| LockName::new(name).ok()) {
+            listed.push(Listed::new(ListedName::Whole(name), seen));
+        }
+    }
+    Ok(listed)
+}
+
+/// Another connection, if there is anything to read.
+fn reader(file: &File) -> Result<Option<Store>, Failure> {
+    if !file.path.exists() {
+        return Ok(None);
+    }
+    let store = Store::open(&file.path)?;
+    store.leave_quietly();
+    Ok(if store.holds_our_tables()? { Some(store) } else { None })
+}
+
+fn examine(file: &File) -> Vec<Finding> {
+    let mut findings = vec![
+        Finding::new("file", file.path.display().to_string(), Verdict::Fine),
+        Finding::new("SQLite", rusqlite::version(), Verdict::Fine),
+        Finding::new("clock", format!("{} s since boot", file.now().boottime / 1_000_000), Verdict::Fine),
+        ears(),
+        wal(&file.path),
+    ];
+    match contents(file) {
+        Ok(found) => findings.extend(found),
+        Err(failure) => {
+            let error = failure.without_effect();
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            findings.push(Finding::new("locks", format!("{error}{source}"), Verdict::Wrong("see above".to_owned())));
+        }
+    }
+    findings
+}
+
+fn ears() -> Finding {
+    if bell::can_be_heard() {
+        return Finding::new("releases", "are told at once", Verdict::Fine);
+    }
+    let verdict =
+        Verdict::Doubtful("raise `fs.inotify.max_user_instances`: every process that waits needs one".to_owned());
+    Finding::new("releases", "cannot be told; who waits looks every 25 ms", verdict)
+}
+
+/// A WAL of so many bytes was never begun anew.
+const LONG_WAL: u64 = 128 << 20;
+
+fn wal(path: &Path) -> Finding {
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
+    let length = std::fs::metadata(wal).map_or(0, |found| found.len());
+    let verdict = if length < LONG_WAL {
+        Verdict::Fine
+    } else {
+        Verdict::Doubtful("does a program keep a transaction on this file open? Then end it".to_owned())
+    };
+    Finding::new("write-ahead log", format!("{} KiB", length >> 10), verdict)
+}
+
+fn contents(file: &File) -> Result<Vec<Finding>, Failure> {
+    let Some(store) = reader(file)? else {
+        return Ok(vec![Finding::new("locks", "none yet", Verdict::Fine)]);
+    };
+    store.prepare()?;
+    let now = file.now();
+    let count =
+        "SELECT count(*), count(*) FILTER (WHERE owner <> x'' AND (boot <> ?1 OR until > ?2)) FROM leasehold_locks";
+    let read = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+    let (records, held) = store.one(count, params![now.boot, now.boottime], read)?.unwrap_or_default();
+    let begin = Instant::now();
+    let writes = match store.together(|| ()) {
+        Ok(()) => Finding::new("writing", format!("begins after {} µs", begin.elapsed().as_micros()), Verdict::Fine),
+        Err(Failure::Busy) => Finding::new("writing", "another process is at it", Verdict::Fine),
+        Err(failure) => return Err(failure),
+    };
+    Ok(vec![writes, Finding::new("locks", format!("{held} held, {records} records"), Verdict::Fine)])
+}
+
+impl SqliteBackend {
+    /// Runs what reads a lot on a thread for such things.
+    async fn aside<T: Send + 'static>(&self, read: impl FnOnce(&File) -> T + Send + 'static) -> Result<T> {
+        let file = self.shared.file.clone();
+        let reading = self.shared.core()?.keeper_runtime().spawn_blocking(move || read(&file));
+        reading.await.map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "the client's runtime ended before the file was read").with_source(error)
+        })
+    }
+}
+
+#[async_trait]
+impl Inspect for SqliteBackend {
+    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        let wanted = name.clone();
+        let seen = self.run(move |store, now| inspect(store, &wanted, now)).await;
+        seen.map_err(|error| error.during("inspect", name, BACKEND))
+    }
+}
+
+#[async_trait]
+impl List for SqliteBackend {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        let prefix = prefix.to_owned();
+        self.aside(move |file| list(file, &prefix, limit).map_err(Failure::without_effect)).await?
+    }
+}
+
+#[async_trait]
+impl Break for SqliteBackend {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        let wanted = name.clone();
+        let raised = self.run(move |store, now| store.break_lease(&wanted, token, now)).await;
+        let raised = raised.map_err(|error| error.during("break", name, BACKEND))?;
+        if raised.is_some() {
+            self.shared.waiters.bell.ring();
+        }
+        Ok(raised)
+    }
+}
+
+#[async_trait]
+impl Examine for SqliteBackend {
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.aside(examine).await
+    }
+}

@@ -1,0 +1,221 @@
+//! The file's thread: what may have to wait for other processes is done here, in order, many requests in one transaction.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lock_core::{Error, ErrorKind, Result};
+use tokio::sync::oneshot;
+
+use crate::errors::{Failure, busy};
+use crate::file::File;
+use crate::machine::Moment;
+use crate::store::Store;
+
+/// How many requests go into one transaction at most: other processes cannot write meanwhile.
+const BATCH: usize = 64;
+
+/// The pauses between two attempts to begin while another process writes.
+const FIRST_PAUSE: Duration = Duration::from_micros(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// Requests for the file's thread. It is started by the first one, and ends with this.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    file: Arc<File>,
+    requests: Mutex<Option<Sender<Request>>>,
+}
+
+/// A request, and what becomes of it.
+struct Request {
+    fate: Arc<Fate>,
+    until: Instant,
+    work: Box<dyn Work>,
+}
+
+trait Work: Send {
+    /// Does it, in a transaction.
+    fn run(&mut self, store: &Store, now: &Moment);
+
+    /// Tells the caller what came of it, or why it was not done.
+    fn tell(self: Box<Self>, outcome: Result<()>);
+}
+
+struct Job<T, F> {
+    work: Option<F>,
+    done: Option<Result<T, Failure>>,
+    caller: oneshot::Sender<Result<T>>,
+}
+
+impl<T, F> Work for Job<T, F>
+where
+    T: Send,
+    F: FnOnce(&Store, &Moment) -> Result<T, Failure> + Send,
+{
+    fn run(&mut self, store: &Store, now: &Moment) {
+        self.done = self.work.take().map(|work| work(store, now));
+    }
+
+    fn tell(self: Box<Self>, outcome: Result<()>) {
+        // What was done is worth nothing when it was not committed, and its own error says more.
+        let told = match (self.done, outcome) {
+            (Some(Err(failure)), _) => Err(failure.into()),
+            (_, Err(error)) => Err(error),
+            (Some(Ok(done)), Ok(())) => Ok(done),
+            // The caller learns by the end of its channel.
+            (None, Ok(())) => return,
+        };
+        // Whoever asked may be gone.
+        let _ = self.caller.send(told);
+    }
+}
+
+/// Whether a request may still be begun: whoever gives up before it was begun knows that it never will.
+#[derive(Debug, Default)]
+struct Fate(AtomicU8);
+
+const WAITING: u8 = 0;
+const BEGUN: u8 = 1;
+const GIVEN_UP: u8 = 2;
+
+impl Fate {
+    fn decide(&self, fate: u8) -> bool {
+        self.0.compare_exchange(WAITING, fate, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.0.load(Ordering::Acquire) == GIVEN_UP
+    }
+}
+
+/// A caller that waits. Dropped, it gives up.
+struct Caller(Arc<Fate>);
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.0.decide(GIVEN_UP);
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(file: Arc<File>) -> Self {
+        Self { file, requests: Mutex::default() }
+    }
+
+    /// Runs `work` on the file's thread, after everything that was asked for before; ends by `until`.
+    ///
+    /// # Errors
+    /// `Unavailable` when it was not begun by then, and never will be; `Indeterminate` when it was begun and has not ended.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        until: Instant,
+        work: impl FnOnce(&Store, &Moment) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, answer) = oneshot::channel();
+        let work = Box::new(Job { work: Some(work), done: None, caller: sender });
+        let caller = Caller(Arc::default());
+        self.send(Request { fate: caller.0.clone(), until, work })?;
+        match tokio::time::timeout_at(until.into(), answer).await {
+            Ok(Ok(told)) => told,
+            Ok(Err(_)) | Err(_) if caller.0.decide(GIVEN_UP) => Err(busy()),
+            Ok(Err(_)) | Err(_) => {
+                Err(Error::new(ErrorKind::Indeterminate, "the file did not take the write in time; is the disk slow?"))
+            }
+        }
+    }
+
+    fn send(&self, request: Request) -> Result<()> {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let request = match &*requests {
+            None => request,
+            Some(sender) => match sender.send(request) {
+                Ok(()) => return Ok(()),
+                // The thread has ended by a panic. Nothing of what it had can still be begun.
+                Err(unsent) => unsent.0,
+            },
+        };
+        let (sender, queue) = channel();
+        let file = self.file.clone();
+        let thread = std::thread::Builder::new().name("leasehold-sqlite".into()).spawn(move || serve(&file, &queue));
+        if let Err(error) = thread {
+            let text = "the thread of the SQLite backend cannot be started";
+            return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
+        }
+        let _ = sender.send(request);
+        *requests = Some(sender);
+        Ok(())
+    }
+}
+
+fn serve(file: &Arc<File>, queue: &Receiver<Request>) {
+    while let Ok(first) = queue.recv() {
+        let mut waiting = VecDeque::from([first]);
+        // A panic leaves the callers of its batch without an answer, and nobody else.
+        if catch_unwind(AssertUnwindSafe(|| serve_all(file, queue, &mut waiting))).is_err() {
+            file.writer().close();
+        }
+    }
+    // Here and not where the last client is dropped: closing the last connection to a file waits for the disk.
+    file.writer().close();
+}
+
+/// Works on what waits, and on what comes meanwhile and fits into the same transaction.
+fn serve_all(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque<Request>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        waiting.extend(queue.try_iter().take(BATCH.saturating_sub(waiting.len())));
+        let now = Instant::now();
+        waiting.retain(|request| !request.fate.is_given_up() && request.until > now);
+        if waiting.is_empty() {
+            return;
+        }
+        let mut writer = file.writer();
+        let begun = writer.store().and_then(|store| store.begin().map(|()| store));
+        match begun {
+            Ok(store) => {
+                let healthy = transact(file, store, waiting.drain(..));
+                if !healthy {
+                    writer.close();
+                }
+                return;
+            }
+            Err(Failure::Busy) => {}
+            Err(failure) => {
+                writer.close();
+                let error = failure.without_effect();
+                for request in waiting.drain(..) {
+                    request.work.tell(Err(error.clone()));
+                }
+                return;
+            }
+        }
+        drop(writer);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Runs requests in the transaction that was begun, and answers each. Says whether the connection is fit for the next one.
+fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Request>) -> bool {
+    let now = file.now();
+    let mut done = Vec::with_capacity(BATCH);
+    for mut request in requests {
+        if store.is_in_transaction() && request.fate.decide(BEGUN) {
+            request.work.run(store, &now);
+        }
+        done.push(request);
+    }
+    let outcome = if store.is_in_transaction() {
+        store.commit().map_err(Error::from)
+    } else {
+        Err(Error::new(ErrorKind::Unavailable, "the write was taken back, because another one with it failed"))
+    };
+    file.count_writes(u32::try_from(done.len()).unwrap_or(u32::MAX));
+    for request in done {
+        request.work.tell(outcome.clone());
+    }
+    outcome.is_ok()
+}
