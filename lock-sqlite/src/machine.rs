@@ -60,12 +60,6 @@ impl Machine {
     pub(crate) fn now(self) -> Moment {
         Moment { boottime: 0, boot: self.boot, wall: wall() }
     }
-
-    /// Another boot of the same machine.
-    #[cfg(test)]
-    pub(crate) fn after_a_reboot(self) -> Self {
-        Self { boot: self.boot ^ 1 }
-    }
 }
 
 fn wall() -> i64 {

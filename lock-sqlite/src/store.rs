@@ -380,3 +380,6 @@ pub(crate) fn token(fence: i64) -> FencingToken {
 pub(crate) fn duration(micros: i64) -> Duration {
     Duration::from_micros(micros.try_into().unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,354 @@
+//! The rules, by moments that the tests choose.
+
+use std::sync::Arc;
+
+use lock_core::{HolderInfo, Mode, OwnerToken};
+
+use super::*;
+
+const TTL: Duration = Duration::from_secs(30);
+const SECOND: i64 = 1_000_000;
+
+/// Tokens are far below the wall clock's where a test sets that to 0: then they count.
+fn at(seconds: i64) -> Moment {
+    Moment { boottime: seconds * SECOND, boot: 7, wall: 0 }
+}
+
+fn after_a_reboot(seconds: i64) -> Moment {
+    Moment { boot: 8, ..at(seconds) }
+}
+
+struct File {
+    store: Store,
+    _folder: tempfile::TempDir,
+}
+
+impl File {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("locks.db")).unwrap();
+        store.prepare().unwrap();
+        Self { store, _folder: folder }
+    }
+
+    fn acquire(&self, claim: &Claim, now: &Moment) -> Taken {
+        self.store.acquire(claim, TTL, Turn::First, now).unwrap()
+    }
+
+    fn looks(&self, claim: &Claim, now: &Moment) -> Taken {
+        self.store.acquire(claim, TTL, Turn::HasWaited, now).unwrap()
+    }
+
+    fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Moment) -> bool {
+        let lease = LeaseRef::new(claim.clone(), 0, ttl);
+        let mut lease = lease;
+        lease.extend = extend;
+        self.store.renew(&lease, now).unwrap()
+    }
+
+    fn release(&self, claim: &Claim, now: &Moment) -> Ended {
+        self.store.release(claim, now).unwrap()
+    }
+
+    fn left(&self, now: &Moment) -> i64 {
+        let until: i64 = self.column("until");
+        (until - now.boottime) / SECOND
+    }
+
+    fn column<T: rusqlite::types::FromSql>(&self, column: &str) -> T {
+        let sql = format!("SELECT {column} FROM leasehold_locks");
+        self.store.connection().query_row(&sql, [], |row| row.get(0)).unwrap()
+    }
+
+    fn execute(&self, sql: &str) {
+        self.store.connection().execute_batch(sql).unwrap();
+    }
+}
+
+fn claim(owner: u8) -> Claim {
+    let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
+    Claim::new(LockName::new("n").unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, holder)
+}
+
+fn granted(token: u64) -> Taken {
+    Taken::Granted(FencingToken::new(token))
+}
+
+fn held(seconds: u64) -> Taken {
+    Taken::Held(Duration::from_secs(seconds))
+}
+
+#[test]
+fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    assert_eq!(file.acquire(&a, &at(100)), granted(0));
+    assert_eq!(file.acquire(&b, &at(110)), held(20));
+    assert_eq!(file.release(&b, &at(111)), Ended::NotHeld);
+    // b waits: it is told.
+    assert_eq!(file.release(&a, &at(112)), Ended::Wanted);
+    assert_eq!(file.release(&a, &at(112)), Ended::NotHeld);
+    assert_eq!(file.looks(&b, &at(112)), granted(1));
+    // Nobody waits any more.
+    assert_eq!(file.release(&b, &at(113)), Ended::Unwanted);
+    // A holder that is silent is taken over from at the end of its ttl and not before.
+    assert_eq!(file.acquire(&a, &at(113)), granted(2));
+    assert_eq!(
+        file.acquire(&b, &Moment { boottime: 143 * SECOND - 1, ..at(0) }),
+        Taken::Held(Duration::from_micros(1))
+    );
+    assert_eq!(file.looks(&b, &at(143)), granted(3));
+    assert_eq!(file.release(&a, &at(144)), Ended::NotHeld);
+    assert_eq!(file.left(&at(144)), 29);
+}
+
+#[test]
+fn a_repeated_acquire_answers_the_same_grant_and_never_shortens() {
+    let (file, a) = (File::new(), claim(1));
+    assert_eq!(file.acquire(&a, &at(100)), granted(0));
+    assert_eq!(file.acquire(&a, &at(110)), granted(0));
+    assert_eq!(file.left(&at(110)), 30);
+    assert_eq!(file.store.acquire(&a, TTL / 10, Turn::First, &at(111)).unwrap(), granted(0));
+    assert_eq!(file.left(&at(111)), 29);
+    // It takes nothing away from those who wait.
+    file.acquire(&claim(2), &at(112));
+    file.acquire(&a, &at(113));
+    assert_eq!(file.release(&a, &at(114)), Ended::Wanted);
+    // After its end the same claim is a new grant.
+    assert_eq!(file.looks(&claim(2), &at(114)), granted(1));
+    assert_eq!(file.acquire(&a, &at(144)), granted(2));
+}
+
+#[test]
+fn a_renewal_creates_nothing_revives_nothing_and_shortens_only_when_it_is_told_to() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(1)));
+    file.acquire(&a, &at(1));
+    assert!(!file.renew(&b, TTL, Extend::AtLeast, &at(2)));
+    assert!(file.renew(&a, TTL / 10, Extend::AtLeast, &at(2)));
+    assert_eq!(file.left(&at(2)), 29);
+    assert!(file.renew(&a, TTL, Extend::AtLeast, &at(30)));
+    assert_eq!(file.left(&at(30)), 30);
+    assert!(file.renew(&a, TTL / 10, Extend::Exactly, &at(31)));
+    assert_eq!(file.left(&at(31)), 3);
+    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(34)));
+    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(35)));
+    assert_eq!(file.acquire(&b, &at(35)), granted(1));
+}
+
+#[test]
+fn tokens_rise_by_the_wall_clock_and_never_fall_with_it() {
+    let (file, a) = (File::new(), claim(1));
+    let cycle = |now: &Moment| {
+        let taken = file.acquire(&a, now);
+        file.release(&a, now);
+        taken
+    };
+    assert_eq!(cycle(&Moment { wall: 5_000, ..at(1) }), granted(5_000));
+    assert_eq!(cycle(&Moment { wall: 4_000, ..at(2) }), granted(5_001));
+    assert_eq!(cycle(&Moment { wall: 9_000, ..at(3) }), granted(9_000));
+    // The row is gone: so it is not the row alone that keeps the order.
+    file.execute("DELETE FROM leasehold_locks");
+    assert_eq!(cycle(&Moment { wall: 9_001, ..at(4) }), granted(9_001));
+}
+
+#[test]
+fn a_step_of_the_wall_clock_ends_no_lease() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    file.acquire(&a, &Moment { wall: 1_000_000, ..at(100) });
+    for wall in [0, i64::MAX / 4] {
+        let now = Moment { wall, ..at(110) };
+        assert_eq!(file.acquire(&b, &now), held(20));
+        assert!(file.renew(&a, Duration::from_secs(1), Extend::AtLeast, &now));
+    }
+}
+
+#[test]
+fn a_lease_of_another_boot_is_kept_for_one_ttl_and_then_taken_over() {
+    let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
+    file.acquire(&a, &at(1_000_000));
+    // The clock began anew: whatever it says, the lease's own deadline means nothing.
+    assert_eq!(file.acquire(&b, &after_a_reboot(5)), held(30));
+    assert_eq!(file.left(&after_a_reboot(6)), 29);
+    assert_eq!(file.looks(&b, &after_a_reboot(20)), held(15));
+    assert_eq!(file.acquire(&c, &after_a_reboot(34)), held(1));
+    assert_eq!(file.looks(&b, &after_a_reboot(35)), granted(1));
+}
+
+#[test]
+fn a_holder_that_lives_on_in_another_boot_is_told_before_it_is_taken_over_from() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    file.acquire(&a, &at(100));
+    // Two kernels, or two time namespaces, share the file: they must not, and still no two hold.
+    assert_eq!(file.acquire(&b, &after_a_reboot(5_000)), held(30));
+    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(110)), "it learns a third of its ttl later");
+    assert_eq!(file.release(&a, &at(110)), Ended::NotHeld);
+    assert_eq!(file.looks(&b, &after_a_reboot(5_029)), held(1));
+}
+
+#[test]
+fn a_free_lock_of_another_boot_is_free() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    file.acquire(&a, &at(1_000_000));
+    file.acquire(&b, &at(1_000_000));
+    file.release(&a, &at(1_000_001));
+    assert_eq!(file.acquire(&claim(3), &after_a_reboot(5)), granted(1), "who waited then is gone");
+}
+
+#[test]
+fn a_lock_that_became_free_is_kept_for_a_moment_for_those_who_wait() {
+    let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
+    let soon = |micros: i64| Moment { boottime: 110 * SECOND + micros, ..at(0) };
+    file.acquire(&a, &at(100));
+    file.acquire(&b, &at(105));
+    file.release(&a, &soon(0));
+    // Whoever released it, and asks again at once, is not first.
+    assert_eq!(file.acquire(&c, &soon(4_000)), Taken::Kept(Duration::from_millis(6)));
+    assert_eq!(file.looks(&b, &soon(5_000)), granted(1));
+    // Nobody waits: no time is lost.
+    assert_eq!(file.release(&b, &soon(6_000)), Ended::Unwanted);
+    assert_eq!(file.acquire(&a, &soon(6_000)), granted(2));
+    // Who waited is gone: that costs one newcomer this once.
+    file.acquire(&b, &soon(7_000));
+    file.release(&a, &soon(8_000));
+    assert_eq!(file.acquire(&c, &soon(17_999)), Taken::Kept(Duration::from_micros(1)));
+    assert_eq!(file.acquire(&c, &soon(18_000)), granted(3));
+    file.release(&c, &soon(18_001));
+    assert_eq!(file.acquire(&c, &soon(18_002)), granted(4));
+}
+
+#[test]
+fn who_does_not_want_to_wait_is_neither_held_back_nor_waited_for() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    let visitor = claim(3).if_held(IfHeld::Leave);
+    file.acquire(&a, &at(100));
+    assert_eq!(file.acquire(&visitor, &at(101)), held(29));
+    assert_eq!(file.column::<i64>("wanted"), 0);
+    file.acquire(&b, &at(102));
+    file.release(&a, &at(103));
+    assert_eq!(file.acquire(&visitor, &at(103)), granted(1));
+}
+
+#[test]
+fn waiting_is_noted_again_before_it_is_forgotten() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    file.acquire(&a, &at(100));
+    file.acquire(&b, &at(100));
+    let noted: i64 = file.column("wanted");
+    file.renew(&a, TTL * 4, Extend::AtLeast, &at(100));
+    file.looks(&b, &at(115));
+    assert_eq!(file.column::<i64>("wanted"), noted, "a look is a read");
+    file.looks(&b, &at(121));
+    assert!(file.column::<i64>("wanted") > noted);
+}
+
+#[test]
+fn only_the_lease_that_was_meant_is_broken() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    let name = a.name().clone();
+    let breaks = |token, now: &Moment| file.store.break_lease(&name, FencingToken::new(token), now).unwrap();
+    assert_eq!(breaks(0, &at(99)), None);
+    file.acquire(&a, &at(100));
+    assert_eq!(breaks(1, &at(101)), None);
+    assert_eq!(breaks(u64::MAX, &at(101)), None);
+    assert_eq!(breaks(0, &at(101)), Some(FencingToken::new(1)));
+    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(101)));
+    assert_eq!(file.acquire(&b, &at(101)), granted(2));
+    assert_eq!(breaks(2, &at(131)), None, "it had expired");
+    // An operator need not wait for the ttl of a lease from before a reboot.
+    file.acquire(&a, &at(140));
+    assert_eq!(breaks(3, &after_a_reboot(1)), Some(FencingToken::new(4)));
+    assert_eq!(file.acquire(&b, &after_a_reboot(1)), granted(5));
+}
+
+#[test]
+fn a_record_of_another_format_is_an_error_and_stays() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    file.acquire(&a, &at(100));
+    file.execute("UPDATE leasehold_locks SET format = '2x'");
+    let kind = |failure: Failure| Error::from(failure).kind();
+    for claim in [&a, &b] {
+        for turn in [Turn::First, Turn::HasWaited] {
+            let refused = file.store.acquire(claim, TTL, turn, &at(200)).unwrap_err();
+            assert_eq!(kind(refused), ErrorKind::Unsupported);
+        }
+        assert_eq!(kind(file.store.release(claim, &at(101)).unwrap_err()), ErrorKind::Unsupported);
+        let renewed = file.store.renew(&LeaseRef::new(claim.clone(), 0, TTL), &at(101));
+        assert_eq!(kind(renewed.unwrap_err()), ErrorKind::Unsupported);
+    }
+    let broken = file.store.break_lease(a.name(), FencingToken::new(0), &at(101));
+    assert_eq!(kind(broken.unwrap_err()), ErrorKind::Unsupported);
+    assert_eq!(file.left(&at(100)), 30);
+}
+
+#[test]
+fn tables_of_another_version_are_an_error() {
+    let file = File::new();
+    file.execute("UPDATE leasehold_format SET version = 2");
+    let error = Error::from(file.store.prepare().unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("version 2"), "{error}");
+}
+
+#[test]
+fn the_tables_are_frozen() {
+    let file = File::new();
+    let tables = "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema WHERE sql <> '' ORDER BY name)";
+    let golden = "CREATE TABLE leasehold_format (\n    version INTEGER PRIMARY KEY NOT NULL\n) STRICT;\
+        CREATE TABLE leasehold_locks (\n    name   BLOB PRIMARY KEY NOT NULL,\n    format TEXT NOT NULL,\n    \
+        owner  BLOB NOT NULL,\n    fence  INTEGER NOT NULL,\n    until  INTEGER NOT NULL,\n    \
+        boot   INTEGER NOT NULL,\n    ttl    INTEGER NOT NULL,\n    wanted INTEGER NOT NULL,\n    \
+        holder TEXT NOT NULL\n) STRICT, WITHOUT ROWID";
+    let found: String = file.store.connection().query_row(tables, [], |row| row.get(0)).unwrap();
+    assert_eq!(found, golden);
+}
+
+#[test]
+fn the_statements_hold_the_same_numbers_and_words() {
+    let kept = format!("until + {} <= ?4", micros(KEPT_FOR_WAITERS));
+    assert!(ACQUIRE.contains(&kept));
+    for sql in [ACQUIRE, RENEW, RELEASE, HAND_ON, BREAK] {
+        assert!(sql.contains(&format!("format = '{FORMAT}'")), "{sql}");
+    }
+}
+
+#[test]
+fn a_write_is_refused_as_busy_and_a_look_is_not() {
+    let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+    file.acquire(&a, &at(100));
+    file.acquire(&b, &at(100));
+    let other = Store::open(&file.store.path).unwrap();
+    other.begin().unwrap();
+    let busy = |failed: Result<Taken>| matches!(failed, Err(Failure::Busy));
+    assert!(busy(file.store.acquire(&b, TTL, Turn::First, &at(101))));
+    assert_eq!(file.looks(&b, &at(101)), held(29));
+    assert!(busy(file.store.acquire(&b, TTL, Turn::HasWaited, &at(131))));
+    assert!(matches!(file.store.release(&a, &at(101)), Err(Failure::Busy)));
+    other.commit().unwrap();
+    assert_eq!(file.release(&a, &at(102)), Ended::Wanted);
+}
+
+#[test]
+fn a_full_disk_is_told_and_leaves_the_store_working() {
+    let file = File::new();
+    file.acquire(&claim(1), &at(100));
+    let pages: i64 = file.store.connection().query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    file.store.connection().pragma_update(None, "max_page_count", pages).unwrap();
+    let fill = |index: u32| {
+        let name = LockName::new(format!("{index}{}", "x".repeat(900))).unwrap();
+        file.store.acquire(&claim(1).renamed(name), TTL, Turn::First, &at(100))
+    };
+    let failure = (0..100).find_map(|index| fill(index).err()).expect("the file is full");
+    assert!(!failure.breaks_the_connection());
+    assert_eq!(Error::from(failure).kind(), ErrorKind::Capacity);
+    // What is held can be released, which needs no room.
+    assert_eq!(file.release(&claim(1), &at(101)), Ended::Unwanted);
+}
+
+#[test]
+fn a_file_that_is_no_database_is_unsupported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    std::fs::write(&path, "not a database, but long enough to have a header. ".repeat(100)).unwrap();
+    let error = Store::open(&path).err().expect("a text is no database").without_effect();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+}
