@@ -28,7 +28,7 @@ const REMEMBER: Duration = Duration::from_secs(60);
 
 /// Locks on one Redis, version 6.2 or later.
 pub struct RedisBackend {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     lines: Mutex<HashMap<runtime::Id, Line>>,
     capabilities: Capabilities,
 }
@@ -66,7 +66,7 @@ impl RedisBackend {
     }
 
     /// The line of the runtime that calls.
-    fn line(&self) -> Result<Arc<line::Inner>> {
+    pub(crate) fn line(&self) -> Result<Arc<line::Inner>> {
         let runtime = Handle::try_current().map_err(|_| {
             Error::new(ErrorKind::Unsupported, "called outside a tokio runtime, which the connection needs")
         })?;

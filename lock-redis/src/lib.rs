@@ -5,6 +5,7 @@ mod calls;
 mod capabilities;
 mod conn;
 mod errors;
+mod fence;
 mod keys;
 mod line;
 mod outbox;
@@ -15,5 +16,6 @@ mod settings;
 mod shared;
 
 pub use backend::RedisBackend;
+pub use fence::{Fence, FencedScript};
 pub use keys::acl;
 pub use settings::{OnEviction, OnRestart, SCHEMES, Settings};

@@ -1,0 +1,128 @@
+//! Fenced writes: what a holder writes on the same server takes effect only while its lease is current.
+
+use lock_core::{Error, ErrorKind, FencingToken, LeaseRef, LockGuard, LockName, Result};
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::backend::RedisBackend;
+use crate::conn::script_call;
+use crate::errors::{BACKEND, Failure};
+use crate::scripts::{Script, Scripts};
+
+/// A Lua script of the user's own, for [`Fence::run`].
+///
+/// It sees its own `KEYS` and `ARGV`, and what it returns is the answer. Make it once and keep it: the server then knows it
+/// by its digest.
+#[derive(Debug)]
+pub struct FencedScript(Script);
+
+impl FencedScript {
+    /// Takes the script's text. It is sent as it is, so nothing of a user's input belongs into it: that goes into `ARGV`.
+    pub fn new(body: &str) -> Self {
+        Self(Scripts::fenced(body))
+    }
+}
+
+/// A lease, and the way to write under it. Made by [`RedisBackend::fence`].
+#[derive(Debug)]
+pub struct Fence<'a> {
+    backend: &'a RedisBackend,
+    lease: LeaseRef,
+    token: FencingToken,
+}
+
+impl RedisBackend {
+    /// The way to write under the lease of `guard`, which must come from a client of this backend.
+    ///
+    /// A guard that looks at its clock and writes next can be paused in between. Here Redis itself looks and writes in one
+    /// step, so that the late write of a holder that lost its lease is refused.
+    ///
+    /// ```no_run
+    /// # async fn example() -> lock_core::Result<()> {
+    /// use std::sync::Arc;
+    /// use lock_core::LockClient;
+    /// use lock_redis::{FencedScript, RedisBackend};
+    ///
+    /// let backend = Arc::new(RedisBackend::connect("redis://127.0.0.1:6379").await?);
+    /// let client = LockClient::new(backend.clone());
+    /// let guard = client.lock("account/7").acquire().await?;
+    ///
+    /// let pay_in = FencedScript::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
+    /// let fence = backend.fence(&guard);
+    /// fence.run(&pay_in, &[fence.key("balance")], &["20"]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn fence(&self, guard: &LockGuard) -> Fence<'_> {
+        Fence { backend: self, lease: guard.lease_ref(), token: guard.fencing_token() }
+    }
+
+    /// A key that can be written under the fence of the lock `name`: it shares the lock's hash tag. The same as
+    /// [`Fence::key`], for whoever reads it without holding the lock.
+    pub fn fenced_key(&self, name: &LockName, suffix: &str) -> String {
+        self.shared.keys.fenced(name, suffix)
+    }
+}
+
+impl Fence<'_> {
+    /// A key that can be written under this fence: it shares the lock's hash tag. The same suffix always gives the same key.
+    pub fn key(&self, suffix: &str) -> String {
+        self.backend.fenced_key(self.lease.claim.name(), suffix)
+    }
+
+    /// Runs a script if the lease is current, by the server's own clock and record, in one step.
+    ///
+    /// # Errors
+    /// - [`Lost`](ErrorKind::Lost): the lease was not current, and nothing was written.
+    /// - [`InvalidInput`](ErrorKind::InvalidInput): a key is not one of [`key`](Self::key); nothing was sent.
+    /// - [`Indeterminate`](ErrorKind::Indeterminate): no answer, or the script failed: what it wrote before stays written.
+    /// - [`Unavailable`](ErrorKind::Unavailable), [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity): nothing was
+    ///   written.
+    ///
+    /// Ends within the backend's call bound.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may or may not be carried out; if it is, then while the lease was current.
+    pub async fn run<K, A>(&self, script: &FencedScript, keys: &[K], args: &[A]) -> Result<Value>
+    where
+        K: AsRef<str> + Sync,
+        A: AsRef<[u8]> + Sync,
+    {
+        let name = self.lease.claim.name();
+        self.try_run(script, keys, args).await.map_err(|error| error.during("write under", name, BACKEND))
+    }
+
+    async fn try_run<K, A>(&self, script: &FencedScript, keys: &[K], args: &[A]) -> Result<Value>
+    where
+        K: AsRef<str> + Sync,
+        A: AsRef<[u8]> + Sync,
+    {
+        let own = self.key("");
+        if let Some(foreign) = keys.iter().find(|key| !key.as_ref().starts_with(&own)) {
+            let foreign = foreign.as_ref();
+            return Err(Error::invalid(format!("`{foreign}` is not a key of this fence: take it from `Fence::key`")));
+        }
+        let shared = &self.backend.shared;
+        let until = Instant::now() + shared.bound();
+        let conn = self.backend.line()?.conn(until).await?;
+        let mut call = script_call(&script.0, keys.len() + 1);
+        call.arg(shared.keys.record(self.lease.claim.name()));
+        for key in keys {
+            call.arg(key.as_ref());
+        }
+        call.arg(shared.common(false, 0, None)).arg(&self.lease.claim.owner().as_bytes()[..]).arg(self.token.get());
+        for arg in args {
+            call.arg(arg.as_ref());
+        }
+        let Value::Array(mut answer) = conn.run(&script.0, &call, until).await? else {
+            return Err(Failure::Unreadable.into());
+        };
+        match answer.as_mut_slice() {
+            [Value::Int(0)] => Err(Error::new(ErrorKind::Lost, "the lease is not current any more: nothing was written")),
+            // A script that returns nothing ends the list early.
+            [Value::Int(1)] => Ok(Value::Nil),
+            [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),
+            _ => Err(Failure::Unreadable.into()),
+        }
+    }
+}
