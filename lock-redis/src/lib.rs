@@ -14,6 +14,8 @@ mod scripts;
 mod server_clock;
 mod settings;
 mod shared;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};

@@ -179,7 +179,7 @@ impl TlsFiles {
     }
 }
 
-fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
+pub(crate) fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
     redis::Client::open(info).map_err(|why| Error::invalid("the address of a Redis cannot be used").with_source(why))
 }
 

@@ -25,7 +25,11 @@ const BACKENDS: &[Backend] = &[
     Backend {
         name: "redis",
         feature: Some("redis"),
-        needs: &[Need { program: "redis-server", package: "redis-server" }],
+        needs: &[
+            Need { program: "redis-server", package: "redis-server" },
+            // For the certificates of the TLS test.
+            Need { program: "openssl", package: "openssl" },
+        ],
     },
 ];
 

@@ -1,0 +1,53 @@
+//! TLS: URLs `rediss://`, with the system's authorities or a private one.
+
+use std::fs;
+
+use lock_core::{Error, Result};
+use redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
+
+/// Files that a URL names.
+#[derive(Default)]
+pub(crate) struct Files {
+    ca: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
+}
+
+impl Files {
+    pub(crate) fn set(&mut self, key: &str, path: String) {
+        match key {
+            "ca" => self.ca = Some(path),
+            "cert" => self.cert = Some(path),
+            _ => self.key = Some(path),
+        }
+    }
+
+    pub(crate) fn client(&self, info: ConnectionInfo) -> Result<Client> {
+        provide_crypto();
+        if self.ca.is_none() && self.cert.is_none() && self.key.is_none() {
+            return super::settings::open(info);
+        }
+        let client_tls = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => {
+                Some(ClientTlsConfig { client_cert: read("cert", cert)?, client_key: read("key", key)? })
+            }
+            (None, None) => None,
+            _ => return Err(Error::invalid("`cert` and `key` belong together: a client's certificate and its key")),
+        };
+        let root_cert = self.ca.as_ref().map(|path| read("ca", path)).transpose()?;
+        Client::build_with_tls(info, TlsCertificates { client_tls, root_cert }).map_err(|why| {
+            Error::invalid("a file of `ca`, `cert` or `key` is not PEM as it should be").with_source(why)
+        })
+    }
+}
+
+fn read(name: &str, path: &str) -> Result<Vec<u8>> {
+    fs::read(path)
+        .map_err(|why| Error::invalid(format!("the file `{path}` of `{name}` cannot be read")).with_source(why))
+}
+
+/// The client crate panics at the first connection when the process has no crypto provider, or could choose from several.
+/// One that the program installed before stays.
+fn provide_crypto() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
