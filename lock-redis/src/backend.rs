@@ -85,8 +85,8 @@ impl RedisBackend {
         }
         lines.retain(|_, line| !line.is_gone());
         let line = Line::new(self.shared.clone(), role, runtime);
-        line.want();
         let inner = line.inner().clone();
+        inner.want();
         lines.insert(runtime.id(), line);
         inner
     }

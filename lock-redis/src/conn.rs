@@ -16,6 +16,7 @@ use crate::replies;
 use crate::scripts::Script;
 use crate::settings::{OnEviction, OnRestart};
 use crate::shared::{Shared, lock};
+use crate::wire::{self, Driver};
 
 /// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
 /// together.
@@ -56,14 +57,14 @@ struct Health {
 impl Health {
     fn cut(&self) {
         self.cut.store(true, Ordering::Release);
-        self.told.notify_waiters();
         self.told.notify_one();
     }
 }
 
 impl Conn {
-    /// Connects, subscribes and checks the server, within the bound of a call.
-    pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<Self> {
+    /// Connects, subscribes and checks the server, within the bound of a call. Whoever uses the connection polls its
+    /// driver.
+    pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
         let until = Instant::now() + shared.bound();
         match timeout_at(until, Self::open_unbounded(shared, role, until)).await {
             Ok(done) => done,
@@ -71,7 +72,7 @@ impl Conn {
         }
     }
 
-    async fn open_unbounded(shared: &Arc<Shared>, role: Role, until: Instant) -> Result<Self> {
+    async fn open_unbounded(shared: &Arc<Shared>, role: Role, until: Instant) -> Result<(Self, Driver)> {
         let lost = |failure| not_connected(failure, &shared.address);
         let health = Arc::new(Health::default());
         let config = AsyncConnectionConfig::new()
@@ -79,17 +80,26 @@ impl Conn {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
             .set_push_sender(listener(shared.clone(), health.clone()));
-        let mut mux = shared
-            .client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-            .map_err(|error| lost(Failure::of(error)))?;
-        if role == Role::AsksAndListens {
-            mux.subscribe(&shared.keys.channel).await.map_err(|error| lost(Failure::of(error)))?;
-        }
+        let (mux, mut driver) =
+            wire::connect(&shared.client, config).await.map_err(|error| lost(Failure::of(error)))?;
         let conn = Self { shared: shared.clone(), mux, health, grants: Mutex::new(Grants::Allowed) };
-        conn.check_server(until).await.map_err(lost)??;
-        Ok(conn)
+        let ready = async {
+            if role == Role::AsksAndListens {
+                let channel = &shared.keys.channel;
+                conn.mux.clone().subscribe(channel).await.map_err(|error| lost(Failure::of(error)))?;
+            }
+            conn.check_server(until).await.map_err(lost)?
+        };
+        tokio::select! {
+            ready = ready => ready?,
+            () = &mut driver => return Err(lost(Failure::closed())),
+        }
+        Ok((conn, driver))
+    }
+
+    /// Marks the connection as of no more use.
+    pub(crate) fn cut(&self) {
+        self.health.cut();
     }
 
     pub(crate) fn is_cut(&self) -> bool {
@@ -97,7 +107,7 @@ impl Conn {
     }
 
     /// Resolves when the connection is of no more use.
-    pub(crate) async fn cut(&self) {
+    pub(crate) async fn wait_for_cut(&self) {
         while !self.is_cut() {
             self.health.told.notified().await;
         }

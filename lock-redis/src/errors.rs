@@ -32,6 +32,11 @@ impl Failure {
         }
     }
 
+    /// The connection was given up by us.
+    pub(crate) fn closed() -> Self {
+        Self::Cut(std::io::Error::from(std::io::ErrorKind::ConnectionAborted).into())
+    }
+
     pub(crate) fn refusal(refusal: &ServerError) -> Self {
         Self::Refused(format!("{} {}", refusal.code(), refusal.details().unwrap_or_default()))
     }

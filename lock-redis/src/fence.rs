@@ -118,7 +118,9 @@ impl Fence<'_> {
             return Err(Failure::Unreadable.into());
         };
         match answer.as_mut_slice() {
-            [Value::Int(0)] => Err(Error::new(ErrorKind::Lost, "the lease is not current any more: nothing was written")),
+            [Value::Int(0)] => {
+                Err(Error::new(ErrorKind::Lost, "the lease is not current any more: nothing was written"))
+            }
             // A script that returns nothing ends the list early.
             [Value::Int(1)] => Ok(Value::Nil),
             [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),

@@ -16,6 +16,7 @@ mod settings;
 mod shared;
 #[cfg(feature = "tls")]
 mod tls;
+mod wire;
 
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};

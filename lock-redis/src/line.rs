@@ -15,8 +15,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::conn::{Conn, Role};
-use crate::outbox::{self, Outbox};
+use crate::outbox::Outbox;
 use crate::shared::Shared;
+use crate::wire::Driver;
 
 /// The pause after the first failed attempt to connect; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -27,10 +28,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// A connection that lived this long ends a row of failures.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// Ends its tasks when it is dropped.
+/// Ends its task when it is dropped.
 pub(crate) struct Line {
     inner: Arc<Inner>,
-    tasks: Vec<AbortHandle>,
+    task: AbortHandle,
 }
 
 pub(crate) struct Inner {
@@ -63,11 +64,8 @@ impl Line {
             wanted: Notify::new(),
             gone: AtomicBool::new(false),
         });
-        let mut tasks = vec![runtime.spawn(keep_up(inner.clone())).abort_handle()];
-        for _ in 0..outbox::FLUSHES {
-            tasks.push(runtime.spawn(outbox::flush(inner.clone())).abort_handle());
-        }
-        Self { inner, tasks }
+        let task = runtime.spawn(keep_up(inner.clone())).abort_handle();
+        Self { inner, task }
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -82,22 +80,23 @@ impl Line {
     pub(crate) fn role(&self) -> Role {
         self.inner.role
     }
-
-    /// Connects without waiting for it.
-    pub(crate) fn want(&self) {
-        self.inner.wanted.notify_one();
-    }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
+        self.task.abort();
     }
 }
 
 impl Inner {
+    /// Sees to it that there is a connection, without waiting for it.
+    pub(crate) fn want(&self) {
+        let up = self.state.borrow().conn.as_ref().is_some_and(|conn| !conn.is_cut());
+        if !up {
+            self.wanted.notify_one();
+        }
+    }
+
     /// The connection, made first where there is none.
     ///
     /// # Errors
@@ -133,30 +132,25 @@ fn broke() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent")
 }
 
-/// Connects when it is wanted, and when it hears of grants also unasked; tries again until it is up.
+/// Connects when it is wanted, and when it hears of grants also unasked; tries again until it is up. While it is up,
+/// sends what waits.
 async fn keep_up(line: Arc<Inner>) {
     let _gone = Gone(&line.gone);
     let mut pause = FIRST_PAUSE;
     line.wanted.notified().await;
     loop {
         match Conn::open(&line.shared, line.role).await {
-            Ok(conn) => {
-                let (conn, since) = (Arc::new(conn), Instant::now());
-                line.state.send_modify(|state| {
-                    *state = State { attempts: state.attempts + 1, conn: Some(conn.clone()), why: None };
-                });
-                if let (Role::AsksAndListens, Some(core)) = (line.role, line.shared.core.get()) {
-                    // Grants that were published before the subscription stood were not heard.
-                    core.event(Event::LookAtAll);
-                }
-                conn.cut().await;
-                line.state.send_modify(|state| state.conn = None);
+            Ok((conn, driver)) => {
+                let since = Instant::now();
+                serve(&line, Arc::new(conn), driver).await;
                 if since.elapsed() >= STEADY {
                     pause = FIRST_PAUSE;
                 }
             }
             Err(why) => {
-                tracing::debug!(backend = crate::errors::BACKEND, address = line.shared.address, error = %why, "cannot connect");
+                let address = &line.shared.address;
+                tracing::debug!(backend = crate::errors::BACKEND, address, error = %why, "cannot connect");
+                line.outbox.refuse_all(&why);
                 line.state.send_modify(|state| {
                     *state = State { attempts: state.attempts + 1, conn: None, why: Some(why) };
                 });
@@ -168,6 +162,24 @@ async fn keep_up(line: Arc<Inner>) {
             line.wanted.notified().await;
         }
     }
+}
+
+/// Drives a connection and sends what waits, until it is cut.
+async fn serve(line: &Inner, conn: Arc<Conn>, driver: Driver) {
+    line.state.send_modify(|state| {
+        *state = State { attempts: state.attempts + 1, conn: Some(conn.clone()), why: None };
+    });
+    if let (Role::AsksAndListens, Some(core)) = (line.role, line.shared.core.get()) {
+        // Grants that were published before the subscription stood were not heard.
+        core.event(Event::LookAtAll);
+    }
+    tokio::select! {
+        () = driver => conn.cut(),
+        () = conn.wait_for_cut() => {}
+        () = line.outbox.flush(&line.shared, &conn) => {}
+        () = line.outbox.flush(&line.shared, &conn) => {}
+    }
+    line.state.send_modify(|state| state.conn = None);
 }
 
 /// Half to the whole of it, so that the clients of a server that comes back do not come all at once.

@@ -5,36 +5,42 @@
 //! under load, and no call is delayed when there is none.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use lock_core::{Error, ErrorKind, Result};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::calls::{Answered, Ask, together};
+use crate::conn::Conn;
 use crate::errors::Failure;
 use crate::line::Inner;
-use crate::shared::lock;
-
-/// How many calls about waiting requests may be under way at a time.
-pub(crate) const FLUSHES: usize = 2;
+use crate::shared::{Shared, lock};
 
 /// How many requests go out together: beyond that nothing is gained, and the server stands still for others meanwhile.
 const TOGETHER: usize = 64;
+
+/// How many calls may be under way that carry what has waited: one that the server works on, and one on the way.
+const FLIGHTS: usize = 2;
+
+/// How many requests may go out alone at a time. Below this number of callers waiting for each other gains nothing.
+const ALONE: usize = 2;
 
 #[derive(Default)]
 pub(crate) struct Outbox {
     waiting: Mutex<Waiting>,
     wake: Notify,
-    /// How many calls are under way, alone or together.
-    busy: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Waiting {
     queue: VecDeque<Letter>,
     next: u64,
+    /// How many requests are under way alone.
+    alone: usize,
+    /// How many calls are under way that carry what has waited, and how many requests are in them.
+    flights: usize,
+    flying: usize,
 }
 
 struct Letter {
@@ -46,16 +52,17 @@ struct Letter {
 impl Inner {
     /// Asks the server, and ends by `until`.
     pub(crate) async fn ask(&self, ask: Ask, until: Instant) -> Result<Answered> {
-        if let Some(_turn) = self.outbox.turn_if_idle() {
+        if let Some(_alone) = self.outbox.alone() {
             let conn = self.conn(until).await?;
             let mut answers = together(&self.shared, &conn, std::slice::from_ref(&ask), until).await;
             return answers.pop().unwrap_or_else(|| Err(Failure::Unreadable.into()));
         }
         let (answer, told) = oneshot::channel();
         let number = self.outbox.put(ask, answer);
+        self.want();
         match timeout_at(until, told).await {
             Ok(Ok(answered)) => answered,
-            Ok(Err(_)) => Err(Failure::Silent.into()),
+            Ok(Err(_)) => Err(Failure::closed().into()),
             Err(_) if self.outbox.take_back(number) => Err(Error::new(
                 ErrorKind::Unavailable,
                 "the request could not be sent within the bound (`timeout` in the URL)",
@@ -65,25 +72,38 @@ impl Inner {
     }
 }
 
-impl Outbox {
-    fn turn_if_idle(&self) -> Option<Turn<'_>> {
-        self.busy.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| Turn(&self.busy))
+impl Waiting {
+    /// Whether a call should leave. The second one waits until it is as large as the one that is under way, or until
+    /// that one is back: else the first of many callers that were answered together would leave alone again.
+    fn is_due(&self) -> bool {
+        match self.flights {
+            _ if self.queue.is_empty() => false,
+            0 => true,
+            FLIGHTS.. => false,
+            _ => self.queue.len() >= self.flying.min(TOGETHER),
+        }
     }
+}
 
-    fn turn(&self) -> Turn<'_> {
-        self.busy.fetch_add(1, Ordering::AcqRel);
-        Turn(&self.busy)
+impl Outbox {
+    fn alone(&self) -> Option<Alone<'_>> {
+        let mut waiting = lock(&self.waiting);
+        let free = waiting.flights == 0 && waiting.queue.is_empty() && waiting.alone < ALONE;
+        waiting.alone += usize::from(free);
+        free.then(|| Alone(self))
     }
 
     fn put(&self, ask: Ask, answer: oneshot::Sender<Result<Answered>>) -> u64 {
-        let number = {
+        let (number, due) = {
             let mut waiting = lock(&self.waiting);
             waiting.next += 1;
             let number = waiting.next;
             waiting.queue.push_back(Letter { number, ask, answer });
-            number
+            (number, waiting.is_due())
         };
-        self.wake.notify_one();
+        if due {
+            self.wake.notify_one();
+        }
         number
     }
 
@@ -94,10 +114,14 @@ impl Outbox {
         at.and_then(|at| waiting.queue.remove(at)).is_some()
     }
 
-    /// The oldest letters that can go together: releases, and acquires on the terms of the oldest one. The others keep
-    /// their order. Letters whose sender has gone away are dropped: what was not sent has no effect.
-    fn next(&self) -> Vec<Letter> {
+    /// The letters that should leave now, and the flight that they are on: the oldest that can go together, which are
+    /// releases, and acquires on the terms of the oldest one. The others keep their order. Letters whose sender has gone
+    /// away are dropped: what was not sent has no effect.
+    fn next(&self) -> Option<(Vec<Letter>, Flight<'_>)> {
         let mut waiting = lock(&self.waiting);
+        if !waiting.is_due() {
+            return None;
+        }
         let mut letters = Vec::with_capacity(waiting.queue.len().min(TOGETHER));
         let mut others = Vec::new();
         let mut terms = None;
@@ -116,52 +140,63 @@ impl Outbox {
         for letter in others.into_iter().rev() {
             waiting.queue.push_front(letter);
         }
-        if !waiting.queue.is_empty() {
+        waiting.flights += 1;
+        waiting.flying += letters.len();
+        let flight = Flight { outbox: self, letters: letters.len() };
+        if waiting.is_due() {
             self.wake.notify_one();
         }
-        letters
+        Some((letters, flight))
     }
 
-    /// Everything that waits.
-    fn all(&self) -> VecDeque<Letter> {
-        std::mem::take(&mut lock(&self.waiting).queue)
-    }
-}
-
-/// A call that is under way.
-struct Turn<'a>(&'a AtomicUsize);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Sends what waits, call after call. It never depends on a caller that is not polled.
-pub(crate) async fn flush(line: Arc<Inner>) {
-    loop {
-        line.outbox.wake.notified().await;
-        let _turn = line.outbox.turn();
-        let until = Instant::now() + line.shared.bound();
-        // What waits for the connection is still here, and can be taken back.
-        let conn = match line.conn(until).await {
-            Ok(conn) => conn,
-            Err(why) => {
-                for letter in line.outbox.all() {
-                    let _ = letter.answer.send(Err(why.clone()));
-                }
-                continue;
-            }
-        };
-        let (asks, senders): (Vec<_>, Vec<_>) =
-            line.outbox.next().into_iter().map(|letter| (letter.ask, letter.answer)).unzip();
-        if asks.is_empty() {
-            continue;
+    /// Answers everything that waits with an error: it was not sent.
+    pub(crate) fn refuse_all(&self, why: &Error) {
+        let letters = std::mem::take(&mut lock(&self.waiting).queue);
+        for letter in letters {
+            let _ = letter.answer.send(Err(why.clone()));
         }
-        let until = Instant::now() + line.shared.bound();
-        let answers = together(&line.shared, &conn, &asks, until).await;
-        for (sender, answer) in senders.into_iter().zip(answers) {
-            let _ = sender.send(answer);
+    }
+
+    /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled.
+    pub(crate) async fn flush(&self, shared: &Shared, conn: &Conn) {
+        loop {
+            let Some((letters, _flight)) = self.next() else {
+                self.wake.notified().await;
+                continue;
+            };
+            let (asks, senders): (Vec<_>, Vec<_>) =
+                letters.into_iter().map(|letter| (letter.ask, letter.answer)).unzip();
+            let until = Instant::now() + shared.bound();
+            let answers = together(shared, conn, &asks, until).await;
+            for (sender, answer) in senders.into_iter().zip(answers) {
+                let _ = sender.send(answer);
+            }
+        }
+    }
+}
+
+/// A request that is under way alone.
+struct Alone<'a>(&'a Outbox);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.waiting).alone -= 1;
+    }
+}
+
+/// A call that is under way with what has waited.
+struct Flight<'a> {
+    outbox: &'a Outbox,
+    letters: usize,
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let mut waiting = lock(&self.outbox.waiting);
+        waiting.flights -= 1;
+        waiting.flying -= self.letters;
+        if waiting.is_due() {
+            self.outbox.wake.notify_one();
         }
     }
 }
