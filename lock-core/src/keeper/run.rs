@@ -55,6 +55,26 @@ impl Drop for Running {
     }
 }
 
+/// The runtime of a keeper's own thread. Where the thread cannot be started it is dropped by whoever builds the client,
+/// maybe on a runtime, which must not wait for another one to end.
+struct OwnRuntime(Option<tokio::runtime::Runtime>);
+
+impl OwnRuntime {
+    fn block_on(&self, work: impl Future<Output = ()>) {
+        if let Some(runtime) = &self.0 {
+            runtime.block_on(work);
+        }
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// At most so many tasks are looked at before the state is unlocked.
 const STEP: usize = 1024;
 
@@ -67,13 +87,10 @@ impl LeaseKeeper {
                 };
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
                 let keeper = Self::new(parts, runtime.handle().clone());
-                let running = Running(keeper.clone());
+                let (running, home) = (Running(keeper.clone()), OwnRuntime(Some(runtime)));
                 std::thread::Builder::new()
                     .name("leasehold-keeper".into())
-                    .spawn(move || {
-                        runtime.block_on(running.0.clone().run());
-                        runtime.shutdown_background();
-                    })
+                    .spawn(move || home.block_on(running.0.clone().run()))
                     .map_err(broken)?;
                 Ok(keeper)
             }
