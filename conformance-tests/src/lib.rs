@@ -24,4 +24,4 @@ pub use faulty::{Faults, Faulty};
 pub use fixture::{Census, Fixture, Record, Route};
 pub use memory::MemoryFixture;
 pub use prefixed::PrefixedFixture;
-pub use suite::{CASES, DEADLINE, run};
+pub use suite::{CASES, Case, DEADLINE, run, run_case};

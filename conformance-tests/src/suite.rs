@@ -2,8 +2,13 @@
 
 use std::future::Future;
 use std::panic::resume_unwind;
+use std::pin::Pin;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use crate::fixture::Fixture;
 
 /// How long a case may take. Most take a second; the long ones a few.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -32,9 +37,8 @@ macro_rules! suite_tests {
         $(mod $group {
             $(#[test]
             fn $case() {
-                $crate::run($crate::DEADLINE, || async {
-                    let fixture = <super::SuiteFixture as $crate::Fixture>::new().await;
-                    $crate::cases::$group::$case(&fixture).await;
+                $crate::run_case::<super::SuiteFixture>($crate::DEADLINE, |fixture| {
+                    Box::pin($crate::cases::$group::$case(fixture))
                 });
             })*
         })*
@@ -53,6 +57,21 @@ macro_rules! case_names {
 /// All cases, `group::case`.
 pub const CASES: &[&str] = crate::for_each_case! { [crate::case_names] };
 
+/// A case, ready to be run.
+pub type Case = for<'a> fn(&'a dyn Fixture) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Runs a case with a fresh fixture, as [`run`] does. The fixture is made inside the runtime and dropped outside, so that
+/// its drop may block.
+///
+/// # Panics
+/// When the case does, or has not ended by the deadline.
+pub fn run_case<F: Fixture>(deadline: Duration, case: Case) {
+    on_a_runtime(deadline, move |runtime| {
+        let fixture = runtime.block_on(F::new());
+        runtime.block_on(case(&fixture));
+    });
+}
+
 /// Runs a case on a runtime of its own, on a thread of its own: one that blocks its thread, or never ends, fails
 /// all the same.
 ///
@@ -63,16 +82,17 @@ where
     C: FnOnce() -> F + Send + 'static,
     F: Future<Output = ()>,
 {
+    on_a_runtime(deadline, move |runtime| runtime.block_on(case()));
+}
+
+fn on_a_runtime(deadline: Duration, work: impl FnOnce(&Runtime) + Send + 'static) {
     let (done, ended) = channel();
     let name = std::thread::current().name().unwrap_or("case").to_owned();
     let body = move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(4)
-            .thread_name("case")
-            .enable_all()
-            .build()
-            .expect("the system gives threads for a runtime");
-        runtime.block_on(case());
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(4).thread_name("case").enable_all().build();
+        let runtime = runtime.expect("the system gives threads for a runtime");
+        work(&runtime);
         // Before the runtime ends: a case must not depend on how long that takes.
         let _ = done.send(());
         runtime.shutdown_background();

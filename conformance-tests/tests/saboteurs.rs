@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use conformance_tests::saboteurs::*;
-use conformance_tests::{CASES, Fixture, cases, run};
+use conformance_tests::{CASES, cases, run_case};
 
 /// A case that hangs on its saboteur has failed too, but says less: none is meant to.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -18,10 +18,7 @@ macro_rules! saboteurs {
             $(#[test]
             fn $case() {
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    run(DEADLINE, || async {
-                        let fixture = <Sabotaged<$saboteur> as Fixture>::new().await;
-                        cases::$group::$case(&fixture).await;
-                    });
+                    run_case::<Sabotaged<$saboteur>>(DEADLINE, |fixture| Box::pin(cases::$group::$case(fixture)));
                 }));
                 let panic = outcome.expect_err(concat!("the case passes on ", stringify!($saboteur)));
                 let text = panic.downcast_ref::<String>().cloned();
