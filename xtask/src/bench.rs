@@ -1,23 +1,30 @@
 //! `cargo xtask bench`.
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 
 use crate::apt::{self, Need};
 use crate::process;
 
 /// Runs the benchmarks and prints every figure beside its goal.
 ///
-/// All figures are ratios of what was measured in one run on one machine, in rounds that take turns, so that
-/// they mean the same on a fast machine and on a slow one. Without WORKLOAD all of them.
+/// All figures are ratios of what was measured in one run on one machine, in rounds that take turns, or distances to a
+/// promise, so that they mean the same on a fast machine and on a slow one. Without WORKLOAD all of them, which
+/// takes about five minutes on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended, handoff, held or takeover.
+    /// uncontended, handoff, held-memory, held-redis or takeover.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
-    /// Print JSON instead of tables.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// Write the figures that have a goal, and those of the peers, into README.md.
+    #[arg(long, conflicts_with_all = ["json", "workloads"])]
+    update_readme: bool,
 }
+
+const BEGIN: &str = "<!-- figures, written by `cargo xtask bench --update-readme` -->\n";
+const END: &str = "<!-- end of figures -->\n";
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -28,5 +35,44 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.json {
         command.arg("--json");
     }
-    process::show(&mut command)
+    if !args.update_readme {
+        return process::show(&mut command);
+    }
+    let table = process::read(&mut command)?;
+    println!("{table}");
+    let path = process::root().join("README.md");
+    let readme = std::fs::read_to_string(&path).context("cannot read README.md")?;
+    std::fs::write(&path, replaced(&readme, &table)?).context("cannot write README.md")
+}
+
+/// The README with these figures in place of the former ones.
+fn replaced(readme: &str, table: &str) -> Result<String> {
+    let (Some((before, rest)), Some((_, after))) = (readme.split_once(BEGIN), readme.split_once(END)) else {
+        bail!("README.md has no place for figures, which begins with {BEGIN:?}");
+    };
+    if !rest.contains(END) {
+        bail!("the place for figures in README.md ends before it begins");
+    }
+    let rows = table.lines().enumerate().filter(|(number, row)| *number < 2 || is_told(row)).map(|(_, row)| row);
+    Ok(format!("{before}{BEGIN}\n{}\n\n{END}{after}", rows.collect::<Vec<_>>().join("\n")))
+}
+
+/// Whether a row has a goal, or compares with a peer.
+fn is_told(row: &str) -> bool {
+    let reached = row.trim_end_matches([' ', '|']).rsplit("| ").next().unwrap_or_default();
+    ["yes", "**no**"].contains(&reached) || row.contains("rslock") || row.contains("async-redis-lock")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_with_a_goal_take_the_place_of_the_former_ones() {
+        let readme = format!("before\n{BEGIN}old\n{END}after\n");
+        let table = "| a | b |\n|---|---|\n| x | 1 | ≥ 2 | **no** |\n| y | 1 |  |  |\n| rslock | 1 |  |  |\n";
+        let expected = "| a | b |\n|---|---|\n| x | 1 | ≥ 2 | **no** |\n| rslock | 1 |  |  |";
+        assert_eq!(replaced(&readme, table).unwrap(), format!("before\n{BEGIN}\n{expected}\n\n{END}after\n"));
+        assert!(replaced("nothing", table).is_err());
+    }
 }
