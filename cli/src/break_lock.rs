@@ -1,0 +1,76 @@
+//! `break NAME`.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+
+use serde::Serialize;
+
+use crate::args::{Break, Common};
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::report::{LockReport, shown};
+use crate::store;
+
+/// What `break --json` prints. Fields are added, never renamed or removed.
+#[derive(Serialize)]
+struct Broken {
+    name: String,
+    /// Whether a lease was ended.
+    broken: bool,
+    /// The token that was raised: writes with a lower one are of the old holder, or older.
+    raised_token: Option<u64>,
+    /// What was held before.
+    before: LockReport,
+}
+
+/// Ends the lease of whoever holds the lock, if the user means it.
+pub(crate) async fn break_lock(common: &Common, args: &Break, output: Output) -> Result<Exit, Failure> {
+    let client = store::connect(common).await?;
+    let Some(seen) = client.inspect(&args.name).await?.filter(|seen| seen.lease.is_some()) else {
+        let before = LockReport::new(&args.name, None);
+        let answer = Broken { name: args.name.clone(), broken: false, raised_token: None, before };
+        output.result(&answer, || format!("{}: free, there is nothing to break", shown(&args.name)));
+        return Ok(Exit::Fine);
+    };
+    let token = seen.lease.as_ref().map(|lease| lease.token);
+    let before = LockReport::new(&args.name, Some(seen));
+    if !args.yes && !is_meant(&before)? {
+        return Err(Failure::new(Exit::No, "not broken"));
+    }
+    let raised = match token {
+        // The token names the lease that was shown: whoever got the lock while the user thought about it keeps it.
+        Some(token) => client.break_lock(&args.name, token).await?,
+        None => None,
+    };
+    let answer = Broken {
+        name: args.name.clone(),
+        broken: raised.is_some(),
+        raised_token: raised.map(|token| token.get()),
+        before,
+    };
+    output.result(&answer, || match raised {
+        Some(raised) => format!(
+            "{}: broken, token raised to {raised}. {} learns of it with its next renewal and may still be writing \
+             until then; a resource that checks tokens refuses it from {raised} on.",
+            shown(&args.name),
+            answer.before.who()
+        ),
+        None => format!("{}: that lease was over before it could be broken; nothing was changed", shown(&args.name)),
+    });
+    Ok(Exit::Fine)
+}
+
+fn is_meant(before: &LockReport) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        return Err(Failure::input("`break` asks on a terminal, and there is none: give --yes"));
+    }
+    let question = format!(
+        "{}\nThis ends the lease now and raises the token; whoever waits first holds the lock then.\n\
+         The holder learns of it with its next renewal and may still be writing until then.\nBreak it? [y/N] ",
+        before.in_words()
+    );
+    let mut answer = String::new();
+    let asked =
+        std::io::stderr().write_all(question.as_bytes()).and_then(|()| std::io::stdin().lock().read_line(&mut answer));
+    asked.map_err(|error| Failure::fault("cannot ask", error))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

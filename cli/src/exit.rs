@@ -1,0 +1,181 @@
+//! What the command ends with.
+
+use std::process::ExitCode;
+
+use leasehold::{Error, ErrorKind};
+
+/// How the command ends, for scripts. Part of its interface: numbers never change.
+///
+/// Below 126, where shells say that a command cannot be run, and above what commands mostly end with themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Everything is well.
+    Fine,
+    /// The answer is no: `break` was not confirmed, `doctor` found something wrong, `status --exit-code` of a free lock.
+    No,
+    /// The input is wrong, nothing was run and nothing sent.
+    BadInput,
+    /// Another had the lock for the whole wait.
+    Held,
+    /// The lease was lost, or about to be lost, while the command ran.
+    Lost,
+    /// The store could not be reached or did not answer.
+    NoAnswer,
+    /// The store refused: user, permission, version, or it is full.
+    Refused,
+    /// The longest hold was reached.
+    MaxHold,
+    /// A fault of this command or of the system below it.
+    Fault,
+    /// What the command that was run ended with.
+    Command(u8),
+}
+
+/// The table of codes, for `--help`, the man page and the README.
+pub(crate) const TABLE: &str = "\
+Exit codes of `leasehold run`:
+  0-255    the command's own, which is passed through; 128+n when signal n ended it
+  2        wrong input; nothing was run, nothing was sent to the store
+  120      another had the lock for the whole wait; nothing was run
+  121      the lease was lost, or about to be lost, and the command was ended
+  122      the store could not be reached or did not answer; nothing was run
+  123      the store refused (user, permission, version, full); nothing was run
+  124      --max-hold was reached and the command was ended
+  125      leasehold itself failed
+  126      the command cannot be executed
+  127      there is no such command
+  128+n    signal n came while waiting for the lock; nothing was run
+The other subcommands end with 0, or as above; with 1 when `break` was not
+confirmed, `doctor` found something wrong, or `status --exit-code` found
+the lock free.";
+
+impl Exit {
+    /// The number.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Fine => 0,
+            Self::No => 1,
+            Self::BadInput => 2,
+            Self::Held => 120,
+            Self::Lost => 121,
+            Self::NoAnswer => 122,
+            Self::Refused => 123,
+            Self::MaxHold => 124,
+            Self::Fault => 125,
+            Self::Command(code) => code,
+        }
+    }
+
+    /// A word for it, for `--json`.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Fine => "fine",
+            Self::No => "no",
+            Self::BadInput => "bad_input",
+            Self::Held => "held",
+            Self::Lost => "lost",
+            Self::NoAnswer => "no_answer",
+            Self::Refused => "refused",
+            Self::MaxHold => "max_hold",
+            Self::Fault => "fault",
+            Self::Command(_) => "command",
+        }
+    }
+
+    /// What a signal ends with, as shells say it.
+    pub(crate) fn of_signal(signal: i32) -> Self {
+        Self::Command(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        exit.code().into()
+    }
+}
+
+impl From<ErrorKind> for Exit {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Timeout => Self::Held,
+            ErrorKind::Lost => Self::Lost,
+            ErrorKind::Unavailable | ErrorKind::Indeterminate => Self::NoAnswer,
+            ErrorKind::InvalidInput => Self::BadInput,
+            ErrorKind::Unsupported | ErrorKind::Capacity | ErrorKind::Auth => Self::Refused,
+            _ => Self::Fault,
+        }
+    }
+}
+
+/// Why the command ends before its time: a code, and one line for people.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    /// A failure with one line of text.
+    pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, text: text.into() }
+    }
+
+    /// Wrong input.
+    pub(crate) fn input(text: impl Into<String>) -> Self {
+        Self::new(Exit::BadInput, text)
+    }
+
+    /// A fault of the system, and what was tried.
+    pub(crate) fn fault(tried: &str, error: impl std::fmt::Display) -> Self {
+        Self::new(Exit::Fault, format!("{tried}: {error}"))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind().into(), with_causes(&error))
+    }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text.replace(['\n', '\r'], " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_every_code() {
+        for exit in [Exit::BadInput, Exit::Held, Exit::Lost, Exit::NoAnswer, Exit::Refused, Exit::MaxHold, Exit::Fault]
+        {
+            assert!(TABLE.contains(&format!("\n  {:<9}", exit.code())), "{exit:?}");
+        }
+        let readme = include_str!("../README.md");
+        assert!(TABLE.lines().filter(|line| line.starts_with("  ")).all(|line| readme.contains(line)), "README.md");
+    }
+
+    #[test]
+    fn causes_are_told_once_and_in_one_line() {
+        let cause = std::io::Error::other("connection\nrefused");
+        let error = Error::new(ErrorKind::Unavailable, "cannot connect").with_source(cause);
+        assert_eq!(with_causes(&error), "cannot connect: connection refused");
+        assert_eq!(Failure::from(error).exit, Exit::NoAnswer);
+    }
+
+    #[test]
+    fn a_signal_ends_as_shells_say_it() {
+        assert_eq!(Exit::of_signal(15).code(), 143);
+        assert_eq!(Exit::of_signal(127).code(), 255);
+    }
+}

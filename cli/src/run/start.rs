@@ -1,0 +1,50 @@
+//! What stands in the place of the command until the word to begin, and then becomes it.
+
+use std::ffi::OsString;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::exit::{Exit, Failure};
+use crate::run::lookup;
+use crate::run::signals::unblock_ttou;
+
+/// Waits for the word, which brings the standard input along, and becomes the command. Comes back only when it cannot.
+pub(crate) fn start(command: &[OsString]) -> Failure {
+    let stdin = match word() {
+        Ok(Some(stdin)) => stdin,
+        // The run was ended before its command began: there is nobody left to tell.
+        Ok(None) => return Failure::new(Exit::Fault, "the run has ended before its command began"),
+        Err(error) => return Failure::fault("cannot hear from the run", error),
+    };
+    if let Err(error) = rustix::stdio::dup2_stdin(&stdin).map_err(io::Error::from).and_then(|()| unblock_ttou()) {
+        return Failure::fault("cannot prepare the command", error);
+    }
+    drop(stdin);
+    let Some((program, arguments)) = command.split_first() else { return Failure::input("there is no command") };
+    let error = Command::new(program).args(arguments).exec();
+    lookup::failure(program, &error)
+}
+
+fn word() -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    #[cfg(target_vendor = "apple")]
+    let flags = RecvFlags::empty();
+    let message = recvmsg(io::stdin(), &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    if message.bytes == 0 {
+        return Ok(None);
+    }
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok(files.flatten().next())
+}

@@ -1,0 +1,66 @@
+//! What `run` was asked for, checked before anything happens.
+
+use std::time::Duration;
+
+use crate::args::{OnLost, Run};
+use crate::exit::Failure;
+
+/// Bounds and choices of one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) grace: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) on_lost: OnLost,
+}
+
+impl Terms {
+    /// Checks what only this command knows; the ttl's bounds are the store's.
+    pub(crate) fn of(args: &Run) -> Result<Self, Failure> {
+        let Run { ttl, max_hold, on_lost, .. } = *args;
+        // A lease is renewed every third of its ttl: with less than that left, two renewals have failed.
+        let shortest = max_hold.unwrap_or(ttl).min(ttl);
+        let grace = args.grace.unwrap_or(shortest / 6);
+        if grace >= ttl / 3 {
+            let (grace, ttl) = (humantime::format_duration(grace), humantime::format_duration(ttl));
+            return Err(Failure::input(format!("--grace ({grace}) must be shorter than a third of --ttl ({ttl})")));
+        }
+        if let Some(max_hold) = max_hold
+            && grace >= max_hold
+        {
+            let (grace, max_hold) = (humantime::format_duration(grace), humantime::format_duration(max_hold));
+            return Err(Failure::input(format!("--grace ({grace}) must be shorter than --max-hold ({max_hold})")));
+        }
+        Ok(Self { ttl, grace, max_hold, on_lost })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::exit::Exit;
+
+    fn terms(args: &[&str]) -> Result<Terms, Failure> {
+        let words = ["leasehold", "run", "x"].iter().chain(args).chain(&["--", "true"]);
+        let Command::Run(run) = Cli::try_parse_from(words).unwrap().command else { panic!("not a run") };
+        Terms::of(&run)
+    }
+
+    #[test]
+    fn the_grace_is_shorter_than_a_third_of_the_ttl_and_than_the_longest_hold() {
+        assert_eq!(terms(&[]).unwrap().grace, Duration::from_secs(5));
+        assert_eq!(terms(&["--max-hold", "3s"]).unwrap().grace, Duration::from_millis(500));
+        assert_eq!(terms(&["--ttl", "3s", "--grace", "999ms"]).unwrap().grace, Duration::from_millis(999));
+        for (args, hint) in [
+            (&["--ttl", "3s", "--grace", "1s"][..], "--ttl (3s)"),
+            (&["--max-hold", "2s", "--grace", "2s"], "--max-hold"),
+        ] {
+            let failure = terms(args).unwrap_err();
+            assert_eq!(failure.exit, Exit::BadInput);
+            assert!(failure.text.contains(hint), "{}", failure.text);
+        }
+    }
+}

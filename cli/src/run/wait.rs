@@ -1,0 +1,129 @@
+//! Waiting for the lock, with word of how it goes.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{ErrorKind, LockClient, LockGuard};
+use rustix::process::Signal;
+
+use crate::args::Run;
+use crate::exit::{Exit, Failure};
+use crate::output::{Output, StatusLine};
+use crate::report::{LockReport, rough, shown};
+use crate::run::signals::Signals;
+use crate::run::terms::Terms;
+
+/// Whoever gets the lock sooner than this needs no word.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// How often the word is renewed.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// A run that ends before its command has begun.
+pub(crate) enum Early {
+    Failed(Failure),
+    /// A signal asked for it.
+    Interrupted(Signal),
+}
+
+impl From<Failure> for Early {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Holds the lock, with so much of the lease left that a command may begin.
+pub(crate) async fn acquire(
+    client: &LockClient,
+    args: &Run,
+    terms: &Terms,
+    signals: &mut Signals,
+    output: Output,
+) -> Result<LockGuard, Early> {
+    let signal = tokio::select! {
+        biased;
+        signal = signals.next_end() => signal,
+        guard = get(client, args, terms) => return Ok(guard?),
+        never = tell(client, args, output) => match never {},
+    };
+    // The acquire was dropped, and is taken back in the background.
+    tokio::select! {
+        _ = client.shutdown() => {}
+        // Somebody is in a hurry.
+        _ = signals.next_end() => {}
+    }
+    Err(Early::Interrupted(signal))
+}
+
+async fn get(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuard, Failure> {
+    let guard = wait(client, args, terms).await?;
+    if has_settled(&guard, terms).await {
+        return Ok(guard);
+    }
+    // Without an answer the lease ends by itself.
+    let _ = guard.release().await;
+    let text = format!("the store fell silent as lock `{}` was granted; nothing was run", shown(&args.name));
+    Err(Failure::new(Exit::NoAnswer, text))
+}
+
+async fn wait(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuard, Failure> {
+    let mut lock = client.lock(&args.name).ttl(terms.ttl).wait(args.wait);
+    if let Some(max_hold) = args.max_hold {
+        lock = lock.max_hold(max_hold);
+    }
+    if let Some(min_hold) = args.min_hold {
+        lock = lock.min_hold(min_hold);
+    }
+    if args.no_wait {
+        return match lock.try_acquire().await? {
+            Some(guard) => Ok(guard),
+            None => Err(held(client, args, "and --no-wait was given").await),
+        };
+    }
+    match lock.acquire().await {
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            Err(held(client, args, &format!("for the whole {}", rough_wait(args.wait))).await)
+        }
+        other => Ok(other?),
+    }
+}
+
+async fn held(client: &LockClient, args: &Run, how: &str) -> Failure {
+    let now = match client.inspect(&args.name).await {
+        Ok(seen) => LockReport::new(&args.name, seen).in_words(),
+        Err(_) => format!("{}: the store does not say who has it", shown(&args.name)),
+    };
+    Failure::new(Exit::Held, format!("another has the lock {how}; nothing was run ({now})"))
+}
+
+/// A lease that came out of a queue begins with what is left of its place, and is renewed at once to its own ttl. Before that
+/// there may be less left of it than the grace.
+async fn has_settled(guard: &LockGuard, terms: &Terms) -> bool {
+    while guard.validity() < terms.ttl / 2 {
+        if !guard.is_held() {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    true
+}
+
+/// Tells whoever looks on how it goes, until it is dropped.
+async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::Infallible {
+    if !output.somebody_looks_on() {
+        return std::future::pending().await;
+    }
+    let (begin, mut line) = (Instant::now(), StatusLine::default());
+    tokio::time::sleep(SILENCE).await;
+    loop {
+        let now = match client.inspect(&args.name).await {
+            Ok(seen) => LockReport::new(&args.name, seen).in_words(),
+            Err(error) => format!("{}: {error}", shown(&args.name)),
+        };
+        line.show(&format!("waiting {} of {}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn rough_wait(wait: Duration) -> String {
+    if wait >= crate::args::LONGEST { "forever".to_owned() } else { humantime::format_duration(wait).to_string() }
+}

@@ -1,0 +1,119 @@
+//! The run's side of its watcher.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::Pid;
+use tokio::net::unix::pipe;
+
+use crate::run::clock::Deadline;
+use crate::run::hidden;
+
+/// How long a watcher may take to be ready. It mostly takes 2 ms, beside the way to the store.
+const START_BOUND: Duration = Duration::from_secs(10);
+
+/// A later deadline is told when it is later by this. Less is the noise of reading two clocks.
+const NOISE: Duration = Duration::from_millis(5);
+
+/// A process that ends the command when this one is killed or stopped. See [`watch`](super::watch).
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    process: Child,
+    orders: OwnedFd,
+    /// Ends when the watcher does.
+    life: pipe::Receiver,
+    group: Option<Pid>,
+    until: Option<Deadline>,
+}
+
+impl Watcher {
+    /// Starts it. It is not ready yet.
+    pub(crate) fn start() -> io::Result<Self> {
+        let mut program = hidden::program()?;
+        program.arg0("lockwatch").arg(hidden::WATCH).current_dir("/");
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = program.spawn()?;
+        let (Some(orders), Some(life)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err(io::Error::other("the watcher has no pipes"));
+        };
+        let orders = OwnedFd::from(orders);
+        // A watcher that stands still must not hold up the run.
+        rustix::io::ioctl_fionbio(&orders, true)?;
+        let life = pipe::Receiver::from_owned_fd(life.into())?;
+        Ok(Self { process, orders, life, group: None, until: None })
+    }
+
+    /// Waits until nothing but −9 can end it.
+    pub(crate) async fn ready(&mut self) -> io::Result<()> {
+        match tokio::time::timeout(START_BOUND, self.hear()).await {
+            Ok(Ok(1..)) => Ok(()),
+            Ok(Ok(0)) => Err(io::Error::other("it ended before it was ready")),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("it was not ready in time")),
+        }
+    }
+
+    /// Comes back when the watcher has ended. Cancel safe.
+    pub(crate) async fn ended(&self) {
+        while let Ok(1..) = self.hear().await {}
+    }
+
+    async fn hear(&self) -> io::Result<usize> {
+        loop {
+            self.life.readable().await?;
+            match self.life.try_read(&mut [0; 8]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// From now on it kills the group when this process is gone.
+    pub(crate) fn guard(&mut self, group: Pid) -> io::Result<()> {
+        self.group = Some(group);
+        self.order(&format!("guard {}\n", group.as_raw_nonzero()))
+    }
+
+    /// It kills the group also when so much has passed and nothing later was told.
+    pub(crate) fn until(&mut self, left: Duration) -> io::Result<()> {
+        let deadline = Deadline::after(left);
+        if self.until.is_some_and(|told| deadline.left().saturating_sub(told.left()) < NOISE) {
+            return Ok(());
+        }
+        self.until = Some(deadline);
+        self.order(&format!("until {deadline}\n"))
+    }
+
+    /// It leaves the group alone and ends.
+    pub(crate) fn done(&mut self) {
+        if self.order("done\n").is_err() {
+            self.kill();
+        }
+    }
+
+    /// Another one in its place, with the same orders but for the deadline.
+    pub(crate) async fn replace(&mut self) -> io::Result<()> {
+        let mut other = Self::start()?;
+        other.ready().await?;
+        if let Some(group) = self.group {
+            other.guard(group)?;
+        }
+        // Before its pipe ends, which would be an order to it.
+        self.kill();
+        *self = other;
+        Ok(())
+    }
+
+    fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    fn order(&self, line: &str) -> io::Result<()> {
+        // So short a line is written whole or not at all.
+        Ok(rustix::io::write(&self.orders, line.as_bytes()).map(|_| ())?)
+    }
+}

@@ -1,0 +1,171 @@
+//! `status`, `ls` and `watch`.
+
+use std::io::IsTerminal as _;
+
+use leasehold::ListedName;
+use serde::Serialize;
+
+use crate::args::{Common, Ls, Status, Watch};
+use crate::exit::{Exit, Failure};
+use crate::output::{Output, StatusLine};
+use crate::report::{LockReport, age, in_seconds, shown};
+use crate::store;
+
+/// `status NAME`.
+pub(crate) async fn status(common: &Common, args: &Status, output: Output) -> Result<Exit, Failure> {
+    let client = store::connect(common).await?;
+    let report = LockReport::new(&args.name, client.inspect(&args.name).await?);
+    output.result(&report, || in_lines(&report));
+    Ok(if args.exit_code && !report.held { Exit::No } else { Exit::Fine })
+}
+
+/// `ls`.
+pub(crate) async fn ls(common: &Common, args: &Ls, output: Output) -> Result<Exit, Failure> {
+    let client = store::connect(common).await?;
+    let listed = client.list(&args.prefix, args.limit).await?;
+    let whole = listed.len() < args.limit;
+    let mut locks: Vec<ListedReport> = listed
+        .into_iter()
+        .map(|lock| ListedReport {
+            whole_name: matches!(lock.name, ListedName::Whole(_)),
+            lock: LockReport::new(lock.name.to_string(), Some(lock.state)),
+        })
+        .filter(|listed| args.all || listed.lock.held)
+        .collect();
+    locks.sort_by(|a, b| a.lock.name.cmp(&b.lock.name));
+    let listing = Listing { locks, whole };
+    output.result(&listing, || listing.in_words());
+    Ok(Exit::Fine)
+}
+
+/// `watch NAME`: a line that is written over on a terminal, else a line for each change. Ends by a signal.
+pub(crate) async fn watch(common: &Common, args: &Watch, output: Output) -> Result<Exit, Failure> {
+    let client = store::connect(common).await?;
+    let live = !output.json() && std::io::stdout().is_terminal() && output.somebody_looks_on();
+    let mut line = StatusLine::default();
+    let mut last = None;
+    loop {
+        let seen = match client.inspect(&args.name).await {
+            Ok(seen) => Ok(LockReport::new(&args.name, seen)),
+            Err(error) if error.kind() == leasehold::ErrorKind::InvalidInput => return Err(error.into()),
+            Err(error) => Err(error),
+        };
+        // The time that is left changes at every look.
+        let essence = match &seen {
+            Ok(report) => Ok((report.token, report.last_token, report.waiters)),
+            Err(error) => Err(error.kind()),
+        };
+        let changed = last.replace(essence) != Some(essence);
+        match &seen {
+            Ok(report) if live => {
+                if changed {
+                    line.clear();
+                    output.result(report, || format!("{} {}", clock(), report.in_words()));
+                }
+                line.show(&live_line(report));
+            }
+            Ok(report) if changed => output.result(report, || format!("{} {}", clock(), report.in_words())),
+            Err(error) if changed => {
+                line.clear();
+                output.warn(Exit::from(error.kind()).word(), &crate::exit::with_causes(error));
+            }
+            _ => {}
+        }
+        tokio::time::sleep(args.every).await;
+    }
+}
+
+/// What `ls --json` prints. Fields are added, never renamed or removed.
+#[derive(Serialize)]
+struct Listing {
+    locks: Vec<ListedReport>,
+    /// Whether nothing was left off.
+    whole: bool,
+}
+
+#[derive(Serialize)]
+struct ListedReport {
+    #[serde(flatten)]
+    lock: LockReport,
+    /// Whether the name is whole: a store keeps only the begin of a very long one.
+    whole_name: bool,
+}
+
+impl Listing {
+    fn in_words(&self) -> String {
+        let mut text: Vec<String> = self.locks.iter().map(|listed| listed.lock.in_words()).collect();
+        if !self.whole {
+            text.push("there are more: see --limit and --prefix".to_owned());
+        }
+        if text.is_empty() {
+            text.push("no locks".to_owned());
+        }
+        text.join("\n")
+    }
+}
+
+/// A lock as several lines.
+fn in_lines(report: &LockReport) -> String {
+    let mut lines = vec![format!("lock     {}", shown(&report.name))];
+    let mut line = |what: &str, text: String| lines.push(format!("{what:<8} {text}"));
+    line("state", if report.held { "held".to_owned() } else { "free".to_owned() });
+    if report.held {
+        line("holder", report.who());
+    }
+    if let Some(since) = report.since {
+        line("for", age(since));
+    }
+    match (report.token, report.last_token) {
+        (Some(token), _) => line("token", token.to_string()),
+        (None, Some(last)) => line("token", format!("{last}, the last one")),
+        (None, None) => line("token", "none: the store has no record of this lock".to_owned()),
+    }
+    if report.held {
+        line("ttl left", in_seconds(report.ttl_left_ms));
+    }
+    line("waiting", report.waiters.to_string());
+    lines.join("\n")
+}
+
+fn live_line(report: &LockReport) -> String {
+    let held = match report.since {
+        Some(since) => format!("held for {}, ", age(since)),
+        None => "held, ".to_owned(),
+    };
+    match report.held {
+        true => format!("  {held}{} left, {} wait", in_seconds(report.ttl_left_ms), report.waiters),
+        false => "  free".to_owned(),
+    }
+}
+
+/// The time of day, for people who read a log of changes.
+fn clock() -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_free_lock_says_what_is_known_of_it() {
+        let text = in_lines(&LockReport::new("x\x1b", None));
+        assert_eq!(
+            text,
+            "lock     x\u{fffd}\nstate    free\ntoken    none: the store has no record of this lock\nwaiting  0"
+        );
+    }
+
+    #[test]
+    fn a_listing_says_when_it_is_not_whole() {
+        let listing = Listing { locks: Vec::new(), whole: true };
+        assert_eq!(listing.in_words(), "no locks");
+        assert_eq!(serde_json::to_string(&listing).unwrap(), r#"{"locks":[],"whole":true}"#);
+        let lock = LockReport::new("x", None);
+        let listing = Listing { locks: vec![ListedReport { lock, whole_name: true }], whole: false };
+        assert!(listing.in_words().ends_with("there are more: see --limit and --prefix"));
+        let json = serde_json::to_string(&listing).unwrap();
+        assert!(json.starts_with(r#"{"locks":[{"name":"x","held":false"#), "{json}");
+        assert!(json.ends_with(r#""whole_name":true}],"whole":false}"#), "{json}");
+    }
+}

@@ -1,0 +1,216 @@
+//! Holding, waiting, taking turns, and how it ends.
+
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::process::{Running, id_of, leasehold, output, tell, told};
+use crate::store::Store;
+
+on_every_store!(
+    commands_take_turns,
+    the_command_gets_its_token_its_input_and_its_arguments,
+    the_exit_code_is_passed_through,
+    a_held_lock_has_a_code_of_its_own,
+    a_wait_ends_in_time_or_with_the_lock,
+    a_short_job_keeps_the_lock_for_its_shortest_hold,
+    what_cannot_be_run_holds_no_lock,
+    one_run_holds_one_lock,
+);
+
+fn commands_take_turns(store: &Store) {
+    // Whoever finds the folder of another has found an overlap.
+    let script =
+        "mkdir held || echo overlap >> overlaps; sleep 0.02; rmdir held; echo $LEASEHOLD_FENCING_TOKEN >> tokens";
+    let runs: Vec<_> = (0..6).map(|_| Running::start(store, &["run", "turns", "--", "sh", "-c", script])).collect();
+    for run in runs {
+        assert_eq!(run.end(), (0, String::new(), String::new()));
+    }
+    assert!(!store.file("overlaps").exists());
+    let tokens = std::fs::read_to_string(store.file("tokens")).unwrap();
+    let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
+    assert_eq!(tokens.len(), 6);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+fn the_command_gets_its_token_its_input_and_its_arguments(store: &Store) {
+    let script =
+        r#"printf '%s|' "$LEASEHOLD_FENCING_TOKEN" "$LEASEHOLD_NAME" "$LEASEHOLD_STORE" "$@"; cat; cat <&1 >&2"#;
+    let mut command =
+        leasehold(store, &["run", "a name/with {all} sorts", "--", "sh", "-c", script, "sh", "--ttl", ""]);
+    command.arg(std::ffi::OsStr::from_bytes(b"\xff")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"input").unwrap();
+    let bytes = child.wait_with_output().unwrap().stdout;
+    let parts: Vec<&[u8]> = bytes.split(|&byte| byte == b'|').collect();
+    assert!(std::str::from_utf8(parts[0]).unwrap().parse::<u64>().unwrap() > 0);
+    let rest: [&[u8]; 6] = [b"a name/with {all} sorts", store.url().as_bytes(), b"--ttl", b"", b"\xff", b"input"];
+    assert_eq!(parts[1..], rest, "{}", String::from_utf8_lossy(&bytes));
+}
+
+fn the_exit_code_is_passed_through(store: &Store) {
+    for (script, code) in
+        [("true", 0), ("exit 1", 1), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+    {
+        let told = tell(store, &["run", "codes", "--", "sh", "-c", script]);
+        assert_eq!(told, (code, String::new(), String::new()), "{script}");
+    }
+}
+
+fn a_held_lock_has_a_code_of_its_own(store: &Store) {
+    let args = ["run", "held", "--label", "nightly", "--", "sh", "-c", "echo $$ > id; sleep 600"];
+    let mut holder = Running::start(store, &args);
+    id_of(&store.file("id"));
+    for (args, how) in [
+        (&["run", "held", "--no-wait", "--", "touch", "ran"][..], "--no-wait"),
+        (&["run", "held", "--wait", "50ms", "--", "touch", "ran"], "50ms"),
+    ] {
+        let (code, stdout, stderr) = tell(store, args);
+        assert_eq!((code, &*stdout), (120, ""), "{stderr}");
+        assert!(stderr.contains(how) && stderr.contains("nightly"), "{stderr}");
+        assert!(stderr.contains(&format!("process {}", holder.id())) && stderr.lines().count() == 1, "{stderr}");
+    }
+    let (code, _, stderr) = tell(store, &["--json", "run", "held", "-n", "--", "touch", "ran"]);
+    assert_eq!(code, 120);
+    assert!(stderr.starts_with(r#"{"level":"error","kind":"held","message":""#), "{stderr}");
+    assert!(stderr.ends_with(r#","exit_code":120}"#), "{stderr}");
+    assert!(!store.file("ran").exists());
+    holder.kill();
+}
+
+fn a_wait_ends_in_time_or_with_the_lock(store: &Store) {
+    let gate = store.gate();
+    let mut holder = Running::start(store, &["run", "wait", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
+    id_of(&store.file("id"));
+    let begin = Instant::now();
+    let (code, ..) = tell(store, &["run", "wait", "--wait", "300ms", "--", "touch", "early"]);
+    assert_eq!(code, 120);
+    assert!(begin.elapsed() >= Duration::from_millis(300));
+    let waiter = Running::start(store, &["run", "wait", "--wait", "forever", "--", "touch", "ran"]);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!store.file("ran").exists() && !store.file("early").exists() && !holder.has_ended());
+    gate.open();
+    assert_eq!(waiter.end(), (0, String::new(), String::new()));
+    assert!(store.file("ran").exists());
+    assert_eq!(holder.end().0, 0);
+}
+
+fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
+    let begin = Instant::now();
+    let (code, ..) = tell(store, &["run", "cron", "--min-hold", "2s", "--", "true"]);
+    let took = begin.elapsed();
+    assert_eq!(code, 0);
+    assert!(took < Duration::from_secs(2), "the run itself does not wait: {took:?}");
+    let (code, ..) = tell(store, &["run", "cron", "--no-wait", "--", "touch", "ran"]);
+    // A machine that stood still for so long has shown nothing.
+    assert!(code == 120 || begin.elapsed() > Duration::from_secs(2), "{code}");
+    assert_eq!(tell(store, &["run", "cron", "--", "true"]).0, 0);
+    assert!(begin.elapsed() >= Duration::from_millis(1900), "{:?}", begin.elapsed());
+}
+
+fn what_cannot_be_run_holds_no_lock(store: &Store) {
+    std::fs::write(store.file("text"), "#!/nowhere/interpreter\n").unwrap();
+    let (code, _, stderr) = tell(store, &["run", "x", "--", "no such command"]);
+    assert_eq!((code, &*stderr), (127, "leasehold: there is no command `no such command`"));
+    let (code, _, stderr) = tell(store, &["run", "x", "--", "./text"]);
+    assert_eq!(code, 126, "{stderr}");
+    let (_, stdout, _) = tell(store, &["status", "x", "--json"]);
+    assert!(stdout.contains(r#""last_token":null"#), "nothing was ever granted: {stdout}");
+    // What only the system can find out is told in the same way.
+    let mut chmod = std::process::Command::new("chmod");
+    assert!(output(chmod.arg("+x").arg(store.file("text"))).status.success());
+    let (code, _, stderr) = tell(store, &["run", "x", "--", "./text"]);
+    assert_eq!((code, stderr.lines().count()), (127, 1), "{stderr}");
+    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
+}
+
+fn one_run_holds_one_lock(store: &Store) {
+    let gate = store.gate();
+    let run = Running::start(store, &["run", "one", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
+    id_of(&store.file("id"));
+    assert_eq!(tell(store, &["run", "other", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(tell(store, &["run", "One", "--no-wait", "--", "true"]).0, 0);
+    gate.open();
+    assert_eq!(run.end().0, 0);
+    assert_eq!(tell(store, &["run", "one", "--no-wait", "--", "true"]).0, 0);
+}
+
+#[test]
+fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
+    let store = Store::any();
+    for (args, hint) in [
+        (&["--store", "consul://u:hunter2@host", "run", "x", "--", "touch", "ran"][..], "consul://"),
+        (&["--store", "nonsense hunter2", "run", "x", "--", "touch", "ran"], "URL"),
+        (&["run", "x"], "CMD"),
+        (&["run", "x", "touch", "ran"], "touch"),
+        (&["run", "--", "touch", "ran"], "NAME"),
+        (&["run", "", "--", "touch", "ran"], "empty"),
+        (&["run", "x", "--ttl", "soon", "--", "touch", "ran"], "30s"),
+        (&["run", "x", "--ttl", "0s", "--", "touch", "ran"], "zero"),
+        (&["run", "x", "--ttl", "1ms", "--", "touch", "ran"], "ttl"),
+        (&["run", "x", "--ttl", "3s", "--grace", "1s", "--", "touch", "ran"], "--grace"),
+        (&["run", "x", "--max-hold", "1s", "--min-hold", "2s", "--", "touch", "ran"], "min_hold"),
+        (&["run", "x", "--no-wait", "--wait", "1s", "--", "touch", "ran"], "--wait"),
+        (&["run", "x", "--label", "a\nb", "--", "touch", "ran"], "label"),
+        (&["frobnicate"], "frobnicate"),
+    ] {
+        let (code, stdout, stderr) = tell(&store, args);
+        assert_eq!((code, &*stdout), (2, ""), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("leasehold: ") && stderr.lines().count() == 1, "{args:?}: {stderr}");
+        assert!(stderr.contains(hint) && !stderr.contains("hunter2"), "{args:?}: {stderr}");
+        assert!(!store.file("ran").exists(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_store_that_is_not_there_has_a_code_of_its_own() {
+    let store = Store::any();
+    let mut command = leasehold(&store, &["run", "x", "--", "touch", "ran"]);
+    if cfg!(feature = "redis") {
+        let (code, _, stderr) = told(&output(command.env("LEASEHOLD_STORE", "redis://:hunter2@127.0.0.1:1")));
+        assert_eq!(code, 122, "{stderr}");
+        assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");
+    }
+    if cfg!(feature = "sqlite") {
+        let store_of_nobody = "sqlite:///no/such/folder/locks.db";
+        let (code, _, stderr) = tell(&store, &["--store", store_of_nobody, "run", "x", "--", "touch", "ran"]);
+        assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
+    }
+}
+
+#[test]
+fn the_place_of_the_command_is_taken_by_nothing_that_runs() {
+    let store = Store::any();
+    // As after a run that was killed between the making of the group and the word to begin.
+    let (gate, inner) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut command = leasehold(&store, &["__start", "touch", "ran"]);
+    let child = command.stdin(std::os::fd::OwnedFd::from(inner)).spawn().unwrap();
+    drop(command);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!store.file("ran").exists());
+    drop(gate);
+    let (code, _, stderr) = told(&child.wait_with_output().unwrap());
+    assert_eq!(code, 125, "{stderr}");
+    assert!(!store.file("ran").exists());
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn the_default_store_needs_nothing_but_a_home() {
+    let store = Store::any();
+    let mut command = leasehold(&store, &["run", "x", "--", "sh", "-c", "echo ran"]);
+    command.env_remove("LEASEHOLD_STORE").env_remove("XDG_STATE_HOME").env("HOME", store.folder());
+    assert_eq!(told(&output(&mut command)), (0, "ran".to_owned(), String::new()));
+    assert!(store.file(".local/state/leasehold").exists());
+}
+
+#[test]
+fn a_message_for_scripts_is_one_object() {
+    let store = Store::any();
+    let (code, _, stderr) = tell(&store, &["run", "x", "--ttl", "soon", "--json", "--", "true"]);
+    assert_eq!(code, 2);
+    let message: serde_json::Value = serde_json::from_str(&stderr).unwrap();
+    assert_eq!((&message["level"], &message["kind"]), (&"error".into(), &"bad_input".into()));
+    assert_eq!(message["exit_code"], 2);
+}

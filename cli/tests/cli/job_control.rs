@@ -1,0 +1,202 @@
+//! Commands in a terminal.
+
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+use rustix::termios::{InputModes, LocalModes};
+
+use crate::process::{Running, group, id_of, pid, runs, state, tell, until};
+use crate::store::Store;
+use crate::terminal::Terminal;
+
+on_every_store!(
+    an_interactive_command_has_the_foreground,
+    ctrl_c_reaches_the_command_only,
+    a_job_is_stopped_and_continued_like_any_other,
+    a_job_in_the_background_gets_the_terminal_when_it_is_brought_back,
+    in_a_pipeline_the_command_gets_the_foreground_when_it_asks_for_it,
+    who_was_stopped_past_the_ttl_has_lost_the_lock,
+);
+
+fn an_interactive_command_has_the_foreground(store: &Store) {
+    let script = "echo $$ > id; printf 'name? '; read name; echo \"hello, $name\"; exit 3";
+    let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "sh", "-c", script]);
+    terminal.shows("name? ");
+    let command = id_of(&store.file("id"));
+    assert_eq!(group(command), command);
+    assert!(terminal.is_in_foreground(command));
+    assert!(!terminal.is_in_foreground(group(terminal.leader())));
+    terminal.line("Ada");
+    terminal.shows("hello, Ada");
+    assert_eq!(terminal.end(), Some(3));
+}
+
+fn ctrl_c_reaches_the_command_only(store: &Store) {
+    let script = "trap 'echo caught; exit 9' INT; echo $$ > id; echo go; while :; do sleep 0.05; done";
+    let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "sh", "-c", script]);
+    terminal.shows("go");
+    terminal.write("\x03");
+    terminal.shows("caught");
+    assert_eq!(terminal.end(), Some(9));
+    // One that does not catch it ends by it, and the code says so.
+    let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "sh", "-c", "echo go; exec sleep 600"]);
+    terminal.shows("go");
+    terminal.write("\x03");
+    assert_eq!(terminal.end(), Some(130));
+    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
+}
+
+fn a_job_is_stopped_and_continued_like_any_other(store: &Store) {
+    let terminal = Terminal::of_shell(store);
+    let shell = terminal.leader();
+    terminal
+        .line("leasehold run x -- sh -c 'echo $$ > id; echo be''gun; read a; echo \"got $a\"; exit 4'; echo code $?");
+    terminal.shows("begun");
+    let command = id_of(&store.file("id"));
+    assert!(terminal.is_in_foreground(command));
+    terminal.write("\x1a");
+    terminal.shows("Stopped");
+    terminal.shows("ready> ");
+    assert_eq!(state(command), Some('T'));
+    assert!(terminal.is_in_foreground(shell));
+    terminal.line("fg");
+    until("the command has the foreground again", || terminal.is_in_foreground(command) && state(command) != Some('T'));
+    terminal.line("it");
+    terminal.shows("got it");
+    terminal.shows("ready> ");
+    assert!(terminal.is_in_foreground(shell));
+    terminal.line("exit");
+}
+
+fn a_job_in_the_background_gets_the_terminal_when_it_is_brought_back(store: &Store) {
+    let terminal = Terminal::of_shell(store);
+    terminal.line("leasehold run x -- sh -c 'echo $$ > id; read a; echo \"got $a\"' &");
+    terminal.shows("ready> ");
+    let command = id_of(&store.file("id"));
+    // It reads, which the system does not allow in the background.
+    until("it is stopped", || state(command) == Some('T'));
+    assert!(terminal.is_in_foreground(terminal.leader()));
+    // The shell tells of it at its next prompt.
+    until("the shell sees the job stopped", || {
+        terminal.line("jobs");
+        std::thread::sleep(Duration::from_millis(50));
+        terminal.rest().contains("Stopped")
+    });
+    terminal.line("fg");
+    until("it has the foreground", || terminal.is_in_foreground(command));
+    terminal.line("it");
+    terminal.shows("got it");
+    terminal.shows("ready> ");
+    terminal.line("exit");
+}
+
+fn in_a_pipeline_the_command_gets_the_foreground_when_it_asks_for_it(store: &Store) {
+    let terminal = Terminal::of_shell(store);
+    let script = "echo $$ > id; sleep 0.2; read a < /dev/tty; echo \"got $a\"";
+    terminal.line(&format!("leasehold run x -- sh -c '{script}' | sed s/got/filtered/"));
+    let command = id_of(&store.file("id"));
+    // The others of the pipeline have it in the beginning.
+    until("it has the foreground", || terminal.is_in_foreground(command));
+    terminal.line("it");
+    terminal.shows("filtered it");
+    terminal.shows("ready> ");
+    // Ctrl-C reaches a command that never asked, through the run.
+    terminal.line("leasehold run x -- sh -c 'echo $$ > second; exec sleep 600' | cat; echo codes ${PIPESTATUS[*]}");
+    let command = id_of(&store.file("second"));
+    assert!(!terminal.is_in_foreground(command));
+    terminal.write("\x03");
+    until("it is gone", || !runs(command));
+    terminal.shows("ready> ");
+    // And Ctrl-Z.
+    terminal.line("leasehold run x -- sh -c 'echo $$ > third; exec sleep 600' | cat");
+    let command = id_of(&store.file("third"));
+    terminal.write("\x1a");
+    terminal.shows("Stopped");
+    assert_eq!(state(command), Some('T'));
+    terminal.line("bg");
+    until("it goes on", || state(command) != Some('T'));
+    terminal.line("kill %1; wait; echo over");
+    terminal.shows("\nover");
+    assert!(!runs(command));
+    terminal.line("exit");
+}
+
+fn who_was_stopped_past_the_ttl_has_lost_the_lock(store: &Store) {
+    let terminal = Terminal::of_shell(store);
+    terminal.line("leasehold run x --ttl 1s -- sh -c 'echo $$ > id; echo be''gun; read a'; echo code $?");
+    terminal.shows("begun");
+    let command = id_of(&store.file("id"));
+    terminal.write("\x1a");
+    terminal.shows("Stopped");
+    assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "another gets it");
+    until("the command does not wait to be continued", || !runs(command));
+    terminal.line("fg; echo code $?");
+    terminal.shows("is lost: the lease was not renewed in time");
+    terminal.shows("code 121");
+    terminal.line("exit");
+}
+
+#[test]
+fn a_terminal_in_disorder_is_put_in_order() {
+    let store = Store::any();
+    let terminal = Terminal::of_shell(&store);
+    let before = terminal.modes();
+    terminal.line("leasehold run x -- sh -c 'stty raw -echo; echo $$ > id; exec sleep 600'; echo code $?");
+    let command = id_of(&store.file("id"));
+    assert!(!terminal.modes().local_modes.contains(LocalModes::ICANON));
+    kill_process(pid(command), Signal::KILL).unwrap();
+    terminal.shows("code 137");
+    // Bash has modes of its own while it reads a line.
+    terminal.line("sleep 0.3");
+    until("a line ends as before", || terminal.modes().input_modes.contains(InputModes::ICRNL & before.input_modes));
+    terminal.line("exit");
+}
+
+#[test]
+fn who_waits_at_a_terminal_is_told_how_it_goes() {
+    let store = Store::any();
+    let gate = store.gate();
+    let holder =
+        Running::start(&store, &["run", "x", "--label", "nightly", "--", "sh", "-c", "echo $$ > id; read a < gate"]);
+    id_of(&store.file("id"));
+    let mut terminal = Terminal::of_leasehold(&store, &["run", "x", "--", "echo", "my turn"]);
+    terminal.shows("waiting 1s of 1m: x: held by ");
+    terminal.shows("nightly");
+    gate.open();
+    terminal.shows("\r\x1b[Kmy turn");
+    assert_eq!(terminal.end(), Some(0));
+    assert_eq!(holder.end().0, 0);
+}
+
+#[test]
+fn break_asks_at_a_terminal() {
+    let store = Store::any();
+    let args = ["run", "x", "--ttl", "3s", "--", "sh", "-c", "echo $$ > id; sleep 600"];
+    let run = Running::start(&store, &args);
+    id_of(&store.file("id"));
+    let mut terminal = Terminal::of_leasehold(&store, &["break", "x"]);
+    terminal.shows("may still be writing");
+    terminal.shows("Break it? [y/N] ");
+    terminal.line("n");
+    assert_eq!(terminal.end(), Some(1));
+    assert!(tell(&store, &["status", "x", "--json"]).1.contains(r#""held":true"#));
+    let mut terminal = Terminal::of_leasehold(&store, &["break", "x"]);
+    terminal.shows("Break it? [y/N] ");
+    terminal.line("y");
+    terminal.shows("broken, token raised to");
+    assert_eq!(terminal.end(), Some(0));
+    assert_eq!(run.end().0, 121);
+}
+
+#[test]
+fn ctrl_z_where_nobody_could_continue_does_nothing() {
+    let store = Store::any();
+    let gate = store.gate();
+    let script = "echo $$ > id; echo go; read a < gate; exit 6";
+    let mut terminal = Terminal::of_leasehold(&store, &["run", "x", "--ttl", "2s", "--", "sh", "-c", script]);
+    terminal.shows("go");
+    terminal.write("\x1a");
+    std::thread::sleep(Duration::from_secs(3));
+    gate.open();
+    assert_eq!(terminal.end(), Some(6));
+}

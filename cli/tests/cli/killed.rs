@@ -1,0 +1,65 @@
+//! −9.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::Canary;
+use rustix::process::{Signal, kill_process};
+
+use crate::process::{BOUND, Running, id_of, pid, runs, state, tell, until, until_within, watcher};
+use crate::store::Store;
+
+on_every_store!(
+    killed_with_9_it_leaves_neither_child_nor_grandchild,
+    a_watcher_that_is_killed_is_replaced,
+    killed_while_it_waits_it_leaves_the_lock_to_others,
+);
+
+/// A command with a child of its own; both ignore what can be ignored.
+const FAMILY: &str =
+    r#"trap "" INT TERM HUP; sh -c 'echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
+
+fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
+    let ttl = Duration::from_secs(3);
+    let mut run = Running::start(store, &["run", "x", "--ttl", "3s", "--", "sh", "-c", FAMILY]);
+    let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
+    let watcher = watcher(run.id());
+    let (canary, killed) = (Canary::start(), Instant::now());
+    run.kill();
+    until("nobody of the family runs", || !family.into_iter().any(runs));
+    let took = killed.elapsed();
+    // Long before anybody else can get the lock: the lease itself lasts for two thirds of its ttl at least.
+    assert!(took < ttl / 2 + canary.lag_since(killed), "{took:?}");
+    until("nor does the watcher", || !runs(watcher));
+    assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "the lock comes back by its ttl");
+}
+
+fn a_watcher_that_is_killed_is_replaced(store: &Store) {
+    let mut run = Running::start(store, &["run", "x", "--", "sh", "-c", FAMILY]);
+    let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
+    let first = watcher(run.id());
+    kill_process(pid(first), Signal::KILL).unwrap();
+    until("the first is gone, also as a zombie", || state(first).is_none());
+    let second = watcher(run.id());
+    assert_ne!(first, second);
+    assert!(family.into_iter().all(runs), "the command noticed nothing");
+    // It may need a moment to get ready; killed before that, the run would find it gone and start another.
+    until_within(BOUND, "it has a session of its own", || crate::process::session(second) == second);
+    std::thread::sleep(Duration::from_millis(100));
+    run.kill();
+    until("nobody of the family runs", || !family.into_iter().any(runs));
+}
+
+fn killed_while_it_waits_it_leaves_the_lock_to_others(store: &Store) {
+    let gate = store.gate();
+    let holder = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
+    id_of(&store.file("id"));
+    let mut waiter = Running::start(store, &["run", "x", "--ttl", "2s", "--", "touch", "ran"]);
+    watcher(waiter.id());
+    std::thread::sleep(Duration::from_millis(200));
+    waiter.kill();
+    gate.open();
+    assert_eq!(holder.end().0, 0);
+    // Its place, where it had one, ends by its ttl.
+    assert_eq!(tell(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
+    assert!(!store.file("ran").exists());
+}

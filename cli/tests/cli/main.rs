@@ -1,0 +1,28 @@
+//! The real command, on every store.
+#![cfg(unix)]
+
+/// Each of these functions as a test on each store.
+macro_rules! on_every_store {
+    ($($name:ident),* $(,)?) => {
+        #[cfg(feature = "redis")]
+        mod redis {
+            $(#[test] fn $name() { super::$name(&crate::store::Store::redis()) })*
+        }
+        #[cfg(feature = "sqlite")]
+        mod sqlite {
+            $(#[test] fn $name() { super::$name(&crate::store::Store::sqlite()) })*
+        }
+    };
+}
+
+mod basics;
+mod job_control;
+mod killed;
+mod loss;
+mod paused;
+mod print;
+mod process;
+mod show;
+mod signals;
+mod store;
+mod terminal;

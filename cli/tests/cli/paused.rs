@@ -1,0 +1,48 @@
+//! The run stands still.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::Canary;
+
+use crate::process::{Running, id_of, runs, tell, until};
+use crate::store::Store;
+
+on_every_store!(
+    while_the_run_is_stopped_the_command_does_not_outlive_the_lease,
+    a_pause_that_is_shorter_than_the_lease_changes_nothing,
+);
+
+const TTL: Duration = Duration::from_secs(2);
+
+fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store) {
+    let script = r#"trap "" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
+    let mut run = Running::start(store, &["run", "x", "--ttl", "2s", "--", "sh", "-c", script]);
+    let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
+    // Past the first renewals, so that the watcher has to know of them.
+    std::thread::sleep(TTL);
+    assert!(family.into_iter().all(runs));
+    let canary = Canary::start();
+    run.pause();
+    let paused = Instant::now();
+    until("nobody of the family runs, while the run is stopped", || !family.into_iter().any(runs));
+    let took = paused.elapsed();
+    assert!(took <= TTL * 9 / 10 + canary.lag(), "the lease ended before: {took:?}");
+    assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");
+    run.resume();
+    let (code, _, stderr) = run.end();
+    assert_eq!(code, 121, "{stderr}");
+    assert!(stderr.contains("lock `x` is lost: the lease was not renewed in time"), "{stderr}");
+}
+
+fn a_pause_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
+    let gate = store.gate();
+    let args = ["run", "x", "--ttl", "6s", "--grace", "100ms", "--", "sh", "-c", "echo $$ > id; read line < gate"];
+    let mut run = Running::start(store, &args);
+    id_of(&store.file("id"));
+    run.pause();
+    std::thread::sleep(Duration::from_millis(2500));
+    run.resume();
+    std::thread::sleep(Duration::from_millis(200));
+    gate.open();
+    assert_eq!(run.end(), (0, String::new(), String::new()));
+}

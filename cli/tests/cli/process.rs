@@ -1,0 +1,185 @@
+//! The command under test as a process, and a look at others.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::ChildProcess;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::store::Store;
+
+/// How long anything may take that takes a moment: only a hang is longer, whatever else the machine does.
+pub(crate) const BOUND: Duration = Duration::from_secs(60);
+
+/// `leasehold` with a store and arguments.
+pub(crate) fn leasehold(store: &Store, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(args).env("LEASEHOLD_STORE", store.url()).current_dir(store.folder());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs it to its end.
+pub(crate) fn output(command: &mut Command) -> Output {
+    let begin = Instant::now();
+    let output = command.output().unwrap();
+    assert!(begin.elapsed() < BOUND, "{command:?} took {:?}", begin.elapsed());
+    output
+}
+
+/// What it wrote, with its exit code: `code|standard output|standard error`.
+pub(crate) fn told(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+/// Runs it to its end and says how it ended and what it wrote.
+pub(crate) fn tell(store: &Store, args: &[&str]) -> (i32, String, String) {
+    told(&output(&mut leasehold(store, args)))
+}
+
+/// A run that goes on while the test looks. Whatever happens to the test, it does not outlive it.
+pub(crate) struct Running {
+    process: ChildProcess,
+}
+
+impl Running {
+    pub(crate) fn start(store: &Store, args: &[&str]) -> Self {
+        Self::spawn(&mut leasehold(store, args))
+    }
+
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        Self { process: ChildProcess::spawn(command).unwrap() }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid(self.id()), signal).unwrap();
+    }
+
+    /// −9.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+    }
+
+    /// Stops it, and only it.
+    pub(crate) fn pause(&mut self) {
+        self.process.pause().unwrap();
+    }
+
+    pub(crate) fn resume(&mut self) {
+        self.process.resume().unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end: how it ended and what it wrote.
+    pub(crate) fn end(mut self) -> (i32, String, String) {
+        let (_, stdout, stderr) = self.process.take_pipes();
+        let read = |pipe: Option<Box<dyn std::io::Read + Send>>| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                if let Some(mut pipe) = pipe {
+                    pipe.read_to_string(&mut text).unwrap();
+                }
+                text.trim_end().to_owned()
+            })
+        };
+        let stdout = read(stdout.map(|pipe| Box::new(pipe) as _));
+        let stderr = read(stderr.map(|pipe| Box::new(pipe) as _));
+        let status: ExitStatus = self.process.wait(BOUND).unwrap();
+        (status.code().unwrap_or(-1), stdout.join().unwrap(), stderr.join().unwrap())
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_within(BOUND, what, is_so);
+}
+
+/// Waits until something is so, for a time.
+#[track_caller]
+pub(crate) fn until_within(bound: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < bound, "after {bound:?} not yet: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a file holds once it holds a whole line.
+#[track_caller]
+pub(crate) fn line_of(file: &Path) -> String {
+    let mut text = String::new();
+    until(&format!("a line in {}", file.display()), || {
+        text = std::fs::read_to_string(file).unwrap_or_default();
+        text.ends_with('\n')
+    });
+    text.trim_end().to_owned()
+}
+
+/// The process id that a command wrote into a file.
+#[track_caller]
+pub(crate) fn id_of(file: &Path) -> u32 {
+    line_of(file).parse().unwrap()
+}
+
+/// Whether a process runs. A zombie does not: it does nothing any more.
+pub(crate) fn runs(id: u32) -> bool {
+    state(id).is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// The state of a process as the system names it: R, S, T, Z.
+pub(crate) fn state(id: u32) -> Option<char> {
+    field(id, 0)?.chars().next()
+}
+
+/// Its process group.
+pub(crate) fn group(id: u32) -> u32 {
+    field(id, 2).unwrap().parse().unwrap()
+}
+
+/// The processes that it started, by name.
+pub(crate) fn children(id: u32, name: &str) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_child = |&child: &u32| {
+        field(child, 1) == Some(id.to_string())
+            && std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    all.filter(is_child).collect()
+}
+
+/// The watcher of a run.
+#[track_caller]
+pub(crate) fn watcher(run: u32) -> u32 {
+    let mut found = Vec::new();
+    until("the run has one watcher", || {
+        found = children(run, "lockwatch");
+        found.len() == 1
+    });
+    found[0]
+}
+
+/// A field of `/proc/ID/stat` after the name: state, parent, group, session.
+fn field(id: u32, index: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').nth(index).map(str::to_owned)
+}
+
+/// Its session.
+pub(crate) fn session(id: u32) -> u32 {
+    field(id, 3).unwrap().parse().unwrap()
+}
+
+pub(crate) fn pid(id: u32) -> Pid {
+    Pid::from_raw(i32::try_from(id).unwrap()).unwrap()
+}

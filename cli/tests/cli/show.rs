@@ -1,0 +1,165 @@
+//! `status`, `ls`, `watch`, `break` and `doctor`.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Running, id_of, leasehold, output, runs, tell, told, until};
+use crate::store::Store;
+
+on_every_store!(
+    status_shows_who_holds,
+    ls_shows_what_is_held,
+    watch_tells_of_each_change,
+    break_ends_the_lease_and_raises_the_token,
+    break_without_a_terminal_needs_the_word,
+    a_store_that_is_fit_passes_the_doctor,
+);
+
+const WAITS: [&str; 3] = ["sh", "-c", "echo $$ > id; read line < gate"];
+
+fn json(store: &Store, args: &[&str]) -> Value {
+    let (code, stdout, stderr) = tell(store, args);
+    assert_eq!((code, &*stderr), (0, ""));
+    serde_json::from_str(&stdout).unwrap()
+}
+
+fn status_shows_who_holds(store: &Store) {
+    let free = json(store, &["status", "x", "--json"]);
+    assert_eq!((&free["held"], &free["token"], &free["holder"]), (&false.into(), &Value::Null, &Value::Null));
+    assert_eq!(tell(store, &["status", "x", "--exit-code"]).0, 1);
+
+    let gate = store.gate();
+    let args = [&["run", "x", "--label", "nightly build", "--ttl", "20s", "--"][..], &WAITS].concat();
+    let run = Running::start(store, &args);
+    id_of(&store.file("id"));
+    let held = json(store, &["status", "x", "--json"]);
+    assert_eq!((&held["name"], &held["held"]), (&"x".into(), &true.into()));
+    assert_eq!(held["token"], held["last_token"]);
+    assert!((1..=20_000).contains(&held["ttl_left_ms"].as_u64().unwrap()), "{held}");
+    let holder = &held["holder"];
+    assert_eq!((&holder["pid"], &holder["label"]), (&run.id().into(), &"nightly build".into()));
+    assert_eq!(holder["host"], rustix::system::uname().nodename().to_str().unwrap());
+    let (code, text, _) = tell(store, &["status", "x", "--exit-code"]);
+    assert_eq!(code, 0);
+    for part in ["state    held", "nightly build", &run.id().to_string(), &held["token"].to_string()] {
+        assert!(text.contains(part), "{text}");
+    }
+    gate.open();
+    assert_eq!(run.end().0, 0);
+    let free = json(store, &["status", "x", "--json"]);
+    assert_eq!((&free["held"], &free["last_token"]), (&false.into(), &held["token"]));
+}
+
+fn ls_shows_what_is_held(store: &Store) {
+    assert_eq!(tell(store, &["ls"]), (0, "no locks".to_owned(), String::new()));
+    let gate = store.gate();
+    for name in ["jobs/free", "other"] {
+        assert_eq!(tell(store, &["run", name, "--", "true"]).0, 0);
+    }
+    let run = Running::start(store, &[&["run", "jobs/ä {1}", "--label", "me", "--"][..], &WAITS].concat());
+    id_of(&store.file("id"));
+    let names = |args: &[&str]| -> Vec<String> {
+        let listing = json(store, args);
+        assert_eq!(listing["whole"], true);
+        let locks = listing["locks"].as_array().unwrap();
+        assert!(locks.iter().all(|lock| lock["whole_name"] == true), "{listing}");
+        locks.iter().map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&["ls", "--json"]), ["jobs/ä {1}"]);
+    assert_eq!(names(&["ls", "--json", "--all"]), ["jobs/free", "jobs/ä {1}", "other"]);
+    assert_eq!(names(&["ls", "--json", "--all", "--prefix", "jobs/"]), ["jobs/free", "jobs/ä {1}"]);
+    assert_eq!(names(&["ls", "--json", "--prefix", "jobs/f"]), [""; 0]);
+    let (_, text, _) = tell(store, &["ls"]);
+    assert!(text.starts_with("jobs/ä {1}: held by ") && text.contains(", me)"), "{text}");
+    let (_, text, _) = tell(store, &["ls", "--all", "--limit", "1"]);
+    assert!(
+        text.starts_with("jobs/ä {1}: held") && text.ends_with("there are more: see --limit and --prefix"),
+        "{text}"
+    );
+    assert_eq!(tell(store, &["ls", "--limit", "0"]).0, 2);
+    gate.open();
+    assert_eq!(run.end().0, 0);
+}
+
+fn watch_tells_of_each_change(store: &Store) {
+    let watch = Running::spawn(
+        leasehold(store, &["--json", "watch", "x", "--every", "50ms"])
+            .stdout(std::fs::File::create(store.file("seen")).unwrap()),
+    );
+    let seen = || -> Vec<Value> {
+        let text = std::fs::read_to_string(store.file("seen")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    until("it sees the free lock", || seen().len() == 1);
+    let gate = store.gate();
+    let run = Running::start(store, &[&["run", "x", "--"][..], &WAITS].concat());
+    until("it sees the holder", || seen().len() == 2);
+    gate.open();
+    assert_eq!(run.end().0, 0);
+    until("it sees the release", || seen().len() == 3);
+    let held: Vec<bool> = seen().iter().map(|lock| lock["held"].as_bool().unwrap()).collect();
+    assert_eq!(held, [false, true, false]);
+    watch.signal(Signal::TERM);
+    watch.end();
+}
+
+fn break_ends_the_lease_and_raises_the_token(store: &Store) {
+    let (code, text, _) = tell(store, &["break", "x", "--yes"]);
+    assert_eq!((code, &*text), (0, "x: free, there is nothing to break"));
+    let args = ["run", "x", "--ttl", "3s", "--", "sh", "-c", "echo $$ > id; sleep 600"];
+    let run = Running::start(store, &args);
+    let command = id_of(&store.file("id"));
+    let before = json(store, &["status", "x", "--json"]);
+    let broken = json(store, &["break", "x", "--yes", "--json"]);
+    assert_eq!((&broken["broken"], &broken["before"]["token"]), (&true.into(), &before["token"]));
+    let raised = broken["raised_token"].as_u64().unwrap();
+    assert!(raised > before["token"].as_u64().unwrap());
+    let out = tell(store, &["run", "x", "--no-wait", "--", "sh", "-c", "echo $LEASEHOLD_FENCING_TOKEN"]);
+    assert_eq!(out.0, 0, "the lock is free at once: {out:?}");
+    assert!(out.1.parse::<u64>().unwrap() > raised);
+    let (code, _, stderr) = run.end();
+    assert_eq!(code, 121, "{stderr}");
+    assert!(!runs(command));
+}
+
+fn break_without_a_terminal_needs_the_word(store: &Store) {
+    let gate = store.gate();
+    let run = Running::start(store, &[&["run", "x", "--"][..], &WAITS].concat());
+    id_of(&store.file("id"));
+    let (code, _, stderr) = tell(store, &["break", "x"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("--yes"), "{stderr}");
+    let (code, text, _) = {
+        let status = json(store, &["status", "x", "--json"]);
+        assert_eq!(status["held"], true, "nothing was broken");
+        tell(store, &["break", "x", "--yes"])
+    };
+    assert_eq!(code, 0);
+    assert!(text.contains("broken") && text.contains("may still be writing"), "{text}");
+    gate.open();
+    run.end();
+}
+
+fn a_store_that_is_fit_passes_the_doctor(store: &Store) {
+    let (code, text, stderr) = tell(store, &["doctor"]);
+    assert_eq!((code, &*stderr), (0, ""), "{text}");
+    for part in ["connection", "round trip", "acquire and release", "exclusion ends", "fit for locks"] {
+        assert!(text.contains(part), "no {part}: {text}");
+    }
+    let report = json(store, &["doctor", "--json"]);
+    assert_eq!(report["fit"], true);
+    // What it took for a trial is not held any more.
+    assert_eq!(json(store, &["ls", "--json"])["locks"], Value::Array(Vec::new()));
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_store_that_is_not_there_fails_the_doctor_with_how_to_mend_it() {
+    let store = Store::any();
+    let mut command = leasehold(&store, &["--json", "doctor"]);
+    let (code, stdout, _) = told(&output(command.env("LEASEHOLD_STORE", "redis://127.0.0.1:1")));
+    assert_eq!(code, 1);
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&report["fit"], &report["findings"][0]["verdict"]), (&false.into(), &"wrong".into()));
+    assert!(report["findings"][0]["mend"].as_str().unwrap().contains("firewall"), "{report}");
+}

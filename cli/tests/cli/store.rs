@@ -1,0 +1,125 @@
+//! A store of a test's own, and what may happen to it.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+#[cfg(feature = "redis")]
+use conformance_tests::harness::{RedisServer, RedisSettings};
+
+pub(crate) struct Store {
+    url: String,
+    folder: tempfile::TempDir,
+    kind: Kind,
+}
+
+enum Kind {
+    #[cfg(feature = "redis")]
+    Redis(RefCell<RedisServer>),
+    #[cfg(feature = "sqlite")]
+    Sqlite(RefCell<Option<rusqlite::Connection>>),
+}
+
+impl Store {
+    /// One of them, for what does not depend on the store.
+    pub(crate) fn any() -> Self {
+        #[cfg(feature = "sqlite")]
+        return Self::sqlite();
+        #[cfg(not(feature = "sqlite"))]
+        Self::redis()
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis() -> Self {
+        let server = RedisSettings::new().start().unwrap();
+        Self { url: server.url(), folder: tempfile::tempdir().unwrap(), kind: Kind::Redis(RefCell::new(server)) }
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("locks.db").display());
+        Self { url, folder, kind: Kind::Sqlite(RefCell::default()) }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Whether who waits can be seen at the store.
+    pub(crate) fn has_queue(&self) -> bool {
+        match self.kind {
+            #[cfg(feature = "redis")]
+            Kind::Redis(_) => true,
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => false,
+        }
+    }
+
+    /// A folder for the test's files.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A file of the test.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A named pipe at which a command waits (`read line < gate`) until it is opened.
+    pub(crate) fn gate(&self) -> Gate {
+        let path = self.file("gate");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        Gate(path)
+    }
+
+    /// An operator removes the record of every lock.
+    pub(crate) fn remove_records(&self) {
+        match &self.kind {
+            #[cfg(feature = "redis")]
+            Kind::Redis(server) => {
+                server.borrow().command(&["FLUSHALL"]).unwrap();
+            }
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => {
+                let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
+                connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+                connection.execute("DELETE FROM leasehold_locks", []).unwrap();
+            }
+        }
+    }
+
+    /// From now on nothing is answered, or at least nothing that is written.
+    pub(crate) fn fall_silent(&self) {
+        match &self.kind {
+            #[cfg(feature = "redis")]
+            Kind::Redis(server) => server.borrow_mut().pause().unwrap(),
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(held) => {
+                let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
+                connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+                connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
+                *held.borrow_mut() = Some(connection);
+            }
+        }
+    }
+
+    /// Answers again.
+    pub(crate) fn speak_again(&self) {
+        match &self.kind {
+            #[cfg(feature = "redis")]
+            Kind::Redis(server) => server.borrow_mut().resume().unwrap(),
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(held) => *held.borrow_mut() = None,
+        }
+    }
+}
+
+/// See [`Store::gate`].
+pub(crate) struct Gate(PathBuf);
+
+impl Gate {
+    /// Lets one command go on. Waits until it stands there.
+    pub(crate) fn open(&self) {
+        std::fs::write(&self.0, "go\n").unwrap();
+    }
+}

@@ -1,0 +1,128 @@
+//! A pseudo-terminal and what runs in it.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+
+use pty_process::Size;
+use pty_process::blocking::{Command, Pty};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{Termios, tcgetattr, tcgetpgrp};
+
+use crate::process::{pid, until};
+use crate::store::Store;
+
+/// A terminal whose session a process of the test leads.
+pub(crate) struct Terminal {
+    pty: Arc<Pty>,
+    leader: Child,
+    seen: Arc<Mutex<String>>,
+}
+
+impl Terminal {
+    /// Runs `leasehold` with arguments as the only process of the terminal.
+    pub(crate) fn of_leasehold(store: &Store, args: &[&str]) -> Self {
+        let command = Command::new(env!("CARGO_BIN_EXE_leasehold")).args(args);
+        Self::of(command, store)
+    }
+
+    /// An interactive shell, in which `leasehold` is on the search path.
+    pub(crate) fn of_shell(store: &Store) -> Self {
+        let binary = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
+        let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let command =
+            Command::new("bash").args(["--norc", "--noprofile", "-i"]).env("PATH", path).env("PS1", "ready> ");
+        let terminal = Self::of(command, store);
+        terminal.shows("ready> ");
+        terminal
+    }
+
+    fn of(command: Command, store: &Store) -> Self {
+        let (pty, pts) = pty_process::blocking::open().unwrap();
+        pty.resize(Size::new(24, 200)).unwrap();
+        let command = command.env("LEASEHOLD_STORE", store.url()).env("TERM", "dumb").env("HISTFILE", "");
+        let leader = command.current_dir(store.folder()).spawn(pts).unwrap();
+        let (pty, seen) = (Arc::new(pty), Arc::new(Mutex::new(String::new())));
+        std::thread::spawn({
+            let (pty, seen) = (pty.clone(), seen.clone());
+            move || read_on(&pty, &seen)
+        });
+        Self { pty, leader, seen }
+    }
+
+    pub(crate) fn leader(&self) -> u32 {
+        self.leader.id()
+    }
+
+    /// Types.
+    pub(crate) fn write(&self, text: &str) {
+        (&*self.pty).write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Types a line.
+    pub(crate) fn line(&self, text: &str) {
+        self.write(&format!("{text}\n"));
+    }
+
+    /// Waits until a text is shown, and forgets everything up to its end.
+    #[track_caller]
+    pub(crate) fn shows(&self, text: &str) {
+        until(&format!("`{text}` is shown"), || {
+            let mut seen = self.seen.lock().unwrap();
+            let found = seen.find(text);
+            if let Some(at) = found {
+                seen.drain(..at + text.len());
+            }
+            found.is_some()
+        });
+    }
+
+    /// Everything that was shown and not yet waited for.
+    pub(crate) fn rest(&self) -> String {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// Whether a process group is in the foreground.
+    pub(crate) fn is_in_foreground(&self, group: u32) -> bool {
+        tcgetpgrp(&*self.pty).is_ok_and(|now| now == pid(group))
+    }
+
+    pub(crate) fn modes(&self) -> Termios {
+        tcgetattr(&*self.pty).unwrap()
+    }
+
+    /// Waits for the end of the leader: its exit code.
+    pub(crate) fn end(&mut self) -> Option<i32> {
+        let mut status = None;
+        until("the leader of the terminal ends", || {
+            status = self.leader.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().code()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.leader.kill();
+        let _ = self.leader.wait();
+    }
+}
+
+fn read_on(pty: &Pty, seen: &Mutex<String>) {
+    let nap = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    loop {
+        // A look with an end, since a terminal that nobody has open any more never becomes readable on some systems.
+        let ready = poll(&mut [PollFd::from_borrowed_fd(pty.as_fd(), PollFlags::IN)], Some(&nap));
+        if matches!(ready, Ok(0)) {
+            continue;
+        }
+        let mut bytes = [0; 1024];
+        match (&mut &*pty).read(&mut bytes) {
+            Ok(read @ 1..) => seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..read])),
+            // The system says so when the last process of the terminal is gone.
+            Ok(0) | Err(_) => return,
+        }
+    }
+}
