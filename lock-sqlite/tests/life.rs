@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lock_core::{ErrorKind, ListedName, LockClient, LossReason, Verdict};
-use lock_sqlite::rusqlite::{Connection, TransactionBehavior};
+use lock_core::LockClient;
 use lock_sqlite::{Settings, SqliteBackend};
 
 const MS: Duration = Duration::from_millis(1);
