@@ -148,14 +148,15 @@ pub async fn a_herd_without_a_lost_wakeup(fixture: &dyn Fixture) {
     let mut waiting = Vec::new();
     for index in 0..HERD {
         let client = long_client(fixture, Route::Clear).await;
-        waiting.push(tokio::spawn(hold(&client, &name)));
+        let acquire = hold(&client, &name);
+        waiting.push(tokio::spawn(async move { acquire.await.release().await }));
         queued(fixture, &client, &name, (1, index as u64 + 1)).await;
     }
     let bound = handoff_bound(&holder.capabilities()) * HERD as u32;
     let all = async {
         guard.release().await.expect("a release");
         for task in waiting {
-            join(task).await.release().await.expect("a release");
+            join(task).await.expect("a release");
         }
     };
     in_time(bound, "everybody in the herd has held the lock", all).await;

@@ -100,7 +100,10 @@ pub async fn lost_data_is_told(fixture: &dyn Fixture) {
     if let Err(declared) = fixture.server(ServerFault::Kill).await {
         return in_process(&ann, declared.reason);
     }
-    start(fixture, Data::Lost).await;
+    if let Err(declared) = fixture.server(ServerFault::Start(Data::Lost)).await {
+        start(fixture, Data::Kept).await;
+        return in_process(&ann, declared.reason);
+    }
     let next = bob.lock(name.as_str()).wait(PATIENCE);
     let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted in the end") });
     lost(&guard, ttl + BACK, "the holder learns that its lease is gone").await;

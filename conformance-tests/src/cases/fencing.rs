@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lock_core::{Certainty, FencingToken};
+use lock_core::{Acquisition, Answer, Certainty, FencingToken, LeaseRef, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::control::in_time;
@@ -109,13 +109,16 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
     let name = name("restart");
     let guard = hold(&ann, &name).await;
     let first = guard.fencing_token();
-    if let Err(declared) = fixture.server(end).await {
+    let restarted = match fixture.server(end).await {
+        Ok(()) => fixture.server(ServerFault::Start(data)).await,
+        declared => declared,
+    };
+    if let Err(declared) = restarted {
         // Without a server there is nothing that could restart: what it keeps ends with the process, and says so.
         assert!(!declared.reason.is_empty());
-        assert_eq!(ann.capabilities().scope, lock_core::Scope::Process, "{}", declared.reason);
+        assert_eq!(ann.capabilities().scope, Scope::Process, "{}", declared.reason);
         return;
     }
-    fixture.server(ServerFault::Start(data)).await.expect("what was stopped can be started");
     drop(guard);
     let bob = client(fixture, Route::Clear).await;
     // A backend may keep new grants back until what it cannot know of has ended.
@@ -141,9 +144,9 @@ pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     assert!(second.token > first.token);
     // By an acquire of the same claim, and by a renewal.
     let again = ann.acquire(&claim, ttl).await;
-    assert!(!matches!(again, Ok(lock_core::Acquisition::Granted(_))), "a stale claim was granted: {again:?}");
-    let renewed = ann.renew(lock_core::LeaseRef::new(claim.clone(), first.confirmation.place, ttl)).await;
-    assert!(!matches!(renewed, lock_core::Answer::Granted(_) | lock_core::Answer::Renewed(_)), "{renewed:?}");
+    assert!(!matches!(again, Ok(Acquisition::Granted(_))), "a stale claim was granted: {again:?}");
+    let renewed = ann.renew(LeaseRef::new(claim.clone(), first.confirmation.place, ttl)).await;
+    assert!(!matches!(renewed, Answer::Granted(_) | Answer::Renewed(_)), "{renewed:?}");
     let _ = ann.release(&claim, Certainty::Sure).await;
     assert_eq!(fixture.record(&name).await.last_token, Some(second.token), "a stale claim raised the counter");
 
