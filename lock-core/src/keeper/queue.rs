@@ -238,8 +238,7 @@ impl LeaseKeeper {
 
     /// The same for everybody, with an error for each.
     pub(super) fn disband_all(&self, state: &mut State, effects: &mut Effects, error: &Error) {
-        let names: Vec<_> = state.queues.keys().cloned().collect();
-        for name in names {
+        for name in state.queued_names() {
             self.fail_all(state, effects, &name, error);
         }
     }
@@ -251,5 +250,14 @@ impl LeaseKeeper {
             }
             self.disband(state, name);
         }
+    }
+}
+
+impl State {
+    /// Always in the same order, so that a simulation can be replayed.
+    pub(super) fn queued_names(&self) -> Vec<LockName> {
+        let mut names: Vec<_> = self.queues.keys().cloned().collect();
+        names.sort_unstable();
+        names
     }
 }

@@ -389,8 +389,7 @@ impl LeaseKeeper {
             match name {
                 Some(name) => Self::look_now(state, name, now),
                 None => {
-                    let names: Vec<_> = state.queues.keys().cloned().collect();
-                    for name in names {
+                    for name in state.queued_names() {
                         Self::look_now(state, &name, now);
                     }
                 }
