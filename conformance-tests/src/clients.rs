@@ -9,7 +9,7 @@ use lock_core::{Capabilities, ClientBuilder, Error, ErrorKind, LockClient, LockG
 
 use crate::control::in_time;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, eventually};
+use crate::kit::{AT_ONCE, eventually, name};
 
 /// So many ttls is a lease whose end plays no part in a case: nothing that takes part of a second can be mistaken for it.
 pub(crate) const LONG: u32 = 25;
@@ -31,6 +31,13 @@ pub(crate) async fn client(fixture: &dyn Fixture, route: Route) -> LockClient {
 /// A client with a ttl that plays no part.
 pub(crate) async fn long_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await.ttl(fixture.ttl() * LONG))
+}
+
+/// A client with a ttl that plays no part, whose line to the server is good already: what breaks now breaks on its way.
+pub(crate) async fn warm_client(fixture: &dyn Fixture, route: Route) -> LockClient {
+    let client = long_client(fixture, route).await;
+    hold(&client, &name("warm")).await.release().await.expect("a release");
+    client
 }
 
 pub(crate) fn build(builder: ClientBuilder) -> LockClient {

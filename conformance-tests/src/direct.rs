@@ -29,6 +29,15 @@ impl Direct {
         Self::attach(fixture.backend(route).await)
     }
 
+    /// The same, with a line to the server that is good already.
+    pub async fn warm(fixture: &dyn Fixture, route: Route) -> Self {
+        let client = Self::new(fixture, route).await;
+        let claim = client.claim(&kit::name("warm"));
+        client.granted(&claim, fixture.ttl()).await;
+        client.release(&claim, Certainty::Sure).await.expect("a release");
+        client
+    }
+
     /// Attaches a backend, with the runtime of the caller in the place of the keeper's.
     pub fn attach(backend: Arc<dyn LockBackend>) -> Self {
         let events: Arc<Mutex<Vec<Event>>> = Arc::default();

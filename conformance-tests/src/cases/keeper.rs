@@ -56,6 +56,8 @@ pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixt
         lock.acquire().await.expect("nothing is broken").release().await.expect("a release");
     }
     let guard = lock.acquire().await.expect("nothing is broken");
+    // The first renewal may have to connect.
+    eventually(ttl, "it is renewed", async || ann.stats().renewed > 0).await;
     let watch = Watch::start();
     let before = fixture.served().await;
     // Up to the middle between two renewals.

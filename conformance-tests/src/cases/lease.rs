@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_core::{Answer, Certainty, Extend, LeaseRef, LossReason, TtlScope};
 
-use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client, lost};
+use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client, lost, warm_client};
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
@@ -110,12 +110,12 @@ pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
 
 /// Invariant 4: when the answer was slow, the validity is that much shorter: it counts from the request.
 pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Faulty).await;
+    let ann = warm_client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("slow grant"), fixture.ttl());
     let delay = (ttl / 6).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
     let watch = Watch::start();
-    let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("slow is not broken");
+    let guard = ann.lock(name.as_str()).ttl(ttl).without_renewal().acquire().await.expect("slow is not broken");
     watch.not_before(delay * 2, "the path was not slow");
     let (valid, took) = (guard.validity(), watch.elapsed());
     let most = (ttl * 9 / 10).saturating_sub(delay * 2);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{Acquisition, Answer, Certainty, Confirmation, ErrorKind, LeaseRef, LockClient, LossReason, Release};
 
-use crate::clients::{becomes_free, build, client, hold, kind_of, long_client, lost};
+use crate::clients::{becomes_free, build, client, hold, kind_of, long_client, lost, warm_client};
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
@@ -20,7 +20,7 @@ const WITHDRAW_PAUSE: Duration = Duration::from_millis(500);
 /// Invariant 9: the first request is stuck, the second one is granted and released, and then the first arrives: nothing is
 /// held and nobody waits.
 pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixture) {
-    let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
+    let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stuck"), fixture.ttl() * 20);
     let claim = ann.claim(&name);
     fixture.path(PathFault::Hold).await;
@@ -38,7 +38,7 @@ pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixtu
 
 /// Invariant 9: the same where nothing was ever granted: the withdraw comes first, then the request.
 pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
-    let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
+    let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (free, held, ttl) = (name("free"), name("held"), fixture.ttl() * 20);
     let holder = bob.claim(&held);
     bob.granted(&holder, ttl).await;
@@ -61,7 +61,7 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
 /// Invariants 9 and 12: an acquire that is given up in flight leaves nothing, though its request arrives much later, when
 /// it was withdrawn already.
 pub async fn an_acquire_given_up_in_flight_leaves_nothing(fixture: &dyn Fixture) {
-    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("given up");
     fixture.path(PathFault::Hold).await;
     let lock = ann.lock(name.as_str());
@@ -78,7 +78,7 @@ pub async fn an_acquire_given_up_in_flight_leaves_nothing(fixture: &dyn Fixture)
 
 /// Invariant 9: an acquire whose answer was lost is not held by anybody: it is withdrawn, far before its ttl.
 pub async fn a_grant_whose_answer_was_lost_is_withdrawn(fixture: &dyn Fixture) {
-    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("lost answer");
     fixture.path(PathFault::LoseReplies).await;
     let refused = ann.lock(name.as_str()).wait(fixture.ttl()).acquire().await;

@@ -110,6 +110,7 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
 pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl() * 3);
     let guard = ann.lock("slow path").ttl(ttl).acquire().await.expect("nothing is broken");
+    eventually(ttl, "the keeper has a line that is good", async || ann.stats().renewed > 0).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
     let watch = Watch::start();
