@@ -4,6 +4,7 @@
 //! Two claims are enough for most ways in which things go wrong, and all their states are visited. Three claims are
 //! walked through at random. That the model sees anything at all is proved by breaking one rule at a time.
 
+mod chance;
 mod model;
 
 use model::{Broken, Sabotage, World, exhaust, walk};

@@ -8,6 +8,7 @@ use lock_core::memory::LockRecord;
 use super::claim::{ModelClaim, Phase, note_token};
 use super::server::serve;
 use super::{Broken, ROOM, Reply, Request, State, Step, Verb, World, add, at, remove};
+use crate::chance::Chance;
 
 /// What was found.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ pub(crate) fn exhaust(world: &World) -> Findings {
 
 /// Goes from the beginning to an end so often, by chance, until a promise is broken. The same seed takes the same ways.
 pub(crate) fn walk(world: &World, walks: usize, seed: u64) -> Findings {
-    let mut chance = Chance(seed);
+    let mut chance = Chance::new(seed);
     let mut fair = Fair::default();
     let mut states = 0;
     for _ in 0..walks {
@@ -98,19 +99,6 @@ fn fingerprint(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
-}
-
-/// The least that is needed: a step of splitmix64.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
 }
 
 impl State {

@@ -1,0 +1,340 @@
+//! The simulation: clients of lock-core on a simulated clock and a simulated network, with an oracle that sees everything.
+//!
+//! One run is one seed, one thread and one paused tokio runtime, and nothing in it depends on anything else. True time is
+//! the runtime's, and the store's clock shows it. Storms, in which clocks drift, processes pause, lines are cut and
+//! messages are lost, late or doubled, take turns with calms, in which everybody has to be served and nothing may be left.
+
+mod oracle;
+mod process;
+mod user;
+mod wire;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use lock_core::{Clock, Event, KeeperHome, LockClient, LockName, MemoryStore, Stamp};
+use tokio::time::{Instant, sleep};
+
+use self::oracle::Oracle;
+pub(crate) use self::oracle::{Rule, Violation};
+use self::process::{ClockFault, Process, TRUE_RATE};
+use self::wire::{CALM_TRIP, LATEST, Weather, Wire};
+use crate::chance::Chance;
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) seed: u64,
+    pub(crate) sabotage: Option<Sabotage>,
+    /// The store loses its data now and then: exclusion ends there, fencing does not.
+    pub(crate) store_forgets: bool,
+}
+
+/// Bugs that are planted, to see that the oracle sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sabotage {
+    // In the backend.
+    StampsTakenLate,
+    TokensRepeat,
+    ReleasesAreNotSent,
+    RenewalsAreInvented,
+    LossIsHidden,
+    LossIsInvented,
+    WaitersAreGranted,
+    PushesConfirm,
+    NobodyIsWoken,
+    NoTombstones,
+    UnsureIsForgotten,
+    // In the process.
+    MarginBelowTheDrift,
+    ClockStandsStillInPauses,
+    KeeperOversleeps,
+    // In what users do.
+    GuardsLeak,
+    AcquiresTakeLonger,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) violation: Option<Violation>,
+    /// A hash of everything that happened, and how much that was.
+    pub(crate) trace: u64,
+    pub(crate) steps: u64,
+    pub(crate) lines: Vec<String>,
+    pub(crate) simulated: Duration,
+}
+
+/// What all parts of a run share.
+pub(crate) struct World {
+    oracle: Oracle,
+    store: MemoryStore,
+    sabotage: Option<Sabotage>,
+    store_forgets: bool,
+    names: Vec<LockName>,
+    ttl: Duration,
+    chance: Mutex<Chance>,
+    weather: Mutex<Weather>,
+}
+
+/// A machine: its process, and the client that runs in it now.
+struct Machine {
+    process: Arc<Process>,
+    client: Mutex<LockClient>,
+    index: u64,
+}
+
+/// How fast clocks may run, in millionths: within the margin of 10 %.
+const RATES: [u64; 2] = [915_000, 1_085_000];
+
+pub(crate) fn run(scenario: Scenario, keeps_lines: bool) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime without threads");
+    let (world, left) = runtime.block_on(async {
+        let world = simulate(scenario, keeps_lines).await;
+        // Everything that anybody started has ended by itself.
+        (world, tokio::runtime::Handle::current().metrics().num_alive_tasks())
+    });
+    world.oracle.check(left == 0, Rule::NothingLeft, || format!("{left} tasks are left"));
+    let simulated = world.oracle.violation().map_or_else(|| runtime.block_on(async { world.oracle.now() }), |v| v.at);
+    let (trace, steps, lines) = world.oracle.trace();
+    Outcome { violation: world.oracle.violation(), trace, steps, lines, simulated }
+}
+
+struct TrueClock(Instant);
+
+impl Clock for TrueClock {
+    fn now(&self) -> Stamp {
+        Stamp::from_start(self.0.elapsed())
+    }
+
+    fn nap(&self, until: Stamp) -> Duration {
+        until.since(self.now())
+    }
+}
+
+async fn simulate(scenario: Scenario, keeps_lines: bool) -> Arc<World> {
+    let start = Instant::now();
+    let mut chance = Chance::new(scenario.seed);
+    let store = MemoryStore::new(Arc::new(TrueClock(start)));
+    let names = ["a", "b"][..1 + chance.below(2)].iter().map(|name| LockName::new(name).expect("a name")).collect();
+    let ttl = Duration::from_secs(chance.pick(&[5, 12, 30, 30, 60]));
+    let machines = 2 + chance.below(3);
+    let world = Arc::new(World {
+        oracle: Oracle::new(start, store.clone(), keeps_lines),
+        store,
+        sabotage: scenario.sabotage,
+        store_forgets: scenario.store_forgets,
+        names,
+        ttl,
+        chance: Mutex::new(chance),
+        weather: Mutex::new(Weather::CALM),
+    });
+    let machines: Vec<_> = (0..machines as u64).map(|index| Arc::new(Machine::new(&world, start, index))).collect();
+    for _ in 0..2 {
+        storm(&world, &machines).await;
+        calm(&world, &machines).await;
+        if world.oracle.violation().is_some() {
+            break;
+        }
+    }
+    user::vigil(&world, &machines[0]).await;
+    drop(machines);
+    // A withdraw that nobody answered goes on for a ttl; a call that hangs, for ten bounds at most.
+    sleep(world.ttl + LATEST + Duration::from_secs(40)).await;
+    world
+}
+
+/// A time in which anything may happen.
+async fn storm(world: &Arc<World>, machines: &[Arc<Machine>]) {
+    let (length, weather) = {
+        let mut chance = world.chance();
+        let weather = Weather {
+            lost: chance.pick(&[0, 2, 20, 150]),
+            late: chance.pick(&[0, 2, 20, 100]),
+            doubled: chance.pick(&[0, 10, 100]),
+        };
+        (world.ttl * chance.pick(&[4, 8, 16]), weather)
+    };
+    *world.weather.lock().expect("no panic while it is locked") = weather;
+    let end = Instant::now() + length;
+    let mut tasks = Vec::new();
+    for machine in machines {
+        let users = 1 + world.chance().below(3);
+        for _ in 0..users {
+            tasks.push(tokio::spawn(user::live(world.clone(), machine.clone(), end)));
+        }
+        tasks.push(tokio::spawn(trouble(world.clone(), machine.clone(), end)));
+    }
+    if world.store_forgets {
+        tasks.push(tokio::spawn(forget(world.clone(), end)));
+    }
+    for task in tasks {
+        task.await.expect("no task of a run panics");
+    }
+}
+
+/// What happens to a machine during a storm.
+async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
+    let longest = (world.ttl * 3).as_millis() as u64;
+    let mean = world.ttl.as_millis() as u64;
+    while Instant::now() < end {
+        let (quiet, kind, length) = {
+            let mut chance = world.chance();
+            (chance.spread(mean / 8, mean * 4), chance.below(10), chance.spread(5, longest))
+        };
+        sleep(quiet).await;
+        world.oracle.note("trouble", machine.index, kind as u64);
+        match kind {
+            0..=2 => {
+                world.oracle.pauses(&machine.process);
+                machine.process.pause(length);
+                sleep(length).await;
+                machine.process.resume();
+                world.oracle.resumes(&machine.process);
+            }
+            3..=5 => {
+                machine.process.cut(length);
+                sleep(length).await;
+                machine.process.awake().await;
+                machine.process.tell(Event::LookAtAll);
+            }
+            6..=7 => {
+                let [slow, fast] = RATES;
+                let rate = slow + world.chance().next() % (fast - slow);
+                machine.process.set_rate(rate);
+            }
+            8 => {
+                let shuts_down = world.chance().permille(500);
+                machine.restart(&world, shuts_down).await;
+            }
+            _ => {
+                let name = world.chance().below(world.names.len());
+                machine.process.awake().await;
+                machine.process.tell(Event::Look(world.names[name].clone()));
+            }
+        }
+    }
+    // The calm begins with a line and a clock in order, so that its bounds are exact.
+    machine.process.cut(Duration::ZERO);
+    machine.process.set_rate(TRUE_RATE);
+}
+
+async fn forget(world: Arc<World>, end: Instant) {
+    while Instant::now() < end {
+        let quiet = world.chance().spread(100, world.ttl.as_millis() as u64 * 8);
+        sleep(quiet).await;
+        // By a clock that runs slow, a lease is valid for longer.
+        world.oracle.store_forgets(world.ttl * 11 / 10);
+        world.store.forget_everything();
+    }
+}
+
+/// A time in which everybody is served, and nothing is left in the end.
+async fn calm(world: &Arc<World>, machines: &[Arc<Machine>]) {
+    *world.weather.lock().expect("no panic while it is locked") = Weather::CALM;
+    settle(world, machines).await;
+
+    // A herd: each release serves the next one at once.
+    world.oracle.slowest_handoff();
+    let herd: Vec<_> =
+        machines.iter().map(|machine| tokio::spawn(user::herd(world.clone(), machine.clone()))).collect();
+    for task in herd {
+        task.await.expect("no task of a run panics");
+    }
+    // The release, the push, and a place whose renewal was on its way.
+    let (slowest, bound) = (world.oracle.slowest_handoff(), CALM_TRIP * 4 + Duration::from_millis(10));
+    world.oracle.check(slowest <= bound, Rule::Served, || format!("a handoff took {slowest:?}"));
+
+    user::takeover(world, &machines[0], &machines[1]).await;
+    settle(world, machines).await;
+}
+
+/// Waits until the last late message has arrived and the last withdrawn claim has run out, and looks for what is left.
+async fn settle(world: &Arc<World>, machines: &[Arc<Machine>]) {
+    sleep(world.ttl + LATEST + Duration::from_secs(5)).await;
+    let census = world.store.census();
+    world.oracle.check(census.leases + census.places == 0, Rule::NothingLeft, || format!("the store has {census:?}"));
+    for machine in machines {
+        let stats = machine.client().stats();
+        world.oracle.check(stats.held == 0 && stats.waiting == 0, Rule::NothingLeft, || format!("{stats:?}"));
+    }
+}
+
+impl World {
+    fn chance(&self) -> MutexGuard<'_, Chance> {
+        self.chance.lock().expect("no panic while it is locked")
+    }
+
+    fn weather(&self) -> Weather {
+        *self.weather.lock().expect("no panic while it is locked")
+    }
+
+    /// How long a message is under way; `None` when it gets lost.
+    fn trip(&self) -> Option<Duration> {
+        let weather = self.weather();
+        let mut chance = self.chance();
+        if chance.permille(weather.lost) {
+            None
+        } else if chance.permille(weather.late) {
+            Some(chance.spread(5, LATEST.as_millis() as u64))
+        } else {
+            Some(chance.between(0, CALM_TRIP.as_millis() as u64))
+        }
+    }
+
+    fn doubles(&self) -> bool {
+        let doubled = self.weather().doubled;
+        self.chance().permille(doubled)
+    }
+
+    fn loses(&self) -> bool {
+        let lost = self.weather().lost;
+        self.chance().permille(lost)
+    }
+}
+
+impl Machine {
+    fn new(world: &Arc<World>, start: Instant, index: u64) -> Self {
+        let fault = match world.sabotage {
+            Some(Sabotage::ClockStandsStillInPauses) => Some(ClockFault::StandsStillInPauses),
+            Some(Sabotage::KeeperOversleeps) => Some(ClockFault::Oversleeps),
+            _ => None,
+        };
+        let process = Arc::new(Process::new(start, fault));
+        Self { client: Mutex::new(client(world, &process)), process, index }
+    }
+
+    fn client(&self) -> LockClient {
+        self.client.lock().expect("no panic while it is locked").clone()
+    }
+
+    /// Another client takes the place of the old one, which is shut down, or left to those who still hold its locks.
+    async fn restart(&self, world: &Arc<World>, shuts_down: bool) {
+        let old = std::mem::replace(
+            &mut *self.client.lock().expect("no panic while it is locked"),
+            client(world, &self.process),
+        );
+        if shuts_down {
+            let begun = Instant::now();
+            let outcome = old.shutdown().await;
+            world.oracle.note("shut down", self.index, u64::from(outcome.is_ok()));
+            let bound = world.ttl + Duration::from_secs(10);
+            world
+                .oracle
+                .check(begun.elapsed() <= bound, Rule::Bounded, || format!("shutdown took {:?}", begun.elapsed()));
+        }
+    }
+}
+
+fn client(world: &Arc<World>, process: &Arc<Process>) -> LockClient {
+    let margin = if world.sabotage == Some(Sabotage::MarginBelowTheDrift) { 1 } else { 10 };
+    LockClient::builder(Wire::new(world, process))
+        .clock(process.clone())
+        .seed(world.chance().next())
+        .keeper(KeeperHome::CurrentRuntime)
+        .ttl(world.ttl)
+        .margin_percent(margin)
+        .build()
+        .expect("a client of a simulation")
+}

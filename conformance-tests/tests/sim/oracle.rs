@@ -1,0 +1,353 @@
+//! Sees everything, by the true clock, and says what broke.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use lock_core::{Acquisition, Certainty, Clock, Extend, LeaseRef, LockGuard, LockName, MemoryStore, OwnerToken, Stamp};
+use tokio::time::Instant;
+
+use super::process::Process;
+
+/// What must hold, with the numbers of the invariants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Rule {
+    /// 1: two hold at once.
+    Exclusion,
+    /// 2: tokens are unique and rise.
+    Fencing,
+    /// 3 and 4: who holds is who the store says.
+    StoreAgrees,
+    /// 5: the first look after a pause is right.
+    AfterPause,
+    /// 6: loss is told in time.
+    ToldInTime,
+    /// 6: and only when it is true.
+    ToldRightly,
+    /// 8: no renewal after the end.
+    Silence,
+    /// 9: a claim with an open acquire is released as unsure.
+    Certainty,
+    /// 9, 12: what was taken back stays away, nothing is left behind.
+    NothingLeft,
+    /// 10, 13: whoever waits is served in time.
+    Served,
+    /// 11: every call ends within its bound.
+    Bounded,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Violation {
+    pub(crate) rule: Rule,
+    pub(crate) at: Duration,
+    text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} broken at {:?}: {}", self.rule, self.at, self.text)
+    }
+}
+
+pub(crate) struct Oracle {
+    start: Instant,
+    store: MemoryStore,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    trace: u64,
+    steps: u64,
+    /// The newest lines, when somebody wants to read them.
+    lines: Option<Vec<String>>,
+    violation: Option<Violation>,
+    claims: HashMap<OwnerToken, ClaimBook>,
+    holds: Vec<Hold>,
+    tokens: HashSet<(LockName, u64)>,
+    highest: HashMap<LockName, u64>,
+    /// When the lock was last given back by a release that its holder called.
+    released: HashMap<LockName, Duration>,
+    slowest_handoff: Duration,
+    /// Until then holders may believe in what the store forgot.
+    outside_until: Duration,
+}
+
+/// What the oracle knows of a claim from the line.
+#[derive(Default)]
+struct ClaimBook {
+    /// Acquire calls without a clear answer.
+    open: u32,
+    /// An unsure release was called.
+    withdraws: bool,
+    /// The store has worked on an unsure release.
+    withdrawn: bool,
+    /// A user has it in hands.
+    granted: Option<Duration>,
+    /// The holder has ended it.
+    ended: Option<Duration>,
+    confirmations: u64,
+    /// The holder's client was told that it is gone.
+    gone: Option<Duration>,
+}
+
+/// A lease in the hands of a user.
+struct Hold {
+    guard: Weak<LockGuard>,
+    process: Arc<Process>,
+    /// When its process was paused: the validity, and the time on the own and on the true clock.
+    paused: Option<(Stamp, Stamp, Duration)>,
+}
+
+impl Oracle {
+    pub(crate) fn new(start: Instant, store: MemoryStore, keeps_lines: bool) -> Self {
+        let state = State { lines: keeps_lines.then(Vec::new), ..State::default() };
+        Self { start, store, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while it is locked")
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Adds to the trace, by which two runs are compared.
+    pub(crate) fn note(&self, what: &'static str, who: u64, value: u64) {
+        let now = self.now();
+        let mut state = self.state();
+        state.steps += 1;
+        let mut trace = state.trace;
+        for part in [now.as_nanos() as u64, what.len() as u64, u64::from(what.as_bytes()[0]), who, value] {
+            trace = (trace ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        }
+        state.trace = trace;
+        if let Some(lines) = &mut state.lines {
+            lines.push(format!("{now:>14?} {what} {who:016x} {value}"));
+        }
+    }
+
+    pub(crate) fn broken(&self, rule: Rule, text: impl Into<String>) {
+        let at = self.now();
+        let mut state = self.state();
+        if state.violation.is_none() {
+            state.violation = Some(Violation { rule, at, text: text.into() });
+        }
+    }
+
+    pub(crate) fn check(&self, holds: bool, rule: Rule, text: impl FnOnce() -> String) {
+        if !holds {
+            self.broken(rule, text());
+        }
+    }
+
+    pub(crate) fn violation(&self) -> Option<Violation> {
+        self.state().violation.clone()
+    }
+
+    /// The trace's hash, its length, and its lines if they were kept.
+    pub(crate) fn trace(&self) -> (u64, u64, Vec<String>) {
+        let mut state = self.state();
+        (state.trace, state.steps, state.lines.take().unwrap_or_default())
+    }
+
+    // What the line sees.
+
+    pub(crate) fn acquire_begins(&self, owner: &OwnerToken) {
+        self.state().claims.entry(*owner).or_default().open += 1;
+    }
+
+    /// The client has a clear answer to one acquire.
+    pub(crate) fn acquire_answered(&self, owner: &OwnerToken) {
+        if let Some(claim) = self.state().claims.get_mut(owner) {
+            claim.open -= 1;
+        }
+    }
+
+    /// The store has worked on an acquire.
+    pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &lock_core::Result<Acquisition>) {
+        let withdrawn = self.state().claims.get(owner).is_some_and(|claim| claim.withdrawn);
+        if withdrawn && let Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) = answer {
+            self.broken(Rule::NothingLeft, "a late acquire of a withdrawn claim took effect");
+        }
+    }
+
+    pub(crate) fn release_begins(&self, owner: &OwnerToken, certainty: Certainty) {
+        let (open, withdraws) = {
+            let mut state = self.state();
+            let claim = state.claims.entry(*owner).or_default();
+            claim.withdraws |= certainty == Certainty::Unsure;
+            (claim.open, claim.withdraws)
+        };
+        // Beside an unsure release that goes on until it is answered, a sure one does no harm.
+        self.check(open == 0 || withdraws, Rule::Certainty, || {
+            format!("claim {:016x} is released as sure with {open} acquires unanswered", id(owner))
+        });
+    }
+
+    pub(crate) fn release_served(&self, owner: &OwnerToken, certainty: Certainty) {
+        if certainty == Certainty::Unsure {
+            self.state().claims.entry(*owner).or_default().withdrawn = true;
+        }
+    }
+
+    pub(crate) fn renewal_begins(&self, lease: &LeaseRef) {
+        let now = self.now();
+        let ended = self.state().claims.get(lease.claim.owner()).and_then(|claim| claim.ended);
+        // What was on its way in that same instant is not held against anybody.
+        if let Some(ended) = ended.filter(|ended| *ended < now && lease.extend == Extend::AtLeast) {
+            let owner = id(lease.claim.owner());
+            self.broken(Rule::Silence, format!("claim {owner:016x} is renewed after it ended at {ended:?}"));
+        }
+    }
+
+    pub(crate) fn confirmed(&self, owner: &OwnerToken) {
+        self.state().claims.entry(*owner).or_default().confirmations += 1;
+    }
+
+    /// The client has the answer that a claim is gone, to a renewal that it sent then.
+    pub(crate) fn told_gone(&self, owner: &OwnerToken, sent: Duration) {
+        let now = self.now();
+        let mut state = self.state();
+        let claim = state.claims.entry(*owner).or_default();
+        // The answer about a place that has become a lease meanwhile counts for nothing; the lease's own renewal tells.
+        if claim.granted.is_some_and(|granted| granted < sent) {
+            claim.gone.get_or_insert(now);
+        }
+    }
+
+    pub(crate) fn confirmations(&self, owner: &OwnerToken) -> u64 {
+        self.state().claims.get(owner).map_or(0, |claim| claim.confirmations)
+    }
+
+    pub(crate) fn gone_since(&self, owner: &OwnerToken) -> Option<Duration> {
+        self.state().claims.get(owner).and_then(|claim| claim.gone)
+    }
+
+    // What users see.
+
+    /// A user has a guard in hands. `shared` is a second guard of one holder.
+    pub(crate) fn granted(&self, guard: &Arc<LockGuard>, process: &Arc<Process>, shared: bool) {
+        let (now, token, name) = (self.now(), guard.fencing_token().get(), guard.name().clone());
+        self.note("granted", id(guard.lease_ref().claim.owner()), token);
+        let held = guard.is_held();
+        let (fresh, highest, since) = {
+            let mut state = self.state();
+            let owner = *guard.lease_ref().claim.owner();
+            state.claims.entry(owner).or_default().granted.get_or_insert(now);
+            let fresh = state.tokens.insert((name.clone(), token)) || shared;
+            // Whoever was granted what the store then forgot may hear of it after the next one.
+            let outside = now < state.outside_until;
+            let seen = state.highest.entry(name.clone()).or_default();
+            let highest = if outside { 0 } else { *seen };
+            if held && !shared {
+                *seen = token.max(*seen);
+            }
+            let since = state.released.remove(&name).map(|released| now - released);
+            let hold = Hold { guard: Arc::downgrade(guard), process: process.clone(), paused: None };
+            state.holds.retain(|hold| hold.guard.strong_count() > 0);
+            state.holds.push(hold);
+            (fresh, highest, since)
+        };
+        self.check(fresh, Rule::Fencing, || format!("token {token} of {name} was granted twice"));
+        self.check(!held || shared || token > highest, Rule::Fencing, || {
+            format!("token {token} of {name} was granted after {highest}")
+        });
+        if let Some(since) = since {
+            let mut state = self.state();
+            state.slowest_handoff = state.slowest_handoff.max(since);
+        }
+        self.look(&name);
+    }
+
+    /// A user is about to end a guard.
+    pub(crate) fn ending(&self, guard: &LockGuard, releases: bool) {
+        let (now, owner) = (self.now(), *guard.lease_ref().claim.owner());
+        let mut state = self.state();
+        state.claims.entry(owner).or_default().ended.get_or_insert(now);
+        if releases {
+            state.released.insert(guard.name().clone(), now);
+        }
+    }
+
+    /// The longest time from a release to the next grant since this was asked last.
+    pub(crate) fn slowest_handoff(&self) -> Duration {
+        let mut state = self.state();
+        state.released.clear();
+        std::mem::take(&mut state.slowest_handoff)
+    }
+
+    /// The store is about to forget everything: its promises hold again when no older lease can be valid any more.
+    pub(crate) fn store_forgets(&self, ttl: Duration) {
+        self.note("forget", 0, 0);
+        let now = self.now();
+        let mut state = self.state();
+        state.outside_until = now + ttl;
+        state.claims.values_mut().for_each(|claim| claim.withdrawn = false);
+    }
+
+    /// Holds everybody's belief about a lock against the others' and the store's.
+    pub(crate) fn look(&self, name: &LockName) {
+        let guards: Vec<_> = {
+            let state = self.state();
+            if self.now() < state.outside_until {
+                return;
+            }
+            let all = state.holds.iter().filter_map(|hold| Some((hold.guard.upgrade()?, hold.process.clone())));
+            all.filter(|(guard, _)| guard.name() == name).collect()
+        };
+        let mut holders: Vec<u64> = Vec::new();
+        for (guard, process) in guards {
+            // A paused process looks at nothing, but its validity ends all the same.
+            let valid_until = process.now().plus(guard.validity());
+            if valid_until > process.own_time() {
+                holders.push(guard.fencing_token().get());
+            }
+        }
+        holders.sort_unstable();
+        holders.dedup();
+        self.check(holders.len() <= 1, Rule::Exclusion, || format!("tokens {holders:?} hold {name} at once"));
+        if let Some(&token) = holders.first() {
+            let kept = self.store.inspect(name).and_then(|seen| seen.lease).map(|lease| lease.token.get());
+            self.check(kept == Some(token), Rule::StoreAgrees, || {
+                format!("token {token} is valid for {name}, and the store has {kept:?}")
+            });
+        }
+    }
+
+    /// Everything is about to stand still in this process.
+    pub(crate) fn pauses(&self, process: &Arc<Process>) {
+        let (own, now) = (process.own_time(), self.now());
+        self.each_of(process, |guard, paused| *paused = Some((own.plus(guard.validity()), own, now)));
+    }
+
+    /// It goes on in this instant, and no task has run yet: what do the guards say?
+    pub(crate) fn resumes(&self, process: &Arc<Process>) {
+        self.each_of(process, |guard, paused| {
+            if let Some((until, own, then)) = paused.take() {
+                let (held, now) = (guard.is_held(), process.shows_after(own, self.now() - then));
+                self.check(held == (now < until), Rule::AfterPause, || {
+                    format!("is_held() says {held} at {now:?}, valid until {until:?}")
+                });
+            }
+        });
+    }
+
+    fn each_of(&self, process: &Arc<Process>, mut work: impl FnMut(&LockGuard, &mut Option<(Stamp, Stamp, Duration)>)) {
+        let mut holds = std::mem::take(&mut self.state().holds);
+        for hold in holds.iter_mut().filter(|hold| Arc::ptr_eq(&hold.process, process)) {
+            if let Some(guard) = hold.guard.upgrade() {
+                work(&guard, &mut hold.paused);
+            }
+        }
+        self.state().holds.extend(holds);
+    }
+}
+
+/// Names a claim in the trace. The owner tokens of a simulation are no secret.
+pub(crate) fn id(owner: &OwnerToken) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *owner.as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}

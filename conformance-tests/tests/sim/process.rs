@@ -1,0 +1,183 @@
+//! A process of the simulation: a clock that drifts, pauses in which nothing runs, a line that can be cut.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use lock_core::{Clock, CoreHandle, Event, Stamp};
+use tokio::time::Instant;
+
+/// One client's process. Its clock is the client's.
+///
+/// While it is paused its clock seems to stand still and nothing leaves or reaches it, so whatever its tasks do meanwhile
+/// could as well have happened just before the pause. When it goes on, the clock has jumped.
+pub(crate) struct Process {
+    start: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The clock ran at this rate, in millionths of the true one, since this true and own time.
+    rate: u64,
+    since: (Duration, Duration),
+    /// Paused until then, with the clock at this.
+    pause: Option<(Duration, Stamp)>,
+    resumed: Duration,
+    cut_until: Duration,
+    fault: Option<ClockFault>,
+    /// The way to the newest client.
+    core: Option<CoreHandle>,
+}
+
+/// A clock that breaks its promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClockFault {
+    /// It does not count pauses.
+    StandsStillInPauses,
+    /// It lets its client sleep too long.
+    Oversleeps,
+}
+
+const MILLION: u128 = 1_000_000;
+
+/// The rate of a true clock.
+pub(crate) const TRUE_RATE: u64 = 1_000_000;
+
+impl Process {
+    pub(crate) fn new(start: Instant, fault: Option<ClockFault>) -> Self {
+        // Two clocks do not begin at the same time.
+        let since = (start.elapsed(), Duration::from_secs(1000));
+        Self {
+            start,
+            state: Mutex::new(State {
+                rate: TRUE_RATE,
+                since,
+                pause: None,
+                resumed: Duration::ZERO,
+                cut_until: Duration::ZERO,
+                fault,
+                core: None,
+            }),
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while it is locked")
+    }
+
+    /// The clock as it really is, also within a pause.
+    pub(crate) fn own_time(&self) -> Stamp {
+        self.state().own_time(self.start.elapsed())
+    }
+
+    /// The own clock's rate changes.
+    pub(crate) fn set_rate(&self, rate: u64) {
+        let now = self.start.elapsed();
+        let mut state = self.state();
+        state.since = (now, state.own_time(now).since_start());
+        state.rate = rate;
+    }
+
+    /// Whether the clock has run evenly for so long. Who went to sleep before it changed wakes a little early or late.
+    pub(crate) fn is_steady_since(&self, length: Duration) -> bool {
+        self.start.elapsed() >= self.state().since.0 + length
+    }
+
+    /// What the clock must show so long after it showed `then`, if its rate has not changed.
+    pub(crate) fn shows_after(&self, then: Stamp, length: Duration) -> Stamp {
+        then.plus(self.state().by_own_clock(length))
+    }
+
+    /// Nothing runs for so long.
+    pub(crate) fn pause(&self, length: Duration) {
+        let now = self.start.elapsed();
+        let mut state = self.state();
+        if state.pause.is_none() {
+            state.pause = Some((now + length, state.own_time(now)));
+        }
+    }
+
+    /// It goes on. The caller knows that the time has come.
+    pub(crate) fn resume(&self) {
+        let now = self.start.elapsed();
+        let mut state = self.state();
+        state.resumed = now;
+        if let Some((_, stood)) = state.pause.take()
+            && state.fault == Some(ClockFault::StandsStillInPauses)
+        {
+            state.since = (now, stood.since_start());
+        }
+    }
+
+    /// Whether it runs, and has for so long.
+    pub(crate) fn runs_since(&self, length: Duration) -> bool {
+        let state = self.state();
+        state.pause.is_none() && self.start.elapsed() >= state.resumed + length
+    }
+
+    /// Waits until it is not paused.
+    pub(crate) async fn awake(&self) {
+        loop {
+            let Some((until, _)) = self.state().pause else { return };
+            // Who pauses it resumes it in that very millisecond, maybe after this wakes.
+            let until = (self.start + until).max(Instant::now() + Duration::from_millis(1));
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    /// A client was made in this process.
+    pub(crate) fn begins(&self, core: &CoreHandle) {
+        self.state().core = Some(core.clone());
+    }
+
+    /// Tells the newest client something of which it knows nothing, as after a reconnect.
+    pub(crate) fn tell(&self, event: Event) {
+        let core = self.state().core.clone();
+        if let Some(core) = core {
+            core.event(event);
+        }
+    }
+
+    /// Nothing leaves or arrives until then.
+    pub(crate) fn cut(&self, length: Duration) {
+        self.state().cut_until = self.start.elapsed() + length;
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.start.elapsed() < self.state().cut_until
+    }
+}
+
+impl State {
+    fn own_time(&self, now: Duration) -> Stamp {
+        let (true_since, own_since) = self.since;
+        Stamp::from_start(own_since + self.by_own_clock(now - true_since))
+    }
+
+    fn by_own_clock(&self, length: Duration) -> Duration {
+        Duration::from_nanos((length.as_nanos() * u128::from(self.rate) / MILLION) as u64)
+    }
+}
+
+impl Clock for Process {
+    fn now(&self) -> Stamp {
+        let state = self.state();
+        match state.pause {
+            Some((_, stands)) => stands,
+            None => state.own_time(self.start.elapsed()),
+        }
+    }
+
+    fn nap(&self, until: Stamp) -> Duration {
+        let left = until.since(self.now());
+        let state = self.state();
+        let length = Duration::from_nanos((left.as_nanos() * MILLION).div_ceil(u128::from(state.rate)) as u64);
+        match state.pause {
+            _ if left.is_zero() => Duration::ZERO,
+            Some((resumes, _)) => {
+                length.min(resumes.saturating_sub(self.start.elapsed())).max(Duration::from_millis(1))
+            }
+            None if state.fault == Some(ClockFault::Oversleeps) => length + Duration::from_secs(20),
+            None => length,
+        }
+    }
+}

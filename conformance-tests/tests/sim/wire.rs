@@ -1,0 +1,337 @@
+//! The way from a client to the store: late, lost and doubled messages, and backends that break their promises.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Event,
+    Extensions, FencingToken, Grant, LeaseRef, LockBackend, MemoryBackend, Release, Result, Stamp,
+};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use super::oracle::id;
+use super::process::Process;
+use super::{Sabotage, World};
+
+/// How messages fare.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weather {
+    /// In a thousand, each way.
+    pub(crate) lost: u32,
+    /// In a thousand; a late message takes up to [`LATEST`].
+    pub(crate) late: u32,
+    /// In a thousand.
+    pub(crate) doubled: u32,
+}
+
+impl Weather {
+    pub(crate) const CALM: Self = Self { lost: 0, late: 0, doubled: 0 };
+}
+
+/// The longest that a message is under way: less than a tombstone lasts.
+pub(crate) const LATEST: Duration = Duration::from_secs(45);
+
+/// The longest in calm weather, one way.
+pub(crate) const CALM_TRIP: Duration = Duration::from_millis(4);
+
+const CALL_BOUND: Duration = Duration::from_secs(2);
+
+/// A memory backend at the other end of a line.
+pub(crate) struct Wire {
+    world: Arc<World>,
+    process: Arc<Process>,
+    inner: Arc<MemoryBackend>,
+    core: OnceLock<CoreHandle>,
+}
+
+type Reply<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl Wire {
+    pub(crate) fn new(world: &Arc<World>, process: &Arc<Process>) -> Self {
+        let inner = Arc::new(MemoryBackend::new(&world.store));
+        Self { world: world.clone(), process: process.clone(), inner, core: OnceLock::new() }
+    }
+
+    fn sabotaged(&self, sabotage: Sabotage) -> bool {
+        self.world.sabotage == Some(sabotage)
+    }
+
+    fn stamp(&self) -> Stamp {
+        self.core.get().expect("attached").stamp()
+    }
+
+    /// Sends a request and waits for its answer, within the bound.
+    async fn call<T: Send + 'static>(&self, request: impl Fn() -> Reply<T> + Send + Sync + 'static) -> Result<T> {
+        self.process.awake().await;
+        if self.process.is_cut() && self.world.chance().permille(500) {
+            return Err(Error::new(ErrorKind::Unavailable, "refused"));
+        }
+        let (there, back) = (self.world.trip(), self.world.trip());
+        let again = self.world.doubles().then(|| self.world.trip()).flatten();
+        let (answer, answered) = oneshot::channel();
+        let mut silent = None;
+        let request = Arc::new(request);
+        if let Some(there) = there {
+            let (request, process) = (request.clone(), self.process.clone());
+            tokio::spawn(async move {
+                sleep(there).await;
+                if process.is_cut() {
+                    return;
+                }
+                let reply = request().await;
+                if let Some(back) = back {
+                    sleep(back).await;
+                    process.awake().await;
+                    if !process.is_cut() {
+                        let _ = answer.send(reply);
+                    }
+                }
+            });
+        } else {
+            silent = Some(answer);
+        }
+        if let Some(again) = again {
+            tokio::spawn(async move {
+                sleep(again).await;
+                request().await;
+            });
+        }
+        let outcome = timeout(CALL_BOUND, answered).await;
+        drop(silent);
+        self.process.awake().await;
+        match outcome {
+            Ok(Ok(reply)) => Ok(reply),
+            // The connection broke, or nobody answers.
+            Ok(Err(_)) | Err(_) => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
+        }
+    }
+
+    fn confirm(&self, claim: &Claim, confirmation: &mut Confirmation, sent: Stamp) {
+        confirmation.sent = if self.sabotaged(Sabotage::StampsTakenLate) { self.stamp() } else { sent };
+        self.world.oracle.confirmed(claim.owner());
+    }
+
+    fn grant(&self, claim: &Claim, grant: &mut Grant, sent: Stamp) {
+        self.confirm(claim, &mut grant.confirmation, sent);
+        if self.sabotaged(Sabotage::TokensRepeat) {
+            grant.token = grant.token.min(FencingToken::new(30));
+        }
+    }
+
+    /// How long a waiter is told to wait for its next look.
+    fn look_in(&self, look_in: Duration) -> Duration {
+        if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { look_in }
+    }
+
+    fn rewrite(&self, lease: &LeaseRef, answer: Answer, sent: Stamp, begun: Duration) -> Answer {
+        let claim = &lease.claim;
+        match answer {
+            Answer::Renewed(mut confirmation) => {
+                self.confirm(claim, &mut confirmation, sent);
+                Answer::Renewed(confirmation)
+            }
+            Answer::Granted(mut grant) => {
+                self.grant(claim, &mut grant, sent);
+                Answer::Granted(grant)
+            }
+            Answer::Waiting { mut confirmation, look_in } => {
+                self.confirm(claim, &mut confirmation, sent);
+                Answer::Waiting { confirmation, look_in: self.look_in(look_in) }
+            }
+            Answer::Lost => {
+                self.world.oracle.told_gone(claim.owner(), begun);
+                if self.sabotaged(Sabotage::LossIsHidden) {
+                    return Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place });
+                }
+                Answer::Lost
+            }
+            other => other,
+        }
+    }
+}
+
+#[async_trait]
+impl LockBackend for Wire {
+    fn attach(&self, core: CoreHandle) {
+        let (world, process) = (self.world.clone(), self.process.clone());
+        let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
+        let _ = self.core.set(core.clone());
+        self.process.begins(&core);
+        self.inner.attach(CoreHandle::new(clock, keeper, move |event| push(&world, &process, &core, event)));
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let (sent, owner) = (self.stamp(), *claim.owner());
+        let oracle = &self.world.oracle;
+        oracle.acquire_begins(&owner);
+        oracle.note("acquire", id(&owner), ttl.as_millis() as u64);
+        let outcome = self
+            .call({
+                let (inner, claim, world) = (self.inner.clone(), claim.clone(), self.world.clone());
+                move || {
+                    let (inner, claim, world) = (inner.clone(), claim.clone(), world.clone());
+                    Box::pin(async move {
+                        let answer = inner.acquire(&claim, ttl).await;
+                        world.oracle.acquire_served(claim.owner(), &answer);
+                        answer
+                    })
+                }
+            })
+            .await;
+        if outcome.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Unavailable) {
+            oracle.acquire_answered(&owner);
+        }
+        let mut answer = outcome.and_then(|answer| answer);
+        oracle.note("acquire answered", id(&owner), answer_code(&answer));
+        match &mut answer {
+            Ok(Acquisition::Granted(grant)) => self.grant(claim, grant, sent),
+            Ok(Acquisition::Queued { confirmation, look_in }) => {
+                if self.sabotaged(Sabotage::WaitersAreGranted) {
+                    let token = FencingToken::new(1_000_000 + confirmation.place);
+                    return Ok(Acquisition::Granted(Grant::new(token, Confirmation { sent, ..*confirmation })));
+                }
+                self.confirm(claim, confirmation, sent);
+                *look_in = self.look_in(*look_in);
+            }
+            _ => {}
+        }
+        answer
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        let sent = self.stamp();
+        let oracle = &self.world.oracle;
+        let begun = oracle.now();
+        for lease in leases {
+            oracle.renewal_begins(lease);
+            oracle.note("renew", id(lease.claim.owner()), lease.place);
+        }
+        if self.sabotaged(Sabotage::RenewalsAreInvented) {
+            for (index, lease) in leases.iter().enumerate() {
+                answers.put(index, Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place }));
+            }
+            return;
+        }
+        let outcome = self
+            .call({
+                let (inner, leases) = (self.inner.clone(), Arc::<[LeaseRef]>::from(leases));
+                move || {
+                    let (inner, leases) = (inner.clone(), leases.clone());
+                    Box::pin(async move { renew_collected(&inner, &leases).await })
+                }
+            })
+            .await;
+        match outcome {
+            Err(error) => answers.fail_rest(&error),
+            Ok(collected) => {
+                for (index, answer) in collected {
+                    // A part of the answers may be lost.
+                    if !self.world.loses() {
+                        let lease = &leases[index];
+                        let invented = self.sabotaged(Sabotage::LossIsInvented) && self.world.chance().permille(50);
+                        let answer = if invented { Answer::Lost } else { answer };
+                        oracle.note("renew answered", id(lease.claim.owner()), renewal_code(&answer));
+                        answers.put(index, self.rewrite(lease, answer, sent, begun));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        let oracle = &self.world.oracle;
+        let certainty = if self.sabotaged(Sabotage::UnsureIsForgotten) { Certainty::Sure } else { certainty };
+        oracle.note("release", id(claim.owner()), u64::from(certainty == Certainty::Unsure));
+        oracle.release_begins(claim.owner(), certainty);
+        if self.sabotaged(Sabotage::ReleasesAreNotSent) {
+            return Ok(Release::Released);
+        }
+        let kept = if self.sabotaged(Sabotage::NoTombstones) { Certainty::Sure } else { certainty };
+        let outcome = self
+            .call({
+                let (inner, claim, world) = (self.inner.clone(), claim.clone(), self.world.clone());
+                move || {
+                    let (inner, claim, world) = (inner.clone(), claim.clone(), world.clone());
+                    Box::pin(async move {
+                        let answer = inner.release(&claim, kept).await;
+                        world.oracle.release_served(claim.owner(), certainty);
+                        answer
+                    })
+                }
+            })
+            .await;
+        let answer = outcome.and_then(|answer| answer);
+        oracle.note("release answered", id(claim.owner()), u64::from(answer.is_ok()));
+        answer
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        capabilities.call_bound = CALL_BOUND;
+        capabilities
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        self.inner.extensions()
+    }
+}
+
+fn push(world: &Arc<World>, process: &Arc<Process>, core: &CoreHandle, event: Event) {
+    if world.sabotage == Some(Sabotage::NobodyIsWoken) {
+        return;
+    }
+    let copies = 1 + u32::from(world.doubles());
+    for _ in 0..copies {
+        let Some(trip) = world.trip() else { continue };
+        let (world, process, core, mut event) = (world.clone(), process.clone(), core.clone(), event.clone());
+        tokio::spawn(async move {
+            sleep(trip).await;
+            process.awake().await;
+            if process.is_cut() {
+                return;
+            }
+            if let Event::Granted { owner, place, token, confirmation } = &mut event {
+                world.oracle.note("pushed", id(owner), token.get());
+                world.oracle.confirmed(owner);
+                if world.sabotage == Some(Sabotage::PushesConfirm) {
+                    let ttl = Duration::from_secs(10);
+                    *confirmation = Some(Confirmation { ttl, sent: core.stamp(), place: *place });
+                }
+            }
+            core.event(event);
+        });
+    }
+}
+
+async fn renew_collected(backend: &MemoryBackend, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    let collected = Arc::new(Mutex::new(Vec::with_capacity(leases.len())));
+    let answers = Answers::new(leases.len(), {
+        let collected = collected.clone();
+        move |index, answer| collected.lock().expect("no panic while it is locked").push((index, answer))
+    });
+    backend.renew(leases, &answers).await;
+    drop(answers);
+    std::mem::take(&mut *collected.lock().expect("no panic while it is locked"))
+}
+
+fn answer_code(answer: &Result<Acquisition>) -> u64 {
+    match answer {
+        Ok(Acquisition::Granted(grant)) => 1000 + grant.token.get(),
+        Ok(Acquisition::Queued { .. }) => 1,
+        Ok(_) => 2,
+        Err(error) if error.kind() == ErrorKind::Unavailable => 3,
+        Err(_) => 4,
+    }
+}
+
+fn renewal_code(answer: &Answer) -> u64 {
+    match answer {
+        Answer::Renewed(_) => 0,
+        Answer::Granted(grant) => 1000 + grant.token.get(),
+        Answer::Waiting { .. } => 1,
+        _ => 2,
+    }
+}
