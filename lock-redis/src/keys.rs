@@ -55,7 +55,7 @@ pub fn acl(prefix: &str) -> String {
 /// What a client sends (first line) and what the scripts call (second line). `CLIENT SETINFO` is sent as well and its answer
 /// ignored; servers before 7.2 refuse a rule that names it.
 const COMMANDS: &str = "+hello +select +evalsha +script|load +subscribe \
-    +time +info +get +set +del +exists +persist +pexpire +hget +hset +hsetnx +hdel +hlen +hgetall +publish";
+    +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hlen +hgetall +publish";
 
 #[cfg(test)]
 mod tests {

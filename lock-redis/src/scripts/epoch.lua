@@ -25,7 +25,14 @@ end
 local function note(which)
   local new = string.format('1 %s %d', which, longest)
   -- A client that has not locked yet has nothing to tell.
-  if new ~= raw and longest > 0 then redis.call('SET', KEYS[1], new) end
+  if new == raw or longest == 0 then return end
+  local why = redis.pcall('SET', KEYS[1], new).err
+  if not why then return end
+  if not string.find(why, 'OOM', 1, true) then error(why, 0) end
+  -- A full server refuses SET unless the script has written before, and DEL is not refused. Without it a renewal to a longer
+  -- ttl would be lost in front of a full server.
+  redis.call('DEL', KEYS[1])
+  redis.call('SET', KEYS[1], new)
 end
 
 local before

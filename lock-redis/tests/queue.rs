@@ -1,0 +1,216 @@
+//! The queue at the server: order, handoff, dead places, withdrawal.
+
+mod support;
+
+use lock_core::{Acquisition, Answer, ErrorKind, OwnerToken, Release};
+use redis::Value;
+use support::{Redis, claim, hasty, ms};
+
+const LONG: std::time::Duration = ms(30_000);
+
+fn owner(number: u8) -> OwnerToken {
+    OwnerToken::from_bytes([number; 16])
+}
+
+#[tokio::test]
+async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_told() {
+    let server = Redis::start(&[]);
+    let (mut ann, mut bob) = (server.backend("").await, server.backend("").await);
+    ann.listening().await;
+    bob.listening().await;
+    let first = ann.granted(&claim("job", 1), LONG).await;
+    let (second, look_in) = bob.queued(&claim("job", 2), LONG).await;
+    assert!(look_in > ms(29_000) && look_in <= LONG, "{look_in:?}");
+    let (third, _) = ann.queued(&claim("job", 3), LONG).await;
+    assert!(first.confirmation.place < second && second < third);
+    assert_eq!(bob.queued(&claim("job", 2), LONG).await.0, second, "a repeated request keeps its place");
+
+    assert_eq!(ann.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    let (told, place, token) = bob.pushed().await;
+    assert_eq!((told, place), (owner(2), second));
+    assert!(token > first.token.get());
+    // The place's own deadline is kept: nobody has renewed it to the ttl of a lease yet.
+    let held = bob.acquire(&hasty("job", 4), LONG).await.unwrap();
+    assert!(matches!(held, Acquisition::Held { look_in } if look_in <= ms(10_000)), "{held:?}");
+    match bob.renew_one(&claim("job", 2), second, LONG).await {
+        Answer::Granted(grant) => {
+            assert_eq!((grant.confirmation.place, grant.token.get(), grant.confirmation.ttl), (second, token, LONG));
+        }
+        other => panic!("{other:?}"),
+    }
+    let again = bob.granted(&claim("job", 2), LONG).await;
+    assert_eq!((again.confirmation.place, again.token.get()), (second, token));
+
+    bob.release(&claim("job", 2)).await.unwrap();
+    let (told, place, higher) = ann.pushed().await;
+    assert_eq!((told, place), (owner(3), third));
+    assert!(higher > token);
+    ann.release(&claim("job", 3)).await.unwrap();
+    assert_eq!(
+        server.command(&["KEYS", "test:{job}*"]).await,
+        Value::Array(vec![Value::BulkString(b"test:{job}".to_vec())])
+    );
+
+    // What was contended once is an ordinary lock again, with numbers and tokens that go on rising.
+    let last = ann.granted(&claim("job", 5), LONG).await;
+    assert!(last.token.get() > higher && last.confirmation.place > third);
+}
+
+#[tokio::test]
+async fn a_place_is_renewed_like_a_lease_and_dies_like_one() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let holder = backend.granted(&claim("job", 1), LONG).await;
+    let (second, _) = backend.queued(&claim("job", 2), ms(300)).await;
+    let (third, _) = backend.queued(&claim("job", 3), ms(300)).await;
+    // The third lives on while the second dies.
+    let started = std::time::Instant::now();
+    while started.elapsed() < ms(500) {
+        match backend.renew_one(&claim("job", 3), third, ms(300)).await {
+            Answer::Waiting { confirmation, look_in } => {
+                assert_eq!((confirmation.place, confirmation.ttl), (third, ms(300)));
+                assert!(look_in > ms(25_000));
+            }
+            other => panic!("{other:?}"),
+        }
+        tokio::time::sleep(ms(20)).await;
+    }
+    assert!(matches!(backend.renew_one(&claim("job", 2), second, ms(300)).await, Answer::Lost));
+    // A dead place is gone; its owner may stand at the end.
+    let (anew, _) = backend.queued(&claim("job", 2), LONG).await;
+    assert!(anew > third);
+    backend.renew_one(&claim("job", 3), third, LONG).await;
+    backend.release(&claim("job", 1)).await.unwrap();
+    assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 2), anew, LONG).await, Answer::Waiting { .. }));
+    backend.release(&claim("job", 3)).await.unwrap();
+    let Answer::Granted(last) = backend.renew_one(&claim("job", 2), anew, LONG).await else { panic!("not granted") };
+    assert!(last.token > holder.token);
+}
+
+#[tokio::test]
+async fn dead_places_at_the_head_are_passed_over() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    backend.granted(&claim("job", 1), LONG).await;
+    for number in 2..10 {
+        backend.queued(&claim("job", number), ms(100)).await;
+    }
+    let (living, _) = backend.queued(&claim("job", 10), LONG).await;
+    tokio::time::sleep(ms(150)).await;
+    backend.release(&claim("job", 1)).await.unwrap();
+    assert!(matches!(backend.renew_one(&claim("job", 10), living, LONG).await, Answer::Granted(_)));
+    backend.release(&claim("job", 10)).await.unwrap();
+    assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
+}
+
+#[tokio::test]
+async fn anybodys_look_hands_the_lock_of_a_dead_holder_on_and_nobody_passes_the_queue() {
+    let server = Redis::start(&[]);
+    let mut backend = server.backend("").await;
+    backend.listening().await;
+    backend.granted(&claim("job", 1), ms(150)).await;
+    let (second, _) = backend.queued(&claim("job", 2), LONG).await;
+    tokio::time::sleep(ms(200)).await;
+    // A newcomer looks: the lock goes to the waiter, not to him.
+    let held = backend.acquire(&hasty("job", 3), LONG).await.unwrap();
+    assert!(matches!(held, Acquisition::Held { .. }), "{held:?}");
+    let (told, place, _) = backend.pushed().await;
+    assert_eq!((told, place), (owner(2), second));
+}
+
+#[tokio::test]
+async fn a_place_that_is_given_up_is_gone_and_delays_nobody() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    backend.granted(&claim("job", 1), LONG).await;
+    backend.queued(&claim("job", 2), LONG).await;
+    let (third, _) = backend.queued(&claim("job", 3), LONG).await;
+    assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::NotHeld);
+    backend.release(&claim("job", 1)).await.unwrap();
+    assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, Answer::Granted(_)));
+
+    // With the last place the queue is gone.
+    backend.queued(&claim("job", 4), LONG).await;
+    assert_eq!(backend.release(&claim("job", 4)).await.unwrap(), Release::Released);
+    assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
+}
+
+#[tokio::test]
+async fn a_withdrawn_claim_does_not_come_back() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    // Of a lock that nobody ever had, one that is free, one that is held, and one in whose queue it stands.
+    backend.granted(&claim("free", 9), LONG).await;
+    backend.release(&claim("free", 9)).await.unwrap();
+    backend.granted(&claim("held", 1), LONG).await;
+    backend.granted(&claim("queue", 9), LONG).await;
+    backend.queued(&claim("queue", 1), LONG).await;
+    for (name, outcome) in [
+        ("fresh", Release::NotHeld),
+        ("free", Release::NotHeld),
+        ("held", Release::Released),
+        ("queue", Release::Released),
+    ] {
+        assert_eq!(backend.withdraw(&claim(name, 1)).await.unwrap(), outcome, "{name}");
+        let error = backend.acquire(&claim(name, 1), LONG).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{name}: {error:?}");
+        assert_eq!(backend.withdraw(&claim(name, 1)).await.unwrap(), Release::NotHeld, "{name}");
+        // Others are not concerned.
+        match backend.acquire(&claim(name, 2), LONG).await.unwrap() {
+            Acquisition::Granted(_) => assert_ne!(name, "queue"),
+            Acquisition::Queued { .. } => assert_eq!(name, "queue"),
+            other => panic!("{name}: {other:?}"),
+        }
+        backend.release(&claim(name, 2)).await.unwrap();
+        let Value::Int(left) = server.command(&["PTTL", &format!("test:{{{name}}}:t:{}", "\u{1}".repeat(16))]).await
+        else {
+            panic!("no time")
+        };
+        assert!((30_000..=60_000).contains(&left), "{name}: {left}");
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_was_removed_takes_its_queue_along() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    backend.granted(&claim("job", 1), LONG).await;
+    let (second, _) = backend.queued(&claim("job", 2), LONG).await;
+    server.command(&["DEL", "test:{job}"]).await;
+    assert!(matches!(backend.renew_one(&claim("job", 1), 0, LONG).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&claim("job", 2), second, LONG).await, Answer::Lost));
+    backend.granted(&claim("job", 3), LONG).await;
+    // The new queue knows nothing of the old one.
+    let (fourth, _) = backend.queued(&claim("job", 4), LONG).await;
+    assert!(fourth > second);
+    backend.release(&claim("job", 3)).await.unwrap();
+    assert!(matches!(backend.renew_one(&claim("job", 4), fourth, LONG).await, Answer::Granted(_)));
+    // And a queue that was removed under its record is an empty one.
+    backend.queued(&claim("job", 5), LONG).await;
+    server.command(&["DEL", "test:{job}:q"]).await;
+    let (sixth, _) = backend.queued(&claim("job", 6), LONG).await;
+    backend.release(&claim("job", 4)).await.unwrap();
+    assert!(matches!(backend.renew_one(&claim("job", 6), sixth, LONG).await, Answer::Granted(_)));
+}
+
+#[tokio::test]
+async fn a_handoff_costs_two_commands_however_many_wait() {
+    let server = Redis::start(&[]);
+    for waiters in [2u8, 100] {
+        let mut backend = server.backend("").await;
+        backend.listening().await;
+        let name = format!("job{waiters}");
+        backend.granted(&claim(&name, 0), LONG).await;
+        for number in 1..=waiters {
+            backend.queued(&claim(&name, number), LONG).await;
+        }
+        let before = server.sent("evalsha").await;
+        for number in 0..waiters {
+            backend.release(&claim(&name, number)).await.unwrap();
+            assert_eq!(backend.pushed().await.0, owner(number + 1));
+        }
+        assert_eq!(server.sent("evalsha").await - before, u64::from(waiters), "the release alone hands on");
+    }
+}

@@ -1,0 +1,217 @@
+//! A Redis of its own for a test, and a backend without the rest of Leasehold around it.
+#![allow(dead_code, reason = "each test target takes what it needs")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lock_core::{
+    Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, HolderInfo, IfHeld, LeaseRef,
+    LockBackend, LockName, Mode, OwnerToken, Place, Release, SystemClock,
+};
+use lock_redis::{RedisBackend, Settings};
+use redis::Value;
+use tokio::sync::mpsc;
+
+/// A server on a unix socket in a folder of its own; ends with its owner.
+pub(crate) struct Redis {
+    child: Child,
+    folder: tempfile::TempDir,
+    options: Vec<String>,
+}
+
+impl Redis {
+    pub(crate) fn start(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let options: Vec<_> = options.iter().map(|&option| option.to_owned()).collect();
+        let child = spawn(folder.path(), &options);
+        Self { child, folder, options }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis+unix://{}?prefix=test:", self.folder.path().join("redis.sock").display())
+    }
+
+    /// Ends it without a word, as a crash does.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(self.folder.path().join("redis.sock"));
+    }
+
+    /// Starts it again after [`Redis::kill`].
+    pub(crate) fn start_again(&mut self) {
+        self.child = spawn(self.folder.path(), &self.options);
+    }
+
+    /// Makes it stand still, or go on.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
+    }
+
+    /// A backend of this server.
+    pub(crate) async fn backend(&self, more: &str) -> Backend {
+        Backend::new(RedisBackend::connect(&format!("{}{more}", self.url())).await.expect("a connection"))
+    }
+
+    /// Sends a command as somebody else.
+    pub(crate) async fn command(&self, parts: &[&str]) -> Value {
+        let mut command = redis::Cmd::new();
+        for part in parts {
+            command.arg(part);
+        }
+        let url = format!("redis+unix://{}", self.folder.path().join("redis.sock").display());
+        let mut connection =
+            redis::Client::open(url).expect("a URL").get_multiplexed_async_connection().await.expect("a connection");
+        connection.send_packed_command(&command).await.expect("an answer").extract_error().expect("no error")
+    }
+
+    /// How many commands of this kind clients have sent.
+    pub(crate) async fn sent(&self, command: &str) -> u64 {
+        let Value::BulkString(text) = self.command(&["INFO", "commandstats"]).await else { panic!("no text") };
+        let text = String::from_utf8(text).expect("text");
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(folder: &Path, options: &[String]) -> Child {
+    let child = Command::new("redis-server")
+        .args(["--port", "0", "--unixsocket", "redis.sock"])
+        .arg("--dir")
+        .arg(folder)
+        .args(if options.iter().any(|option| option == "--save") { &[][..] } else { &["--save", ""] })
+        .args(options)
+        .current_dir(folder)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server cannot be started: get it by `apt-get install redis-server`");
+    let until = Instant::now() + Duration::from_secs(20);
+    while !folder.join("redis.sock").exists() {
+        assert!(Instant::now() < until, "redis-server does not come up");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child
+}
+
+/// A backend that is attached to nothing but a clock and a list of its events.
+pub(crate) struct Backend {
+    pub(crate) inner: Arc<RedisBackend>,
+    pub(crate) events: mpsc::UnboundedReceiver<Event>,
+}
+
+impl Backend {
+    pub(crate) fn new(backend: RedisBackend) -> Self {
+        let (tell, events) = mpsc::unbounded_channel();
+        let clock = Arc::new(SystemClock::new());
+        let core = CoreHandle::new(clock, tokio::runtime::Handle::current(), move |event| {
+            let _ = tell.send(event);
+        });
+        backend.attach(core);
+        Self { inner: Arc::new(backend), events }
+    }
+
+    pub(crate) async fn acquire(&self, claim: &Claim, ttl: Duration) -> lock_core::Result<Acquisition> {
+        self.inner.acquire(claim, ttl).await
+    }
+
+    pub(crate) async fn granted(&self, claim: &Claim, ttl: Duration) -> Grant {
+        match self.acquire(claim, ttl).await {
+            Ok(Acquisition::Granted(grant)) => grant,
+            other => panic!("not granted but {other:?}"),
+        }
+    }
+
+    pub(crate) async fn queued(&self, claim: &Claim, ttl: Duration) -> (Place, Duration) {
+        match self.acquire(claim, ttl).await {
+            Ok(Acquisition::Queued { confirmation, look_in }) => (confirmation.place, look_in),
+            other => panic!("not queued but {other:?}"),
+        }
+    }
+
+    pub(crate) async fn release(&self, claim: &Claim) -> lock_core::Result<Release> {
+        self.inner.release(claim, Certainty::Sure).await
+    }
+
+    pub(crate) async fn withdraw(&self, claim: &Claim) -> lock_core::Result<Release> {
+        self.inner.release(claim, Certainty::Unsure).await
+    }
+
+    /// Renews, and gives the answers in the order of the leases.
+    pub(crate) async fn renew(&self, leases: &[LeaseRef]) -> Vec<Answer> {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let answers = Answers::new(leases.len(), move |index, answer| {
+            let _ = tell.send((index, answer));
+        });
+        self.inner.renew(leases, &answers).await;
+        drop(answers);
+        let mut all = Vec::new();
+        while let Some(one) = told.recv().await {
+            all.push(one);
+        }
+        all.sort_by_key(|(index, _)| *index);
+        assert_eq!(all.len(), leases.len(), "each lease is answered once");
+        all.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    pub(crate) async fn renew_one(&self, claim: &Claim, place: Place, ttl: Duration) -> Answer {
+        self.renew(&[LeaseRef::new(claim.clone(), place, ttl)]).await.remove(0)
+    }
+
+    /// The next grant that is pushed: owner, place and token.
+    pub(crate) async fn pushed(&mut self) -> (OwnerToken, Place, u64) {
+        let next = async {
+            loop {
+                if let Event::Granted { owner, place, token, confirmation } =
+                    self.events.recv().await.expect("an open channel")
+                {
+                    assert!(confirmation.is_none(), "a push proves no time");
+                    return (owner, place, token.get());
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), next).await.expect("a push")
+    }
+
+    /// Waits until the channel for grants is open.
+    pub(crate) async fn listening(&mut self) {
+        let next = async { while !matches!(self.events.recv().await, Some(Event::LookAtAll)) {} };
+        tokio::time::timeout(Duration::from_secs(10), next).await.expect("a subscription");
+    }
+}
+
+/// A claim of a lock. The same number is the same owner.
+pub(crate) fn claim(name: &str, owner: u8) -> Claim {
+    let holder = HolderInfo::of_this_process("tester").expect("a label");
+    Claim::new(
+        LockName::new(name).expect("a name"),
+        OwnerToken::from_bytes([owner; 16]),
+        Mode::Exclusive,
+        Arc::new(holder),
+    )
+}
+
+/// A claim that wants no place.
+pub(crate) fn hasty(name: &str, owner: u8) -> Claim {
+    claim(name, owner).if_held(IfHeld::Leave)
+}
+
+pub(crate) const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// The settings of [`Redis::url`], for a backend that is made from a client.
+pub(crate) fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.prefix = "test:".to_owned();
+    settings
+}

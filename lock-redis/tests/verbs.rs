@@ -1,0 +1,303 @@
+//! Acquire, renew, release and inspect against a real server, and the bytes that they leave there.
+
+mod support;
+
+use lock_core::{Acquisition, Answer, ErrorKind, Extend, LeaseRef, LockBackend, LockName, Release};
+use redis::Value;
+use support::{Redis, claim, hasty, ms};
+
+fn confirmed(answer: &Answer) -> std::time::Duration {
+    match answer {
+        Answer::Renewed(confirmation) => confirmation.ttl,
+        other => panic!("not renewed but {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_granted_kept_and_given_back() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let (ann, bob) = (claim("job", 1), hasty("job", 2));
+
+    let first = backend.granted(&ann, ms(30_000)).await;
+    assert_eq!(first.confirmation.ttl, ms(30_000));
+    let again = backend.granted(&ann, ms(30_000)).await;
+    assert_eq!((again.token, again.confirmation.place), (first.token, first.confirmation.place));
+    assert!(again.confirmation.sent > first.confirmation.sent);
+
+    let held = backend.acquire(&bob, ms(30_000)).await.unwrap();
+    assert!(matches!(held, Acquisition::Held { look_in } if look_in > ms(25_000) && look_in <= ms(30_000)), "{held:?}");
+    assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
+    assert!(matches!(backend.renew_one(&bob, 0, ms(30_000)).await, Answer::Lost));
+
+    assert_eq!(confirmed(&backend.renew_one(&ann, first.confirmation.place, ms(20_000)).await), ms(20_000));
+    assert_eq!(backend.release(&ann).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&ann).await.unwrap(), Release::NotHeld);
+    assert!(matches!(backend.renew_one(&ann, first.confirmation.place, ms(30_000)).await, Answer::Lost));
+
+    let second = backend.granted(&bob, ms(30_000)).await;
+    assert!(second.token > first.token);
+    assert!(second.confirmation.place > first.confirmation.place);
+}
+
+#[tokio::test]
+async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let (ann, bob) = (claim("job", 1), hasty("job", 2));
+    let started = std::time::Instant::now();
+    let grant = backend.granted(&ann, ms(200)).await;
+    while matches!(backend.acquire(&bob, ms(100)).await.unwrap(), Acquisition::Held { .. }) {
+        tokio::time::sleep(ms(5)).await;
+    }
+    assert!(started.elapsed() >= ms(200), "ended after {:?}", started.elapsed());
+    assert!(matches!(backend.renew_one(&ann, grant.confirmation.place, ms(200)).await, Answer::Lost));
+    assert_eq!(backend.release(&ann).await.unwrap(), Release::NotHeld);
+
+    // Also when nobody has taken it.
+    tokio::time::sleep(ms(120)).await;
+    assert!(matches!(backend.renew_one(&bob, 0, ms(200)).await, Answer::Lost));
+    assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
+}
+
+#[tokio::test]
+async fn a_renewal_shortens_only_when_it_is_told_to() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let ann = claim("job", 1);
+    let name = LockName::new("job").unwrap();
+    let place = backend.granted(&ann, ms(30_000)).await.confirmation.place;
+    let inner = backend.inner.clone();
+    let left = || async {
+        let seen = inner.extensions().inspect.unwrap().inspect(&name).await.unwrap().unwrap();
+        seen.lease.map(|lease| lease.ttl_left).unwrap_or_default()
+    };
+    // A longer one besides, so that both ways of asking are in one call.
+    let leases = [LeaseRef::new(claim("other", 1), 0, ms(60_000)), LeaseRef::new(ann.clone(), place, ms(1000))];
+    let answers = backend.renew(&leases).await;
+    assert!(matches!(answers[0], Answer::Lost));
+    assert_eq!(confirmed(&answers[1]), ms(1000));
+    assert!(left().await > ms(25_000));
+
+    let mut exactly = LeaseRef::new(ann.clone(), place, ms(1000));
+    exactly.extend = Extend::Exactly;
+    assert_eq!(confirmed(&backend.renew(&[exactly]).await[0]), ms(1000));
+    assert!(left().await <= ms(1000));
+    assert_eq!(confirmed(&backend.renew_one(&ann, place, ms(90_000)).await), ms(90_000));
+    assert!(left().await > ms(85_000));
+}
+
+#[tokio::test]
+async fn a_ttl_out_of_bounds_is_refused_before_anything_is_sent() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    for ttl in [ms(0), ms(99), ms(24 * 3600 * 1000 + 1), std::time::Duration::MAX] {
+        let error = backend.acquire(&claim("job", 1), ttl).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{ttl:?}");
+    }
+    assert_eq!(server.command(&["KEYS", "test:{*"]).await, Value::Array(vec![]));
+}
+
+#[tokio::test]
+async fn inspect_shows_the_holder_and_changes_nothing() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let name = LockName::new("job").unwrap();
+    let inner = backend.inner.clone();
+    let inspect = || async { inner.extensions().inspect.unwrap().inspect(&name).await.unwrap() };
+    assert_eq!(inspect().await, None);
+
+    let ann = claim("job", 1);
+    let grant = backend.granted(&ann, ms(30_000)).await;
+    backend.queued(&claim("job", 2), ms(30_000)).await;
+    let before = server.command(&["GET", "test:{job}"]).await;
+    let seen = inspect().await.unwrap();
+    let lease = seen.lease.unwrap();
+    assert_eq!((seen.last_token, lease.token, seen.waiters), (Some(grant.token), grant.token, 1));
+    assert_eq!(lease.holder.unwrap().label, "tester");
+    assert_eq!(server.command(&["GET", "test:{job}"]).await, before);
+
+    backend.release(&ann).await.unwrap();
+    backend.release(&claim("job", 2)).await.unwrap();
+    let seen = inspect().await.unwrap();
+    assert_eq!((seen.lease, seen.waiters), (None, 0));
+    assert!(seen.last_token > Some(grant.token));
+}
+
+#[tokio::test]
+async fn requests_that_wait_go_out_together_and_each_gets_its_own_answer() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    backend.granted(&claim("warm", 1), ms(1000)).await;
+    server.command(&["SET", "test:{n7}", "x"]).await;
+    server.command(&["LPUSH", "test:{n8}", "x"]).await;
+    let before = server.sent("evalsha").await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..200u32 {
+        let inner = backend.inner.clone();
+        // Two terms, which cannot share a call, and everyone twice.
+        let ttl = if number % 3 == 0 { ms(5000) } else { ms(6000) };
+        let name = format!("n{}", number / 2);
+        tasks.spawn(async move {
+            let answer = inner.acquire(&hasty(&name, 1 + (number % 2) as u8), ttl).await;
+            (name, ttl, answer)
+        });
+    }
+    let (mut granted, mut held, mut refused) = (0, 0, Vec::new());
+    while let Some(done) = tasks.join_next().await {
+        let (name, ttl, answer) = done.unwrap();
+        match answer {
+            Ok(Acquisition::Granted(grant)) => {
+                assert_eq!(grant.confirmation.ttl, ttl);
+                granted += 1;
+            }
+            Ok(Acquisition::Held { .. }) => held += 1,
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+                refused.push(name);
+            }
+        }
+    }
+    refused.sort();
+    assert_eq!((granted, held), (98, 98), "one of two gets each lock");
+    assert_eq!(refused, ["n7", "n7", "n8", "n8"], "what is wrong with one lock harms no other");
+    let calls = server.sent("evalsha").await - before;
+    assert!(calls < 60, "{calls} calls for 200 requests");
+    assert_eq!(server.command(&["GET", "test:{n7}"]).await, Value::BulkString(b"x".to_vec()));
+    assert_eq!(server.command(&["LLEN", "test:{n8}"]).await, Value::Int(1));
+}
+
+#[tokio::test]
+async fn one_poisoned_lease_of_a_batch_is_answered_alone() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let mut leases = Vec::new();
+    for number in 0..250 {
+        let claim = claim(&format!("n{number}"), 1);
+        let place = backend.granted(&claim, ms(30_000)).await.confirmation.place;
+        leases.push(LeaseRef::new(claim, place, ms(30_000)));
+    }
+    server.command(&["DEL", "test:{n3}", "test:{n4}", "test:{n120}"]).await;
+    server.command(&["LPUSH", "test:{n3}", "x"]).await;
+    server.command(&["SET", "test:{n4}", "short"]).await;
+    for (number, answer) in backend.renew(&leases).await.into_iter().enumerate() {
+        match (number, answer) {
+            (3 | 4, Answer::Unknown(error)) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported);
+                assert_eq!(error.lock().unwrap().as_str(), format!("n{number}"));
+            }
+            (120, Answer::Lost) => {}
+            (3 | 4 | 120, other) => panic!("{number}: {other:?}"),
+            (_, answer) => assert_eq!(confirmed(&answer), ms(30_000), "{number}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_same_lock_twice_in_a_batch_is_looked_at_twice() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let ann = claim("job", 1);
+    let place = backend.granted(&ann, ms(1000)).await.confirmation.place;
+    let lease = |ttl| LeaseRef::new(ann.clone(), place, ttl);
+    let answers = backend.renew(&[lease(ms(9000)), lease(ms(2000)), lease(ms(9000))]).await;
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Renewed(_))), "{answers:?}");
+    let Value::BulkString(record) = server.command(&["GET", "test:{job}"]).await else { panic!("no record") };
+    let deadline = u64::from_be_bytes(record[4..12].try_into().unwrap());
+    let Value::Array(time) = server.command(&["TIME"]).await else { panic!("no time") };
+    let [Value::BulkString(seconds), _] = &time[..] else { panic!("no time") };
+    let now: u64 = std::str::from_utf8(seconds).unwrap().parse().unwrap();
+    assert!(deadline > (now + 7) * 1_000_000, "a later, shorter renewal does not shorten");
+}
+
+/// Cuts a record into its fields.
+fn fields(record: &[u8], widths: &[usize]) -> Vec<u64> {
+    let mut rest = record;
+    widths
+        .iter()
+        .map(|&width| {
+            let (field, more) = rest.split_at(width);
+            rest = more;
+            field.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn golden_bytes_of_records_never_change() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("&retention=10m").await;
+    let get = || async {
+        match server.command(&["GET", "test:{a%2Fb}"]).await {
+            Value::BulkString(record) => record,
+            other => panic!("{other:?}"),
+        }
+    };
+    let token = backend.granted(&claim("a/b", 0xAB), ms(30_000)).await.token.get();
+    let record = get().await;
+    // version, kind, flags, deadline, kept, fence, owner, holder
+    let [version, kind, flags, deadline, kept, fence] = fields(&record, &[1, 1, 2, 8, 8, 8])[..] else { panic!() };
+    assert_eq!((version, kind, flags, fence), (1, u64::from(b'x'), 0, token));
+    assert_eq!(deadline, token + 30_000_000, "granted at TIME, for the ttl");
+    assert_eq!(kept, deadline + 2 * 600_000_000);
+    assert_eq!(record[28..44], [0xAB; 16]);
+    let holder = std::str::from_utf8(&record[44..]).unwrap();
+    assert!(holder.starts_with("a/b\t") && holder.ends_with("\ttester"), "{holder}");
+    assert_eq!(server.command(&["PEXPIRETIME", "test:{a%2Fb}"]).await, Value::Int((kept / 1000 + 1) as i64));
+
+    // With a place in the queue: places, place and tombstones stand before the fence.
+    let (place, _) = backend.queued(&claim("a/b", 0xCD), ms(30_000)).await;
+    let record = get().await;
+    let all = fields(&record, &[1, 1, 2, 8, 8, 8, 8, 8, 8]);
+    assert_eq!(all[..4], [1, u64::from(b'x'), 5, deadline]);
+    assert_eq!(all[5..], [place, token, 0, token]);
+    assert_eq!(place, token + 1);
+    assert_eq!(record[52..68], [0xAB; 16]);
+    let field = |field: &str| {
+        let field = field.to_owned();
+        let server = &server;
+        async move { server.command(&["HGET", "test:{a%2Fb}:q", &field]).await }
+    };
+    assert_eq!(field("h").await, Value::BulkString(place.to_string().into_bytes()));
+    let Value::BulkString(entry) = field(&place.to_string()).await else { panic!("no entry") };
+    assert_eq!(entry[..16], [0xCD; 16]);
+    let channel = usize::from(entry[24]);
+    assert!(entry[25..25 + channel].starts_with(b"test:c:"));
+    assert!(std::str::from_utf8(&entry[25 + channel..]).unwrap().starts_with("a/b\t"));
+
+    // Given back, handed on and given back: only deadline and token tell of it.
+    backend.release(&claim("a/b", 0xAB)).await.unwrap();
+    let handed = get().await;
+    assert_eq!(fields(&handed, &[1, 1, 2])[2], 6, "came from a place, and the queue is empty");
+    assert_eq!(server.command(&["EXISTS", "test:{a%2Fb}:q"]).await, Value::Int(0));
+    backend.release(&claim("a/b", 0xCD)).await.unwrap();
+    assert_eq!(fields(&get().await, &[1, 1, 2, 8])[3], 0);
+}
+
+#[tokio::test]
+async fn a_record_of_another_format_is_an_error_and_never_a_grant() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    backend.granted(&claim("job", 1), ms(1000)).await;
+    backend.release(&claim("job", 1)).await.unwrap();
+    let Value::BulkString(good) = server.command(&["GET", "test:{job}"]).await else { panic!("no record") };
+    // Of the flags only the three that are known are taken.
+    for (at, byte) in [(0, 2u8), (0, 0), (1, b's'), (2, 1), (3, 8), (3, 1)] {
+        let mut odd = good.clone();
+        odd[at] = byte;
+        let mut set = redis::Cmd::new();
+        set.arg("SET").arg("test:{job}").arg(&odd);
+        let url = server.url().replace("?prefix=test:", "");
+        let mut connection = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+        connection.send_packed_command(&set).await.unwrap().extract_error().unwrap();
+
+        let error = backend.acquire(&claim("job", 2), ms(1000)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "byte {at} = {byte}: {error:?}");
+        assert_eq!(backend.release(&claim("job", 1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(backend.withdraw(&claim("job", 1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
+        let answer = backend.renew_one(&claim("job", 1), 0, ms(1000)).await;
+        assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unsupported), "{answer:?}");
+        assert_eq!(server.command(&["GET", "test:{job}"]).await, Value::BulkString(odd));
+    }
+}
