@@ -1,10 +1,16 @@
 //! Leasehold on real Redis servers: the suite as it comes, and once more as in a careful production; then what only Redis
-//! can do.
+//! can have.
 
 mod redis {
+    mod census;
+    mod chaos;
+    mod cost;
     mod fixture;
     mod own_server;
+    mod restart;
+    mod settings;
     mod stored;
+    mod support;
 
     conformance_tests::suite!(fixture::RedisFixture<fixture::Plain>);
 

@@ -13,7 +13,7 @@ use leasehold::{Error, ErrorKind, Lock, LockClient, LockGuard};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 #[derive(Debug, Parser)]
-#[command(name = "taker", version, about = ABOUT, long_about = None, after_help = HELP)]
+#[command(name = "taker", version, about = ABOUT, long_about = None, after_help = HELP, args_override_self = true)]
 struct Options {
     /// Where the locks are.
     #[arg(long, default_value = "redis://127.0.0.1:6379")]
@@ -321,19 +321,6 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Reads `500ms`, `30s`, `10m` or `2h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let per_unit = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => 0,
-    };
-    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(per_unit)) {
-        Some(ms) if per_unit > 0 => Ok(Duration::from_millis(ms)),
-        _ => Err("a duration is like `500ms`, `30s`, `10m` or `2h`".to_owned()),
-    }
+fn duration(text: &str) -> Result<Duration, Error> {
+    leasehold::setting::duration("this option", text)
 }

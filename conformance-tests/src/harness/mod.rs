@@ -2,6 +2,8 @@
 
 mod canary;
 #[cfg(feature = "servers")]
+mod clock_step;
+#[cfg(feature = "servers")]
 mod port;
 #[cfg(feature = "servers")]
 mod process;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use conformance_tests::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
@@ -12,6 +12,9 @@ use leasehold::redis::{RedisBackend, acl};
 use lock_core::{LockBackend, LockName};
 
 use super::stored::Stored;
+
+/// How long clients get to connect before the path breaks. They mostly need some milliseconds.
+const CONNECT_BOUND: Duration = Duration::from_secs(2);
 
 /// How a fixture's server and clients are set up.
 pub(super) trait Setup: Send + Sync + 'static {
@@ -80,6 +83,28 @@ impl<S: Setup> RedisFixture<S> {
         format!("redis://{user}{addr}/?prefix={prefix}&timeout=400ms{more}")
     }
 
+    /// Waits until every client in use has connected, as far as the server is there: what breaks then meets a request and not
+    /// the first connection. A client hears of its grants on a channel of its own, and a connection begins with a script.
+    async fn connected(&self) {
+        let is_so = || {
+            let server = self.server();
+            let channels =
+                server.command(&["PUBSUB", "CHANNELS", "*"]).map_or(u64::MAX, |reply| reply.items().len() as u64);
+            let clients = server.clients().unwrap_or_default();
+            channels >= self.faults.connections() && clients.iter().all(|client| client.contains(" cmd=evalsha "))
+        };
+        let until = Instant::now() + CONNECT_BOUND;
+        while Instant::now() < until {
+            let passed = self.proxy.stats();
+            let was_so = is_so();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            // The last answer may still be on its way, and a script that the server does not know is loaded next.
+            if was_so && is_so() && self.proxy.stats() == passed {
+                return;
+            }
+        }
+    }
+
     /// Does it with the server's own commands, one after the other.
     fn tell(&self, commands: &[&[&str]]) {
         let server = self.server();
@@ -106,6 +131,10 @@ impl<S: Setup> RedisFixture<S> {
     }
 }
 
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).expect("no step of a clock is that long")
+}
+
 /// Whether a command is about locks: a script with the record of a lock, not one about the server itself.
 fn is_about_a_lock(command: &str) -> bool {
     command.starts_with("\"EVAL") && command.contains('{')
@@ -122,7 +151,8 @@ fn user_rules<S: Setup>() -> String {
 #[async_trait]
 impl<S: Setup> Fixture for RedisFixture<S> {
     async fn new() -> Self {
-        let settings = RedisSettings::new().persistent().line(format!("user {} {}", S::USER, user_rules::<S>()));
+        let settings =
+            RedisSettings::new().persistent().steppable_clock().line(format!("user {} {}", S::USER, user_rules::<S>()));
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         let nobody = Port::free().unwrap_or_else(|error| panic!("{error}"));
@@ -162,6 +192,9 @@ impl<S: Setup> Fixture for RedisFixture<S> {
     }
 
     async fn path(&self, fault: PathFault) {
+        if !self.is_broken.load(Ordering::Acquire) {
+            self.connected().await;
+        }
         self.heal().await;
         self.is_broken.store(true, Ordering::Release);
         match fault {
@@ -199,9 +232,8 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             ServerFault::Start(data) => server.start_again(data),
             ServerFault::Pause => server.pause(),
             ServerFault::Resume => server.resume(),
-            ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
-                return Err(Declared::because("the server's wall clock is the machine's, which a test must not set"));
-            }
+            ServerFault::ClockForward(by) => server.step_clock(micros(by)),
+            ServerFault::ClockBack(by) => server.step_clock(-micros(by)),
             other => {
                 drop(server);
                 match other {

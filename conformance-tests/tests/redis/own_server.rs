@@ -105,6 +105,20 @@ fn takes_users_passwords_limits_and_a_unix_socket() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn its_wall_clock_can_be_stepped_and_no_other() {
+    let (stepped, other) =
+        (RedisSettings::new().steppable_clock().start().unwrap(), RedisSettings::new().start().unwrap());
+    let time = |server: &RedisServer| -> i64 { server.command(&["TIME"]).unwrap().items()[0].text().parse().unwrap() };
+    for (step, ahead) in [(0, 0), (60_000_000, 60), (-3_600_000_001, -3_540)] {
+        stepped.step_clock(step).unwrap();
+        let seen = time(&stepped) - time(&other);
+        assert!((ahead - 2..=ahead + 2).contains(&seen), "{seen} s ahead, not {ahead}");
+    }
+    assert!(other.step_clock(1).is_err());
+}
+
+#[test]
 fn a_server_that_does_not_start_shows_its_log() {
     let error = RedisSettings::new().line("maxclients many").start().unwrap_err().to_string();
     assert!(error.contains("does not start"), "{error}");

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use conformance_tests::Record;
 use conformance_tests::harness::{RedisServer, Reply};
-use conformance_tests::{Census, Record};
 use lock_core::{FencingToken, LockName};
 
 /// The longest encoded name in a key; part of the stored format.
@@ -13,20 +13,22 @@ const MAX_ENCODED: usize = 200;
 /// Reads the keys of one prefix.
 pub(super) struct Stored<'a> {
     server: &'a RedisServer,
-    prefix: &'a str,
+    pub(super) prefix: &'a str,
 }
 
 /// What is read of the record of a lock: the beginning of a packed string, big endian.
-struct Head {
+pub(super) struct Head {
     /// When the lease ends, in µs of the server's clock.
-    deadline: u64,
+    pub(super) deadline: u64,
     token: u64,
 }
 
 impl Head {
-    fn read(raw: &[u8]) -> Self {
+    pub(super) fn read(raw: &[u8]) -> Self {
         assert_eq!(raw.get(..2), Some(&b"\x01x"[..]), "a record of version 1 and kind x: {raw:?}");
-        Self { deadline: number(raw, 3), token: number(raw, 11) }
+        // version, kind, two bytes of flags, deadline, how long it is kept; with a flag three numbers about places; token, …
+        let token = if raw.get(2..4) == Some(&[0, 0]) { 20 } else { 44 };
+        Self { deadline: number(raw, 4), token: number(raw, token) }
     }
 }
 
@@ -62,49 +64,9 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Everything under the prefix. Keys that are not Leasehold's fail the case.
-    pub(super) fn census(&self) -> Census {
-        let mut census = Census::default();
-        for key in self.keys() {
-            let rest = key.strip_prefix(self.prefix).unwrap_or(&key).to_owned();
-            match rest.rsplit_once('}').map(|(_, kind)| kind) {
-                Some("") => match self.ask(&["GET", &key]) {
-                    Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => census.leases += 1,
-                    Reply::Bytes(_) => census.fences += 1,
-                    _ => {}
-                },
-                Some(":q") => match self.live_places(&key) {
-                    // Its places are dead; it ends by itself.
-                    0 => census.other += 1,
-                    places => census.places += places,
-                },
-                Some(kind) if kind.starts_with(":t:") => census.tombstones += 1,
-                Some(kind) if kind.starts_with(":f:") => {}
-                None if rest == "epoch" => {}
-                _ => panic!("a key that is no part of the format: {key:?}"),
-            }
-        }
-        census
-    }
-
-    /// All keys under the prefix. Owner tokens are part of some: they are shown in no text.
-    fn keys(&self) -> Vec<String> {
-        let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
-        loop {
-            let mut page = self.ask(&["SCAN", &cursor, "MATCH", &format!("{}*", self.prefix), "COUNT", "1000"]).items();
-            keys.extend(page.pop().map(Reply::items).unwrap_or_default().iter().map(Reply::text));
-            cursor = page.pop().map(|cursor| cursor.text()).unwrap_or_default();
-            if cursor == "0" {
-                keys.sort();
-                keys.dedup();
-                return keys;
-            }
-        }
-    }
-
     /// How many places of a queue live: its fields that are numbers, and whose entry (owner, deadline, …) has not
     /// passed.
-    fn live_places(&self, queue: &str) -> u64 {
+    pub(super) fn live_places(&self, queue: &str) -> u64 {
         let flat = self.ask(&["HGETALL", queue]).items();
         let fields: HashMap<String, &Reply> =
             flat.chunks_exact(2).map(|pair| (pair[0].text(), &pair[1])).filter(|(field, _)| is_number(field)).collect();
@@ -114,7 +76,7 @@ impl<'a> Stored<'a> {
     }
 
     /// The server's clock, in µs.
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         let time: Vec<u64> = self.ask(&["TIME"]).items().iter().filter_map(|part| part.text().parse().ok()).collect();
         match time[..] {
             [seconds, micros] => seconds * 1_000_000 + micros,
@@ -122,7 +84,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    fn ask(&self, command: &[&str]) -> Reply {
+    pub(super) fn ask(&self, command: &[&str]) -> Reply {
         self.server.command(command).unwrap_or_else(|error| panic!("{} fails: {error}", command[0]))
     }
 }

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::{Monitor, Reply, SideConnection};
 use crate::Data;
+use crate::harness::clock_step::ClockStep;
 use crate::harness::{ChildProcess, Port};
 
 /// The program, when it is not on the search path.
@@ -29,6 +30,7 @@ const HARNESS_USER: &str = "harness";
 pub struct RedisSettings {
     persistent: bool,
     unix_socket: bool,
+    steppable_clock: bool,
     lines: Vec<String>,
 }
 
@@ -49,6 +51,13 @@ impl RedisSettings {
     #[must_use]
     pub fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
+        self
+    }
+
+    /// Its wall clock can be stepped, by [`RedisServer::step_clock`]. Linux only.
+    #[must_use]
+    pub fn steppable_clock(mut self) -> Self {
+        self.steppable_clock = true;
         self
     }
 
@@ -77,6 +86,7 @@ pub struct RedisServer {
     program: PathBuf,
     port: Port,
     folder: TempDir,
+    clock: Option<ClockStep>,
     password: String,
     process: Option<ChildProcess>,
     side: Mutex<Option<SideConnection>>,
@@ -85,11 +95,14 @@ pub struct RedisServer {
 impl RedisServer {
     fn start(settings: RedisSettings) -> io::Result<Self> {
         let random = RandomState::new();
+        let folder = tempfile::Builder::new().prefix("leasehold-redis-").tempdir()?;
+        let clock = settings.steppable_clock.then(|| ClockStep::new(folder.path())).transpose()?;
         let mut server = Self {
             settings,
             program: find_program()?,
             port: Port::free()?,
-            folder: tempfile::Builder::new().prefix("leasehold-redis-").tempdir()?,
+            folder,
+            clock,
             password: format!("{:016x}{:016x}", random.hash_one(0), random.hash_one(1)),
             process: None,
             side: Mutex::new(None),
@@ -187,6 +200,15 @@ impl RedisServer {
         self.running()?.resume()
     }
 
+    /// Steps its wall clock by so many microseconds, at once: forward, or back when they are negative.
+    ///
+    /// # Errors
+    /// When it was not started with [`RedisSettings::steppable_clock`].
+    pub fn step_clock(&self, micros: i64) -> io::Result<()> {
+        let clock = self.clock.as_ref();
+        clock.ok_or_else(|| io::Error::other("start this redis-server with steppable_clock()"))?.step(micros)
+    }
+
     /// Sends a command as a user who may do everything, beside the library under test. Blocks shortly, at most five
     /// seconds.
     ///
@@ -271,6 +293,9 @@ impl RedisServer {
         let mut command = Command::new(&self.program);
         command.arg(&config).current_dir(self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some(clock) = &self.clock {
+            clock.apply(&mut command);
+        }
         let process = self.process.insert(ChildProcess::spawn(&mut command)?);
         let id = process.id().to_string();
         let until = Instant::now() + START_BOUND;

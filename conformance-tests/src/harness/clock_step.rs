@@ -1,0 +1,69 @@
+//! A wall clock that can be stepped, for one server at a time.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What stands between a server and the machine's clock. In C, since nothing else can be loaded before a program's own
+/// libraries without unsafe code here; whoever links Rust programs has a C compiler.
+const SOURCE: &str = include_str!("clock_step.c");
+
+/// The step of a server's wall clock, zero at first. Linux only.
+#[derive(Debug)]
+pub(crate) struct ClockStep {
+    library: PathBuf,
+    file: PathBuf,
+    micros: Mutex<i64>,
+}
+
+impl ClockStep {
+    /// Keeps what it needs in this folder.
+    ///
+    /// # Errors
+    /// When there is no C compiler (the text says how to get it), or a file cannot be written.
+    pub(crate) fn new(folder: &Path) -> io::Result<Self> {
+        if !cfg!(target_os = "linux") {
+            return Err(io::Error::other("a server's clock can be stepped on Linux only"));
+        }
+        static COMPILED: OnceLock<Result<Vec<u8>, String>> = OnceLock::new();
+        let compiled = COMPILED.get_or_init(|| compile().map_err(|error| error.to_string()));
+        let compiled = compiled.as_ref().map_err(|error| io::Error::other(error.clone()))?;
+        let (library, file) = (folder.join("clock_step.so"), folder.join("clock_step"));
+        std::fs::write(&library, compiled)?;
+        std::fs::write(&file, 0_i64.to_ne_bytes())?;
+        Ok(Self { library, file, micros: Mutex::new(0) })
+    }
+
+    /// Has a command run by the stepped clock.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", &self.library).env("LEASEHOLD_CLOCK_STEP", &self.file);
+    }
+
+    /// Steps the clock, at once.
+    pub(crate) fn step(&self, micros: i64) -> io::Result<()> {
+        let mut total = self.micros.lock().unwrap_or_else(PoisonError::into_inner);
+        *total += micros;
+        // In place: the server has this very file in its memory.
+        OpenOptions::new().write(true).open(&self.file)?.write_all(&total.to_ne_bytes())
+    }
+}
+
+fn compile() -> io::Result<Vec<u8>> {
+    let folder = tempfile::Builder::new().prefix("leasehold-clock-").tempdir()?;
+    let (source, library) = (folder.path().join("clock_step.c"), folder.path().join("clock_step.so"));
+    std::fs::write(&source, SOURCE)?;
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+    let output = command.output().map_err(|error| {
+        io::Error::other(format!(
+            "a server's clock is stepped by a file in C, and `cc` cannot be run ({error}): `apt-get install gcc`"
+        ))
+    })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(io::Error::other(format!("clock_step.c does not compile here: {said}")));
+    }
+    std::fs::read(library)
+}

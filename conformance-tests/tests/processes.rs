@@ -1,0 +1,16 @@
+//! Holders and waiters in processes of their own (`taker`), on a real redis-server: killed, paused, cut off, and made to exit.
+//!
+//! All of them, the server included, share one machine, so the server's record says when a lease ends and the takers'
+//! lines say what happened when, on one clock. Lower bounds are strict; upper bounds are those of the contract plus the
+//! lag of the machine, which a canary measures.
+
+#[path = "processes/chaos.rs"]
+mod chaos;
+#[path = "processes/endings.rs"]
+mod endings;
+#[path = "redis/stored.rs"]
+mod stored;
+#[path = "processes/unreachable.rs"]
+mod unreachable;
+#[path = "processes/world.rs"]
+mod world;

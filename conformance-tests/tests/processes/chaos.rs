@@ -1,0 +1,99 @@
+//! Several processes at work on one lock: nothing is counted twice, and no two hold at once.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::{Taker, TakerEvent, TakerLine};
+use conformance_tests::history::{Hold, check};
+use lock_core::FencingToken;
+
+use super::world::{SOON, World, name};
+
+/// The holds that takers have told of. One that was killed in the middle held at most until it said its last word.
+fn holds(said: &[TakerLine]) -> Vec<Hold> {
+    let mut holds = Vec::new();
+    let mut open: BTreeMap<u32, Hold> = BTreeMap::new();
+    for line in said {
+        let at = Duration::from_micros(line.at_us);
+        if let Some(hold) = open.get_mut(&line.pid) {
+            hold.until = at;
+        }
+        match line.event {
+            TakerEvent::Acquired { token, .. } => {
+                let hold = Hold { lock: name(), token: FencingToken::new(token), from: at, until: at };
+                holds.extend(open.insert(line.pid, hold));
+            }
+            TakerEvent::Released { called_us, .. } => {
+                holds.extend(
+                    open.remove(&line.pid).map(|hold| Hold { until: Duration::from_micros(called_us), ..hold }),
+                );
+            }
+            TakerEvent::Lost { .. } => holds.extend(open.remove(&line.pid)),
+            _ => {}
+        }
+    }
+    holds.extend(open.into_values());
+    holds
+}
+
+/// What the counter was raised to, step by step.
+fn counted(said: &[TakerLine]) -> Vec<u64> {
+    let number = |line: &TakerLine| match line.event {
+        TakerEvent::Counted { number } => Some(number),
+        _ => None,
+    };
+    said.iter().filter_map(number).collect()
+}
+
+#[test]
+fn two_processes_raise_a_counter_without_losing_a_step() {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counter");
+    let turns = 150;
+    let arguments = ["--count", &turns.to_string(), "--counter", file.to_str().unwrap(), "--work", "1ms"];
+    let mut takers = [world.taker(&arguments), world.taker(&arguments)];
+    let mut said = Vec::new();
+    for taker in &mut takers {
+        let exit = taker.wait(Duration::from_secs(60)).unwrap();
+        assert!(exit.success(), "{:?}", taker.said());
+        said.extend_from_slice(taker.said());
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * turns).to_string());
+    let holds = holds(&said);
+    assert_eq!(holds.len(), 2 * turns);
+    check(&holds).unwrap();
+}
+
+#[test]
+fn processes_that_are_killed_at_work_never_overlap() {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counter");
+    let arguments = ["--count", "1000000", "--counter", file.to_str().unwrap(), "--work", "2ms", "--ttl", "400ms"];
+    let mut takers: Vec<Taker> = (0..4).map(|_| world.taker(&arguments)).collect();
+    let mut said = Vec::new();
+    let until = Instant::now() + Duration::from_secs(8);
+    let mut kills = 0;
+    while Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(700));
+        let taker = &mut takers[kills % 4];
+        taker.process().kill().unwrap();
+        taker.wait(SOON).unwrap();
+        said.extend_from_slice(taker.said());
+        takers[kills % 4] = world.taker(&arguments);
+        kills += 1;
+    }
+    for taker in &mut takers {
+        taker.process().kill().unwrap();
+        taker.wait(SOON).unwrap();
+        said.extend_from_slice(taker.said());
+    }
+    let mut numbers = counted(&said);
+    numbers.sort_unstable();
+    let steps = numbers.len();
+    numbers.dedup();
+    assert_eq!(numbers.len(), steps, "a step was counted twice");
+    assert!(steps > 100, "only {steps} steps with {kills} kills");
+    check(&holds(&said)).unwrap();
+}

@@ -1,0 +1,48 @@
+//! What a server holds of a prefix.
+
+use conformance_tests::Census;
+use conformance_tests::harness::Reply;
+
+use super::stored::{Head, Stored};
+
+impl Stored<'_> {
+    /// Everything under the prefix. Keys that are not Leasehold's fail the case.
+    pub(super) fn census(&self) -> Census {
+        let mut census = Census::default();
+        for key in self.keys() {
+            let rest = key.strip_prefix(self.prefix).unwrap_or(&key).to_owned();
+            match rest.rsplit_once('}').map(|(_, kind)| kind) {
+                Some("") => match self.ask(&["GET", &key]) {
+                    Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => census.leases += 1,
+                    Reply::Bytes(_) => census.fences += 1,
+                    _ => {}
+                },
+                Some(":q") => match self.live_places(&key) {
+                    // Its places are dead; it ends by itself.
+                    0 => census.other += 1,
+                    places => census.places += places,
+                },
+                Some(kind) if kind.starts_with(":t:") => census.tombstones += 1,
+                Some(kind) if kind.starts_with(":f:") => {}
+                None if rest == "epoch" => {}
+                _ => panic!("a key that is no part of the format: {key:?}"),
+            }
+        }
+        census
+    }
+
+    /// All keys under the prefix. Owner tokens are part of some: they are shown in no text.
+    fn keys(&self) -> Vec<String> {
+        let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
+        loop {
+            let mut page = self.ask(&["SCAN", &cursor, "MATCH", &format!("{}*", self.prefix), "COUNT", "1000"]).items();
+            keys.extend(page.pop().map(Reply::items).unwrap_or_default().iter().map(Reply::text));
+            cursor = page.pop().map(|cursor| cursor.text()).unwrap_or_default();
+            if cursor == "0" {
+                keys.sort();
+                keys.dedup();
+                return keys;
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Everything at once: connections that hear of grants are killed all the time, scripts are forgotten, holders crash, waiters
+//! vanish. No two hold at once, nobody is stuck, and the lock is never idle for longer than a dead holder's lease.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use conformance_tests::history::History;
+use lock_core::{ErrorKind, LockClient, LockName};
+
+use super::support::{Redis, Watch, case, client};
+
+const TTL: Duration = Duration::from_millis(600);
+const CLIENTS: u64 = 6;
+const TASKS: u64 = 4;
+const LASTS: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct Tally {
+    is_over: AtomicBool,
+    crashes: AtomicU64,
+    vanished: AtomicU64,
+    unclear: AtomicU64,
+}
+
+/// A number below `bound` that differs with every step of every worker of every run.
+fn chance(state: &RandomState, step: (u64, u64), bound: u64) -> u64 {
+    state.hash_one(step) % bound
+}
+
+async fn work(client: LockClient, worker: u64, history: Arc<History>, tally: Arc<Tally>) -> u64 {
+    let (name, random) = (LockName::new("chaos").unwrap(), RandomState::new());
+    let mut held = 0;
+    for step in 0.. {
+        if tally.is_over.load(Ordering::Relaxed) {
+            break;
+        }
+        let crashes = chance(&random, (worker, step), 100) == 0;
+        let lock = client.lock(name.as_str()).wait(Duration::from_secs(10));
+        // Who crashes renews no more, and releases nothing.
+        let lock = if crashes { lock.without_renewal() } else { lock };
+        let patience = match chance(&random, (worker + 1_000, step), 20) {
+            0 => Duration::from_millis(chance(&random, (worker + 2_000, step), 40)),
+            _ => Duration::from_secs(10),
+        };
+        let guard = match tokio::time::timeout(patience, lock.acquire()).await {
+            Ok(Ok(guard)) => guard,
+            Ok(Err(error)) => {
+                // The connection of its request was killed: nobody knows whether it arrived.
+                assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error:?}");
+                tally.unclear.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            Err(_) => {
+                tally.vanished.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+        };
+        let from = history.now();
+        held += 1;
+        tokio::time::sleep(Duration::from_millis(chance(&random, (worker + 3_000, step), 3))).await;
+        history.ends(&name, guard.fencing_token(), from, || guard.is_held());
+        if crashes {
+            tally.crashes.fetch_add(1, Ordering::Relaxed);
+            std::mem::forget(guard);
+        } else {
+            // An outcome that is not known is the background's to mend.
+            let _ = guard.release().await;
+        }
+    }
+    held
+}
+
+/// Kills every connection that hears of grants, twenty times a second; forgets the scripts, twice a second.
+async fn trouble(fixture: &Redis, tally: &Tally) -> u64 {
+    let (mut killed, begin) = (0, Instant::now());
+    for round in 0.. {
+        if begin.elapsed() >= LASTS {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let server = fixture.server();
+        let reply = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("CLIENT KILL");
+        killed += reply.int().and_then(|killed| u64::try_from(killed).ok()).unwrap_or_default();
+        if round % 10 == 0 {
+            server.command(&["SCRIPT", "FLUSH"]).expect("SCRIPT FLUSH");
+        }
+    }
+    tally.is_over.store(true, Ordering::Relaxed);
+    killed
+}
+
+#[test]
+fn no_two_hold_and_nobody_is_stuck() {
+    case(|fixture| async move {
+        let watch = Watch::start();
+        let (history, tally) = (Arc::new(History::new()), Arc::new(Tally::default()));
+        let mut workers = Vec::new();
+        for number in 0..CLIENTS {
+            let client = client(&fixture, TTL).await;
+            for task in 0..TASKS {
+                let worker = number * TASKS + task;
+                workers.push(tokio::spawn(work(client.clone(), worker, history.clone(), tally.clone())));
+            }
+        }
+        let killed = trouble(&fixture, &tally).await;
+        let mut held = Vec::new();
+        for worker in workers {
+            held.push(worker.await.expect("no worker panics"));
+        }
+        history.check().unwrap_or_else(|violation| panic!("{violation}"));
+
+        let (crashes, vanished) = (tally.crashes.load(Ordering::Relaxed), tally.vanished.load(Ordering::Relaxed));
+        let total: u64 = held.iter().sum();
+        assert!(killed > 100 && crashes > 0 && vanished > 0, "{killed} killed, {crashes} crashes, {vanished} vanished");
+        assert!(total > 50, "only {total} holds");
+        assert!(held.iter().all(|held| *held > 0), "somebody never got the lock: {held:?}");
+
+        let mut holds = history.holds();
+        holds.sort_by_key(|hold| hold.from);
+        let gaps = holds.windows(2).map(|pair| pair[1].from.saturating_sub(pair[0].until));
+        let longest = gaps.max().unwrap_or_default();
+        // A holder that crashed blocks for its ttl, and the head of the queue may be one whose place is dead.
+        let bound = TTL + TTL / 3 + Duration::from_millis(400) + watch.lag();
+        assert!(longest <= bound, "the lock was idle for {longest:?}, the bound is {bound:?}");
+    });
+}

@@ -1,0 +1,95 @@
+//! What a lock costs the server: commands and connections.
+
+use std::time::Duration;
+
+use conformance_tests::Fixture;
+use lock_core::{KeeperHome, LockClient, LockName};
+
+use super::support::{Redis, builder, case, client, hold};
+
+/// Long beside a case: no lease and no place is renewed in the middle of it but those of the many.
+const TTL: Duration = Duration::from_secs(30);
+
+/// Counts every command that a client sends.
+fn every_command(_: &str) -> bool {
+    true
+}
+
+#[test]
+fn acquire_and_release_are_one_command_each() {
+    case(|fixture| async move {
+        let ann = client(&fixture, TTL).await;
+        // The first one makes its ttl known to others.
+        hold(&ann, "warm").await.release().await.expect("a release");
+        let mut monitor = fixture.server().monitor(every_command).expect("MONITOR");
+        for number in 0..10 {
+            hold(&ann, &format!("cost {number}")).await.release().await.expect("a release");
+        }
+        assert_eq!(monitor.count(&fixture.server()).expect("the server runs"), 20);
+    });
+}
+
+/// The commands that all clients send for one handoff, with so many that wait.
+async fn per_handoff(fixture: &Redis, clients: usize, turns: usize) -> f64 {
+    let mut all: Vec<LockClient> = Vec::new();
+    for _ in 0..clients {
+        // As tasks of one runtime: a thread each would measure the machine.
+        let builder = builder(fixture, "").await.ttl(TTL).wait(Duration::from_secs(60));
+        all.push(builder.keeper(KeeperHome::CurrentRuntime).build().expect("a client"));
+    }
+    let name = format!("handoff among {clients}");
+    let lock = LockName::new(&name).unwrap();
+    let first = hold(&all[0], &name).await;
+    let mut tasks = Vec::new();
+    for client in &all {
+        let (client, name) = (client.clone(), name.clone());
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..turns {
+                hold(&client, &name).await.release().await.expect("a release");
+            }
+        }));
+    }
+    while fixture.record(&lock).await.waiters < clients as u64 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut monitor = fixture.server().monitor(every_command).expect("MONITOR");
+    let before = monitor.count(&fixture.server()).expect("the server runs");
+    first.release().await.expect("a release");
+    for task in tasks {
+        task.await.expect("no task panics");
+    }
+    let sent = monitor.count(&fixture.server()).expect("the server runs") - before;
+    for client in all {
+        client.shutdown().await.expect("a shutdown");
+    }
+    sent as f64 / (clients * turns) as f64
+}
+
+#[test]
+fn a_handoff_costs_two_commands_from_two_clients_to_many() {
+    case(|fixture| async move {
+        for (clients, turns) in [(2, 100), (20, 20), (200, 5)] {
+            let cost = per_handoff(&fixture, clients, turns).await;
+            assert!(cost <= 2.2, "{cost:.2} commands for each handoff among {clients} clients");
+        }
+    });
+}
+
+#[test]
+fn a_client_has_at_most_one_connection_per_runtime() {
+    case(|fixture| async move {
+        let ann = client(&fixture, TTL).await;
+        let mut tasks = Vec::new();
+        for number in 0..300 {
+            let ann = ann.clone();
+            tasks.push(tokio::spawn(async move {
+                hold(&ann, &format!("connections {}", number % 30)).await.release().await.expect("a release");
+            }));
+        }
+        for task in tasks {
+            task.await.expect("no task panics");
+        }
+        // This runtime's, and the keeper's, which also hears of grants.
+        assert_eq!(fixture.census().await.connections, 2);
+    });
+}

@@ -1,0 +1,144 @@
+//! A server that forgot what it had acknowledged: who holds a lock from before believes in it until its ttl is over, so
+//! nobody may be granted one until then. Exclusion across lost data, which no server can promise by itself.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::{Data, Fixture};
+use lock_core::{LockClient, LockName, LossReason};
+
+use super::support::{Redis, SOON, Watch, builder, case, client, eventually, hold};
+
+const TTL: Duration = Duration::from_millis(1_500);
+
+/// The server counts how long it runs in whole seconds.
+const WHOLE_SECOND: Duration = Duration::from_secs(1);
+
+/// How long it may take a client to notice that the server is back: pauses between two tries, and one call.
+const RECONNECT: Duration = Duration::from_millis(1_400);
+
+fn lose_everything(fixture: &Redis) -> Instant {
+    fixture.server().kill().expect("it runs");
+    fixture.server().start_again(Data::Lost).expect("it starts");
+    Instant::now()
+}
+
+/// The earliest moment at which the lease of a lock can end, by the server's own record.
+async fn lease_ends(fixture: &Redis, name: &str) -> Instant {
+    let before = Instant::now();
+    before + fixture.record(&LockName::new(name).unwrap()).await.lease.expect("it is held")
+}
+
+/// Waits until some client has written down that the server is another one than before.
+async fn noted(fixture: &Redis) {
+    eventually("a client has met the new server", || {
+        fixture.server().command(&["EXISTS", "leasehold:epoch"]).is_ok_and(|reply| reply.int() == Some(1))
+    })
+    .await;
+}
+
+#[test]
+fn nobody_is_granted_a_lock_while_one_from_before_may_be_believed_in() {
+    case(|fixture| async move {
+        let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
+        hold(&bob, "other").await.release().await.expect("a release");
+        let guard = hold(&ann, "lost").await;
+        let watch = Watch::start();
+        let ends = lease_ends(&fixture, "lost").await;
+        let restarted = lose_everything(&fixture);
+
+        let next = hold(&bob, "lost").await;
+        let at = Instant::now();
+        assert!(at >= ends, "granted {:?} before the lease from before the restart had ended", ends - at);
+        assert!(!guard.is_held(), "the holder from before still believes in its lease");
+        assert!(next.fencing_token() > guard.fencing_token());
+        let bound = TTL + WHOLE_SECOND + RECONNECT + watch.lag();
+        assert!(at - restarted <= bound, "the wait took {:?} of {bound:?}", at - restarted);
+        assert!(matches!(guard.lost().await.reason, LossReason::Gone | LossReason::Expired));
+    });
+}
+
+#[test]
+fn a_newcomer_waits_as_well() {
+    case(|fixture| async move {
+        let ann = client(&fixture, TTL).await;
+        let guard = hold(&ann, "lost").await;
+        let ends = lease_ends(&fixture, "lost").await;
+        lose_everything(&fixture);
+        noted(&fixture).await;
+        // It has never seen the server before; what the other client has written down tells it. With a short ttl of its own.
+        let newcomer = client(&fixture, Duration::from_millis(200)).await;
+        let next = newcomer.lock("lost").acquire().await.expect("the lock comes free");
+        assert!(Instant::now() >= ends, "the newcomer was granted a lock that another still believed in");
+        assert!(!guard.is_held());
+        assert!(next.fencing_token() > guard.fencing_token());
+    });
+}
+
+#[test]
+fn a_waiter_from_before_is_served_when_the_wait_is_over() {
+    case(|fixture| async move {
+        let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
+        let guard = hold(&ann, "lost").await;
+        let waiting = tokio::spawn(async move { hold(&bob, "lost").await.fencing_token() });
+        let name = LockName::new("lost").unwrap();
+        while fixture.record(&name).await.waiters == 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let ends = lease_ends(&fixture, "lost").await;
+        lose_everything(&fixture);
+        let token = tokio::time::timeout(SOON, waiting).await.expect("it is served").expect("it does not panic");
+        assert!(Instant::now() >= ends, "the waiter was granted a lock that another still believed in");
+        assert!(token > guard.fencing_token());
+    });
+}
+
+/// How long after its start a client with these settings gets a lock of a server that was just started with nothing.
+async fn first_grant(fixture: &Redis, more: &str) -> Duration {
+    let started = lose_everything(fixture);
+    let client: LockClient = builder(fixture, more).await.ttl(TTL).build().expect("a client");
+    hold(&client, "first").await.release().await.expect("a release");
+    started.elapsed()
+}
+
+#[test]
+fn a_server_that_nobody_knew_is_used_at_once_or_not_as_it_is_set() {
+    case(|fixture| async move {
+        let watch = Watch::start();
+        let took = first_grant(&fixture, "").await;
+        assert!(took <= TTL / 2 + watch.lag(), "nobody knew this server: {took:?}");
+        let took = first_grant(&fixture, "&restart=quarantine").await;
+        assert!(took >= TTL - Duration::from_millis(50), "somebody may hold a lock of the server's last run: {took:?}");
+    });
+}
+
+#[test]
+fn trust_never_waits() {
+    case(|fixture| async move {
+        let trusting = builder(&fixture, "&restart=trust").await.ttl(TTL).build().expect("a client");
+        let guard = hold(&trusting, "trust").await;
+        let watch = Watch::start();
+        lose_everything(&fixture);
+        let other = builder(&fixture, "&restart=trust").await.ttl(TTL).build().expect("a client");
+        let next = hold(&other, "trust").await;
+        watch.within(TTL / 2, "trust waits for nothing");
+        // Exclusion ends here, as its capabilities say; the order of the tokens does not.
+        assert!(next.fencing_token() > guard.fencing_token());
+        assert_eq!(guard.lost().await.reason, LossReason::Gone);
+    });
+}
+
+#[test]
+fn with_its_data_a_server_keeps_holders_and_makes_newcomers_wait() {
+    case(|fixture| async move {
+        let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
+        hold(&bob, "other").await.release().await.expect("a release");
+        let guard = hold(&ann, "kept").await;
+        fixture.server().kill().expect("it runs");
+        fixture.server().start_again(Data::Kept).expect("it starts");
+        assert!(bob.lock("kept").wait(TTL * 2).acquire().await.is_err(), "another got a lock that is held");
+        assert!(guard.is_held(), "{:?}", ann.stats());
+        let token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        assert!(hold(&bob, "kept").await.fencing_token() > token);
+    });
+}

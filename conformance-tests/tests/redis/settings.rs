@@ -1,0 +1,146 @@
+//! Servers and users as they are set up, well or badly.
+
+use std::time::Duration;
+
+use conformance_tests::harness::{RedisServer, RedisSettings};
+use leasehold::redis::acl;
+use lock_core::{Error, ErrorKind, LockClient};
+
+use super::support::hold;
+
+const TTL: Duration = Duration::from_secs(2);
+
+fn case<C, F>(case: C)
+where
+    C: FnOnce() -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    conformance_tests::run(conformance_tests::DEADLINE, case);
+}
+
+fn start(settings: RedisSettings) -> RedisServer {
+    settings.start().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The lock goes round once: taken, waited for, handed on.
+async fn works(url: &str) {
+    let (ann, bob) = (connect(url).await.expect("a client"), connect(url).await.expect("a client"));
+    let guard = hold(&ann, "works").await;
+    let waiting = tokio::spawn(async move { hold(&bob, "works").await.fencing_token() });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!waiting.is_finished());
+    let token = guard.fencing_token();
+    guard.release().await.expect("a release");
+    assert!(waiting.await.expect("no panic") > token);
+}
+
+async fn connect(url: &str) -> Result<LockClient, Error> {
+    leasehold::connect(url).await
+}
+
+/// What connecting, or else the first acquire, fails with.
+async fn fails(url: &str) -> Error {
+    match connect(url).await {
+        Err(error) => error,
+        Ok(client) => client.lock("fails").ttl(TTL).try_acquire().await.expect_err("this must not work"),
+    }
+}
+
+#[track_caller]
+fn assert_error(error: &Error, kind: ErrorKind, hint: &str) {
+    assert_eq!(error.kind(), kind, "{error:?}");
+    let text = format!("{error} {error:?}");
+    assert!(text.contains(hint), "no {hint:?} in {text}");
+    assert!(!text.contains("hunter2"), "a password in {text}");
+}
+
+#[test]
+fn a_unix_socket_works() {
+    case(|| async {
+        let server = start(RedisSettings::new().unix_socket());
+        let socket = server.unix_socket().expect("it was asked for");
+        works(&format!("redis+unix://{}", socket.display())).await;
+        works(&format!("redis+unix://{}?db=2", socket.display())).await;
+    });
+}
+
+#[test]
+fn databases_and_prefixes_are_apart() {
+    case(|| async {
+        let server = start(RedisSettings::new());
+        let url = server.url();
+        works(&format!("{url}/3")).await;
+        let mut guards = Vec::new();
+        for url in [url.clone(), format!("{url}/3"), format!("{url}/?prefix=other:")] {
+            let client = connect(&url).await.expect("a client");
+            guards.push(hold(&client, "apart").await);
+        }
+        assert!(guards.iter().all(|guard| guard.is_held()));
+    });
+}
+
+#[test]
+fn a_password_is_needed_and_never_shown() {
+    case(|| async {
+        let server = start(RedisSettings::new().line("requirepass hunter2"));
+        let addr = server.addr();
+        works(&format!("redis://:hunter2@{addr}")).await;
+        assert_error(&fails(&format!("redis://{addr}")).await, ErrorKind::Auth, "password");
+        let error = fails(&format!("redis://:hunter22@{addr}")).await;
+        assert_error(&error, ErrorKind::Auth, "password");
+    });
+}
+
+#[test]
+fn the_least_permissions_are_enough_and_needed() {
+    case(|| async {
+        let rules = acl("leasehold:");
+        let lacking = rules.replace("+publish", "-publish").replace("+evalsha", "-evalsha");
+        let server = start(
+            RedisSettings::new()
+                .line("user default off")
+                .line(format!("user locker on >hunter2 {rules}"))
+                .line(format!("user lacking on >hunter2 {lacking}")),
+        );
+        let addr = server.addr();
+        works(&format!("redis://locker:hunter2@{addr}")).await;
+        // Nothing outside the prefix can be touched.
+        let error = fails(&format!("redis://locker:hunter2@{addr}/?prefix=other:")).await;
+        assert_error(&error, ErrorKind::Auth, "acl");
+        let error = fails(&format!("redis://lacking:hunter2@{addr}")).await;
+        assert_error(&error, ErrorKind::Auth, "acl");
+        let denied = server.command(&["ACL", "LOG"]).expect("ACL LOG").items();
+        assert!(!denied.is_empty(), "the harness sees what was denied");
+    });
+}
+
+#[test]
+fn a_server_that_may_evict_locks_is_refused() {
+    case(|| async {
+        let server = start(RedisSettings::new().line("maxmemory-policy allkeys-lru").line("maxmemory 100mb"));
+        let url = server.url();
+        assert_error(&fails(&url).await, ErrorKind::Unsupported, "noeviction");
+        works(&format!("{url}/?eviction=warn")).await;
+    });
+}
+
+#[test]
+fn a_server_that_stops_for_moments_loses_no_lease() {
+    case(|| async {
+        let server = start(RedisSettings::new());
+        let client = connect(&format!("{}/?timeout=400ms", server.url())).await.expect("a client");
+        let guards: Vec<_> = {
+            let mut guards = Vec::new();
+            for number in 0..50 {
+                guards.push(client.lock(format!("moments {number}")).ttl(TTL).acquire().await.expect("free"));
+            }
+            guards
+        };
+        for _ in 0..8 {
+            server.command(&["CLIENT", "PAUSE", "300", "ALL"]).expect("CLIENT PAUSE");
+            tokio::time::sleep(Duration::from_millis(600)).await;
+        }
+        assert!(guards.iter().all(|guard| guard.is_held()), "{:?}", client.stats());
+        assert_eq!(client.stats().lost, 0);
+    });
+}

@@ -1,0 +1,85 @@
+//! What the cases that only Redis can have share.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::Canary;
+use conformance_tests::{Fixture, Route};
+use leasehold::redis::RedisBackend;
+use lock_core::{ClientBuilder, LockClient, LockGuard};
+
+use super::fixture::{Plain, RedisFixture};
+
+pub(super) type Redis = RedisFixture<Plain>;
+
+/// How long something may take that is to happen.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
+/// Timers count in milliseconds and round up.
+const TICK: Duration = Duration::from_millis(2);
+
+/// How many threads have to be woken one after the other, at most, before a case sees something: a server or a timer,
+/// the keeper, a worker of the case's runtime, the case.
+const HOPS: u32 = 4;
+
+/// Runs a case as the suite runs its own, with a server of its own.
+pub(super) fn case<C, F>(case: C)
+where
+    C: FnOnce(Redis) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    conformance_tests::run(conformance_tests::DEADLINE, || async { case(Redis::new().await).await });
+}
+
+/// Makes a client that reaches the server directly, with these settings on top of its URL.
+pub(super) async fn builder(fixture: &Redis, more: &str) -> ClientBuilder {
+    let url = fixture.url(Route::Clear, more);
+    let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("not connected: {error:?}"));
+    LockClient::builder(backend).wait(SOON)
+}
+
+pub(super) async fn client(fixture: &Redis, ttl: Duration) -> LockClient {
+    builder(fixture, "").await.ttl(ttl).build().expect("a client")
+}
+
+pub(super) async fn hold(client: &LockClient, name: &str) -> LockGuard {
+    client.lock(name).acquire().await.unwrap_or_else(|error| panic!("{name:?} is not acquired: {error:?}"))
+}
+
+/// Time since a moment, with the machine's own lag measured beside it.
+pub(super) struct Watch {
+    canary: Canary,
+    begin: Instant,
+}
+
+impl Watch {
+    pub(super) fn start() -> Self {
+        Self { canary: Canary::start(), begin: Instant::now() }
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    pub(super) fn lag(&self) -> Duration {
+        TICK + self.canary.lag() * HOPS
+    }
+
+    #[track_caller]
+    pub(super) fn within(&self, bound: Duration, what: &str) {
+        let (took, lag) = (self.elapsed(), self.lag());
+        assert!(took <= bound + lag, "{what}: it took {took:?}, the bound is {bound:?} and the machine's lag {lag:?}");
+    }
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub(super) fn eventually(what: &str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let until = Instant::now() + SOON;
+        while !is_so() {
+            assert!(Instant::now() < until, "never: {what} (at {caller})");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
