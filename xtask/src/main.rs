@@ -9,6 +9,7 @@ mod dependencies;
 mod features;
 mod harness;
 mod hygiene;
+mod known;
 mod licence;
 mod metadata;
 mod parts;
