@@ -127,7 +127,7 @@ saboteurs! {
         silence_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
         a_cut_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
-        a_slow_path_loses_nothing: RenewsTooSlowly, "lost a lease of";
+        a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has a line that is good";
         a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived what was released";
         one_poisoned_lease_of_a_thousand: StaysBroken, "cost others theirs";
         a_renewal_that_panics_harms_no_other_lease: RefusesRenewals, "cost others their lease";

@@ -11,7 +11,7 @@ impl Stored<'_> {
         let mut census = Census::default();
         for key in self.keys() {
             let rest = key.strip_prefix(self.prefix).unwrap_or(&key).to_owned();
-            match rest.rsplit_once('}').map(|(_, kind)| kind) {
+            match rest.split_once('}').map(|(_, kind)| kind) {
                 Some("") => match self.ask(&["GET", &key]) {
                     Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => census.leases += 1,
                     Reply::Bytes(_) => census.fences += 1,
