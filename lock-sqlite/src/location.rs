@@ -166,7 +166,7 @@ mod tests {
              32 31 0:42 / /mnt/local/over rw - tmpfs t rw\n\
              33 31 0:43 / /mnt/local/over rw shared:3 master:1 - virtiofs v rw\n";
         let kind = |path: &str| kind_of_mount(mounts, Path::new(path));
-        assert_eq!(kind("/home/a").as_deref(), Some("ext4"));
+        assert_eq!(kind("/srv/a").as_deref(), Some("ext4"));
         assert_eq!(kind("/mnt/my share/a").as_deref(), Some("fuse.sshfs"));
         assert_eq!(kind("/mnt/locally").as_deref(), Some("ext4"));
         assert_eq!(kind("/mnt/local/a").as_deref(), Some("fuse.gocryptfs"));

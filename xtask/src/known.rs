@@ -36,4 +36,9 @@ impl Known {
         }
         args
     }
+
+    /// How many cases of a target are known.
+    pub(crate) fn count(&self, target: &str) -> u64 {
+        self.0.iter().filter(|(known, ..)| known == target).count() as u64
+    }
 }
