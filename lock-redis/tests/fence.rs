@@ -1,63 +1,25 @@
 //! A fenced write takes effect while the lease is current, and is refused by Redis itself when it is not.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+mod support;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lock_core::{ErrorKind, LockClient};
 use lock_redis::{FencedScript, RedisBackend};
 use redis::Value;
+use support::Redis;
 
-/// A server of its own on a unix socket in a folder of its own; ends with its owner.
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Server {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
-            .arg(folder.path().join("redis.sock"))
-            .arg("--dir")
-            .arg(folder.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server cannot be started: get it by `apt-get install redis-server`");
-        let server = Self { child, folder };
-        let until = Instant::now() + Duration::from_secs(20);
-        while !Path::new(&server.socket()).exists() {
-            assert!(Instant::now() < until, "redis-server does not come up");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
-    }
-
-    fn socket(&self) -> String {
-        self.folder.path().join("redis.sock").display().to_string()
-    }
-
-    async fn client(&self) -> (Arc<RedisBackend>, LockClient) {
-        let url = format!("redis+unix://{}", self.socket());
-        let backend = Arc::new(RedisBackend::connect(&url).await.expect("a connection"));
-        (backend.clone(), LockClient::new(backend))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+async fn client(server: &Redis) -> (Arc<RedisBackend>, LockClient) {
+    let backend = Arc::new(RedisBackend::connect(&server.url()).await.expect("a connection"));
+    (backend.clone(), LockClient::new(backend))
 }
 
 #[tokio::test]
 async fn a_late_write_is_refused_and_changes_nothing() {
-    let server = Server::start();
-    let (ann, ann_client) = server.client().await;
-    let (bob, bob_client) = server.client().await;
+    let server = Redis::start(&[]);
+    let (ann, ann_client) = client(&server).await;
+    let (bob, bob_client) = client(&server).await;
     let add = FencedScript::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
 
     let late = ann_client.lock("account").ttl(Duration::from_secs(1)).without_renewal().acquire().await.unwrap();
@@ -82,8 +44,8 @@ async fn a_late_write_is_refused_and_changes_nothing() {
 
 #[tokio::test]
 async fn a_script_may_have_several_keys_and_any_answer() {
-    let server = Server::start();
-    let (backend, client) = server.client().await;
+    let server = Redis::start(&[]);
+    let (backend, client) = client(&server).await;
     let guard = client.lock("ledger {1}").acquire().await.unwrap();
     let fence = backend.fence(&guard);
     let (from, to) = (fence.key("from"), fence.key("to"));

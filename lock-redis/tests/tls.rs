@@ -1,11 +1,13 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
+mod support;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use lock_core::{ErrorKind, LockClient};
 use lock_redis::RedisBackend;
+use support::Redis;
 
 /// Makes a private authority, and a certificate of it for `localhost`.
 fn certificates(folder: &Path) {
@@ -23,48 +25,21 @@ fn certificates(folder: &Path) {
     openssl(&[&sign[..], &["-extfile", "own.ext", "-out", "own.pem"]].concat());
 }
 
-/// A server that ends with the test, however that ends.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn a_lock_over_tls() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     certificates(folder.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
     let port =
         std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
-    let port = port.to_string();
-    let args = ["--port", "0", "--tls-port", &port, "--bind", "127.0.0.1", "--save", "", "--tls-cert-file", "own.pem"];
-    let more = ["--tls-key-file", "own.key", "--tls-ca-cert-file", "ca.pem", "--tls-auth-clients", "yes"];
-    let server = Command::new("redis-server")
-        .args(args)
-        .args(more)
-        .current_dir(folder.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("redis-server cannot be started: get it by `apt-get install redis-server`");
-    let _server = Server(server);
+    let (port, ca, cert, key) = (port.to_string(), file("ca.pem"), file("own.pem"), file("own.key"));
+    let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let options = ["--tls-port", &port, "--bind", "127.0.0.1", "--tls-auth-clients", "yes"];
+    let _server = Redis::start(&[&options[..], &files].concat());
 
-    let file = |name: &str| folder.path().join(name).display().to_string();
-    let plain = format!("rediss://localhost:{port}/?ca={}", file("ca.pem"));
-    let whole = format!("{plain}&cert={}&key={}", file("own.pem"), file("own.key"));
-    let until = Instant::now() + Duration::from_secs(20);
-    let backend = loop {
-        match RedisBackend::connect(&whole).await {
-            Ok(backend) => break backend,
-            Err(error) if Instant::now() < until => {
-                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-            Err(error) => panic!("{error:?}"),
-        }
-    };
+    let plain = format!("rediss://localhost:{port}/?ca={ca}");
+    let whole = format!("{plain}&cert={cert}&key={key}");
+    let backend = RedisBackend::connect(&whole).await.expect("a connection");
     let client = LockClient::new(backend);
     let guard = client.lock("job").acquire().await.expect("a lock");
     guard.release().await.expect("a release");
@@ -73,7 +48,7 @@ async fn a_lock_over_tls() {
     // Without the client's certificate, and with an authority that is not the server's.
     assert!(RedisBackend::connect(&plain).await.is_err());
     assert!(RedisBackend::connect(&format!("rediss://localhost:{port}")).await.is_err());
-    let half = RedisBackend::connect(&format!("{plain}&cert={}", file("own.pem"))).await.unwrap_err();
+    let half = RedisBackend::connect(&format!("{plain}&cert={cert}")).await.unwrap_err();
     assert_eq!(half.kind(), ErrorKind::InvalidInput);
     let none = RedisBackend::connect(&format!("rediss://localhost:{port}/?ca=nowhere.pem")).await.unwrap_err();
     assert!(none.kind() == ErrorKind::InvalidInput && none.to_string().contains("nowhere.pem"), "{none}");
