@@ -75,9 +75,9 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
         .collect()
 }
 
-/// The same for the commands themselves.
+/// The same for the models and simulations, and for the commands themselves.
 pub(crate) fn own() -> Vec<String> {
-    vec!["--package=xtask".to_owned()]
+    ["--package=leasehold-simulation", "--package=xtask"].map(str::to_owned).into()
 }
 
 fn suite(backends: &[&Backend]) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! lock-core on the memory store, with simulated clocks, processes and networks: many seeds, years of simulated time.
 //!
 //! A seed that fails replays exactly, and prints what happened:
-//! `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --test simulation`
+//! `LEASEHOLD_SEED=n cargo test -p leasehold-simulation --test simulation`
 
 mod chance;
 mod sim;
