@@ -29,11 +29,12 @@ impl Direct {
         Self::attach(fixture.backend(route).await)
     }
 
-    /// The same, with a line to the server that is good already.
+    /// The same, with a line to the server that is good already, and a ttl longer than any in use: a store may have to write
+    /// that down before the first lease with it.
     pub async fn warm(fixture: &dyn Fixture, route: Route) -> Self {
         let client = Self::new(fixture, route).await;
         let claim = client.claim(&kit::name("warm"));
-        client.granted(&claim, fixture.ttl()).await;
+        client.granted(&claim, fixture.ttl() * 20).await;
         client.release(&claim, Certainty::Sure).await.expect("a release");
         client
     }

@@ -21,7 +21,7 @@ use crate::errors::{BACKEND, Failure, refused};
 use crate::line::{self, Line};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
-use crate::shared::{Shared, lock, millis};
+use crate::shared::{Shared, as_kept, lock, millis};
 
 /// How long a withdrawn owner is remembered, at least: longer than any request stays under way to a server that runs.
 const REMEMBER: Duration = Duration::from_secs(60);
@@ -108,7 +108,7 @@ impl RedisBackend {
         let holder = claim.holder().encode(claim.name());
         let terms = Terms { ttl, place: claim.wish() == IfHeld::Queue };
         let Answered { sent, told } = self.ask(claim, What::Acquire { terms, holder }).await?;
-        let confirmation = |ttl, place| Confirmation { ttl, sent, place };
+        let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
         match told {
             Told::Acquired(Acquired::Granted { place, token }) => {
                 Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
@@ -163,7 +163,7 @@ impl RedisBackend {
         let (time, answers) = replies::renewed(value, leases.len()).ok_or(Failure::Unreadable)?;
         shared.server_clock.saw(time, sent, core.stamp());
         let answer = |(lease, answer): (&LeaseRef, Renewed)| {
-            let confirmation = |ttl, place| Confirmation { ttl, sent, place };
+            let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
             match answer {
                 Renewed::Stands => Answer::Renewed(confirmation(lease.ttl, lease.place)),
                 Renewed::Granted { place, token } => {

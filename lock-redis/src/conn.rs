@@ -80,16 +80,18 @@ impl Conn {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
             .set_push_sender(listener(shared.clone(), health.clone()));
-        let (mux, mut driver) =
-            wire::connect(&shared.client, config).await.map_err(|error| lost(Failure::of(error)))?;
+        let (mux, mut driver) = wire::connect(&shared.client, config).await.map_err(lost)?;
         let conn = Self { shared: shared.clone(), mux, health, grants: Mutex::new(Grants::Allowed) };
-        let ready = async {
+        let listens = async {
             if role == Role::AsksAndListens {
                 let channel = &shared.keys.channel;
                 conn.mux.clone().subscribe(channel).await.map_err(|error| lost(Failure::of(error)))?;
             }
-            conn.check_server(until).await.map_err(lost)?
+            Ok::<_, Error>(())
         };
+        // At once: over a slow path each round trip counts.
+        let checked = async { conn.check_server(until).await.map_err(lost)? };
+        let ready = async { tokio::try_join!(listens, checked).map(drop) };
         tokio::select! {
             ready = ready => ready?,
             () = &mut driver => return Err(lost(Failure::closed())),

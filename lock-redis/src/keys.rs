@@ -43,7 +43,7 @@ impl Keys {
 /// prefix, and the commands in use. The suite runs under them.
 ///
 /// `leasehold:` gives
-/// `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +hello … `; put `on >password` before it.
+/// `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select … `; put `on >password` before it.
 pub fn acl(prefix: &str) -> String {
     let escaped: String = prefix
         .chars()
@@ -52,9 +52,9 @@ pub fn acl(prefix: &str) -> String {
     format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
 }
 
-/// What a client sends (first line) and what the scripts call (second line). `CLIENT SETINFO` is sent as well and its answer
-/// ignored; servers before 7.2 refuse a rule that names it.
-const COMMANDS: &str = "+hello +select +evalsha +script|load +subscribe \
+/// What a client sends (first line) and what the scripts call (second line). `HELLO` is free for all. `CLIENT SETINFO` is sent
+/// as well and its answer ignored; servers before 7.2 refuse a rule that names it.
+const COMMANDS: &str = "+select +evalsha +script|load +subscribe \
     +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hlen +hgetall +publish";
 
 #[cfg(test)]

@@ -4,14 +4,21 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisResult};
-use tokio::io::{AsyncRead, AsyncWrite};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
+
+use crate::errors::Failure;
+
+/// How much of a server's first words is kept: its refusals are shorter.
+const LONGEST_REFUSAL: usize = 256;
 
 /// Reads and writes the socket while it is polled, and ends with the connection.
 pub(crate) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -22,14 +29,20 @@ pub(crate) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(crate) async fn connect(
     client: &Client,
     config: AsyncConnectionConfig,
-) -> RedisResult<(MultiplexedConnection, Driver)> {
+) -> Result<(MultiplexedConnection, Driver), Failure> {
+    let io = |error: io::Error| Failure::Cut(error.into());
     let info = client.get_connection_info();
     match info.addr() {
-        ConnectionAddr::Tcp(host, port) => driven(client, config, tcp(host, *port, info.tcp_settings()).await?).await,
+        ConnectionAddr::Tcp(host, port) => {
+            driven(client, config, tcp(host, *port, info.tcp_settings()).await.map_err(io)?).await
+        }
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => driven(client, config, tokio::net::UnixStream::connect(path).await?).await,
+        ConnectionAddr::Unix(path) => {
+            let stream = tokio::net::UnixStream::connect(path).await.map_err(io)?;
+            driven(client, config, stream).await
+        }
         _ => {
-            let mux = client.get_multiplexed_async_connection_with_config(&config).await?;
+            let mux = client.get_multiplexed_async_connection_with_config(&config).await.map_err(Failure::of)?;
             Ok((mux, Box::pin(std::future::pending())))
         }
     }
@@ -39,13 +52,20 @@ async fn driven<S>(
     client: &Client,
     config: AsyncConnectionConfig,
     stream: S,
-) -> RedisResult<(MultiplexedConnection, Driver)>
+) -> Result<(MultiplexedConnection, Driver), Failure>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let first = Arc::default();
+    let stream = Heard { stream, first: Arc::clone(&first) };
     let server = client.get_connection_info().redis_settings();
-    let (mux, driver) = MultiplexedConnection::new_with_config(server, stream, config).await?;
-    Ok((mux, Box::pin(driver)))
+    match MultiplexedConnection::new_with_config(server, stream, config).await {
+        Ok((mux, driver)) => Ok((mux, Box::pin(driver))),
+        Err(error) => Err(match (Failure::of(error), first.get()) {
+            (Failure::Cut(cause), Some(first)) if cause.is_io_error() => refusal(first).unwrap_or(Failure::Cut(cause)),
+            (failure, _) => failure,
+        }),
+    }
 }
 
 /// Tries all addresses of a host at once and takes the first that answers: one that is silent must not use up the bound.
@@ -78,4 +98,64 @@ async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<T
     // A socket that is given up is reset.
     socket.set_linger(Some(std::time::Duration::ZERO))?;
     Ok(stream)
+}
+
+/// A socket on which a server that lets nobody in is understood: it says why and closes at once. The client crate fails when
+/// it cannot write, before it has read that, and keeps no single answer of a handshake that broke off. So that the other end
+/// has closed is found by reading, and what it said first is kept.
+struct Heard<S> {
+    stream: S,
+    /// The server's first words.
+    first: Arc<OnceLock<Vec<u8>>>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if self.first.get().is_none() && buf.filled().len() > before {
+            let _ = self.first.set(buf.filled()[before..].iter().copied().take(LONGEST_REFUSAL).collect());
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes).map(|written| unless_closed(written, bytes.len()))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let all = bytes.iter().map(|slice| slice.len()).sum();
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes).map(|written| unless_closed(written, all))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+fn unless_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
+    match done {
+        Err(why) if matches!(why.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(instead),
+        done => done,
+    }
+}
+
+/// The error that a server began with.
+fn refusal(first: &[u8]) -> Option<Failure> {
+    let line = first.strip_prefix(b"-")?.split(|byte| *byte == b'\r').next()?;
+    Some(Failure::Refused(String::from_utf8_lossy(line).into_owned()))
 }

@@ -9,7 +9,6 @@ mod dependencies;
 mod features;
 mod harness;
 mod hygiene;
-mod known;
 mod licence;
 mod metadata;
 mod parts;

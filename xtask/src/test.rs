@@ -5,7 +5,6 @@ use anyhow::{Result, bail};
 use crate::apt::{self, Need};
 use crate::counts::{Counts, Target};
 use crate::harness::{self, Outcome, Program};
-use crate::known::Known;
 use crate::metadata::Metadata;
 use crate::parts::Parts;
 use crate::server::Server;
@@ -107,12 +106,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(format!("{} programs", programs.len()))
     });
     parts.result()?;
-    let known = Known::read()?;
     for program in &programs {
         parts.run(&program.name(), || {
-            let skips = known.skips(&program.target);
-            let mut outcome = program.run(&skips)?;
-            outcome.ignored += skips.iter().filter(|arg| *arg == "--skip").count() as u64;
+            let outcome = program.run(&[])?;
             run.note((program.package.name.clone(), program.target.clone()), outcome)
         });
     }

@@ -1,0 +1,326 @@
+//! Servers that refuse, forget, stand still and go away.
+
+mod support;
+
+use std::error::Error as _;
+use std::time::Instant;
+
+use lock_core::{Acquisition, Answer, Error, ErrorKind, Release};
+use lock_redis::RedisBackend;
+use redis::Value;
+use support::{Backend, Redis, claim, hasty, ms, settings};
+
+const LONG: std::time::Duration = ms(30_000);
+
+#[track_caller]
+fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
+    result.expect_err("an error").kind()
+}
+
+#[tokio::test]
+async fn forgotten_scripts_are_loaded_again() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let flush = || server.command(&["SCRIPT", "FLUSH"]);
+    let place = backend.granted(&claim("job", 1), LONG).await.confirmation.place;
+    flush().await;
+    assert!(matches!(backend.renew_one(&claim("job", 1), place, LONG).await, Answer::Renewed(_)));
+    flush().await;
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    flush().await;
+    backend.granted(&claim("job", 2), LONG).await;
+}
+
+#[tokio::test]
+async fn a_bad_password_is_an_error_without_it() {
+    let server = Redis::start(&["--requirepass", "right"]);
+    for (more, text) in [("&pass=hunter2", "password"), ("", "password"), ("&user=nobody&pass=hunter2", "user")] {
+        let error = RedisBackend::connect(&format!("{}{more}", server.url())).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Auth, "{more}: {error:?}");
+        let all = format!("{error} {error:?} {:?}", error.source());
+        assert!(all.contains(text) && !all.contains("hunter2"), "{more}: {all}");
+    }
+    let backend = server.backend("&pass=right").await;
+    backend.granted(&claim("job", 1), LONG).await;
+    let shown = format!("{:?}", backend.inner);
+    assert!(!shown.contains("right"), "{shown}");
+}
+
+#[tokio::test]
+async fn the_least_permissions_are_enough_and_none_is_too_many() {
+    let server = Redis::start(&[]);
+    let rules = lock_redis::acl("test:");
+    let mut set = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
+    set.extend(rules.split(' '));
+    server.command(&set).await;
+    let connect = || async { RedisBackend::connect(&format!("{}&user=locks&pass=secret", server.url())).await };
+    let everything = || async {
+        server.command(&["FLUSHALL"]).await;
+        server.command(&["SCRIPT", "FLUSH"]).await;
+        let mut backend = Backend::new(connect().await?);
+        let listening = tokio::time::timeout(ms(300), backend.listening()).await;
+        listening.map_err(|_| Error::new(ErrorKind::Auth, "it hears nothing"))?;
+        let Acquisition::Granted(grant) = backend.acquire(&claim("job", 1), LONG).await? else { panic!("not granted") };
+        let Acquisition::Queued { confirmation, .. } = backend.acquire(&claim("job", 2), LONG).await? else {
+            panic!("not queued")
+        };
+        backend.acquire(&claim("job", 3), LONG).await?;
+        backend.acquire(&claim("job", 4), LONG).await?;
+        backend.release(&claim("job", 4)).await?;
+        // Two at a time take another way through the scripts than one.
+        let leases = [(1, grant.confirmation.place), (2, confirmation.place)]
+            .map(|(number, place)| lock_core::LeaseRef::new(claim("job", number), place, LONG));
+        for answer in backend.renew(&leases).await {
+            if let Answer::Unknown(error) = answer {
+                return Err(error);
+            }
+        }
+        if let Answer::Unknown(error) = backend.renew_one(&claim("job", 1), grant.confirmation.place, ms(60_000)).await
+        {
+            return Err(error);
+        }
+        lock_core::LockBackend::extensions(&*backend.inner).inspect.unwrap().inspect(claim("job", 1).name()).await?;
+        backend.withdraw(&claim("job", 1)).await?;
+        tokio::time::timeout(ms(300), backend.pushed())
+            .await
+            .map_err(|_| Error::new(ErrorKind::Auth, "a grant is not published"))?;
+        let _ = backend.acquire(&claim("job", 1), LONG).await;
+        backend.release(&claim("job", 3)).await?;
+        backend.release(&claim("job", 2)).await?;
+        backend.acquire(&claim("job", 5), LONG).await?;
+        Ok::<_, Error>(())
+    };
+    everything().await.unwrap();
+
+    // PEXPIREAT is for a full server alone and SELECT for another database; without MGET and SETRANGE the scripts take their
+    // slower way.
+    for command in rules.split(' ').filter_map(|rule| rule.strip_prefix('+')) {
+        if matches!(command, "pexpireat" | "select" | "mget" | "setrange") {
+            continue;
+        }
+        server.command(&["ACL", "SETUSER", "locks", &format!("-{command}")]).await;
+        let without = everything().await.map_err(|error| error.kind());
+        assert_eq!(without, Err(ErrorKind::Auth), "without {command}");
+        server.command(&["ACL", "SETUSER", "locks", &format!("+{command}")]).await;
+    }
+    everything().await.unwrap();
+    // Nothing else is allowed, and nothing elsewhere.
+    let other = server.url().replace("prefix=test:", "prefix=other:");
+    assert_eq!(kind(RedisBackend::connect(&format!("{other}&user=locks&pass=secret")).await), ErrorKind::Auth);
+}
+
+#[tokio::test]
+async fn a_server_that_may_evict_is_refused_unless_it_is_wanted() {
+    let server = Redis::start(&["--maxmemory-policy", "volatile-ttl"]);
+    let error = RedisBackend::connect(&server.url()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.contains("volatile-ttl") && text.contains("noeviction") && text.contains("eviction=warn"), "{text}");
+    server.backend("&eviction=warn").await.granted(&claim("job", 1), LONG).await;
+}
+
+#[tokio::test]
+async fn a_full_server_grants_nothing_and_ends_nothing() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let ann = backend.granted(&claim("job", 1), LONG).await;
+    let bob = backend.granted(&claim("contended", 1), LONG).await;
+    let (waiter, _) = backend.queued(&claim("contended", 2), LONG).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+
+    let error = backend.acquire(&claim("more", 1), LONG).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
+    let place = |grant: &lock_core::Grant| grant.confirmation.place;
+    assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(60_000)).await, Answer::Renewed(_)));
+    // One that needs the record to be kept longer than it was foreseen.
+    assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(20 * 3600 * 1000)).await, Answer::Renewed(_)));
+    assert!(matches!(backend.renew_one(&claim("contended", 1), place(&bob), LONG).await, Answer::Renewed(_)));
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    assert_eq!(backend.withdraw(&claim("contended", 1)).await.unwrap(), Release::Released);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    assert!(matches!(backend.renew_one(&claim("contended", 2), waiter, LONG).await, Answer::Granted(_)));
+    backend.granted(&claim("job", 2), LONG).await;
+    let Value::Int(left) = server.command(&["PTTL", "test:{job}"]).await else { panic!("no time") };
+    assert!(left > 0, "a record that never goes: {left}");
+}
+
+#[tokio::test]
+async fn a_replica_is_no_place_for_a_lock() {
+    let server = Redis::start(&["--replica-serve-stale-data", "yes"]);
+    let backend = server.backend("").await;
+    backend.granted(&claim("job", 1), LONG).await;
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    assert_eq!(kind(backend.acquire(&claim("other", 1), LONG).await), ErrorKind::Unavailable);
+    assert_eq!(kind(backend.release(&claim("job", 1)).await), ErrorKind::Unavailable);
+    let answer = backend.renew_one(&claim("job", 1), 0, LONG).await;
+    assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unavailable), "{answer:?}");
+    server.command(&["REPLICAOF", "NO", "ONE"]).await;
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+}
+
+#[tokio::test]
+async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
+    let mut server = Redis::start(&[]);
+    let backend = server.backend("&timeout=300ms").await;
+    backend.granted(&claim("job", 1), LONG).await;
+
+    server.signal("-STOP");
+    let started = Instant::now();
+    assert_eq!(kind(backend.acquire(&claim("late", 1), LONG).await), ErrorKind::Indeterminate);
+    assert!(started.elapsed() >= ms(300), "given up after {:?}", started.elapsed());
+    // By now the connection is given up, and no other can be had.
+    assert_eq!(kind(backend.acquire(&claim("more", 1), LONG).await), ErrorKind::Unavailable);
+    server.signal("-CONT");
+    let until = Instant::now() + ms(5000);
+    while let Err(error) = backend.withdraw(&claim("late", 1)).await {
+        assert!(Instant::now() < until, "{error:?}");
+    }
+    assert_eq!(kind(backend.acquire(&claim("late", 1), LONG).await), ErrorKind::Lost);
+
+    server.kill();
+    // A request that leaves before the end of the connection is seen may have arrived, for all that is known.
+    let first = kind(backend.acquire(&claim("job", 2), LONG).await);
+    assert!(matches!(first, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{first:?}");
+    assert_eq!(kind(backend.acquire(&claim("job", 2), LONG).await), ErrorKind::Unavailable);
+    assert_eq!(kind(RedisBackend::connect(&server.url()).await), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_in_a_call_leaves_the_outcome_open_and_the_next_call_works() {
+    let server = Redis::start(&[]);
+    let mut backend = server.backend("").await;
+    backend.listening().await;
+    // The ttl is made known first, so that the acquire itself is what is cut.
+    backend.granted(&claim("warm", 1), LONG).await;
+    server.command(&["CLIENT", "PAUSE", "400", "WRITE"]).await;
+    let call = tokio::spawn({
+        let inner = backend.inner.clone();
+        async move { lock_core::LockBackend::acquire(&*inner, &claim("job", 1), LONG).await }
+    });
+    tokio::time::sleep(ms(100)).await;
+    server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    assert_eq!(kind(call.await.unwrap()), ErrorKind::Indeterminate);
+    let until = Instant::now() + ms(5000);
+    while let Err(error) = backend.acquire(&claim("job", 2), LONG).await {
+        assert!(Instant::now() < until, "{error:?}");
+    }
+    // What was said meanwhile was not heard: everybody looks again.
+    backend.listening().await;
+}
+
+#[tokio::test]
+async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_ended() {
+    let mut server = Redis::start(&[]);
+    let ttl = ms(3000);
+    let (old, careless) = (server.backend("").await, server.backend("&restart=trust").await);
+    old.granted(&claim("job", 1), ttl).await;
+    careless.granted(&claim("other", 1), ttl).await;
+    let died = Instant::now();
+    server.kill();
+    server.start_again();
+
+    let until_it_is_back = |backend: &Backend| {
+        let inner = backend.inner.clone();
+        async move {
+            loop {
+                match lock_core::LockBackend::acquire(&*inner, &hasty("job", 2), ttl).await {
+                    Err(error) if error.source().is_some() => tokio::time::sleep(ms(5)).await,
+                    other => return other,
+                }
+            }
+        }
+    };
+    let error = until_it_is_back(&old).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("restarted") && text.contains(" ms") && text.contains("restart=trust"), "{text}");
+    // Those who come anew are warned by what was written down.
+    let new = server.backend("").await;
+    assert_eq!(kind(new.acquire(&hasty("job", 3), ttl).await), ErrorKind::Unavailable);
+    // Who does not want to wait does not.
+    assert!(matches!(until_it_is_back(&careless).await, Ok(Acquisition::Granted(_))));
+    careless.release(&hasty("job", 2)).await.unwrap();
+    assert_eq!(kind(new.acquire(&hasty("job", 3), ttl).await), ErrorKind::Unavailable);
+
+    while let Err(error) = new.acquire(&hasty("job", 3), ttl).await {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(died.elapsed() < ms(15_000), "it waits for ever");
+        tokio::time::sleep(ms(20)).await;
+    }
+    assert!(died.elapsed() >= ttl, "granted after {:?}", died.elapsed());
+    new.release(&hasty("job", 3)).await.unwrap();
+    old.granted(&hasty("job", 4), ttl).await;
+}
+
+#[tokio::test]
+async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_stands_still() {
+    let mut server = Redis::start(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let mut backend = server.backend("").await;
+    backend.listening().await;
+    let ttl = ms(4000);
+    let place = backend.granted(&claim("job", 1), ttl).await.confirmation.place;
+    let (second, _) = backend.queued(&claim("job", 2), ttl).await;
+    server.kill();
+    server.start_again();
+    backend.listening().await;
+    assert!(matches!(backend.renew_one(&claim("job", 1), place, ttl).await, Answer::Renewed(_)));
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    // Its record might be older than what was acknowledged: so not even the queue gets it yet.
+    match backend.renew_one(&claim("job", 2), second, ttl).await {
+        Answer::Waiting { look_in, .. } => assert!(look_in > ms(500), "{look_in:?}"),
+        other => panic!("{other:?}"),
+    }
+    let until = Instant::now() + ms(15_000);
+    loop {
+        match backend.renew_one(&claim("job", 2), second, ttl).await {
+            Answer::Waiting { .. } => assert!(Instant::now() < until, "it waits for ever"),
+            Answer::Granted(_) => break,
+            other => panic!("{other:?}"),
+        }
+        tokio::time::sleep(ms(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_nobody_knew_is_used_at_once_unless_quarantine_is_wanted() {
+    let server = Redis::start(&[]);
+    let started = Instant::now();
+    let careful = server.backend("&restart=quarantine").await;
+    assert_eq!(kind(careful.acquire(&hasty("job", 1), ms(2000)).await), ErrorKind::Unavailable);
+    // What it wrote down holds for others too.
+    let usual = server.backend("").await;
+    assert_eq!(kind(usual.acquire(&hasty("job", 2), ms(2000)).await), ErrorKind::Unavailable);
+    while careful.acquire(&hasty("job", 1), ms(2000)).await.is_err() {
+        assert!(started.elapsed() < ms(15_000), "it waits for ever");
+        tokio::time::sleep(ms(20)).await;
+    }
+
+    let other = Redis::start(&[]);
+    other.backend("").await.granted(&claim("job", 1), LONG).await;
+}
+
+#[tokio::test]
+async fn a_client_of_the_redis_crate_can_be_used() {
+    let server = Redis::start(&["--requirepass", "secret"]);
+    let url = server.url().replace("?prefix=test:", "?db=3&pass=secret");
+    let client = redis::Client::open(url).unwrap();
+    let backend = Backend::new(RedisBackend::from_client(&client, settings()).await.unwrap());
+    backend.granted(&claim("job", 1), LONG).await;
+    let mut bad = settings();
+    bad.timeout = ms(1);
+    assert_eq!(kind(RedisBackend::from_client(&client, bad).await), ErrorKind::InvalidInput);
+}
+
+#[tokio::test]
+async fn a_server_without_connections_says_so_at_once() {
+    let server = Redis::start(&[]);
+    let _first = server.backend("").await;
+    server.command(&["CONFIG", "SET", "maxclients", "1"]).await;
+    for _ in 0..20 {
+        let started = Instant::now();
+        let error = RedisBackend::connect(&server.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
+        assert!(started.elapsed() < ms(400), "it waited for what comes at once");
+    }
+}
