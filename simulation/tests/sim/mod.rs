@@ -154,7 +154,7 @@ async fn storm(world: &Arc<World>, machines: &[Arc<Machine>]) {
             late: chance.pick(&[0, 2, 20, 100]),
             doubled: chance.pick(&[0, 10, 100]),
         };
-        (world.ttl * chance.pick(&[4, 8, 16]), weather)
+        (world.ttl * chance.pick(&[2, 3, 4, 6, 12]), weather)
     };
     *world.weather.lock().expect("no panic while it is locked") = weather;
     let end = Instant::now() + length;

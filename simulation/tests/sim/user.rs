@@ -288,7 +288,7 @@ pub(super) async fn vigil(world: &Arc<World>, machine: &Machine) {
         Err(error) => return world.oracle.broken(Rule::Served, format!("in calm weather: {error:?}")),
     };
     world.oracle.granted(&guard, &machine.process, false);
-    let end = Instant::now() + world.ttl * 120;
+    let end = Instant::now() + world.ttl * 60;
     while Instant::now() < end {
         sleep(world.ttl * 3).await;
         world.oracle.look(name);
