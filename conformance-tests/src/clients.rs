@@ -33,6 +33,11 @@ pub(crate) async fn long_client(fixture: &dyn Fixture, route: Route) -> LockClie
     build(builder(fixture, route).await.ttl(fixture.ttl() * LONG))
 }
 
+/// A client that may also do what takes an operator's permissions.
+pub(crate) async fn operator(fixture: &dyn Fixture) -> LockClient {
+    build(fixture.tune(LockClient::builder(fixture.operator().await).ttl(fixture.ttl())))
+}
+
 /// A client with a ttl that plays no part, whose line to the server is good already: what breaks now breaks on its way.
 pub(crate) async fn warm_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     let client = long_client(fixture, route).await;

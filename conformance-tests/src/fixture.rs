@@ -37,6 +37,12 @@ pub trait Fixture: Send + Sync + 'static {
     /// runtime; what is still to be connected is connected by the first call.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend>;
 
+    /// A backend for an operator, who may list locks and examine the store. As [`backend`](Self::backend) by the clear route
+    /// where that takes no permission of its own.
+    async fn operator(&self) -> Arc<dyn LockBackend> {
+        self.backend(Route::Clear).await
+    }
+
     /// Passwords and the like that its backends were made with: they must not be shown anywhere.
     fn secrets(&self) -> Vec<String> {
         Vec::new()

@@ -179,6 +179,7 @@ macro_rules! for_each_case {
                 inspection_is_true_or_unsupported
                 a_list_is_true_or_unsupported
                 a_break_ends_the_lease_that_was_meant
+                an_examination_is_true_or_unsupported
             }
         }
     };

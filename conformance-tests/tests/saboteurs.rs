@@ -204,6 +204,7 @@ saboteurs! {
         inspection_is_true_or_unsupported: ShowsNothing, "it is held";
         a_list_is_true_or_unsupported: ShowsNothing, "complete";
         a_break_ends_the_lease_that_was_meant: BreaksByName, "that nobody meant";
+        an_examination_is_true_or_unsupported: FindsFault, "nothing is wrong with";
     }
 }
 

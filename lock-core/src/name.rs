@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -73,6 +73,13 @@ impl LockName {
         }
         out.into()
     }
+
+    /// The name of which `encoded` is the plain form; `None` for the digest form, and for what [`encode`](Self::encode) does
+    /// not give.
+    pub fn decode(encoded: &str) -> Option<Self> {
+        let name = Self::new(percent_decode_str(encoded).decode_utf8().ok()?).ok()?;
+        (name.encode(encoded.len().max(DIGEST_LEN)) == encoded).then_some(name)
+    }
 }
 
 impl fmt::Debug for LockName {
@@ -109,6 +116,10 @@ mod tests {
             ("jo\u{308}b", "jo%CC%88b"),
         ] {
             assert_eq!(encoded(name), golden);
+            assert_eq!(LockName::decode(golden), Some(LockName::new(name).unwrap()));
+        }
+        for odd in ["", "a/b", "%2f", "%zz", "%C3", &encoded(&"x".repeat(201))] {
+            assert_eq!(LockName::decode(odd), None, "{odd}");
         }
         assert_eq!(
             encoded(&"x".repeat(201)),

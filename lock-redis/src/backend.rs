@@ -8,8 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
-    Extensions, FencingToken, Grant, HolderInfo, IfHeld, Inspect, Inspection, LeaseRef, LeaseView, LockBackend,
-    LockName, Mode, Release, Result,
+    Extensions, FencingToken, Grant, IfHeld, LeaseRef, LockBackend, Mode, Release, Result,
 };
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
@@ -180,21 +179,6 @@ impl RedisBackend {
         };
         Ok(leases.iter().zip(answers).map(answer).collect())
     }
-
-    async fn try_inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
-        let shared = &self.shared;
-        let until = Instant::now() + shared.bound();
-        let conn = self.line()?.conn(until).await?;
-        let mut command = script_call(&shared.scripts.inspect, 1);
-        command.arg(shared.keys.record(name)).arg(shared.common(false, 0, None));
-        let value = conn.run(&shared.scripts.inspect, &command, until).await?;
-        let Some(seen) = replies::inspected(value).ok_or(Failure::Unreadable)? else { return Ok(None) };
-        let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
-        let lease = token
-            .filter(|_| !seen.left.is_zero())
-            .map(|token| LeaseView::new(token, seen.left, HolderInfo::decode(&seen.holder).map(|(_, holder)| holder)));
-        Ok(Some(Inspection::new(token, lease, seen.waiters)))
-    }
 }
 
 #[async_trait]
@@ -236,14 +220,10 @@ impl LockBackend for RedisBackend {
     fn extensions(&self) -> Extensions<'_> {
         let mut extensions = Extensions::default();
         extensions.inspect = Some(self);
+        extensions.list = Some(self);
+        extensions.break_lock = Some(self);
+        extensions.examine = Some(self);
         extensions
-    }
-}
-
-#[async_trait]
-impl Inspect for RedisBackend {
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
-        self.try_inspect(name).await.map_err(|error| error.during("inspect", name, BACKEND))
     }
 }
 

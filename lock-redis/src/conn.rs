@@ -135,7 +135,7 @@ impl Conn {
     }
 
     /// Sends a command and waits for its answer, at most `until`.
-    async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
+    pub(crate) async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
         if self.is_cut() {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
         }

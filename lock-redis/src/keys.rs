@@ -28,6 +28,17 @@ impl Keys {
         key
     }
 
+    /// A pattern of all records and little else.
+    pub(crate) fn records(&self) -> String {
+        format!("{}{{*}}", escaped(&self.prefix))
+    }
+
+    /// The encoded name in the key of a record; `None` for any other key.
+    pub(crate) fn encoded_name<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let encoded = key.strip_prefix(&*self.prefix)?.strip_prefix('{')?.strip_suffix('}')?;
+        (!encoded.contains(['{', '}', ':'])).then_some(encoded)
+    }
+
     /// A user's key that may be written under the fence of a lock.
     pub(crate) fn fenced(&self, name: &LockName, suffix: &str) -> String {
         format!("{}:f:{suffix}", self.record(name))
@@ -45,11 +56,20 @@ impl Keys {
 /// `leasehold:` gives
 /// `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select … `; put `on >password` before it.
 pub fn acl(prefix: &str) -> String {
-    let escaped: String = prefix
-        .chars()
-        .flat_map(|c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^').then_some('\\').into_iter().chain([c]))
-        .collect();
+    let escaped = escaped(prefix);
     format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
+}
+
+/// As part of a pattern.
+fn escaped(prefix: &str) -> String {
+    let escape = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^').then_some('\\');
+    prefix.chars().flat_map(|c| escape(c).into_iter().chain([c])).collect()
+}
+
+/// The permissions of an operator: those of [`acl`], and what listing locks and examining the server need besides. `SCAN` shows the
+/// names of all keys of the database, also of those outside the prefix.
+pub fn operator_acl(prefix: &str) -> String {
+    format!("{} +scan +acl|whoami", acl(prefix))
 }
 
 /// What a client sends (first line) and what the scripts call (second line). `HELLO` is free for all. `CLIENT SETINFO` is sent

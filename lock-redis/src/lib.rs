@@ -5,6 +5,7 @@ mod calls;
 mod capabilities;
 mod conn;
 mod errors;
+mod examine;
 mod fence;
 mod keys;
 mod line;
@@ -16,9 +17,10 @@ mod settings;
 mod shared;
 #[cfg(feature = "tls")]
 mod tls;
+mod views;
 mod wire;
 
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};
-pub use keys::acl;
+pub use keys::{acl, operator_acl};
 pub use settings::{OnEviction, OnRestart, SCHEMES, Settings};

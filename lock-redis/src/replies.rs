@@ -36,7 +36,6 @@ pub(crate) struct Server {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Inspected {
-    pub(crate) server_time: i64,
     pub(crate) token: u64,
     pub(crate) left: Duration,
     pub(crate) holder: String,
@@ -104,20 +103,40 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
     (answers.len() == count && rest.next().is_none()).then_some((time, answers))
 }
 
-/// `None` where the answer cannot be read, `Some(None)` where there is no record.
-pub(crate) fn inspected(value: Value) -> Option<Option<Inspected>> {
-    if matches!(value, Value::Nil | Value::Boolean(false)) {
-        return Some(None);
-    }
-    let (server_time, rest) = timed(value)?;
-    let [token, left, holder, waiters] = &rest[..] else { return None };
-    Some(Some(Inspected {
-        server_time,
-        token: number(token)?,
-        left: millis(left)?,
-        holder: text(holder)?,
-        waiters: number(waiters)?,
-    }))
+/// An answer per lock; `None` among them where there is no record.
+pub(crate) fn inspected(value: Value, count: usize) -> Option<Vec<PerLock<Option<Inspected>>>> {
+    let (_, rest) = timed(value)?;
+    let shown = |answer: &Value| match answer {
+        Value::Array(parts) => {
+            let [token, left, holder, waiters] = &parts[..] else { return None };
+            let (token, waiters) = (number(token)?, number(waiters)?);
+            Some(Ok(Some(Inspected { token, left: millis(left)?, holder: text(holder)?, waiters })))
+        }
+        none if is_none(none) => Some(Ok(None)),
+        error => text(error).map(Err),
+    };
+    (rest.len() == count).then(|| rest.iter().map(shown).collect())?
+}
+
+/// The raised token; `Some(None)` where that lease is over.
+pub(crate) fn broken(value: &Value) -> Option<Option<u64>> {
+    if is_none(value) { Some(None) } else { number(value).map(Some) }
+}
+
+/// Where to go on, and keys. The last step gives the number 0.
+pub(crate) fn scanned(value: Value) -> Option<(u64, Vec<String>)> {
+    let Value::Array(parts) = value else { return None };
+    let [cursor, Value::Array(keys)] = &parts[..] else { return None };
+    // A key that is no text is none of ours.
+    let keys = keys.iter().filter_map(|key| match key {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        _ => None,
+    });
+    Some((text(cursor)?.parse().ok()?, keys.collect()))
+}
+
+fn is_none(value: &Value) -> bool {
+    matches!(value, Value::Nil | Value::Boolean(false))
 }
 
 pub(crate) fn server(value: Value) -> Option<Server> {
@@ -158,10 +177,10 @@ fn millis(value: &Value) -> Option<Duration> {
 }
 
 /// A lock's name or a person's label may have been cut in the middle of a character by another program.
-fn text(value: &Value) -> Option<String> {
+pub(crate) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) => Some(text.clone()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
         _ => None,
     }
 }

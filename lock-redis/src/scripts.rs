@@ -22,6 +22,7 @@ pub(crate) struct Scripts {
     pub(crate) exchange: Script,
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
+    pub(crate) break_lock: Script,
     pub(crate) epoch: Script,
 }
 
@@ -38,6 +39,7 @@ impl Scripts {
             exchange: whole(concat!(include_str!("scripts/acquire.lua"), include_str!("scripts/release.lua"))),
             renew: whole(include_str!("scripts/renew.lua")),
             inspect: whole(include_str!("scripts/inspect.lua")),
+            break_lock: whole(include_str!("scripts/break.lua")),
             epoch: Script::new(&[include_str!("scripts/epoch.lua")]),
         }
     }

@@ -1,11 +1,13 @@
 //! What a backend says of itself is true, both ways: what it claims works, and what it disclaims it does not do.
 
-use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Waiting};
+use std::collections::HashSet;
 
-use crate::clients::{client, hold, kind_of, long_client, lost, queued};
+use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Verdict, Waiting};
+
+use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued};
 use crate::control::in_time;
 use crate::direct::Direct;
-use crate::fault::Tamper;
+use crate::fault::{ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
 
@@ -189,12 +191,12 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
 
 /// Listing, where it is offered, shows what is held first, by prefix and up to the limit; elsewhere it is `Unsupported`.
 pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
-    let ann = long_client(fixture, Route::Clear).await;
-    if fixture.backend(Route::Clear).await.extensions().list.is_none() {
-        assert_eq!(kind_of(&ann.list("", 10).await), ErrorKind::Unsupported);
+    let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
+    if fixture.operator().await.extensions().list.is_none() {
+        assert_eq!(kind_of(&ops.list("", 10).await), ErrorKind::Unsupported);
         return;
     }
-    assert_eq!(kind_of(&ann.list("", 0).await), ErrorKind::InvalidInput);
+    assert_eq!(kind_of(&ops.list("", 0).await), ErrorKind::InvalidInput);
     let names: Vec<_> = (0..20).map(|index| name(&format!("list/{index:02}"))).collect();
     let mut guards = Vec::new();
     for (index, name) in names.iter().enumerate() {
@@ -207,7 +209,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     guards.push(hold(&ann, &name("other/1")).await);
     let free = async || fixture.census().await.leases == guards.len() as u64;
     eventually(AT_ONCE, "what was dropped is free", free).await;
-    let listed = ann.list("list/", 100).await.expect("nothing is broken");
+    let listed = ops.list("list/", 100).await.expect("nothing is broken");
     let held: Vec<_> =
         listed.iter().take_while(|lock| lock.state.lease.is_some()).map(|lock| lock.name.to_string()).collect();
     let mut sorted = held.clone();
@@ -219,8 +221,16 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
             .iter()
             .all(|lock| lock.state.lease.is_none() && lock.name.to_string().starts_with("list/"))
     );
-    assert_eq!(ann.list("list/", 4).await.expect("nothing is broken").len(), 4, "the limit");
-    assert_eq!(ann.list("nothing begins so", 4).await.expect("nothing is broken"), []);
+    assert_eq!(ops.list("list/", 4).await.expect("nothing is broken").len(), 4, "the limit");
+    assert_eq!(ops.list("nothing begins so", 4).await.expect("nothing is broken"), []);
+    let long = name(&format!("long/{}", "ü".repeat(400)));
+    guards.push(hold(&ann, &long).await);
+    let listed = ops.list("long/", 10).await.expect("nothing is broken");
+    let shown: Vec<_> = listed.iter().map(|lock| lock.name.to_string()).collect();
+    assert!(
+        matches!(&shown[..], [shown] if long.as_str().starts_with(shown.trim_end_matches('…'))),
+        "a long name is listed as {shown:?}"
+    );
 }
 
 /// Breaking, where it is offered, ends the lease that was meant and no other, and raises the token; elsewhere it is
@@ -249,4 +259,36 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     assert!(next.is_held(), "a lease was broken that nobody meant");
     next.release().await.expect("a lease was broken that nobody meant");
     assert_eq!(bob.break_lock("never seen", meant).await.expect("nothing is broken"), None);
+}
+
+/// An examination, where it is offered, finds nothing wrong with a store that works, and something with one that takes no
+/// writes; elsewhere it is `Unsupported`.
+pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
+    let ops = operator(fixture).await;
+    if fixture.operator().await.extensions().examine.is_none() {
+        assert_eq!(kind_of(&ops.examine().await), ErrorKind::Unsupported);
+        return;
+    }
+    let findings = ops.examine().await.expect("nothing is broken");
+    let subjects: HashSet<_> = findings.iter().map(|finding| finding.about).collect();
+    assert!(!findings.is_empty() && subjects.len() == findings.len(), "a subject stands twice: {findings:?}");
+    for finding in &findings {
+        let mend = match &finding.verdict {
+            Verdict::Fine => None,
+            Verdict::Doubtful(mend) => Some(mend),
+            Verdict::Wrong(mend) => panic!("nothing is wrong with {}: {}, {mend}", finding.about, finding.found),
+        };
+        assert!(!finding.found.is_empty() && mend.is_none_or(|mend| !mend.is_empty()), "{finding:?} says nothing");
+    }
+    let shown = format!("{findings:?}");
+    assert!(fixture.secrets().iter().all(|secret| !shown.contains(secret)), "a password is shown");
+    if fixture.server(ServerFault::ReadOnly).await.is_err() {
+        return;
+    }
+    let is_wrong = match ops.examine().await {
+        Ok(findings) => findings.iter().any(|finding| matches!(finding.verdict, Verdict::Wrong(_))),
+        Err(error) => error.kind() == ErrorKind::Unavailable,
+    };
+    assert!(is_wrong, "nothing is wrong with a store that takes no writes");
+    fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Acquisition, Break, Capabilities, Claim, Error, Extensions, FencingToken, Inspect, Inspection, List, Listed,
-    LockName, LossNotice, Result, StoreClock, TtlScope, Waiting,
+    Acquisition, Break, Capabilities, Claim, Error, Examine, Extensions, FencingToken, Finding, Inspect, Inspection,
+    List, Listed, LockName, LossNotice, Result, StoreClock, TtlScope, Verdict, Waiting,
 };
 
 use super::{plain, stateful};
@@ -46,6 +46,8 @@ plain! {
     ShowsNothing;
     /// Breaks whatever lease there is.
     BreaksByName;
+    /// Finds fault with a store that works.
+    FindsFault;
 }
 
 macro_rules! claiming {
@@ -105,6 +107,21 @@ impl Hooks for BreaksByName {
         let mut extensions = inner.backend.extensions();
         extensions.break_lock = Some(inner);
         extensions
+    }
+}
+
+impl Hooks for FindsFault {
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        let mut extensions = inner.backend.extensions();
+        extensions.examine = Some(self);
+        extensions
+    }
+}
+
+#[async_trait]
+impl Examine for FindsFault {
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        Ok(vec![Finding::new("store", "is there", Verdict::Wrong("planted: find another one".to_owned()))])
     }
 }
 

@@ -1,6 +1,7 @@
 //! Leasehold on a real redis-server, as the suite wants it.
 
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,13 +9,16 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use conformance_tests::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
 use conformance_tests::{Census, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
-use leasehold::redis::{RedisBackend, acl};
+use leasehold::redis::{RedisBackend, acl, operator_acl};
 use lock_core::{LockBackend, LockName};
 
 use super::stored::Stored;
 
 /// How long clients get to connect before the path breaks. They mostly need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
+
+/// The user who lists locks, where [`Setup::USER`] may not.
+const OPERATOR: &str = "operator";
 
 /// How a fixture's server and clients are set up.
 pub(super) trait Setup: Send + Sync + 'static {
@@ -75,9 +79,13 @@ impl<S: Setup> RedisFixture<S> {
             Route::Clear => self.server().addr(),
             Route::Faulty => self.proxy.addr(),
         };
+        Self::url_of(addr, S::USER, more)
+    }
+
+    fn url_of(addr: SocketAddr, user: &str, more: &str) -> String {
         let user = match S::PASSWORD {
             "" => String::new(),
-            password => format!("{}:{password}@", S::USER),
+            password => format!("{user}:{password}@"),
         };
         let prefix = S::PREFIX;
         format!("redis://{user}{addr}/?prefix={prefix}&timeout=400ms{more}")
@@ -153,6 +161,10 @@ impl<S: Setup> Fixture for RedisFixture<S> {
     async fn new() -> Self {
         let settings =
             RedisSettings::new().persistent().steppable_clock().line(format!("user {} {}", S::USER, user_rules::<S>()));
+        let settings = match S::PASSWORD {
+            "" => settings,
+            password => settings.line(format!("user {OPERATOR} on >{password} {}", operator_acl(S::PREFIX))),
+        };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         let nobody = Port::free().unwrap_or_else(|error| panic!("{error}"));
@@ -180,6 +192,15 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             None => RedisBackend::open(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
         let backend: Arc<dyn LockBackend> = Arc::new(self.faults.wrap(Arc::new(backend), route));
+        if S::WRAPPED { Arc::new(backend) } else { backend }
+    }
+
+    async fn operator(&self) -> Arc<dyn LockBackend> {
+        let user = if S::PASSWORD.is_empty() { S::USER } else { OPERATOR };
+        let addr = self.server().addr();
+        let backend = RedisBackend::connect(&Self::url_of(addr, user, "")).await;
+        let backend: Arc<dyn LockBackend> =
+            Arc::new(backend.unwrap_or_else(|error| panic!("no backend for the operator: {error:?}")));
         if S::WRAPPED { Arc::new(backend) } else { backend }
     }
 

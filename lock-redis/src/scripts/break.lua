@@ -1,0 +1,16 @@
+-- Ends a lease on an operator's word, and hands the lock to the oldest live place.
+--
+-- KEYS[1]      the record of a lock
+-- ARGV[2]      the token of the lease that is meant
+-- answers      the raised token, or nil when that lease is over
+-- promises     no later lease is touched; every later token is above the raised one
+
+lib = (function()
+  --@ library.lua
+end)()
+local it = lib.read(KEYS[1])
+if not it or it.deadline <= now or it.fence ~= tonumber(ARGV[2]) then return false end
+local raised = math.max(it.fence + 1, now)
+it.fence, it.deadline, it.came_from_place = raised, 0, false
+if lib.settle(it) or it.fence == raised then lib.write(it, true) end
+return raised

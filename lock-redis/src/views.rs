@@ -1,0 +1,154 @@
+//! What an operator asks: who holds a lock, and which locks there are. And the one thing that an operator does: end a lease.
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+use lock_core::{
+    Break, Error, ErrorKind, FencingToken, HolderInfo, Inspect, Inspection, LeaseView, List, Listed, ListedName,
+    LockName, Result,
+};
+use redis::Cmd;
+use tokio::time::Instant;
+
+use crate::backend::RedisBackend;
+use crate::conn::{Conn, script_call};
+use crate::errors::{BACKEND, Failure, refused};
+use crate::replies::{self, Inspected, PerLock};
+
+/// How many keys the server looks at in one step of a list, and how many locks are shown by one call: it stands still for
+/// others meanwhile, for about a millisecond.
+const STEP: usize = 1_000;
+const TOGETHER: usize = 200;
+
+/// A list ends within so many call bounds.
+const LIST_BOUNDS: u32 = 10;
+
+impl RedisBackend {
+    async fn shown(
+        &self,
+        conn: &Conn,
+        keys: &[String],
+        until: Instant,
+    ) -> Result<Vec<PerLock<Option<Inspected>>>, Failure> {
+        let script = &self.shared.scripts.inspect;
+        let mut call = script_call(script, keys.len());
+        for key in keys {
+            call.arg(key);
+        }
+        call.arg(self.shared.common(false, 0, None));
+        replies::inspected(conn.run(script, &call, until).await?, keys.len()).ok_or(Failure::Unreadable)
+    }
+
+    async fn try_inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        let until = Instant::now() + self.shared.bound();
+        let conn = self.line()?.conn(until).await?;
+        let shown = self.shown(&conn, &[self.shared.keys.record(name)], until).await?.pop();
+        match shown.ok_or(Failure::Unreadable)? {
+            Ok(seen) => Ok(seen.map(|seen| view(seen).1)),
+            Err(text) => Err(refused(&text)),
+        }
+    }
+
+    async fn try_list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        let bound = self.shared.bound();
+        let end = Instant::now() + bound * LIST_BOUNDS;
+        let step_ends = || (Instant::now() + bound).min(end);
+        let conn = self.line()?.conn(step_ends()).await?;
+        let (mut held, mut free, mut known, mut cursor) = (Vec::new(), Vec::new(), HashSet::new(), 0);
+        loop {
+            let mut scan = Cmd::new();
+            scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(STEP);
+            let (next, mut keys) = replies::scanned(conn.send(&scan, step_ends()).await?).ok_or(Failure::Unreadable)?;
+            // The server may show a key twice.
+            keys.retain(|key| self.may_begin_with(key, prefix) && known.insert(key.clone()));
+            for keys in keys.chunks(TOGETHER) {
+                for (key, shown) in keys.iter().zip(self.shown(&conn, keys, step_ends()).await?) {
+                    match shown {
+                        Ok(Some(seen)) => {
+                            let Some(lock) = self.listed(key, seen, prefix) else { continue };
+                            let list = if lock.state.lease.is_some() { &mut held } else { &mut free };
+                            if list.len() < limit {
+                                list.push(lock);
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(why) => {
+                            tracing::warn!(backend = BACKEND, key, why, "a key that is no record is not listed")
+                        }
+                    }
+                }
+            }
+            cursor = next;
+            if cursor == 0 || held.len() >= limit {
+                break;
+            }
+            if Instant::now() >= end {
+                let text = format!("the list took longer than {LIST_BOUNDS} call bounds (`timeout` in the URL)");
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+        }
+        held.append(&mut free);
+        held.truncate(limit);
+        Ok(held)
+    }
+
+    /// Whether this is a record of a lock whose name may begin so: a digest says nothing of its name.
+    fn may_begin_with(&self, key: &str, prefix: &str) -> bool {
+        match self.shared.keys.encoded_name(key) {
+            Some(encoded) if encoded.starts_with('~') => true,
+            Some(encoded) => LockName::decode(encoded).is_some_and(|name| name.as_str().starts_with(prefix)),
+            None => false,
+        }
+    }
+
+    fn listed(&self, key: &str, seen: Inspected, prefix: &str) -> Option<Listed> {
+        let (begin, state) = view(seen);
+        let name = match self.shared.keys.encoded_name(key).and_then(LockName::decode) {
+            Some(name) => ListedName::Whole(name),
+            None => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
+        };
+        Some(Listed::new(name, state))
+    }
+
+    async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        let shared = &self.shared;
+        let until = Instant::now() + shared.bound();
+        let conn = self.line()?.conn(until).await?;
+        // In quarantine nobody gets what was ended.
+        let quarantine = conn.prepare(std::time::Duration::ZERO, until).await?;
+        let script = &shared.scripts.break_lock;
+        let mut call = script_call(script, 1);
+        call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none(), 0, None)).arg(token.get());
+        let raised = replies::broken(&conn.run(script, &call, until).await?).ok_or(Failure::Unreadable)?;
+        Ok(raised.map(FencingToken::new))
+    }
+}
+
+/// The lock's name as far as the record has it, and the lock's state.
+fn view(seen: Inspected) -> (Option<String>, Inspection) {
+    let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
+    let (name, holder) = HolderInfo::decode(&seen.holder).unzip();
+    let lease = token.filter(|_| !seen.left.is_zero()).map(|token| LeaseView::new(token, seen.left, holder));
+    (name, Inspection::new(token, lease, seen.waiters))
+}
+
+#[async_trait]
+impl Inspect for RedisBackend {
+    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+        self.try_inspect(name).await.map_err(|error| error.during("inspect", name, BACKEND))
+    }
+}
+
+#[async_trait]
+impl List for RedisBackend {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        self.try_list(prefix, limit).await
+    }
+}
+
+#[async_trait]
+impl Break for RedisBackend {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        self.try_break(name, token).await.map_err(|error| error.during("break", name, BACKEND))
+    }
+}
