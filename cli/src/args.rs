@@ -63,7 +63,11 @@ pub(crate) enum Command {
     /// Print the SQL that makes the tables of a SQL store.
     Schema,
     /// Print the least permissions that the store's user needs.
-    Acl,
+    Acl {
+        /// With what `ls` and `doctor` need besides.
+        #[arg(long)]
+        operator: bool,
+    },
     /// Look whether the store is fit for locks, and say how to mend what is not.
     Doctor,
     /// Print the completions for a shell.

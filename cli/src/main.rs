@@ -79,7 +79,7 @@ fn carry_out(cli: &Cli, output: Output) -> Result<Exit, Failure> {
         Command::Break(args) => in_runtime(break_lock::break_lock(common, args, output)),
         Command::Doctor => in_runtime(doctor::doctor(common, output)),
         Command::Schema => pages::schema(common),
-        Command::Acl => pages::acl(common),
+        Command::Acl { operator } => pages::acl(common, *operator),
         Command::Completions { shell } => Ok(pages::completions(*shell)),
         Command::Man { folder } => pages::man(folder),
     }

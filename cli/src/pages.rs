@@ -38,11 +38,12 @@ pub(crate) fn schema(common: &Common) -> Result<Exit, Failure> {
 }
 
 /// `acl`.
-pub(crate) fn acl(common: &Common) -> Result<Exit, Failure> {
+#[cfg_attr(not(feature = "redis"), expect(unused_variables, reason = "only a server has users to tell apart"))]
+pub(crate) fn acl(common: &Common, operator: bool) -> Result<Exit, Failure> {
     match scheme(common) {
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" => {
-            print(&format!("{}\n", redis_acl(&common.store)));
+            print(&format!("{}\n", redis_acl(&common.store, operator)));
             Ok(Exit::Fine)
         }
         #[cfg(feature = "sqlite")]
@@ -61,13 +62,14 @@ pub(crate) fn acl(common: &Common) -> Result<Exit, Failure> {
 }
 
 #[cfg(feature = "redis")]
-fn redis_acl(store: &str) -> String {
+fn redis_acl(store: &str, operator: bool) -> String {
     let url = url::Url::parse(store).ok();
     let prefix = url.and_then(|url| {
         let prefix = url.query_pairs().find(|(name, _)| name == "prefix");
         prefix.map(|(_, prefix)| prefix.into_owned())
     });
-    leasehold::redis::acl(prefix.as_deref().unwrap_or(&leasehold::redis::Settings::default().prefix))
+    let prefix = prefix.unwrap_or_else(|| leasehold::redis::Settings::default().prefix);
+    if operator { leasehold::redis::operator_acl(&prefix) } else { leasehold::redis::acl(&prefix) }
 }
 
 fn scheme(common: &Common) -> &str {

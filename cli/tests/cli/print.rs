@@ -67,4 +67,6 @@ fn the_permissions_are_those_of_the_prefix() {
     assert_eq!(text, leasehold::redis::acl("team:"));
     let (_, text, _) = tell(&store, &["acl", "--store", "redis://127.0.0.1:1"]);
     assert_eq!(text, leasehold::redis::acl("leasehold:"));
+    let (_, text, _) = tell(&store, &["acl", "--operator", "--store", "redis://127.0.0.1:1"]);
+    assert_eq!(text, leasehold::redis::operator_acl("leasehold:"));
 }
