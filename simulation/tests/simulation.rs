@@ -108,6 +108,7 @@ fn every_planted_bug_is_caught() {
         (Sabotage::ClockStandsStillInPauses, Rule::AfterPause),
         (Sabotage::ClockStandsStillInPauses, Rule::Exclusion),
         (Sabotage::KeeperOversleeps, Rule::ToldInTime),
+        (Sabotage::SleepsThroughSuspends, Rule::ToldInTime),
         (Sabotage::GuardsLeak, Rule::Silence),
         (Sabotage::AcquiresTakeLonger, Rule::Bounded),
     ] {

@@ -83,8 +83,8 @@ struct ClaimBook {
     withdraws: bool,
     /// The store has worked on an unsure release.
     withdrawn: bool,
-    /// A user has it in hands.
-    granted: Option<Duration>,
+    /// At this step a user had it in hands.
+    granted: Option<u64>,
     /// The holder has ended it.
     ended: Option<Duration>,
     confirmations: u64,
@@ -181,7 +181,8 @@ impl Oracle {
             claim.withdraws |= certainty == Certainty::Unsure;
             (claim.open, claim.withdraws)
         };
-        // Beside an unsure release that goes on until it is answered, a sure one does no harm.
+        // An unanswered acquire is taken back at once when everybody leaves, and its own late answer takes it back a second
+        // time. A sure release takes no tombstone away.
         self.check(open == 0 || withdraws, Rule::Certainty, || {
             format!("claim {:016x} is released as sure with {open} acquires unanswered", id(owner))
         });
@@ -207,12 +208,13 @@ impl Oracle {
         self.state().claims.entry(*owner).or_default().confirmations += 1;
     }
 
-    /// The client has the answer that a claim is gone, to a renewal that it sent then.
-    pub(crate) fn told_gone(&self, owner: &OwnerToken, sent: Duration) {
+    /// The client has the answer that a claim is gone, to a renewal that it sent at that step.
+    pub(crate) fn told_gone(&self, owner: &OwnerToken, sent: u64) {
         let now = self.now();
         let mut state = self.state();
         let claim = state.claims.entry(*owner).or_default();
-        // The answer about a place that has become a lease meanwhile counts for nothing; the lease's own renewal tells.
+        // The renewal of a place may be worked on after the grant was pushed and the lease had ended again. Its answer is about
+        // a place, and the client drops it; the lease's own renewal tells, or its validity ends before.
         if claim.granted.is_some_and(|granted| granted < sent) {
             claim.gone.get_or_insert(now);
         }
@@ -236,7 +238,8 @@ impl Oracle {
         let (fresh, highest, since) = {
             let mut state = self.state();
             let owner = *guard.lease_ref().claim.owner();
-            state.claims.entry(owner).or_default().granted.get_or_insert(now);
+            let step = state.steps;
+            state.claims.entry(owner).or_default().granted.get_or_insert(step);
             let fresh = state.tokens.insert((name.clone(), token)) || shared;
             // Whoever was granted what the store then forgot may hear of it after the next one.
             let outside = now < state.outside_until;
@@ -279,7 +282,13 @@ impl Oracle {
         std::mem::take(&mut state.slowest_handoff)
     }
 
-    /// The store is about to forget everything: its promises hold again when no older lease can be valid any more.
+    /// How much has happened so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.state().steps
+    }
+
+    /// The store is about to forget everything. Its promises hold again after the ttl, with which the validity of every lease
+    /// from before has ended: the margin is there for clocks that run slow.
     pub(crate) fn store_forgets(&self, ttl: Duration) {
         self.note("forget", 0, 0);
         let now = self.now();

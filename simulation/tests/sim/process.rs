@@ -1,4 +1,4 @@
-//! A process of the simulation: a clock that drifts, pauses in which nothing runs, a line that can be cut.
+//! A process of the simulation: a clock that drifts, pauses and suspends in which nothing runs, a line that can be cut.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use tokio::time::Instant;
 /// One client's process. Its clock is the client's.
 ///
 /// While it is paused its clock seems to stand still and nothing leaves or reaches it, so whatever its tasks do meanwhile
-/// could as well have happened just before the pause. When it goes on, the clock has jumped.
+/// could as well have happened just before the pause. When it goes on, the clock has jumped. After a pause the timers that
+/// came due meanwhile fire at once. In a suspend of the whole machine they stood still, and still have their rest to run.
 pub(crate) struct Process {
     start: Instant,
     state: Mutex<State>,
@@ -19,13 +20,23 @@ struct State {
     /// The clock ran at this rate, in millionths of the true one, since this true and own time.
     rate: u64,
     since: (Duration, Duration),
-    /// Paused until then, with the clock at this.
-    pause: Option<(Duration, Stamp)>,
+    pause: Option<Pause>,
+    /// When it last went on, and its timers with it.
     resumed: Duration,
     cut_until: Duration,
     fault: Option<ClockFault>,
     /// The way to the newest client.
     core: Option<CoreHandle>,
+}
+
+/// A time in which nothing runs.
+#[derive(Clone, Copy)]
+struct Pause {
+    until: Duration,
+    /// What the clock showed when it began.
+    stood: Stamp,
+    /// How long after its end the timers fire that were due.
+    timers_late: Duration,
 }
 
 /// A clock that breaks its promise.
@@ -35,7 +46,13 @@ pub(crate) enum ClockFault {
     StandsStillInPauses,
     /// It lets its client sleep too long.
     Oversleeps,
+    /// It lets its client sleep as if timers went on while the machine is suspended.
+    SleepsThroughSuspends,
 }
+
+/// The longest that the machine's clock lets a client sleep, so that this much is the most that a timer has left to run after
+/// a suspend.
+pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(500);
 
 const MILLION: u128 = 1_000_000;
 
@@ -87,12 +104,14 @@ impl Process {
         then.plus(self.state().by_own_clock(length))
     }
 
-    /// Nothing runs for so long.
-    pub(crate) fn pause(&self, length: Duration) {
+    /// Nothing runs for so long. In a suspend timers stand still, and then have `timers_late` left to run.
+    pub(crate) fn pause(&self, length: Duration, timers_late: Duration) {
         let now = self.start.elapsed();
         let mut state = self.state();
         if state.pause.is_none() {
-            state.pause = Some((now + length, state.own_time(now)));
+            let through = state.fault == Some(ClockFault::SleepsThroughSuspends) && !timers_late.is_zero();
+            let timers_late = if through { length } else { timers_late };
+            state.pause = Some(Pause { until: now + length, stood: state.own_time(now), timers_late });
         }
     }
 
@@ -101,14 +120,15 @@ impl Process {
         let now = self.start.elapsed();
         let mut state = self.state();
         state.resumed = now;
-        if let Some((_, stood)) = state.pause.take()
-            && state.fault == Some(ClockFault::StandsStillInPauses)
-        {
-            state.since = (now, stood.since_start());
+        if let Some(pause) = state.pause.take() {
+            state.resumed += pause.timers_late.min(LONGEST_NAP);
+            if state.fault == Some(ClockFault::StandsStillInPauses) {
+                state.since = (now, pause.stood.since_start());
+            }
         }
     }
 
-    /// Whether it runs, and has for so long.
+    /// Whether it runs, and its timers have for so long.
     pub(crate) fn runs_since(&self, length: Duration) -> bool {
         let state = self.state();
         state.pause.is_none() && self.start.elapsed() >= state.resumed + length
@@ -117,9 +137,9 @@ impl Process {
     /// Waits until it is not paused.
     pub(crate) async fn awake(&self) {
         loop {
-            let Some((until, _)) = self.state().pause else { return };
+            let Some(pause) = self.state().pause else { return };
             // Who pauses it resumes it in that very millisecond, maybe after this wakes.
-            let until = (self.start + until).max(Instant::now() + Duration::from_millis(1));
+            let until = (self.start + pause.until).max(Instant::now() + Duration::from_millis(1));
             tokio::time::sleep_until(until).await;
         }
     }
@@ -162,7 +182,7 @@ impl Clock for Process {
     fn now(&self) -> Stamp {
         let state = self.state();
         match state.pause {
-            Some((_, stands)) => stands,
+            Some(pause) => pause.stood,
             None => state.own_time(self.start.elapsed()),
         }
     }
@@ -173,8 +193,9 @@ impl Clock for Process {
         let length = Duration::from_nanos((left.as_nanos() * MILLION).div_ceil(u128::from(state.rate)) as u64);
         match state.pause {
             _ if left.is_zero() => Duration::ZERO,
-            Some((resumes, _)) => {
-                length.min(resumes.saturating_sub(self.start.elapsed())).max(Duration::from_millis(1))
+            Some(pause) => {
+                let wakes = pause.until + pause.timers_late;
+                length.min(wakes.saturating_sub(self.start.elapsed())).max(Duration::from_millis(1))
             }
             None if state.fault == Some(ClockFault::Oversleeps) => length + Duration::from_secs(20),
             None => length,

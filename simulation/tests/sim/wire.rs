@@ -75,12 +75,13 @@ impl Wire {
         let mut silent = None;
         let request = Arc::new(request);
         if let Some(there) = there {
-            let (request, process) = (request.clone(), self.process.clone());
+            let (request, process, world) = (request.clone(), self.process.clone(), self.world.clone());
             tokio::spawn(async move {
                 sleep(there).await;
                 if process.is_cut() {
                     return;
                 }
+                world.works().await;
                 let reply = request().await;
                 if let Some(back) = back {
                     sleep(back).await;
@@ -94,8 +95,10 @@ impl Wire {
             silent = Some(answer);
         }
         if let Some(again) = again {
+            let world = self.world.clone();
             tokio::spawn(async move {
                 sleep(again).await;
+                world.works().await;
                 request().await;
             });
         }
@@ -126,7 +129,7 @@ impl Wire {
         if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { look_in }
     }
 
-    fn rewrite(&self, lease: &LeaseRef, answer: Answer, sent: Stamp, begun: Duration) -> Answer {
+    fn rewrite(&self, lease: &LeaseRef, answer: Answer, sent: Stamp, begun: u64) -> Answer {
         let claim = &lease.claim;
         match answer {
             Answer::Renewed(mut confirmation) => {
@@ -204,7 +207,7 @@ impl LockBackend for Wire {
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
         let sent = self.stamp();
         let oracle = &self.world.oracle;
-        let begun = oracle.now();
+        let begun = oracle.steps();
         for lease in leases {
             oracle.renewal_begins(lease);
             oracle.note("renew", id(lease.claim.owner()), lease.place);
