@@ -10,6 +10,7 @@ mod overheard;
 mod peers;
 mod report;
 mod rounds;
+mod startup;
 mod takeover;
 mod uncontended;
 mod usage;
@@ -54,6 +55,8 @@ enum Workload {
     HeldRedis,
     /// A holder that is killed, and one that loses its lease.
     Takeover,
+    /// The command's start, beside `flock`.
+    Startup,
 }
 
 impl Workload {
@@ -118,6 +121,7 @@ fn only(workload: Workload) -> Result<()> {
             Workload::HeldMemory => held::memory().await,
             Workload::HeldRedis => held::redis().await,
             Workload::Takeover => takeover::run().await,
+            Workload::Startup => startup::run(),
         }
     })?;
     println!("{}", serde_json::to_string(&figures)?);

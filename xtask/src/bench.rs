@@ -12,7 +12,7 @@ use crate::process;
 /// takes about five minutes on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended, handoff, held-memory, held-redis or takeover.
+    /// uncontended, handoff, held-memory, held-redis, takeover or startup.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// Print JSON instead of a table.
@@ -29,6 +29,8 @@ const END: &str = "<!-- end of figures -->\n";
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     apt::provide(&[Need { program: "redis-server", package: "redis-server" }])?;
+    // It is started by one of them.
+    process::show(&mut process::cargo(["build", "--release", "--quiet", "--locked", "--package=leasehold-cli"]))?;
     let mut command =
         process::cargo(["run", "--release", "--quiet", "--locked", "--package=leasehold-benchmarks", "--"]);
     command.args(&args.workloads);
