@@ -1,0 +1,77 @@
+//! Differences that are planted in the memory store, one rule each.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conformance_tests::hooks::{Hooks, Inner};
+use lock_core::{Acquisition, Answer, Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, Release, Result};
+
+/// What the memory store does otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    /// A waiter gets no place.
+    NoPlaces,
+    /// A renewal may shorten what is renewed.
+    RenewalsShorten,
+    /// Who has nothing and renews stands in the queue again.
+    RenewalsCreate,
+    /// A withdrawn claim leaves no tombstone.
+    NoTombstones,
+    /// A release that is sure leaves one.
+    AlwaysTombstones,
+    /// Nobody is told of a handoff.
+    SilentHandoffs,
+}
+
+impl Difference {
+    pub(super) const ALL: [Self; 6] = [
+        Self::NoPlaces,
+        Self::RenewalsShorten,
+        Self::RenewalsCreate,
+        Self::NoTombstones,
+        Self::AlwaysTombstones,
+        Self::SilentHandoffs,
+    ];
+}
+
+#[async_trait]
+impl Hooks for Difference {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        match self {
+            Self::NoPlaces => inner.backend.acquire(&claim.clone().if_held(IfHeld::Leave), ttl).await,
+            _ => inner.backend.acquire(claim, ttl).await,
+        }
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut leases = leases.to_vec();
+        for lease in &mut leases {
+            if *self == Self::RenewalsShorten {
+                lease.extend = Extend::Exactly;
+            }
+        }
+        let answers = inner.renew(&leases).await;
+        for (index, answer) in &answers {
+            if let (Self::RenewalsCreate, Answer::Lost) = (self, answer) {
+                let _ = inner.backend.acquire(&leases[*index].claim, leases[*index].ttl).await;
+            }
+        }
+        answers
+    }
+
+    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        let certainty = match self {
+            Self::NoTombstones => Certainty::Sure,
+            Self::AlwaysTombstones => Certainty::Unsure,
+            _ => certainty,
+        };
+        inner.backend.release(claim, certainty).await
+    }
+
+    fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        if *self != Self::SilentHandoffs {
+            core.event(event);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The memory store and a Redis server, with clocks that are stepped together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use conformance_tests::Direct;
+use conformance_tests::harness::{RedisServer, RedisSettings};
+use conformance_tests::hooks::Hooked;
+use leasehold::redis::RedisBackend;
+use lock_core::{Clock, LockBackend, MemoryBackend, MemoryStore, Stamp};
+
+use super::difference::Difference;
+
+/// Time passes in whole units. No ttl that is used, no longest ttl of a place and no tombstone lasts whole units, or within two
+/// seconds of them: so both stores see the same things expired, though Redis works on a request some moments later.
+pub(super) const UNIT: Duration = Duration::from_secs(8);
+
+/// How much later than the memory store Redis may work on a request, so that the two can still be compared.
+pub(super) const LATEST: Duration = Duration::from_millis(1500);
+
+/// How many clients each store has.
+pub(super) const CLIENTS: usize = 2;
+
+/// Both stores.
+pub(super) struct Pair {
+    pub(super) memory: Vec<Direct>,
+    pub(super) redis: Vec<Direct>,
+    clock: Arc<Stepped>,
+    server: RedisServer,
+    /// What Redis's clock shows at the beginning of the memory store's, in µs.
+    start: Mutex<u64>,
+}
+
+/// The memory store's clock.
+#[derive(Default)]
+struct Stepped(AtomicU64);
+
+impl Clock for Stepped {
+    fn now(&self) -> Stamp {
+        Stamp::from_start(UNIT * u32::try_from(self.0.load(Ordering::SeqCst)).expect("a few thousand units"))
+    }
+
+    fn nap(&self, until: Stamp) -> Duration {
+        until.since(self.now())
+    }
+}
+
+impl Pair {
+    /// Two stores without any lock.
+    pub(super) async fn new(difference: Option<Difference>) -> Self {
+        let server = RedisSettings::new().steppable_clock().start().unwrap_or_else(|error| panic!("{error}"));
+        let clock = Arc::new(Stepped::default());
+        let store = MemoryStore::new(clock.clone());
+        let (mut memory, mut redis) = (Vec::new(), Vec::new());
+        for nth in 0..CLIENTS {
+            let plain: Arc<dyn LockBackend> = Arc::new(MemoryBackend::new(&store));
+            let planted = difference.map(|difference| Hooked::new(plain.clone(), nth, Arc::new(difference)));
+            memory.push(Direct::attach(planted.map_or(plain, |planted| Arc::new(planted))));
+            let backend = RedisBackend::connect(&format!("{}?timeout=5s", server.url())).await;
+            redis.push(Direct::attach(Arc::new(backend.unwrap_or_else(|error| panic!("no backend: {error:?}")))));
+        }
+        let pair = Self { memory, redis, clock, server, start: Mutex::new(0) };
+        pair.hears().await;
+        *pair.start.lock().expect("no panic while it is locked") = pair.redis_now();
+        pair
+    }
+
+    /// Waits until Redis has somebody to tell on every channel, and every client knows it.
+    async fn hears(&self) {
+        for client in &self.redis {
+            while client.take_events().is_empty() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    }
+
+    /// So many units pass, for both.
+    pub(super) fn pass(&self, units: u64) {
+        let passed = self.clock.0.fetch_add(units, Ordering::SeqCst) + units;
+        let start = self.start.lock().expect("no panic while it is locked");
+        let target = *start + passed * u64::try_from(UNIT.as_micros()).expect("seconds");
+        let step = target.checked_sub(self.redis_now()).expect("a unit is much longer than what is done in it");
+        self.server.step_clock(i64::try_from(step).expect("minutes")).expect("a clock that can be stepped");
+    }
+
+    /// How far Redis's clock is ahead of the memory store's.
+    pub(super) fn ahead(&self) -> Duration {
+        let memory = u64::try_from(self.clock.now().since_start().as_micros()).expect("hours");
+        let start = *self.start.lock().expect("no panic while it is locked");
+        Duration::from_micros(self.redis_now() - start - memory)
+    }
+
+    fn redis_now(&self) -> u64 {
+        let time = self.server.command(&["TIME"]).expect("TIME").items();
+        let parts: Vec<u64> = time.iter().map(|part| part.text().parse().expect("a number")).collect();
+        parts[0] * 1_000_000 + parts[1]
+    }
+}

@@ -1,0 +1,422 @@
+//! One random sequence on both stores, step by step.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use conformance_tests::Direct;
+use lock_core::{
+    Acquisition, Answer, Certainty, Claim, ErrorKind, Event, Extend, FencingToken, HolderInfo, IfHeld, Inspection,
+    LeaseRef, LockName, Mode, OwnerToken, Place, Release, Result,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::pair::{CLIENTS, LATEST, Pair};
+
+/// None lasts whole units, or nearly.
+const TTLS: [u64; 9] = [2, 6, 10, 12, 18, 22, 28, 36, 44];
+
+/// How many claims of each lock contend.
+const SLOTS: usize = 5;
+
+/// How long a push takes at most.
+const PUSHED: Duration = Duration::from_secs(1);
+
+type Compared = std::result::Result<(), String>;
+
+/// A sequence under way.
+pub(super) struct Sequence<'a> {
+    pair: &'a Pair,
+    rng: StdRng,
+    seed: u64,
+    drawn: u64,
+    locks: Vec<Lock>,
+    /// What both stores have told that is not compared yet: owner, place, token.
+    told: [Vec<(OwnerToken, Place, u64)>; 2],
+    /// Claims that were given back: whether they were told of a handoff just before is a matter of order within one step.
+    given_back: HashSet<OwnerToken>,
+    log: Vec<String>,
+    /// How often each kind of answer was compared.
+    pub(super) seen: BTreeMap<&'static str, u64>,
+}
+
+/// One lock, the claims of it, and which numbers of the stores belong together.
+struct Lock {
+    name: LockName,
+    claims: Vec<Claim>,
+    /// The newest place of a claim, in either store.
+    places: HashMap<OwnerToken, [Place; 2]>,
+    place_pairs: Numbers,
+    token_pairs: Numbers,
+}
+
+/// Numbers of one store and of the other, which rise together.
+#[derive(Default)]
+struct Numbers(BTreeMap<u64, u64>);
+
+impl Numbers {
+    fn pair(&mut self, memory: u64, redis: u64) -> Compared {
+        let known = *self.0.entry(memory).or_insert(redis);
+        let below = self.0.range(..memory).next_back().is_none_or(|(_, lower)| *lower < redis);
+        let above = self.0.range(memory + 1..).next().is_none_or(|(_, higher)| *higher > redis);
+        if known == redis && below && above {
+            return Ok(());
+        }
+        Err(format!("number {memory} is {redis} on Redis, and the others are {:?}", self.0))
+    }
+}
+
+fn agree<T: PartialEq + Debug>(what: &str, memory: T, redis: T) -> Compared {
+    if memory == redis { Ok(()) } else { Err(format!("{what}: {memory:?} in memory, {redis:?} on Redis")) }
+}
+
+/// Redis works a little later on a request, so what it says may end then as well.
+fn near(what: &str, memory: Duration, redis: Duration) -> Compared {
+    if memory.abs_diff(redis) <= LATEST {
+        Ok(())
+    } else {
+        Err(format!("{what}: {memory:?} in memory, {redis:?} on Redis"))
+    }
+}
+
+impl<'a> Sequence<'a> {
+    pub(super) fn new(pair: &'a Pair, seed: u64) -> Self {
+        let mut sequence = Self {
+            pair,
+            rng: StdRng::seed_from_u64(seed),
+            seed,
+            drawn: 0,
+            locks: Vec::new(),
+            told: [Vec::new(), Vec::new()],
+            given_back: HashSet::new(),
+            log: Vec::new(),
+            seen: BTreeMap::new(),
+        };
+        for which in ["a", "b"] {
+            let name = LockName::new(format!("{which}{seed}")).expect("a name");
+            let claims = (0..SLOTS).map(|_| sequence.draw(&name)).collect();
+            let (place_pairs, token_pairs) = Default::default();
+            sequence.locks.push(Lock { name, claims, places: HashMap::new(), place_pairs, token_pairs });
+        }
+        sequence
+    }
+
+    /// A new claim. Its owner tells which client it belongs to.
+    fn draw(&mut self, name: &LockName) -> Claim {
+        self.drawn += 1;
+        let holder = HolderInfo::of_this_process(&format!("claim {}", self.drawn)).expect("a label");
+        let mut owner = [0; 16];
+        owner[..8].copy_from_slice(&self.seed.to_be_bytes());
+        owner[8..].copy_from_slice(&self.drawn.to_be_bytes());
+        let claim = Claim::new(name.clone(), OwnerToken::from_bytes(owner), Mode::Exclusive, Arc::new(holder));
+        if self.rng.random_bool(0.1) { claim.if_held(IfHeld::Leave) } else { claim }
+    }
+
+    /// Runs it; the error says what the stores disagree about, and what led there.
+    pub(super) async fn run(&mut self, steps: usize) -> Compared {
+        // Begins with both clocks together.
+        self.pair.pass(1);
+        for _ in 0..steps {
+            self.step().await.map_err(|difference| format!("{difference}, after\n{}", self.log.join("\n")))?;
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self) -> Compared {
+        if self.rng.random_bool(0.25) {
+            let units = [1, 1, 1, 1, 1, 2, 9][self.rng.random_range(0..7)];
+            self.log.push(format!("{units} units pass"));
+            self.pair.pass(units);
+        }
+        match self.rng.random_range(0..20) {
+            0..=8 => self.acquire().await?,
+            9..=14 => self.renew().await?,
+            _ => self.release().await?,
+        }
+        self.compare_state().await?;
+        // Later than that, the clocks are too far apart for what they are compared by.
+        let ahead = self.pair.ahead();
+        assert!(ahead < LATEST, "this machine is too slow to compare anything: Redis is {ahead:?} late");
+        Ok(())
+    }
+
+    fn ttl(&mut self) -> Duration {
+        Duration::from_secs(TTLS[self.rng.random_range(0..TTLS.len())])
+    }
+
+    /// The client of a claim, in the memory store and on Redis.
+    fn clients(&self, claim: &Claim) -> [&'a Direct; 2] {
+        let nth = usize::from(claim.owner().as_bytes()[15]) % CLIENTS;
+        [&self.pair.memory[nth], &self.pair.redis[nth]]
+    }
+
+    /// One claim of each of some locks; `had` prefers those that had a lease or place. On Redis they go out at once, which makes one
+    /// call of them now and then.
+    fn some(&mut self, had: bool) -> Vec<(usize, Claim)> {
+        let both = self.rng.random_bool(0.3);
+        let first = self.rng.random_range(0..self.locks.len());
+        let mut some = Vec::new();
+        for (index, lock) in self.locks.iter().enumerate().filter(|(index, _)| both || *index == first) {
+            let known: Vec<_> = lock.claims.iter().filter(|claim| lock.places.contains_key(claim.owner())).collect();
+            let claim = match known.len() {
+                0 => &lock.claims[self.rng.random_range(0..SLOTS)],
+                _ if !had || self.rng.random_bool(0.2) => &lock.claims[self.rng.random_range(0..SLOTS)],
+                count => known[self.rng.random_range(0..count)],
+            };
+            some.push((index, claim.clone()));
+        }
+        some
+    }
+
+    async fn acquire(&mut self) -> Compared {
+        let (claims, ttl) = (self.some(false), self.ttl());
+        let mut redis = Vec::new();
+        for (_, claim) in &claims {
+            let (client, claim) = (self.clients(claim)[1], claim.clone());
+            redis.push(async move { client.acquire(&claim, ttl).await });
+        }
+        for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
+            let memory = self.clients(claim)[0].acquire(claim, ttl).await;
+            self.log.push(format!("{} acquires for {ttl:?}: {memory:?}", who(claim)));
+            let withdrawn = memory.is_err();
+            self.note(match &memory {
+                Ok(Acquisition::Granted(_)) => "granted",
+                Ok(Acquisition::Queued { .. }) => "queued",
+                Ok(_) => "held",
+                Err(_) => "withdrawn",
+            });
+            self.compare_acquire(*lock, claim, memory, redis)?;
+            if withdrawn {
+                // On Redis a late acquire of a withdrawn claim is the one call that does not look at the queue.
+                self.look(*lock).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_acquire(
+        &mut self,
+        lock: usize,
+        claim: &Claim,
+        memory: Result<Acquisition>,
+        redis: Result<Acquisition>,
+    ) -> Compared {
+        match (memory, redis) {
+            (Ok(Acquisition::Granted(memory)), Ok(Acquisition::Granted(redis))) => {
+                agree("the ttl", memory.confirmation.ttl, redis.confirmation.ttl)?;
+                self.token(lock, memory.token, redis.token)?;
+                self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
+            }
+            (
+                Ok(Acquisition::Queued { confirmation: memory, look_in }),
+                Ok(Acquisition::Queued { confirmation: redis, look_in: other }),
+            ) => {
+                agree("the ttl of a place", memory.ttl, redis.ttl)?;
+                near("the next look", look_in, other)?;
+                self.place(lock, claim, memory.place, redis.place)
+            }
+            (Ok(Acquisition::Held { look_in }), Ok(Acquisition::Held { look_in: other })) => {
+                near("the next look", look_in, other)
+            }
+            (Err(memory), Err(redis)) if memory.kind() == ErrorKind::Lost => {
+                agree("an error", memory.kind(), redis.kind())
+            }
+            (memory, redis) => Err(format!("acquire: {memory:?} in memory, {redis:?} on Redis")),
+        }
+    }
+
+    async fn renew(&mut self) -> Compared {
+        let mut asked: Vec<(usize, Claim)> = Vec::new();
+        for _ in 0..self.rng.random_range(1..4) {
+            asked.extend(self.some(true));
+        }
+        // One call is one client's.
+        let nth = self.clients(&asked[0].1)[0];
+        asked.retain(|(_, claim)| std::ptr::eq(self.clients(claim)[0], nth));
+        let [memory, redis] = self.clients(&asked[0].1);
+        let mut leases = [Vec::new(), Vec::new()];
+        for (lock, claim) in &asked {
+            let (ttl, exactly) = (self.ttl(), self.rng.random_bool(0.2));
+            let known = self.locks[*lock].places.get(claim.owner()).copied().unwrap_or_default();
+            for (store, leases) in leases.iter_mut().enumerate() {
+                let mut lease = LeaseRef::new(claim.clone(), known[store], ttl);
+                if exactly {
+                    lease.extend = Extend::Exactly;
+                }
+                leases.push(lease);
+            }
+        }
+        let answers = memory.renew_all(&leases[0]).await.into_iter().zip(redis.renew_all(&leases[1]).await);
+        for (((lock, claim), lease), (memory, redis)) in asked.iter().zip(&leases[0]).zip(answers) {
+            self.log.push(format!("{} renews to {:?}: {memory:?}", who(claim), lease.ttl));
+            self.note(match &memory {
+                Answer::Renewed(_) => "renewed",
+                Answer::Granted(_) => "found granted",
+                Answer::Waiting { .. } => "waiting",
+                _ => "lost",
+            });
+            self.compare_renewal(*lock, claim, memory, redis)?;
+        }
+        Ok(())
+    }
+
+    fn compare_renewal(&mut self, lock: usize, claim: &Claim, memory: Answer, redis: Answer) -> Compared {
+        match (memory, redis) {
+            (Answer::Renewed(memory), Answer::Renewed(redis)) => {
+                agree("the ttl", memory.ttl, redis.ttl)?;
+                self.place(lock, claim, memory.place, redis.place)
+            }
+            (Answer::Granted(memory), Answer::Granted(redis)) => {
+                agree("the ttl", memory.confirmation.ttl, redis.confirmation.ttl)?;
+                self.token(lock, memory.token, redis.token)?;
+                self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
+            }
+            (
+                Answer::Waiting { confirmation: memory, look_in },
+                Answer::Waiting { confirmation: redis, look_in: other },
+            ) => {
+                agree("the ttl of a place", memory.ttl, redis.ttl)?;
+                near("the next look", look_in, other)?;
+                self.place(lock, claim, memory.place, redis.place)
+            }
+            (Answer::Lost, Answer::Lost) => {
+                self.locks[lock].places.remove(claim.owner());
+                Ok(())
+            }
+            (memory, redis) => Err(format!("renew: {memory:?} in memory, {redis:?} on Redis")),
+        }
+    }
+
+    async fn release(&mut self) -> Compared {
+        let claims = self.some(true);
+        let certainty = if self.rng.random_bool(0.3) { Certainty::Unsure } else { Certainty::Sure };
+        let mut redis = Vec::new();
+        for (_, claim) in &claims {
+            self.given_back.insert(*claim.owner());
+            let (client, claim) = (self.clients(claim)[1], claim.clone());
+            redis.push(async move { client.release(&claim, certainty).await });
+        }
+        for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
+            let memory = self.clients(claim)[0].release(claim, certainty).await;
+            self.log.push(format!("{} releases, {certainty:?}: {memory:?}", who(claim)));
+            self.note(if matches!(memory, Ok(Release::Released)) { "released" } else { "not held" });
+            let answered = |answer: Result<Release>| answer.map_err(|error| error.kind());
+            agree("release", answered(memory), answered(redis))?;
+            self.locks[*lock].places.remove(claim.owner());
+            // Most claims are used once; what comes late meets a tombstone, or finds its way as before.
+            if self.rng.random_bool(0.6) {
+                let name = self.locks[*lock].name.clone();
+                let fresh = self.draw(&name);
+                let slot = self.locks[*lock].claims.iter_mut().find(|slot| slot.owner() == claim.owner());
+                if let Some(slot) = slot {
+                    *slot = fresh;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody who has nothing looks.
+    async fn look(&mut self, lock: usize) -> Compared {
+        let name = self.locks[lock].name.clone();
+        let claim = self.draw(&name);
+        let lease = LeaseRef::new(claim.clone(), 0, Duration::from_secs(TTLS[0]));
+        let [memory, redis] = self.clients(&claim);
+        self.compare_renewal(lock, &claim, memory.renew(lease.clone()).await, redis.renew(lease).await)
+    }
+
+    /// What people see of each lock, and what the clients were told.
+    async fn compare_state(&mut self) -> Compared {
+        for lock in 0..self.locks.len() {
+            let name = self.locks[lock].name.clone();
+            let memory = inspect(&self.pair.memory[0], &name).await;
+            let redis = inspect(&self.pair.redis[0], &name).await;
+            let (Some(memory), Some(redis)) = (memory, redis) else { continue };
+            agree("how many wait", memory.waiters, redis.waiters)?;
+            match (memory.lease, redis.lease) {
+                (None, None) => {}
+                (Some(memory), Some(redis)) => {
+                    near("what is left of a lease", memory.ttl_left, redis.ttl_left)?;
+                    let holder = |info: Option<HolderInfo>| info.map(|info| info.label);
+                    agree("the holder", holder(memory.holder), holder(redis.holder))?;
+                    self.token(lock, memory.token, redis.token)?;
+                }
+                (memory, redis) => return Err(format!("a lease: {memory:?} in memory, {redis:?} on Redis")),
+            }
+        }
+        self.compare_told().await
+    }
+
+    async fn compare_told(&mut self) -> Compared {
+        let until = Instant::now() + PUSHED;
+        loop {
+            for (store, clients) in [&self.pair.memory, &self.pair.redis].into_iter().enumerate() {
+                for event in clients.iter().flat_map(Direct::take_events) {
+                    if let Event::Granted { owner, place, token, .. } = event {
+                        self.told[store].push((owner, place, token.get()));
+                    }
+                }
+                self.told[store].retain(|(owner, ..)| !self.given_back.contains(owner));
+                self.told[store].sort_unstable_by_key(|(owner, place, _)| (*owner.as_bytes(), *place));
+            }
+            if self.told[0].len() == self.told[1].len() || Instant::now() > until {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let [memory, redis] = std::mem::take(&mut self.told);
+        agree("how many were told", memory.len(), redis.len())?;
+        for ((owner, place, token), (other, its_place, its_token)) in memory.into_iter().zip(redis) {
+            agree("who was told", owner.as_bytes(), other.as_bytes())?;
+            self.note("told");
+            let lock = self.locks.iter().position(|lock| lock.claims.iter().any(|claim| *claim.owner() == owner));
+            let Some(lock) = lock else { continue };
+            self.locks[lock].place_pairs.pair(place, its_place)?;
+            self.token(lock, FencingToken::new(token), FencingToken::new(its_token))?;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    fn token(&mut self, lock: usize, memory: FencingToken, redis: FencingToken) -> Compared {
+        self.locks[lock].token_pairs.pair(memory.get(), redis.get()).map_err(|error| format!("token: {error}"))
+    }
+
+    fn place(&mut self, lock: usize, claim: &Claim, memory: Place, redis: Place) -> Compared {
+        let lock = &mut self.locks[lock];
+        lock.places.insert(*claim.owner(), [memory, redis]);
+        lock.place_pairs.pair(memory, redis).map_err(|error| format!("place: {error}"))
+    }
+}
+
+async fn inspect(client: &Direct, name: &LockName) -> Option<Inspection> {
+    let inspect = client.backend().extensions().inspect.expect("both can be looked at");
+    inspect.inspect(name).await.unwrap_or_else(|error| panic!("inspect fails: {error:?}"))
+}
+
+fn who(claim: &Claim) -> String {
+    format!("{} of {}", claim.holder().label, claim.name())
+}
+
+/// Polls all of them before any has ended.
+async fn at_once<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut calls: Vec<_> = calls.into_iter().map(Box::pin).collect();
+    let mut answers: Vec<Option<T>> = calls.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        for (call, answer) in calls.iter_mut().zip(&mut answers) {
+            if answer.is_none()
+                && let std::task::Poll::Ready(done) = call.as_mut().poll(cx)
+            {
+                *answer = Some(done);
+            }
+        }
+        if answers.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    answers.into_iter().flatten().collect()
+}
