@@ -126,7 +126,7 @@ impl RedisBackend {
     async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
         let remember = match certainty {
             Certainty::Sure => Duration::ZERO,
-            Certainty::Unsure => REMEMBER.max(Duration::from_millis(lock(&self.shared.epoch).longest)),
+            Certainty::Unsure => REMEMBER.max(lock(&self.shared.epoch).longest_ever),
         };
         match self.ask(claim, What::Release { remember }).await?.told {
             Told::Released(true) => Ok(Release::Released),

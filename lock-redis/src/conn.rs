@@ -15,7 +15,7 @@ use crate::errors::{Failure, checked, not_connected};
 use crate::replies;
 use crate::scripts::Script;
 use crate::settings::{OnEviction, OnRestart};
-use crate::shared::{Shared, lock};
+use crate::shared::{Shared, lock, millis};
 use crate::wire::{self, Driver};
 
 /// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
@@ -164,23 +164,18 @@ impl Conn {
         }
     }
 
-    /// Prepares for a call with this ttl: says whether new grants are allowed, and makes known a ttl that is longer than any
-    /// before.
+    /// Prepares for a call with this ttl: says whether new grants are allowed, and makes known a ttl that others do not know to
+    /// be in use.
     ///
     /// # Errors
     /// The call cannot be made: its ttl could not be made known.
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
-        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let longer = {
-            let mut epoch = lock(&self.shared.epoch);
-            epoch.longest = epoch.longest.max(ttl);
-            ttl > epoch.noted
-        };
+        let untold = lock(&self.shared.epoch).uses(ttl, Instant::now());
         let over = match *lock(&self.grants) {
             Grants::Allowed => false,
             Grants::From(at) => Instant::now() >= at,
         };
-        if longer || over {
+        if untold || over {
             let lost = |failure| not_connected(failure, &self.shared.address);
             self.check_server(until).await.map_err(lost)??;
         }
@@ -195,25 +190,26 @@ impl Conn {
         let shared = &self.shared;
         let (known, longest) = {
             let epoch = lock(&shared.epoch);
-            (epoch.run.clone(), epoch.longest)
+            (epoch.run.clone(), epoch.longest())
         };
         let mode = match shared.settings.on_restart {
             OnRestart::QuarantineKnown => "known",
             OnRestart::Quarantine => "quarantine",
             OnRestart::Trust => "trust",
         };
+        let asked = Instant::now();
         let mut call = script_call(&shared.scripts.epoch, 1);
-        call.arg(shared.keys.epoch()).arg(&known).arg(longest).arg(mode);
+        call.arg(shared.keys.epoch()).arg(&known).arg(millis(longest)).arg(mode);
         let server =
             replies::server(self.run(&shared.scripts.epoch, &call, until).await?).ok_or(Failure::Unreadable)?;
         if let Err(refused) = self.judge(&server) {
             return Ok(Err(refused));
         }
         let mut epoch = lock(&shared.epoch);
-        epoch.noted = longest;
+        epoch.told(longest, asked);
         if server.wait.is_zero() {
             // Who has not locked yet has nothing to fear from a restart.
-            if longest > 0 {
+            if !longest.is_zero() {
                 epoch.run = server.run;
             }
             *lock(&self.grants) = Grants::Allowed;

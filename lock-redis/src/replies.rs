@@ -141,7 +141,7 @@ fn is_none(value: &Value) -> bool {
 
 pub(crate) fn server(value: Value) -> Option<Server> {
     let Value::Array(parts) = value else { return None };
-    let [run, wait, _longest, version, eviction] = &parts[..] else { return None };
+    let [run, wait, version, eviction] = &parts[..] else { return None };
     let version = text(version)?;
     let mut numbers = version.split('.').map(str::parse);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);

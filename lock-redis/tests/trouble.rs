@@ -301,6 +301,32 @@ async fn a_server_that_nobody_knew_is_used_at_once_unless_quarantine_is_wanted()
 }
 
 #[tokio::test]
+async fn a_long_ttl_that_nobody_uses_any_more_holds_nobody_up_after_a_restart() {
+    let server = Redis::start(&[]);
+    let Value::Array(time) = server.command(&["TIME"]).await else { panic!("no time") };
+    let seconds: u64 = redis::from_redis_value(time[0].clone()).unwrap();
+    let day = 24 * 3600 * 1000;
+    // What another run of the server left behind. Its own ttl is waited for in any case.
+    let before = |till| format!("1 before {day}:{till}");
+    server.command(&["SET", "test:epoch", &before(seconds * 1000 - 1)]).await;
+    let (backend, until) = (server.backend("").await, Instant::now() + ms(15_000));
+    while let Err(error) = backend.acquire(&hasty("job", 1), ms(2000)).await {
+        assert!(Instant::now() < until, "{error:?}");
+        tokio::time::sleep(ms(20)).await;
+    }
+    server.command(&["SET", "test:epoch", &before(seconds * 1000 + day)]).await;
+    let backend = server.backend("").await;
+    assert_eq!(kind(backend.acquire(&hasty("other", 1), ms(2000)).await), ErrorKind::Unavailable);
+    // Its own ttl stands there as well now.
+    let Value::BulkString(epoch) = server.command(&["GET", "test:epoch"]).await else { panic!("no text") };
+    let epoch = String::from_utf8(epoch).unwrap();
+    assert!(
+        epoch.starts_with("1 before ") && epoch.contains(" 2000:") && epoch.contains(&format!(" {day}:")),
+        "{epoch}"
+    );
+}
+
+#[tokio::test]
 async fn a_client_of_the_redis_crate_can_be_used() {
     let server = Redis::start(&["--requirepass", "secret"]);
     let url = server.url().replace("?prefix=test:", "?db=3&pass=secret");

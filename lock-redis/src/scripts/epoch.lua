@@ -1,11 +1,14 @@
 -- Run on every new connection before any other script, and before a ttl longer than any before: says whether leases from before
 -- a restart may still be believed in by their holders, and writes down what other clients need to know.
 --
--- KEYS[1]      the epoch key: "1 <run id> <longest ttl in use, ms>"
+-- KEYS[1]      the epoch key: "1 <run id>", and then each ttl in use and until when leases of it may last: " <ms>:<ms of the
+--              server's clock>". A ttl stays for twice its length and a minute, and is written anew before: so the longest one is
+--              forgotten when nobody uses it any more
 -- ARGV         run id that this client knew or '', its longest ttl in ms, 'known', 'quarantine' or 'trust'
--- answers      run id, ms until new grants are allowed, longest ttl in use in ms, redis_version, maxmemory_policy
+-- answers      run id, ms until new grants are allowed, redis_version, maxmemory_policy
 -- promises     while grants have to wait, the key names another run than this one, so that a newcomer waits as well
 
+local MANY = 16
 local info = redis.call('INFO', 'server') .. redis.call('INFO', 'memory')
 local run = string.match(info, 'run_id:(%w+)')
 -- Below zero after a clock was set back to before the server's start: as if it had just started.
@@ -13,20 +16,48 @@ local uptime = math.max(0, tonumber(string.match(info, 'uptime_in_seconds:(%-?%d
 local version = string.match(info, 'redis_version:([%w%.]+)')
 local policy = string.match(info, 'maxmemory_policy:([%w%-]+)')
 
-local known, longest, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local known, own, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local raw = redis.call('GET', KEYS[1])
-local stored_run, stored_longest
+local stored_run
+local longest, ttls = own, {}
 if raw then
-  local format
-  format, stored_run, stored_longest = string.match(raw, '^(%d+) (%S+) (%d+)$')
+  local format, list
+  format, stored_run, list = string.match(raw, '^(%d+) (%S+)([%d: ]*)$')
   if format ~= '1' then return redis.error_reply('UNKNOWNFORMAT of the key ' .. KEYS[1]) end
-  longest = math.max(longest, tonumber(stored_longest))
+  for ttl, till in string.gmatch(list, ' (%d+):(%d+)') do
+    ttl, till = tonumber(ttl), tonumber(till)
+    if till > now then
+      ttls[#ttls + 1] = {ttl, till}
+      longest = math.max(longest, ttl)
+    end
+  end
+end
+
+-- The ttls in use with this client's own. One that is as long and lasts as long stands for another.
+local function with_own()
+  local new = {own, now + 2 * own + 60000}
+  local all = {}
+  for _, it in ipairs(ttls) do
+    if it[1] >= own and it[2] >= now + own + 60000 then return ttls end
+    if it[1] > new[1] or it[2] > new[2] then all[#all + 1] = it end
+  end
+  all[#all + 1] = new
+  table.sort(all, function(a, b) return a[1] < b[1] end)
+  while #all > MANY do
+    local shortest = table.remove(all, 1)
+    all[1] = {all[1][1], math.max(all[1][2], shortest[2])}
+  end
+  return all
 end
 
 local function note(which)
-  local new = string.format('1 %s %d', which, longest)
+  local new = '1 ' .. which
+  for _, it in ipairs(with_own()) do new = new .. string.format(' %d:%d', it[1], it[2]) end
   -- A client that has not locked yet has nothing to tell.
-  if new == raw or longest == 0 then return end
+  if new == raw or own == 0 then return end
   local why = redis.pcall('SET', KEYS[1], new).err
   if not why then return end
   if not string.find(why, 'OOM', 1, true) then error(why, 0) end
@@ -56,4 +87,4 @@ elseif mode == 'trust' and stored_run then
 else
   note(run)
 end
-return {run, wait, longest, version, policy}
+return {run, wait, version, policy}
