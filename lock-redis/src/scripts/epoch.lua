@@ -11,8 +11,9 @@
 local MANY = 16
 local info = redis.call('INFO', 'server') .. redis.call('INFO', 'memory')
 local run = string.match(info, 'run_id:(%w+)')
--- Below zero after a clock was set back to before the server's start: as if it had just started.
-local uptime = math.max(0, tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)'))) * 1000
+-- The server takes the difference of two whole seconds: it may be up for almost one less. Below zero after a clock was set back to
+-- before its start: as if it had just started.
+local uptime = math.max(0, tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)')) - 1) * 1000
 local version = string.match(info, 'redis_version:([%w%.]+)')
 local policy = string.match(info, 'maxmemory_policy:([%w%-]+)')
 
