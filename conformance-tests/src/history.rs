@@ -32,6 +32,13 @@ pub enum Violation {
     Overlap(Hold, Hold),
     /// A hold ends before it begins.
     Backwards(Hold),
+    /// A write was taken after one of a later holder.
+    LateWrite {
+        /// The token of the later holder, whose write was there already.
+        after: FencingToken,
+        /// The token of the late write.
+        token: FencingToken,
+    },
 }
 
 impl fmt::Display for Violation {
@@ -41,6 +48,9 @@ impl fmt::Display for Violation {
             Self::OutOfOrder(a, b) => write!(f, "tokens do not rise in the order of grants: {a:?} and {b:?}"),
             Self::Overlap(a, b) => write!(f, "two holders at once: {a:?} and {b:?}"),
             Self::Backwards(hold) => write!(f, "a hold ends before it begins: {hold:?}"),
+            Self::LateWrite { after, token } => {
+                write!(f, "a write with token {token} was taken after one with {after}")
+            }
         }
     }
 }
@@ -73,6 +83,18 @@ pub fn check(holds: &[Hold]) -> Result<(), Violation> {
         }
     }
     Ok(())
+}
+
+/// Holds the writes that a resource has taken under one lock, in its own order, against what fencing is for: none comes after one
+/// of a later holder.
+///
+/// # Errors
+/// The first late write.
+pub fn check_writes(tokens: &[FencingToken]) -> Result<(), Violation> {
+    match tokens.windows(2).find(|pair| pair[1] < pair[0]) {
+        Some(pair) => Err(Violation::LateWrite { after: pair[0], token: pair[1] }),
+        None => Ok(()),
+    }
 }
 
 /// Records holds from all tasks of a process.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conformance_tests::history::{Hold, Violation, check};
+use conformance_tests::history::{Hold, Violation, check, check_writes};
 use lock_core::{FencingToken, LockName};
 
 fn hold(lock: &str, token: u64, from: u64, until: u64) -> Hold {
@@ -66,6 +66,14 @@ fn a_hold_that_ends_before_it_begins_is_found() {
     let mut holds = sound();
     holds.push(hold("a", 10, 60, 50));
     assert!(matches!(check(&holds), Err(Violation::Backwards(..))));
+}
+
+#[test]
+fn a_late_write_is_found() {
+    let writes = |tokens: &[u64]| check_writes(&tokens.iter().copied().map(FencingToken::new).collect::<Vec<_>>());
+    assert_eq!(writes(&[3, 3, 4, 9]), Ok(()));
+    let late = Violation::LateWrite { after: FencingToken::new(4), token: FencingToken::new(3) };
+    assert_eq!(writes(&[3, 4, 3, 9]), Err(late));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 mod chaos;
 #[path = "processes/endings.rs"]
 mod endings;
+#[path = "processes/late_write.rs"]
+mod late_write;
 #[path = "redis/stored.rs"]
 mod stored;
 #[path = "processes/unreachable.rs"]

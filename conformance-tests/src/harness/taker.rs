@@ -51,6 +51,15 @@ pub enum TakerEvent {
         /// To what.
         number: u64,
     },
+    /// The store has taken its write, under the lease.
+    Wrote {
+        /// The fencing token.
+        token: u64,
+        /// What it wrote.
+        text: String,
+        /// The list in which it stands, as `token text`.
+        key: String,
+    },
     /// It was told that the lease is lost, or found it lost when it released.
     Lost {
         /// The fencing token.
@@ -79,7 +88,7 @@ pub enum TakerEvent {
     },
     /// Something could not be done.
     Failed {
-        /// What: `connect`, `acquire`, `release`, `count`, `read the command`, …
+        /// What: `connect`, `acquire`, `release`, `write`, `count`, `obey`, …
         doing: String,
         /// The kind of the error.
         kind: String,

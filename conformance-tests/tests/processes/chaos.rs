@@ -9,13 +9,15 @@ use lock_core::FencingToken;
 
 use super::world::{SOON, World, name};
 
-/// The holds that takers have told of. One that was killed in the middle held at most until it said its last word.
-fn holds(said: &[TakerLine]) -> Vec<Hold> {
+/// The holds that takers have told of. One that was killed in the middle held at most until it said its last word, and one that
+/// slept through the end of its lease until the last word before.
+pub(crate) fn holds(said: &[TakerLine]) -> Vec<Hold> {
     let mut holds = Vec::new();
     let mut open: BTreeMap<u32, Hold> = BTreeMap::new();
     for line in said {
         let at = Duration::from_micros(line.at_us);
-        if let Some(hold) = open.get_mut(&line.pid) {
+        let sees_an_end = matches!(line.event, TakerEvent::Lost { .. } | TakerEvent::Failed { .. });
+        if let Some(hold) = open.get_mut(&line.pid).filter(|_| !sees_an_end) {
             hold.until = at;
         }
         match line.event {

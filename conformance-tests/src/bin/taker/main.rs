@@ -1,6 +1,8 @@
 //! Holds a lock by URL, says what happens to it, and does what it is told: for the process cases of the suite, and for
 //! people who want to see a lock killed, paused or cut off.
 
+mod store;
+
 use std::fs;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -10,6 +12,7 @@ use std::time::Duration;
 use clap::Parser;
 use conformance_tests::harness::{TakerEvent, TakerLine, machine_now, micros};
 use leasehold::{Error, ErrorKind, Lock, LockClient, LockGuard};
+use store::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 #[derive(Debug, Parser)]
@@ -62,6 +65,10 @@ struct Options {
     /// Wait for commands after the last turn, or a loss, instead of exiting.
     #[arg(long)]
     stay: bool,
+
+    /// Reach the server through a proxy in this process, so that `cut`, `silence` and `heal` are commands.
+    #[arg(long)]
+    by_proxy: bool,
 }
 
 const ABOUT: &str = "\
@@ -76,8 +83,13 @@ COMMANDS, one a line on standard input:
   look      say whether the lock is held, by the guard
   release   release it, and wait for the server's answer
   drop      drop the guard: the release goes on in the background
+  write TEXT  append the token and TEXT to a list in Redis, without a look at the guard (also after a loss, with
+            --stay): Redis itself refuses it when the lease is not current
   leak      forget the guard and wait for commands: the lease is renewed for as long as this process lives
   acquire   take the lock once more (after the last turn, with --stay)
+  cut       with --by-proxy: break the line to the server, and let no new one through
+  silence   with --by-proxy: drop everything on the line, both ways
+  heal      with --by-proxy: let everything through again
   panic     panic with the guard in hand
   exit      exit at once, without a release: the lease ends by its ttl
 At the end of standard input nothing happens: a taker in the background goes on.
@@ -88,10 +100,16 @@ A COUNTER that several takers raise is short of a step when two held the lock at
 EXIT CODES: 0 all turns done; 1 an error; 2 bad arguments; 3 the lease was lost; 101 a panic
 
 TRY IT, with a redis-server on its usual port and two terminals:
-  taker --ttl 5s            in both: the second one waits
+  taker --ttl 5s --stay     in both: the second one waits
+Pause:
   Ctrl-Z in the first       it stands still; after 5 s the second one holds, with a higher token
-  fg                        the first one says at once that it has lost the lock
-  kill -9 of the holder     the other one holds after what was left of the 5 s";
+  write second              in the second: Redis takes it
+  fg, write first           in the first: it says that the lock is lost, and Redis refuses the late write
+  redis-cli LRANGE 'leasehold:{demo}:f:written' 0 -1
+Cut, with `taker --ttl 5s --stay --by-proxy` in the first:
+  cut                       in the first: it says that the lock is lost, 0.5 s before the second one holds
+Kill:
+  kill -9 PID               of the holder (its lines have the pid): the other one holds when the 5 s are over";
 
 /// What became of a turn.
 enum Turn {
@@ -118,8 +136,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> u8 {
-    let client = match leasehold::connect(&options.url).await {
-        Ok(client) => client,
+    let store = match Store::connect(&options.url, options.by_proxy).await {
+        Ok(store) => store,
         Err(error) => return failed("connect", &error),
     };
     let mut commands = commands();
@@ -130,7 +148,7 @@ async fn run(options: &Options) -> u8 {
     loop {
         if turns > 0 {
             turns -= 1;
-            match turn(options, &client, &mut commands).await {
+            match turn(options, &store, &mut commands).await {
                 Ok(Turn::Over) => {}
                 Ok(Turn::Lost(guard)) => {
                     code = EXIT_LOST;
@@ -151,20 +169,23 @@ async fn run(options: &Options) -> u8 {
             Some("look") => look(lost.as_ref()),
             Some("acquire") => (turns, code, lost) = (1, 0, None),
             Some("exit") | None => return code,
-            Some(other) => not_now(other),
+            Some(other) => match (other.strip_prefix("write "), &lost) {
+                (Some(text), Some(guard)) => write(&store, guard, text).await,
+                _ => other_command(&store, other),
+            },
         }
     }
     // What was dropped or found unsure is released before the exit.
-    match client.shutdown().await {
+    match store.client.shutdown().await {
         Ok(()) => code,
         Err(error) => failed("shut down", &error),
     }
 }
 
 /// Acquires, and holds until the time is up, a command or a loss.
-async fn turn(options: &Options, client: &LockClient, commands: &mut UnboundedReceiver<String>) -> Result<Turn, Error> {
+async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver<String>) -> Result<Turn, Error> {
     say(TakerEvent::Waiting { name: options.name.clone() });
-    let lock = lock(options, client);
+    let lock = lock(options, &store.client);
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
     let guard = loop {
@@ -173,7 +194,7 @@ async fn turn(options: &Options, client: &LockClient, commands: &mut UnboundedRe
             Some(command) = commands.recv() => match &*command {
                 "look" => look(None),
                 "exit" => return Ok(Turn::Exit),
-                other => not_now(other),
+                other => other_command(store, other),
             }
         }
     };
@@ -229,8 +250,27 @@ async fn turn(options: &Options, client: &LockClient, commands: &mut UnboundedRe
             }
             "panic" => panic!("told to panic with the lock held"),
             "exit" => return Ok(Turn::Exit),
-            other => not_now(other),
+            other => match other.strip_prefix("write ") {
+                Some(text) => write(store, &guard, text).await,
+                None => other_command(store, other),
+            },
         }
+    }
+}
+
+/// Says what the store made of a write, and asks nobody else.
+async fn write(store: &Store, guard: &LockGuard, text: &str) {
+    match store.write(guard, text).await {
+        Ok(key) => say(TakerEvent::Wrote { token: guard.fencing_token().get(), text: text.to_owned(), key }),
+        Err(error) => {
+            failed("write", &error);
+        }
+    }
+}
+
+fn other_command(store: &Store, command: &str) {
+    if !store.obeys(command) {
+        not_now(command);
     }
 }
 

@@ -1,0 +1,70 @@
+//! The way to the store: a client, fenced writes where the store is Redis, and a line that can be broken.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use conformance_tests::harness::{Fault, FaultProxy};
+use leasehold::redis::{FencedScript, RedisBackend};
+use leasehold::{Error, ErrorKind, LockClient, LockGuard, Result};
+
+/// One store.
+pub(crate) struct Store {
+    pub(crate) client: LockClient,
+    /// Where it is one that can look at a lease and write in one step.
+    redis: Option<Arc<RedisBackend>>,
+    append: FencedScript,
+    proxy: Option<FaultProxy>,
+}
+
+impl Store {
+    /// Connects, if it is asked for through a proxy of its own.
+    pub(crate) async fn connect(url: &str, by_proxy: bool) -> Result<Self> {
+        let (url, proxy) = if by_proxy { behind_a_proxy(url)? } else { (url.to_owned(), None) };
+        // A list that shows who wrote, in the order in which Redis took it.
+        let append = FencedScript::new("return redis.call('RPUSH', KEYS[1], ARGV[1])");
+        if !url.starts_with("redis") {
+            return Ok(Self { client: leasehold::connect(&url).await?, redis: None, append, proxy });
+        }
+        let backend = Arc::new(RedisBackend::connect(&url).await?);
+        Ok(Self { client: LockClient::new(backend.clone()), redis: Some(backend), append, proxy })
+    }
+
+    /// Writes under the lease of this guard, whatever the guard says: the store decides. Where it can be read.
+    pub(crate) async fn write(&self, guard: &LockGuard, text: &str) -> Result<String> {
+        let Some(redis) = &self.redis else {
+            return Err(Error::new(ErrorKind::Unsupported, "only Redis looks at the lease and writes in one step"));
+        };
+        let fence = redis.fence(guard);
+        let key = fence.key("written");
+        fence.run(&self.append, &[&key], &[format!("{} {text}", guard.fencing_token())]).await?;
+        Ok(key)
+    }
+
+    /// Breaks or mends the line. False when that is no command, or there is no proxy.
+    pub(crate) fn obeys(&self, command: &str) -> bool {
+        let Some(proxy) = &self.proxy else { return false };
+        match command {
+            "cut" => {
+                proxy.apply(Fault::Refuse);
+                proxy.apply(Fault::Cut);
+            }
+            "silence" => proxy.apply(Fault::Silence),
+            "heal" => proxy.heal(),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// A proxy in front of the server of a URL, and the URL through it.
+fn behind_a_proxy(url: &str) -> Result<(String, Option<FaultProxy>)> {
+    let unfit = || Error::invalid("a proxy goes in front of redis://[user:password@]host:port only");
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| *scheme == "redis").ok_or_else(unfit)?;
+    let (authority, path) = rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at));
+    let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
+    let server: SocketAddr = host.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(unfit)?;
+    let proxy = FaultProxy::start(server)
+        .map_err(|error| Error::new(ErrorKind::Unavailable, "the proxy does not start").with_source(error))?;
+    let at = if user.is_empty() { "" } else { "@" };
+    Ok((format!("{scheme}://{user}{at}{}{path}", proxy.addr()), Some(proxy)))
+}
