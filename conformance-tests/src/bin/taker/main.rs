@@ -249,7 +249,11 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
                 return Ok(Turn::Leaked);
             }
             "panic" => panic!("told to panic with the lock held"),
-            "exit" => return Ok(Turn::Exit),
+            "exit" => {
+                // Dropped, it might be released before the process has ended.
+                std::mem::forget(guard);
+                return Ok(Turn::Exit);
+            }
             other => match other.strip_prefix("write ") {
                 Some(text) => write(store, &guard, text).await,
                 None => other_command(store, other),
