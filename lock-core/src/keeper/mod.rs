@@ -1,5 +1,6 @@
 //! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
 
+mod hold;
 mod leases;
 mod queue;
 mod run;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
-pub(crate) use self::leases::Hold;
+pub(crate) use self::hold::Hold;
 pub(crate) use self::queue::Entry;
 use self::queue::Queue;
 pub use self::run::KeeperHome;

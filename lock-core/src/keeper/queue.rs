@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::leases::Hold;
+use super::hold::Hold;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
 use crate::claim::{Claim, IfHeld};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::leases::Hold;
+use super::hold::Hold;
 use super::queue::{Queue, Stage, Waiter, held_by_another, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
 use crate::claim::{Claim, IfHeld};
