@@ -187,8 +187,8 @@ async fn acquire(client: Arc<Shared>, name: LockName, terms: Terms, wish: IfHeld
     };
     let waited = {
         let answered = async {
-            if let Some((claim, ttl)) = first {
-                RunToEnd::new(keeper.clone().attempt(claim, ttl)).await;
+            if let Some(first) = first {
+                RunToEnd::new(keeper.clone().attempt(first)).await;
             }
             (&mut ticket.outcome).await
         };

@@ -1,5 +1,6 @@
 //! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
 
+mod attempt;
 mod hold;
 mod leases;
 mod queue;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
+use self::attempt::Attempt;
 pub(crate) use self::hold::Hold;
 pub(crate) use self::queue::Entry;
 use self::queue::Queue;
@@ -100,7 +102,7 @@ enum Task {
 #[derive(Default)]
 struct Effects {
     deliveries: Vec<(oneshot::Sender<Result<Hold>>, Result<Hold>)>,
-    attempts: Vec<(Claim, Duration)>,
+    attempts: Vec<Attempt>,
 }
 
 /// Owner tokens are random already.
@@ -203,8 +205,8 @@ impl LeaseKeeper {
             // A taker that is gone drops the hold, which releases it.
             let _ = taker.send(outcome);
         }
-        for (claim, ttl) in effects.attempts {
-            self.home.spawn(self.clone().attempt(claim, ttl));
+        for attempt in effects.attempts {
+            self.home.spawn(self.clone().attempt(attempt));
         }
         done
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::attempt::Attempt;
 use super::hold::Hold;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
@@ -31,6 +32,8 @@ pub(super) struct Queue {
     pub(super) confirmation: Option<Confirmation>,
     pub(super) place: Place,
     pub(super) certainty: Certainty,
+    /// The store may have a place or a lease of the claim, going by what was answered.
+    pub(super) at_store: bool,
     pub(super) failures: u32,
     /// What is in the way of an answer; none when the last call was answered.
     pub(super) trouble: Option<Error>,
@@ -62,7 +65,7 @@ pub(crate) enum Entry {
     /// The holder holds it already: its lease is shared.
     Shared(Hold),
     /// In the queue. The first in a queue makes the first attempt itself, on its own runtime.
-    Queued(Ticket, Option<(Claim, Duration)>),
+    Queued(Ticket, Option<Attempt>),
     /// Others of this client wait, and this one does not want to.
     Refused,
 }
@@ -106,6 +109,7 @@ impl Queue {
             confirmation: None,
             place: 0,
             certainty: Certainty::Sure,
+            at_store: false,
             failures: 0,
             trouble: None,
             heard: false,
@@ -183,7 +187,8 @@ impl LeaseKeeper {
             let mut queue = Queue::new(claim.clone(), terms.ttl, now);
             queue.waiters.push_back(Waiter { terms, wish, takers: vec![(taker, sender)] });
             state.queues.insert(name.clone(), queue);
-            Ok(Entry::Queued(self.ticket(state, name, taker, outcome), Some((claim, terms.ttl))))
+            let first = Attempt { claim, ttl: terms.ttl, certainty: Certainty::Sure };
+            Ok(Entry::Queued(self.ticket(state, name, taker, outcome), Some(first)))
         })
     }
 
@@ -224,15 +229,21 @@ impl LeaseKeeper {
 
     /// Nobody waits any more: takes the claim back.
     pub(super) fn disband(&self, state: &mut State, name: &LockName) {
+        self.take_back(state, name);
         let Some(queue) = state.queues.remove(name) else { return };
         state.owners.remove(queue.claim.owner());
         if let Some(id) = queue.task {
             state.schedule.remove(id);
         }
-        let has_place = matches!(queue.stage, Stage::Standing(_));
-        // An acquire under way takes itself back when it settles.
-        if has_place || queue.certainty == Certainty::Unsure {
-            self.withdraw(state, &queue.claim, queue.certainty, queue.ttl);
+    }
+
+    /// Takes the queue's claim back, where the store may have anything of it. An acquire under way takes itself back when it
+    /// settles.
+    pub(super) fn take_back(&self, state: &mut State, name: &LockName) {
+        let Some(queue) = state.queues.get(name) else { return };
+        if queue.at_store || queue.certainty == Certainty::Unsure {
+            let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
+            self.withdraw(state, &claim, certainty, ttl);
         }
     }
 

@@ -4,121 +4,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::attempt::Attempt;
 use super::hold::Hold;
-use super::queue::{Queue, Stage, Waiter, held_by_another, no_answer};
+use super::queue::{Queue, Stage, Waiter, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::claim::{Claim, IfHeld};
+use crate::claim::Claim;
 use crate::clock::Stamp;
-use crate::error::{Error, ErrorKind, Result};
-use crate::grant::{Acquisition, Certainty, Confirmation, Grant, Place};
+use crate::error::{Error, ErrorKind};
+use crate::grant::{Certainty, Confirmation, Grant, Place};
 use crate::lease::{period, validity_end};
 use crate::name::LockName;
 use crate::renewal::{Answer, LeaseRef};
 use crate::token::{FencingToken, OwnerToken};
 
-/// Settles an attempt that ends without an answer: dropped with its runtime, or by a panic.
-struct Unsettled {
-    keeper: Arc<LeaseKeeper>,
-    claim: Claim,
-    ttl: Duration,
-    open: bool,
-    sent: bool,
-}
-
-impl Drop for Unsettled {
-    fn drop(&mut self) {
-        if self.open && self.sent {
-            self.keeper.settle(&self.claim, self.ttl, Err(no_answer()));
-        } else if self.open {
-            self.keeper.not_sent(&self.claim);
-        }
-    }
-}
-
 impl LeaseKeeper {
-    /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown.
-    pub(crate) fn attempt(self: Arc<Self>, claim: Claim, ttl: Duration) -> impl Future<Output = ()> + Send + 'static {
-        let mut unsettled = Unsettled { keeper: self.clone(), claim, ttl, open: true, sent: false };
-        async move {
-            unsettled.sent = true;
-            let answer = self.backend.acquire(&unsettled.claim, ttl).await;
-            unsettled.open = false;
-            self.settle(&unsettled.claim, ttl, answer);
-        }
-    }
-
-    /// The queue whose current claim this is.
-    fn queue_of<'s>(state: &'s mut State, claim: &Claim) -> Option<&'s mut Queue> {
-        state.queues.get_mut(claim.name()).filter(|queue| queue.claim.owner() == claim.owner())
-    }
-
-    /// Takes the answer of an attempt.
-    fn settle(self: &Arc<Self>, claim: &Claim, ttl: Duration, answer: Result<Acquisition>) {
-        self.with_state(|state, effects| {
-            let name = claim.name();
-            let Some(queue) = Self::queue_of(state, claim) else {
-                // Everybody left meanwhile.
-                match answer {
-                    Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
-                        self.withdraw(state, claim, Certainty::Sure, ttl);
-                    }
-                    Err(error) if error.kind() == ErrorKind::Indeterminate => {
-                        self.withdraw(state, claim, Certainty::Unsure, ttl);
-                    }
-                    Ok(Acquisition::Held { .. }) | Err(_) => {}
-                }
-                return;
-            };
-            let only_tries = queue.waiters.front().is_some_and(|waiter| waiter.wish == IfHeld::Leave);
-            match answer {
-                Ok(Acquisition::Granted(grant)) => self.granted(state, effects, name, grant),
-                Ok(Acquisition::Queued { .. }) if only_tries => {
-                    queue.stage = Stage::Standing(None);
-                    self.refuse_front(state, effects, name, held_by_another());
-                }
-                Ok(Acquisition::Held { .. }) if only_tries => {
-                    queue.stage = Stage::Looking;
-                    self.refuse_front(state, effects, name, held_by_another());
-                }
-                Ok(Acquisition::Queued { confirmation, look_in }) => {
-                    self.counters.queued.add();
-                    tracing::debug!(lock = %name, place = confirmation.place, "queued");
-                    self.stands(state, name, confirmation, look_in);
-                }
-                Ok(Acquisition::Held { look_in }) => {
-                    queue.answered();
-                    let pause = look_in + self.entropy.jitter(Duration::from_millis(2));
-                    self.look_at(state, name, self.now().plus(pause));
-                }
-                Err(error) => {
-                    tracing::debug!(lock = %name, %error, "attempt failed");
-                    if error.kind() == ErrorKind::Indeterminate {
-                        queue.certainty = Certainty::Unsure;
-                    }
-                    queue.stage = Stage::Looking;
-                    match error.kind() {
-                        ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
-                            self.fail_all(state, effects, name, &error)
-                        }
-                        _ if only_tries => self.refuse_front(state, effects, name, error),
-                        _ => self.failed(state, name, error),
-                    }
-                }
-            }
-        });
-    }
-
-    /// An attempt was dropped before anything was sent: the next one may begin at once.
-    fn not_sent(self: &Arc<Self>, claim: &Claim) {
-        self.with_state(|state, _| {
-            if Self::queue_of(state, claim).is_some() {
-                self.look_at(state, claim.name(), self.now());
-            }
-        });
-    }
-
     /// The front gets the lease, and the next in the queue draws a claim of its own.
-    fn granted(self: &Arc<Self>, state: &mut State, effects: &mut Effects, name: &LockName, grant: Grant) {
+    pub(super) fn granted(self: &Arc<Self>, state: &mut State, effects: &mut Effects, name: &LockName, grant: Grant) {
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
         if grant.confirmation.place < queue.place {
@@ -129,8 +30,8 @@ impl LeaseKeeper {
         let too_long = queue.asked_ttl(&self.capabilities.max_place_ttl) > front.terms.ttl;
         if too_long || validity_end(&grant.confirmation, self.margin_percent) <= now {
             // Too late to be of use, or inherited from an acquire with a longer ttl, which nobody could shorten.
-            let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
-            self.withdraw(state, &claim, certainty, ttl);
+            queue.at_store = true;
+            self.take_back(state, name);
             return self.next_claim(state, effects, name);
         }
         let Some(Waiter { terms, takers, .. }) = queue.waiters.pop_front() else { return };
@@ -144,7 +45,7 @@ impl LeaseKeeper {
     }
 
     /// The front does not want to wait.
-    fn refuse_front(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: Error) {
+    pub(super) fn refuse_front(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: Error) {
         let Some(queue) = state.queues.get_mut(name) else { return };
         let Some(front) = queue.waiters.pop_front() else { return };
         for (_, taker) in front.takers {
@@ -153,11 +54,7 @@ impl LeaseKeeper {
         if queue.waiters.is_empty() {
             return self.disband(state, name);
         }
-        let has_place = matches!(queue.stage, Stage::Standing(_));
-        let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
-        if has_place || certainty == Certainty::Unsure {
-            self.withdraw(state, &claim, certainty, ttl);
-        }
+        self.take_back(state, name);
         self.next_claim(state, effects, name);
     }
 
@@ -170,7 +67,7 @@ impl LeaseKeeper {
 
     /// Draws a claim for those who still wait. The former one is not the queue's any more; without a waiter the
     /// queue ends.
-    fn draw_next(&self, state: &mut State, name: &LockName) -> Option<(Claim, Duration)> {
+    fn draw_next(&self, state: &mut State, name: &LockName) -> Option<Attempt> {
         let now = self.now();
         let queue = state.queues.get_mut(name)?;
         if let Some(Standing::Waiting(_)) = state.owners.get(queue.claim.owner()) {
@@ -190,16 +87,17 @@ impl LeaseKeeper {
         queue.heard = old.heard;
         queue.task = old.task;
         self.due(state, name, now.plus(self.call_bound()));
-        Some((claim, ttl))
+        Some(Attempt { claim, ttl, certainty: Certainty::Sure })
     }
 
     /// The claim has a place that the store confirmed.
-    fn stands(&self, state: &mut State, name: &LockName, confirmation: Confirmation, look_in: Duration) {
+    pub(super) fn stands(&self, state: &mut State, name: &LockName, confirmation: Confirmation, look_in: Duration) {
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
         let again = queue.look_again;
         queue.answered();
         queue.stage = Stage::Standing(None);
+        queue.at_store = true;
         let newest = queue.confirmation.filter(|newest| newest.place == confirmation.place);
         if confirmation.place >= queue.place && newest.is_none_or(|newest| newest.sent < confirmation.sent) {
             queue.place = confirmation.place;
@@ -211,7 +109,7 @@ impl LeaseKeeper {
     }
 
     /// A call failed, or its outcome is unknown.
-    fn failed(&self, state: &mut State, name: &LockName, error: Error) {
+    pub(super) fn failed(&self, state: &mut State, name: &LockName, error: Error) {
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
         queue.failures += 1;
@@ -219,11 +117,8 @@ impl LeaseKeeper {
         let pause = self.backoff(super::withdraw::PATIENCE.min(period(queue.ttl)), queue.failures);
         if now.since(queue.first_sent) >= queue.ttl && !matches!(queue.stage, Stage::Standing(_)) {
             // The first request may have been applied a whole ttl ago: nothing that is heard of this claim now is news.
-            let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
             let trouble = queue.trouble.take();
-            if certainty == Certainty::Unsure {
-                self.withdraw(state, &claim, certainty, ttl);
-            }
+            self.take_back(state, name);
             self.draw_next(state, name);
             if let Some(queue) = state.queues.get_mut(name) {
                 queue.stage = Stage::Looking;
@@ -234,7 +129,7 @@ impl LeaseKeeper {
     }
 
     /// The next acquire of the same claim is due at `at`.
-    fn look_at(&self, state: &mut State, name: &LockName, at: Stamp) {
+    pub(super) fn look_at(&self, state: &mut State, name: &LockName, at: Stamp) {
         if let Some(queue) = state.queues.get_mut(name) {
             queue.stage = Stage::Looking;
             let at = if std::mem::take(&mut queue.look_again) { self.now() } else { at };
@@ -262,8 +157,8 @@ impl LeaseKeeper {
         match queue.stage {
             Stage::Calling(since) if now < since.plus(bound) => self.due(state, name, since.plus(bound)),
             Stage::Calling(_) => {
-                let (claim, ttl) = (queue.claim.clone(), queue.ttl);
-                self.withdraw(state, &claim, Certainty::Unsure, ttl);
+                queue.certainty = Certainty::Unsure;
+                self.take_back(state, name);
                 self.next_claim(state, effects, name);
                 if let Some(queue) = state.queues.get_mut(name) {
                     queue.trouble = Some(no_answer());
@@ -291,7 +186,8 @@ impl LeaseKeeper {
             }
             Stage::Looking => {
                 queue.stage = Stage::Calling(now);
-                effects.attempts.push((queue.claim.clone(), queue.ttl));
+                let (claim, ttl, certainty) = (queue.claim.clone(), queue.ttl, queue.certainty);
+                effects.attempts.push(Attempt { claim, ttl, certainty });
                 self.due(state, name, now.plus(bound));
             }
         }
@@ -313,12 +209,14 @@ impl LeaseKeeper {
                     self.stands(state, name, confirmation, look_in);
                 }
                 Answer::Granted(grant) => self.granted(state, effects, name, grant),
-                Answer::Free | Answer::Renewed(_) => self.look_at(state, name, self.now()),
+                Answer::Free => {
+                    queue.at_store = false;
+                    self.look_at(state, name, self.now());
+                }
+                Answer::Renewed(_) => self.look_at(state, name, self.now()),
                 Answer::Lost => {
-                    let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
-                    if certainty == Certainty::Unsure {
-                        self.withdraw(state, &claim, certainty, ttl);
-                    }
+                    queue.at_store = false;
+                    self.take_back(state, name);
                     self.next_claim(state, effects, name);
                 }
                 Answer::Unknown(error) => {
@@ -356,6 +254,7 @@ impl LeaseKeeper {
                 queue.place = place;
                 queue.confirmation = None;
             }
+            queue.at_store = true;
             let confirmation = own.or(queue.confirmation).filter(|newest| newest.place == place);
             match confirmation {
                 Some(newest) if validity_end(&newest, self.margin_percent) > now => {
@@ -377,8 +276,7 @@ impl LeaseKeeper {
             queue.look_again = true;
             return;
         }
-        let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
-        self.withdraw(state, &claim, certainty, ttl);
+        self.take_back(state, name);
         self.next_claim(state, effects, name);
     }
 

@@ -1,0 +1,121 @@
+//! One acquire at the store, from before it is sent until its answer is taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::queue::{Queue, Stage, held_by_another, no_answer};
+use super::{LeaseKeeper, State};
+use crate::claim::{Claim, IfHeld};
+use crate::error::{ErrorKind, Result};
+use crate::grant::{Acquisition, Certainty};
+
+/// An acquire that is to be sent.
+pub(crate) struct Attempt {
+    pub(super) claim: Claim,
+    pub(super) ttl: Duration,
+    /// Unsure when an earlier acquire of the claim was never answered.
+    pub(super) certainty: Certainty,
+}
+
+/// Settles an attempt that ends without an answer: dropped with its runtime, or by a panic.
+struct Unsettled {
+    keeper: Arc<LeaseKeeper>,
+    attempt: Attempt,
+    open: bool,
+    sent: bool,
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        if self.open && self.sent {
+            self.keeper.settle(&self.attempt, Err(no_answer()));
+        } else if self.open {
+            self.keeper.not_sent(&self.attempt.claim);
+        }
+    }
+}
+
+impl LeaseKeeper {
+    /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown.
+    pub(crate) fn attempt(self: Arc<Self>, attempt: Attempt) -> impl Future<Output = ()> + Send + 'static {
+        let mut unsettled = Unsettled { keeper: self.clone(), attempt, open: true, sent: false };
+        async move {
+            unsettled.sent = true;
+            let answer = self.backend.acquire(&unsettled.attempt.claim, unsettled.attempt.ttl).await;
+            unsettled.open = false;
+            self.settle(&unsettled.attempt, answer);
+        }
+    }
+
+    /// The queue whose current claim this is.
+    pub(super) fn queue_of<'s>(state: &'s mut State, claim: &Claim) -> Option<&'s mut Queue> {
+        state.queues.get_mut(claim.name()).filter(|queue| queue.claim.owner() == claim.owner())
+    }
+
+    /// Takes the answer of an attempt.
+    fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<Acquisition>) {
+        let Attempt { claim, ttl, certainty } = attempt;
+        self.with_state(|state, effects| {
+            let name = claim.name();
+            let Some(queue) = Self::queue_of(state, claim) else {
+                // Everybody left meanwhile.
+                match answer {
+                    Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
+                        self.withdraw(state, claim, *certainty, *ttl);
+                    }
+                    Err(error) if error.kind() == ErrorKind::Indeterminate => {
+                        self.withdraw(state, claim, Certainty::Unsure, *ttl);
+                    }
+                    Ok(Acquisition::Held { .. }) | Err(_) => {}
+                }
+                return;
+            };
+            let only_tries = queue.waiters.front().is_some_and(|waiter| waiter.wish == IfHeld::Leave);
+            match answer {
+                Ok(Acquisition::Granted(grant)) => self.granted(state, effects, name, grant),
+                Ok(Acquisition::Queued { .. }) if only_tries => {
+                    queue.stage = Stage::Standing(None);
+                    queue.at_store = true;
+                    self.refuse_front(state, effects, name, held_by_another());
+                }
+                Ok(Acquisition::Held { .. }) if only_tries => {
+                    queue.stage = Stage::Looking;
+                    self.refuse_front(state, effects, name, held_by_another());
+                }
+                Ok(Acquisition::Queued { confirmation, look_in }) => {
+                    self.counters.queued.add();
+                    tracing::debug!(lock = %name, place = confirmation.place, "queued");
+                    self.stands(state, name, confirmation, look_in);
+                }
+                Ok(Acquisition::Held { look_in }) => {
+                    queue.answered();
+                    let pause = look_in + self.entropy.jitter(Duration::from_millis(2));
+                    self.look_at(state, name, self.now().plus(pause));
+                }
+                Err(error) => {
+                    tracing::debug!(lock = %name, %error, "attempt failed");
+                    if error.kind() == ErrorKind::Indeterminate {
+                        queue.certainty = Certainty::Unsure;
+                    }
+                    queue.stage = Stage::Looking;
+                    match error.kind() {
+                        ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
+                            self.fail_all(state, effects, name, &error)
+                        }
+                        _ if only_tries => self.refuse_front(state, effects, name, error),
+                        _ => self.failed(state, name, error),
+                    }
+                }
+            }
+        });
+    }
+
+    /// An attempt was dropped before anything was sent: the next one may begin at once.
+    fn not_sent(self: &Arc<Self>, claim: &Claim) {
+        self.with_state(|state, _| {
+            if Self::queue_of(state, claim).is_some() {
+                self.look_at(state, claim.name(), self.now());
+            }
+        });
+    }
+}
