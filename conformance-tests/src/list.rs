@@ -41,6 +41,7 @@ macro_rules! for_each_case {
                 a_slow_grant_leaves_a_true_validity
                 the_holder_never_believes_longer_than_the_server
                 a_fixed_lease_is_not_renewed
+                a_fixed_lease_that_waited_has_its_whole_ttl
                 max_hold_ends_the_renewal
                 min_hold_outlives_an_early_release
                 min_hold_outlives_the_client

@@ -66,6 +66,7 @@ saboteurs! {
         a_slow_grant_leaves_a_true_validity: StampsTheAnswer, "valid of";
         the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder believes in";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
+        a_fixed_lease_that_waited_has_its_whole_ttl: RefusesRenewals, "that waited was lost early";
         max_hold_ends_the_renewal: RenewsByItself, "longest hold";
         min_hold_outlives_an_early_release: RunsOutAtOnce, "within `min_hold`";
         min_hold_outlives_the_client: RunsOutAtOnce, "outlives the client";

@@ -61,3 +61,36 @@ async fn a_lease_with_an_unanswered_acquire_is_released_as_unsure() {
     drop(granted(waiter).await);
     assert_eq!(store.release().await.1, Certainty::Unsure);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_waited_gets_its_whole_ttl() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").without_renewal();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (claim, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(7))).unwrap();
+    sleep(TTL / 4).await;
+    store.push(&claim, 7, 1);
+    let guard = granted(waiter).await;
+    // The place's ttl is that of the lease, and a quarter of it is over.
+    assert!(guard.validity() <= TTL * 65 / 100);
+    let (lease, answer) = timeout(AT_ONCE, store.renew()).await.expect("it is renewed once, right away");
+    assert_eq!((lease.ttl, lease.place), (TTL, 7));
+    answer.send(Answer::Renewed(store.confirms(7))).unwrap();
+    sleep(AT_ONCE).await;
+    assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
+    store.is_silent(TTL / 2).await;
+    assert_eq!(guard.lost().await.reason, LossReason::Expired);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_did_not_wait_is_not_renewed() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").without_renewal();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(Acquisition::Granted(store.grant(7, 1)))).unwrap();
+    let guard = granted(waiter).await;
+    store.is_silent(TTL / 2).await;
+    assert_eq!(guard.lost().await.reason, LossReason::Expired);
+}

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use lock_core::{Answer, Certainty, Extend, LeaseRef, LossReason, TtlScope};
 
-use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client, lost, warm_client};
+use crate::clients::{LONG, becomes_free, client, hold, is_free, long_client, lost, queued, warm_client};
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, Watch, eventually, name};
+use crate::kit::{self, AT_ONCE, Watch, eventually, join, name};
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
@@ -157,6 +157,32 @@ pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     assert_eq!(fixture.served().await, served, "a fixed lease was renewed");
     eventually(ttl, "the lease ends at the server", async || fixture.record(&name).await.lease.is_none()).await;
     assert!(is_free(&bob, &name).await);
+}
+
+/// A fixed lease that had to wait lasts for its whole ttl too, though its place had used up some of that, or has a shorter one.
+pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ttl, place_ttl) = (fixture.ttl() * 2, ann.capabilities().max_place_ttl);
+    for (name, ttl) in [(name("waited"), ttl), (name("waited long"), place_ttl * 2)] {
+        let guard = hold(&ann, &name).await;
+        let lock = bob.lock(name.as_str()).ttl(ttl).without_renewal();
+        let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
+        queued(fixture, &bob, &name, (1, 1)).await;
+        // Not so long that the place is renewed.
+        tokio::time::sleep(fixture.ttl() / 2).await;
+        let watch = Watch::start();
+        guard.release().await.expect("a release");
+        let guard = join(waiter).await;
+        if ttl > place_ttl {
+            let whole = async || guard.validity() > place_ttl;
+            eventually(AT_ONCE, "a fixed lease that waited is renewed to its own ttl", whole).await;
+            guard.release().await.expect("a release");
+        } else {
+            let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
+            assert_eq!(reason, LossReason::Expired);
+            watch.not_before(ttl * 8 / 10, "a fixed lease that waited was lost early");
+        }
+    }
 }
 
 /// `max_hold` ends the renewal: the lease is lost for that reason, by `max_hold` + ttl, and is over at the server too.

@@ -25,21 +25,23 @@ pub(super) struct LeaseTask {
     top_up: bool,
 }
 
+/// What a lease begins with, besides its grant and its terms.
+pub(super) struct Start {
+    pub(super) claim: Claim,
+    pub(super) certainty: Certainty,
+    /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.
+    pub(super) waited: bool,
+}
+
 impl LeaseKeeper {
     /// Begins a lease: from here on it is renewed.
-    pub(super) fn start_lease(
-        &self,
-        state: &mut State,
-        claim: Claim,
-        grant: Grant,
-        terms: Terms,
-        certainty: Certainty,
-    ) -> Arc<Lease> {
+    pub(super) fn start_lease(&self, state: &mut State, start: Start, grant: Grant, terms: Terms) -> Arc<Lease> {
+        let Start { claim, certainty, waited } = start;
         let (now, confirmation) = (self.now(), grant.confirmation);
         let valid_until = validity_end(&confirmation, self.margin_percent);
         let times = (now, valid_until);
         let lease = Arc::new(Lease::new(claim, grant.token, confirmation.place, terms, times, certainty));
-        let top_up = terms.renewal == Renewal::Fixed && confirmation.ttl < terms.ttl;
+        let top_up = terms.renewal == Renewal::Fixed && waited;
         let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, top_up };
         let id = state.schedule.insert(Task::Lease(task));
         let due = match (terms.renewal, top_up) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::attempt::Attempt;
 use super::hold::Hold;
+use super::leases::Start;
 use super::queue::{Queue, Stage, Waiter, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
 use crate::claim::Claim;
@@ -35,9 +36,10 @@ impl LeaseKeeper {
             return self.next_claim(state, effects, name);
         }
         let Some(Waiter { terms, takers, .. }) = queue.waiters.pop_front() else { return };
-        let (claim, certainty) = (queue.claim.clone(), queue.certainty);
+        let start =
+            Start { claim: queue.claim.clone(), certainty: queue.certainty, waited: queue.confirmation.is_some() };
         queue.heard = true;
-        let lease = self.start_lease(state, claim, grant, terms, certainty);
+        let lease = self.start_lease(state, start, grant, terms);
         for (_, taker) in takers {
             effects.deliveries.push((taker, Ok(Hold::new(self, &lease))));
         }
