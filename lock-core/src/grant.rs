@@ -66,6 +66,13 @@ pub enum Certainty {
     Unsure,
 }
 
+impl Certainty {
+    /// What is known of two sets of requests together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        if self == Self::Sure { other } else { Self::Unsure }
+    }
+}
+
 /// The outcome of a release. An outcome that is not known is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

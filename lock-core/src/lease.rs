@@ -135,14 +135,14 @@ impl Lease {
         look
     }
 
-    /// The store, or the client's end, ends the lease. False when it was over already.
-    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+    /// The store ends the lease. What is known of its requests; nothing when it was over already.
+    pub(crate) fn lose(&self, reason: LossReason) -> Option<Certainty> {
         let mut state = lock(&self.state);
-        let held = state.phase == Phase::Held;
-        if held {
-            self.end(&mut state, Phase::Lost(Loss::new(reason)));
+        if state.phase != Phase::Held {
+            return None;
         }
-        held
+        self.end(&mut state, Phase::Lost(Loss::new(reason)));
+        Some(state.certainty)
     }
 
     /// The holder gives the lease up, or the client is shut down. Says how the look at it was just before, and what

@@ -94,3 +94,142 @@ async fn a_fixed_lease_that_did_not_wait_is_not_renewed() {
     store.is_silent(TTL / 2).await;
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
 }
+
+/// The first acquire has no answer, the second is under way when everybody leaves: whatever it says, the first one
+/// may still arrive.
+#[tokio::test(start_paused = true)]
+async fn a_claim_with_an_unanswered_acquire_is_withdrawn_as_unsure() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (_, answer) = store.acquire().await;
+    answer.send(Err(unknown())).unwrap();
+    let (claim, second) = store.acquire().await;
+    waiter.abort();
+    let (_, certainty, first_withdraw) = store.release().await;
+    assert_eq!(certainty, Certainty::Unsure);
+    first_withdraw.send(Err(refused())).unwrap();
+    second.send(Ok(store.queued(1))).unwrap();
+    for _ in 0..2 {
+        let (withdrawn, certainty, answer) = store.release().await;
+        assert_eq!(withdrawn.owner(), claim.owner());
+        assert_eq!(certainty, Certainty::Unsure, "the first request may still arrive");
+        answer.send(Ok(Release::Released)).unwrap();
+    }
+    store.is_silent(TTL * 2).await;
+}
+
+/// A request that is under way is one without an answer.
+#[tokio::test(start_paused = true)]
+async fn what_is_renewed_just_now_is_ended_as_unsure() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let guard = granted(waiter).await;
+    let (_, renewal) = store.renew().await;
+    drop(guard);
+    let (_, certainty, answer) = store.release().await;
+    assert_eq!(certainty, Certainty::Unsure, "a renewal is under way");
+    answer.send(Ok(Release::Released)).unwrap();
+    drop(renewal);
+
+    let waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(2))).unwrap();
+    let (_, renewal) = store.renew().await;
+    store.push(&claim, 2, 2);
+    let guard = granted(waiter).await;
+    let (_, answer) = store.renew().await;
+    answer.send(Answer::Renewed(store.confirms(2))).map_err(drop).unwrap();
+    sleep(MS).await;
+    drop(guard);
+    let (_, certainty, answer) = store.release().await;
+    assert_eq!(certainty, Certainty::Unsure, "the renewal of the place is under way");
+    answer.send(Ok(Release::Released)).unwrap();
+    drop(renewal);
+
+    let waiter = acquire(&client);
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(3))).unwrap();
+    let (_, _renewal) = store.renew().await;
+    waiter.abort();
+    assert_eq!(store.release().await.1, Certainty::Unsure, "the renewal of the place is under way");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_a_push_overtook_is_told_at_once() {
+    for lost in [true, false] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        let (claim, answer) = store.acquire().await;
+        answer.send(Ok(store.queued(4))).unwrap();
+        let (_, renewal) = store.renew().await;
+        store.push(&claim, 4, 1);
+        let guard = granted(waiter).await;
+        let answer = if lost { Answer::Lost } else { Answer::Granted(store.grant(5, 2)) };
+        renewal.send(answer).map_err(drop).unwrap();
+        let loss = timeout(AT_ONCE, guard.lost()).await.expect("the loss is told at once");
+        assert_eq!(loss.reason, LossReason::Gone);
+    }
+}
+
+/// An answer about the place of the lease is newer than what the lease began with: the validity counts from it.
+#[tokio::test(start_paused = true)]
+async fn a_confirmation_that_a_push_overtook_counts() {
+    for waits in [true, false] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        let (claim, answer) = store.acquire().await;
+        answer.send(Ok(store.queued(4))).unwrap();
+        let (_, renewal) = store.renew().await;
+        let confirmation = store.confirms(4);
+        store.push(&claim, 4, 1);
+        let guard = granted(waiter).await;
+        let before = guard.validity();
+        let answer =
+            if waits { Answer::Waiting { confirmation, look_in: TTL } } else { Answer::Granted(store.grant(4, 1)) };
+        renewal.send(answer).map_err(drop).unwrap();
+        sleep(MS).await;
+        assert!(guard.validity() > before + TTL / 4, "{:?} after {before:?}", guard.validity());
+    }
+}
+
+/// What an older place was told says nothing about the lease.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_about_an_older_place_ends_nothing() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(4))).unwrap();
+    let (_, late) = store.renew().await;
+    // It is sent again after the bound of a call, and the place is gone; the same claim gets another.
+    let (_, renewal) = store.renew().await;
+    renewal.send(Answer::Free).map_err(drop).unwrap();
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(5))).unwrap();
+    sleep(MS).await;
+    store.push(&claim, 5, 1);
+    let guard = granted(waiter).await;
+    late.send(Answer::Lost).map_err(drop).unwrap();
+    sleep(AT_ONCE).await;
+    assert!(guard.is_held());
+}
+
+/// The lease is gone, and the first acquire has no answer: it may still arrive, and take the lock for a whole ttl.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (_, answer) = store.acquire().await;
+    answer.send(Err(unknown())).unwrap();
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let guard = granted(waiter).await;
+    let (_, answer) = store.renew().await;
+    answer.send(Answer::Lost).map_err(drop).unwrap();
+    let (_, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
+    assert_eq!((certainty, guard.is_held()), (Certainty::Unsure, false));
+    answer.send(Ok(Release::NotHeld)).unwrap();
+    drop(guard);
+    store.is_silent(TTL * 2).await;
+}

@@ -70,16 +70,15 @@ impl LeaseKeeper {
                 }
                 return;
             };
+            queue.stage = Stage::Looking;
             let only_tries = queue.waiters.front().is_some_and(|waiter| waiter.wish == IfHeld::Leave);
             match answer {
                 Ok(Acquisition::Granted(grant)) => self.granted(state, effects, name, grant),
                 Ok(Acquisition::Queued { .. }) if only_tries => {
-                    queue.stage = Stage::Standing(None);
                     queue.at_store = true;
                     self.refuse_front(state, effects, name, held_by_another());
                 }
                 Ok(Acquisition::Held { .. }) if only_tries => {
-                    queue.stage = Stage::Looking;
                     self.refuse_front(state, effects, name, held_by_another());
                 }
                 Ok(Acquisition::Queued { confirmation, look_in }) => {
@@ -97,7 +96,6 @@ impl LeaseKeeper {
                     if error.kind() == ErrorKind::Indeterminate {
                         queue.certainty = Certainty::Unsure;
                     }
-                    queue.stage = Stage::Looking;
                     match error.kind() {
                         ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
                             self.fail_all(state, effects, name, &error)

@@ -100,9 +100,9 @@ impl LeaseKeeper {
             return None;
         }
         let (look, certainty) = lease.give_up(Phase::Released, || self.now());
-        let ending = self.ending(lease, certainty);
         self.with_state(|state, _| {
-            Self::forget(state, lease);
+            let certainty = certainty.and(Self::forget(state, lease));
+            let ending = self.ending(lease, certainty);
             let loss = match look {
                 Look::Held { .. } => {
                     self.counters.held.sub();
@@ -146,11 +146,12 @@ impl LeaseKeeper {
             .collect();
         for lease in leases {
             let shut = Phase::Lost(Loss::new(LossReason::Shutdown));
-            if let (Look::Held { .. }, certainty) = lease.give_up(shut, || self.now()) {
+            let (look, certainty) = lease.give_up(shut, || self.now());
+            let certainty = certainty.and(Self::forget(state, &lease));
+            if let Look::Held { .. } = look {
                 self.counters.held.sub();
                 self.end(state, self.ending(&lease, certainty), Why::Release);
             }
-            Self::forget(state, &lease);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Leases that are held: renewal, loss, and giving them up.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,9 +71,13 @@ impl LeaseKeeper {
         }
     }
 
-    /// Renewal stops for good.
-    pub(super) fn forget(state: &mut State, lease: &Arc<Lease>) {
-        if let Some((id, _)) = Self::lease_task(state, lease) {
+    /// Renewal stops for good. Whether a renewal is under way, which has no answer then.
+    pub(super) fn forget(state: &mut State, lease: &Arc<Lease>) -> Certainty {
+        let mut certainty = Certainty::Sure;
+        if let Some((id, task)) = Self::lease_task(state, lease) {
+            if task.flight.is_some() {
+                certainty = Certainty::Unsure;
+            }
             state.schedule.remove(id);
             state.owners.remove(lease.claim.owner());
         }
@@ -82,6 +87,7 @@ impl LeaseKeeper {
                 state.reentrant.remove(&key);
             }
         }
+        certainty
     }
 
     pub(super) fn note_loss(&self, lease: &Lease, loss: Loss) {
@@ -92,10 +98,17 @@ impl LeaseKeeper {
 
     /// The store says that a lease is gone.
     fn gone(self: &Arc<Self>, lease: &Arc<Lease>) {
-        if lease.lose(LossReason::Gone) {
+        let lost = lease.lose(LossReason::Gone);
+        if lost.is_some() {
             self.note_loss(lease, Loss::new(LossReason::Gone));
         }
-        self.with_state(|state, _| Self::forget(state, lease));
+        self.with_state(|state, _| {
+            Self::forget(state, lease);
+            if lost == Some(Certainty::Unsure) {
+                // A late copy of its acquire may still take the lock.
+                self.withdraw(state, &lease.claim, Certainty::Unsure, lease.terms.ttl);
+            }
+        });
     }
 
     /// A lease's task is due: a renewal to send, or something that is done here.
@@ -208,6 +221,37 @@ impl LeaseKeeper {
                 self.with_state(|state, _| Self::forget(state, lease));
             }
             Look::Over(_) => {}
+        }
+    }
+
+    /// The answer to a renewal of a place that has become a lease meanwhile. What it confirms counts for the lease.
+    pub(super) fn on_overtaken_answer(self: &Arc<Self>, owner: &OwnerToken, asked: Place, answer: Answer) {
+        let Some(lease) = self.held_by(owner) else { return };
+        let confirmation = match answer {
+            Answer::Waiting { confirmation, .. } | Answer::Renewed(confirmation) => confirmation,
+            Answer::Granted(grant) if grant.token == lease.token => grant.confirmation,
+            Answer::Granted(grant) if grant.confirmation.place < lease.place => return,
+            Answer::Lost | Answer::Free if asked < lease.place => return,
+            Answer::Granted(_) | Answer::Lost | Answer::Free => return self.gone(&lease),
+            Answer::Unknown(error) => {
+                self.counters.renewal_errors.add();
+                if error.kind() != ErrorKind::Unavailable {
+                    lease.unsure();
+                }
+                return;
+            }
+        };
+        self.counters.renewed.add();
+        match confirmation.place.cmp(&lease.place) {
+            Ordering::Less => {}
+            Ordering::Greater => self.gone(&lease),
+            Ordering::Equal => {
+                let valid_until = validity_end(&confirmation, self.margin_percent);
+                if let Look::JustLost(loss) = lease.confirm(|| self.now(), valid_until) {
+                    self.note_loss(&lease, loss);
+                    self.with_state(|state, _| Self::forget(state, &lease));
+                }
+            }
         }
     }
 

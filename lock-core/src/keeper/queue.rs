@@ -142,6 +142,14 @@ impl Queue {
         self.look_again = false;
     }
 
+    /// A call that is under way has no answer either.
+    pub(super) fn certainty_now(&self) -> Certainty {
+        match self.stage {
+            Stage::Calling(_) | Stage::Standing(Some(_)) => Certainty::Unsure,
+            Stage::Standing(None) | Stage::Looking => self.certainty,
+        }
+    }
+
     /// The ttl that the claim was sent with: of its place, if it has one.
     pub(super) fn asked_ttl(&self, max_place_ttl: &Duration) -> Duration {
         if self.confirmation.is_some() { self.ttl.min(*max_place_ttl) } else { self.ttl }
@@ -242,7 +250,7 @@ impl LeaseKeeper {
     pub(super) fn take_back(&self, state: &mut State, name: &LockName) {
         let Some(queue) = state.queues.get(name) else { return };
         if queue.at_store || queue.certainty == Certainty::Unsure {
-            let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty, queue.ttl);
+            let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty_now(), queue.ttl);
             self.withdraw(state, &claim, certainty, ttl);
         }
     }

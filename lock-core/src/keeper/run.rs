@@ -13,6 +13,7 @@ use super::{LeaseKeeper, Life, Parts, State, Task};
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::grant::Place;
 use crate::lease::Lease;
 use crate::renewal::{Answer, Answers, LeaseRef};
 
@@ -42,7 +43,7 @@ struct Step {
 #[derive(Clone)]
 enum Target {
     Lease(Arc<Lease>),
-    Place(Claim),
+    Place(Claim, Place),
 }
 
 /// The keeper while it runs. When its runtime goes down with it nobody renews any more, so holders are told and
@@ -145,7 +146,7 @@ impl LeaseKeeper {
                     Some(Task::Queue(name)) => {
                         let name = name.clone();
                         if let Some(renewal) = self.queue_due(state, effects, &name, now) {
-                            step.renewals.push((Target::Place(renewal.claim.clone()), renewal));
+                            step.renewals.push((Target::Place(renewal.claim.clone(), renewal.place), renewal));
                         }
                     }
                     Some(Task::Withdraw(_)) => {
@@ -221,7 +222,7 @@ impl LeaseKeeper {
     fn on_answer(self: &Arc<Self>, target: &Target, answer: Answer) {
         match target {
             Target::Lease(lease) => self.on_lease_answer(lease, answer),
-            Target::Place(claim) => self.on_place_answer(claim, answer),
+            Target::Place(claim, place) => self.on_place_answer(claim, *place, answer),
         }
     }
 

@@ -36,8 +36,11 @@ impl LeaseKeeper {
             return self.next_claim(state, effects, name);
         }
         let Some(Waiter { terms, takers, .. }) = queue.waiters.pop_front() else { return };
-        let start =
-            Start { claim: queue.claim.clone(), certainty: queue.certainty, waited: queue.confirmation.is_some() };
+        let start = Start {
+            claim: queue.claim.clone(),
+            certainty: queue.certainty_now(),
+            waited: queue.confirmation.is_some(),
+        };
         queue.heard = true;
         let lease = self.start_lease(state, start, grant, terms);
         for (_, taker) in takers {
@@ -197,12 +200,12 @@ impl LeaseKeeper {
     }
 
     /// Takes the answer to the renewal of a place.
-    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, answer: Answer) {
-        self.with_state(|state, effects| {
+    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: Place, answer: Answer) {
+        let overtaken = self.with_state(|state, effects| {
             let name = claim.name();
-            let Some(queue) = Self::queue_of(state, claim) else { return };
+            let Some(queue) = Self::queue_of(state, claim) else { return Some(answer) };
             if !matches!(queue.stage, Stage::Standing(_)) {
-                return;
+                return None;
             }
             queue.stage = Stage::Standing(None);
             match answer {
@@ -229,7 +232,11 @@ impl LeaseKeeper {
                     self.failed(state, name, error);
                 }
             }
+            None
         });
+        if let Some(answer) = overtaken {
+            self.on_overtaken_answer(claim.owner(), place, answer);
+        }
     }
 
     /// The store says that a place became a lease. It does not say when, so the validity counts from the newest

@@ -1,6 +1,6 @@
 //! A store whose every answer the test gives, call by call, on paused time.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
