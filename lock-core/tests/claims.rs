@@ -233,3 +233,60 @@ async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     drop(guard);
     store.is_silent(TTL * 2).await;
 }
+
+/// The grant is known before the place is: together they are a lease, without another look.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_before_the_answer_of_its_acquire_is_joined_with_it() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    let sent = store.queued(3);
+    store.push(&claim, 3, 1);
+    sleep(20 * MS).await;
+    answer.send(Ok(sent)).unwrap();
+    let guard = granted(waiter).await;
+    assert_eq!(guard.fencing_token().get(), 1);
+    // Counted from before the acquire was sent.
+    assert!(guard.validity() <= TTL * 9 / 10 - 20 * MS, "{:?}", guard.validity());
+    store.is_silent(TTL / 4).await;
+    guard.release().await.map_err(|error| error.kind()).unwrap_err();
+}
+
+/// A grant of a higher place than the answer's is not the answer's.
+#[tokio::test(start_paused = true)]
+async fn a_grant_is_not_joined_with_the_answer_about_another_place() {
+    let (client, mut store) = scripted();
+    let _waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    store.push(&claim, 3, 1);
+    answer.send(Ok(store.queued(2))).unwrap();
+    let (lease, answer) = timeout(AT_ONCE, store.renew()).await.expect("it looks at once");
+    assert_eq!((client.stats().held, lease.place), (0, 3));
+    answer.send(Answer::Granted(store.grant(3, 1))).map_err(drop).unwrap();
+    sleep(MS).await;
+    assert_eq!(client.stats().held, 1);
+}
+
+/// A grant without a live confirmation is joined with the answer that is under way.
+#[tokio::test(start_paused = true)]
+async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(3))).unwrap();
+    // No renewal gets through until the confirmation is worth nothing.
+    let from = Instant::now();
+    let renewal = loop {
+        let (_, renewal) = store.renew().await;
+        if from.elapsed() > TTL {
+            break renewal;
+        }
+        renewal.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+    };
+    let confirmation = store.confirms(3);
+    store.push(&claim, 3, 1);
+    sleep(MS).await;
+    assert_eq!(client.stats().held, 0, "nothing proves that the lease stands");
+    renewal.send(Answer::Waiting { confirmation, look_in: TTL }).map_err(drop).unwrap();
+    assert_eq!(granted(waiter).await.fencing_token().get(), 1);
+}

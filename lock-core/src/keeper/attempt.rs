@@ -84,7 +84,7 @@ impl LeaseKeeper {
                 Ok(Acquisition::Queued { confirmation, look_in }) => {
                     self.counters.queued.add();
                     tracing::debug!(lock = %name, place = confirmation.place, "queued");
-                    self.stands(state, name, confirmation, look_in);
+                    self.stands(state, effects, name, confirmation, look_in);
                 }
                 Ok(Acquisition::Held { look_in }) => {
                     queue.answered();

@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grant::{Certainty, Confirmation, Place};
 use crate::lease::Terms;
 use crate::name::LockName;
+use crate::token::FencingToken;
 
 /// The acquires of one client for one lock, and the claim that stands for them. Exists while somebody waits.
 pub(super) struct Queue {
@@ -31,6 +32,8 @@ pub(super) struct Queue {
     /// The newest confirmation of the place with the highest number that was heard of.
     pub(super) confirmation: Option<Confirmation>,
     pub(super) place: Place,
+    /// The token of a grant of that place, which was told without a confirmation.
+    pub(super) pushed: Option<FencingToken>,
     pub(super) certainty: Certainty,
     /// The store may have a place or a lease of the claim, going by what was answered.
     pub(super) at_store: bool,
@@ -108,6 +111,7 @@ impl Queue {
             first_sent: now,
             confirmation: None,
             place: 0,
+            pushed: None,
             certainty: Certainty::Sure,
             at_store: false,
             failures: 0,
@@ -140,6 +144,23 @@ impl Queue {
         self.failures = 0;
         self.trouble = None;
         self.look_again = false;
+    }
+
+    /// What was known of a place with a lower number is worth nothing.
+    pub(super) fn hear_of(&mut self, place: Place) {
+        if place > self.place {
+            self.place = place;
+            self.confirmation = None;
+            self.pushed = None;
+        }
+    }
+
+    /// Takes a confirmation, unless it is about a place that is gone or older than what is known.
+    pub(super) fn confirm(&mut self, confirmation: Confirmation) {
+        self.hear_of(confirmation.place);
+        if confirmation.place == self.place && self.confirmation.is_none_or(|newest| newest.sent < confirmation.sent) {
+            self.confirmation = Some(confirmation);
+        }
     }
 
     /// A call that is under way has no answer either.

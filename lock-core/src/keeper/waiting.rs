@@ -96,21 +96,38 @@ impl LeaseKeeper {
     }
 
     /// The claim has a place that the store confirmed.
-    pub(super) fn stands(&self, state: &mut State, name: &LockName, confirmation: Confirmation, look_in: Duration) {
+    pub(super) fn stands(
+        self: &Arc<Self>,
+        state: &mut State,
+        effects: &mut Effects,
+        name: &LockName,
+        confirmation: Confirmation,
+        look_in: Duration,
+    ) {
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
         let again = queue.look_again;
         queue.answered();
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
-        let newest = queue.confirmation.filter(|newest| newest.place == confirmation.place);
-        if confirmation.place >= queue.place && newest.is_none_or(|newest| newest.sent < confirmation.sent) {
-            queue.place = confirmation.place;
-            queue.confirmation = Some(confirmation);
+        queue.confirm(confirmation);
+        if self.join_push(state, effects, name) {
+            return;
         }
         let renewal = confirmation.sent.plus(period(confirmation.ttl));
         let look = now.plus(look_in + self.entropy.jitter(Duration::from_millis(2)));
         self.due(state, name, if again { now } else { renewal.min(look) });
+    }
+
+    /// A grant that was pushed and a live confirmation of its very place are a lease together.
+    fn join_push(self: &Arc<Self>, state: &mut State, effects: &mut Effects, name: &LockName) -> bool {
+        let Some(queue) = state.queues.get(name) else { return false };
+        let (Some(token), Some(newest)) = (queue.pushed, queue.confirmation) else { return false };
+        if matches!(queue.stage, Stage::Calling(_)) || validity_end(&newest, self.margin_percent) <= self.now() {
+            return false;
+        }
+        self.granted(state, effects, name, Grant::new(token, newest));
+        true
     }
 
     /// A call failed, or its outcome is unknown.
@@ -211,7 +228,7 @@ impl LeaseKeeper {
             match answer {
                 Answer::Waiting { confirmation, look_in } => {
                     self.counters.renewed.add();
-                    self.stands(state, name, confirmation, look_in);
+                    self.stands(state, effects, name, confirmation, look_in);
                 }
                 Answer::Granted(grant) => self.granted(state, effects, name, grant),
                 Answer::Free => {
@@ -240,7 +257,8 @@ impl LeaseKeeper {
     }
 
     /// The store says that a place became a lease. It does not say when, so the validity counts from the newest
-    /// confirmation of this very place; without a live one the place is renewed first.
+    /// confirmation of this very place. Without a live one the answer that is under way is waited for, as that of the acquire
+    /// which this message has overtaken, or the place is renewed first.
     pub(super) fn on_pushed_grant(
         self: &Arc<Self>,
         owner: OwnerToken,
@@ -254,22 +272,18 @@ impl LeaseKeeper {
                 Some(Standing::Holding(_)) => return true,
                 None => return false,
             };
-            let now = self.now();
             let Some(queue) = state.queues.get_mut(&name) else { return false };
             if place < queue.place {
                 return false;
             }
-            if place > queue.place {
-                queue.place = place;
-                queue.confirmation = None;
-            }
             queue.at_store = true;
-            let confirmation = own.or(queue.confirmation).filter(|newest| newest.place == place);
-            match confirmation {
-                Some(newest) if validity_end(&newest, self.margin_percent) > now => {
-                    self.granted(state, effects, &name, Grant::new(token, newest));
-                }
-                _ => Self::look_now(state, &name, now),
+            queue.hear_of(place);
+            queue.pushed = Some(token);
+            if let Some(own) = own.filter(|own| own.place == place) {
+                queue.confirm(own);
+            }
+            if !self.join_push(state, effects, &name) {
+                Self::look_now(state, &name, self.now());
             }
             false
         });
