@@ -290,3 +290,26 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     renewal.send(Answer::Waiting { confirmation, look_in: TTL }).map_err(drop).unwrap();
     assert_eq!(granted(waiter).await.fencing_token().get(), 1);
 }
+
+/// When the store hands the lock to a claim that is to be withdrawn, and the withdraw pauses after a failure, it goes on
+/// at once: others wait.
+#[tokio::test(start_paused = true)]
+async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(3))).unwrap();
+    sleep(MS).await;
+    waiter.abort();
+    // The pauses grow with each failure.
+    for _ in 0..4 {
+        let (_, _, answer) = store.release().await;
+        answer.send(Err(refused())).unwrap();
+    }
+    sleep(MS).await;
+    store.push(&claim, 3, 1);
+    let (withdrawn, _, answer) = timeout(AT_ONCE, store.release()).await.expect("the withdraw goes on at once");
+    assert_eq!(withdrawn.owner(), claim.owner());
+    answer.send(Ok(Release::Released)).unwrap();
+    store.is_silent(TTL * 2).await;
+}

@@ -90,6 +90,8 @@ enum Life {
 enum Standing {
     Waiting(LockName),
     Holding(TaskId),
+    /// Being released or withdrawn in the background.
+    Ending(TaskId),
 }
 
 enum Task {

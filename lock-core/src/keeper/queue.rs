@@ -258,10 +258,10 @@ impl LeaseKeeper {
 
     /// Nobody waits any more: takes the claim back.
     pub(super) fn disband(&self, state: &mut State, name: &LockName) {
-        self.take_back(state, name);
-        let Some(queue) = state.queues.remove(name) else { return };
+        let Some(queue) = state.queues.get(name) else { return };
         state.owners.remove(queue.claim.owner());
-        if let Some(id) = queue.task {
+        self.take_back(state, name);
+        if let Some(id) = state.queues.remove(name).and_then(|queue| queue.task) {
             state.schedule.remove(id);
         }
     }

@@ -270,6 +270,10 @@ impl LeaseKeeper {
             let name = match state.owners.get(&owner) {
                 Some(Standing::Waiting(name)) => name.clone(),
                 Some(Standing::Holding(_)) => return true,
+                Some(&Standing::Ending(id)) => {
+                    self.hurry(state, id);
+                    return false;
+                }
                 None => return false,
             };
             let Some(queue) = state.queues.get_mut(&name) else { return false };

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::schedule::TaskId;
-use super::{LeaseKeeper, Life, State, Task};
+use super::{LeaseKeeper, Life, Standing, State, Task};
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -61,8 +61,10 @@ impl LeaseKeeper {
         let now = self.now();
         let from = ending.run_out.map_or(now, |run_out| run_out.at.max(now));
         let until = from.plus(ending.ttl);
+        let owner = *ending.claim.owner();
         let id = state.schedule.insert(Task::Withdraw(Withdrawal { ending, why, until, failures: 0, sent: None }));
         state.schedule.at(id, now);
+        state.owners.insert(owner, Standing::Ending(id));
         state.withdrawals += 1;
     }
 
@@ -85,7 +87,23 @@ impl LeaseKeeper {
         Some(ending)
     }
 
+    /// The store has just handed the lock to a claim that is being ended: what pauses after a failure goes on at once,
+    /// because others wait.
+    pub(super) fn hurry(&self, state: &mut State, id: TaskId) {
+        if let Some(Task::Withdraw(Withdrawal { sent: None, ending: Ending { run_out: None, .. }, .. })) =
+            state.schedule.get_mut(id)
+        {
+            state.schedule.at(id, self.now());
+        }
+    }
+
     fn withdrawal_done(&self, state: &mut State, id: TaskId) {
+        if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) {
+            let owner = withdrawal.ending.claim.owner();
+            if matches!(state.owners.get(owner), Some(Standing::Ending(last)) if *last == id) {
+                state.owners.remove(owner);
+            }
+        }
         state.schedule.remove(id);
         state.withdrawals -= 1;
         self.progress.notify_waiters();
