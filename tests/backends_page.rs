@@ -47,7 +47,7 @@ fn page(backends: &[Capabilities]) -> String {
     row("clients get the lock in the order in which they came", &|it| yes(it.fifo).to_owned());
     row("ttl of a place in the queue, at most", &|it| text(it.max_place_ttl));
     row("a lease that was ended behind the holder's back is noticed", &|it| notice(it.loss_notice).to_owned());
-    row("a waiter of a dead holder holds within its ttl and", &|it| text(it.takeover_slack));
+    row("a waiter of a dead holder holds within its ttl and", &|it| takeover(it));
     row("fencing token", &|it| it.fencing.to_owned());
     row("after a restart of the store there is", &|it| restart(it.restart).to_owned());
     row("a call takes at most", &|it| text(it.call_bound));
@@ -60,6 +60,14 @@ fn page(backends: &[Capabilities]) -> String {
         }
     }
     page
+}
+
+fn takeover(it: &Capabilities) -> String {
+    let (slack, worst) = (it.takeover_slack, it.takeover_at_worst(it.max_ttl));
+    match worst.saturating_sub(slack) {
+        Duration::ZERO => text(slack),
+        more => format!("{}; up to {} more where the lock went to a dead waiter meanwhile", text(slack), text(more)),
+    }
 }
 
 fn text(duration: Duration) -> String {

@@ -176,6 +176,7 @@ macro_rules! for_each_case {
                 the_notice_of_a_loss_is_as_claimed
                 the_scope_of_a_ttl_is_as_claimed
                 the_takeover_bound_is_true
+                the_worst_takeover_is_in_time
                 more_than_a_batch_is_renewed
                 inspection_is_true_or_unsupported
                 a_list_is_true_or_unsupported

@@ -201,6 +201,7 @@ saboteurs! {
         the_notice_of_a_loss_is_as_claimed: ClaimsToPush, "whether a loss was pushed";
         the_scope_of_a_ttl_is_as_claimed: ClaimsSessions, "end together";
         the_takeover_bound_is_true: LongLeases, "the takeover bound";
+        the_worst_takeover_is_in_time: RenewsByItself, "dead when it got the lock";
         more_than_a_batch_is_renewed: RenewsOneBatch, "lease";
         inspection_is_true_or_unsupported: ShowsNothing, "it is held";
         a_list_is_true_or_unsupported: ShowsNothing, "complete";

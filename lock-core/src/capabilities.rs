@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::lease::period;
+
 /// The clock by which the store ends leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -98,7 +100,8 @@ pub struct Capabilities {
     pub max_place_ttl: Duration,
     /// How an ended lease is learned of.
     pub loss_notice: LossNotice,
-    /// A waiter of a dead holder holds within the holder's ttl and this.
+    /// A waiter that knows of the holder's lease holds within the ttl of the dead holder and this. See
+    /// [`takeover_at_worst`](Self::takeover_at_worst) for one that does not.
     pub takeover_slack: Duration,
     /// Where the fencing token comes from, for people.
     pub fencing: &'static str,
@@ -134,6 +137,18 @@ impl Capabilities {
             call_bound: Duration::from_secs(1),
             renew_batch: 100,
             exclusion_ends: &[],
+        }
+    }
+
+    /// How long after the ttl of a dead holder a waiter with this `ttl` holds, at the latest.
+    ///
+    /// A server with a queue may have handed the lock to a claim that was dead by then, and so a holder with the ttl of its
+    /// place, since the waiter last looked. The waiter learns of it when it renews its own place: up to a third of that
+    /// place's ttl later than the [`takeover_slack`](Self::takeover_slack).
+    pub fn takeover_at_worst(&self, ttl: Duration) -> Duration {
+        match self.waiting {
+            Waiting::ServerQueue => self.takeover_slack + period(ttl.min(self.max_place_ttl)),
+            Waiting::Notification | Waiting::Poll => self.takeover_slack,
         }
     }
 }

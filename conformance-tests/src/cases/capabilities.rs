@@ -118,18 +118,36 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
     }
 }
 
-/// The takeover bound is true in its worst case: the holder is dead, and so is the head of the queue.
+/// The takeover bound is true where the head of the queue is dead as well as the holder.
 pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
     let (dead, bob) = (Direct::new(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("takeover"), fixture.ttl());
     let watch = Watch::start();
     dead.granted(&dead.claim(&name), ttl).await;
     dead.not_granted(&dead.claim(&name), ttl).await;
-    // Holder and place die together, so the place costs nothing more than its own next look.
-    let place = ttl.min(bob.capabilities().max_place_ttl);
-    let bound = ttl + place / 3 + bob.capabilities().takeover_slack;
+    // Holder and place end together, and a waiter that has looked knows when.
+    let bound = ttl + bob.capabilities().takeover_slack;
     let guard = in_time(bound, "the takeover bound", hold(&bob, &name)).await;
     watch.not_before(ttl, "taken over from a lease that stood");
+    assert!(guard.is_held());
+}
+
+/// The takeover bound is true in its worst case: the lock was handed to a waiter that was dead, just after those behind it had
+/// looked.
+pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
+    let (ann, dead) = (long_client(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
+    let bob = long_client(fixture, Route::Clear).await;
+    let (name, ttl, bobs_ttl) = (name("worst takeover"), fixture.ttl(), fixture.ttl() * 3);
+    let guard = hold(&ann, &name).await;
+    let (watch, claim) = (Watch::start(), dead.claim(&name));
+    dead.not_granted(&claim, ttl).await;
+    tokio::time::sleep((ttl / 2).saturating_sub(watch.elapsed())).await;
+    let lock = bob.lock(name.as_str()).ttl(bobs_ttl);
+    let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
+    queued(fixture, &bob, &name, (1, 2)).await;
+    guard.release().await.expect("a release");
+    let bound = ttl.saturating_sub(watch.elapsed()) + bob.capabilities().takeover_at_worst(bobs_ttl);
+    let guard = in_time(bound, "a waiter that was dead when it got the lock is taken over from", join(waiter)).await;
     assert!(guard.is_held());
 }
 

@@ -121,6 +121,11 @@ impl Hooks for RenewalRevivesAtServer {
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         revive(inner, leases).await
     }
+
+    /// A withdrawn claim could not be revived.
+    async fn release(&self, inner: &Inner, claim: &Claim, _: Certainty) -> Result<Release> {
+        inner.backend.release(claim, Certainty::Sure).await
+    }
 }
 
 #[async_trait]
