@@ -1,6 +1,7 @@
 //! A lock by name, with the options of the next acquire.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -186,12 +187,14 @@ async fn acquire(client: Arc<Shared>, name: LockName, terms: Terms, wish: IfHeld
         Entry::Queued(ticket, first) => (ticket, first),
     };
     let waited = {
-        let answered = async {
-            if let Some(first) = first {
-                RunToEnd::new(keeper.clone().attempt(first)).await;
+        let mut attempt = first.map(|first| RunToEnd::new(keeper.clone().attempt(first)));
+        // The outcome may be known before the first attempt has its answer, as at a shutdown.
+        let answered = poll_fn(|cx| {
+            if attempt.as_mut().is_some_and(|attempt| Pin::new(attempt).poll(cx).is_ready()) {
+                attempt = None;
             }
-            (&mut ticket.outcome).await
-        };
+            Pin::new(&mut ticket.outcome).poll(cx)
+        });
         tokio::time::timeout(wait, answered).await
     };
     match waited {

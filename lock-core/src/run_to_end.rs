@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
@@ -41,10 +41,13 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         self.begun = true;
-        let Some(call) = self.call.as_mut() else { return Poll::Pending };
-        let output = ready!(call.as_mut().poll(cx));
-        self.call = None;
-        Poll::Ready(output)
+        // Taken out, so that a call that panics is not gone on with.
+        let Some(mut call) = self.call.take() else { return Poll::Pending };
+        let polled = call.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.call = Some(call);
+        }
+        polled
     }
 }
 

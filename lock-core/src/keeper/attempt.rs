@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::{Queue, Stage, held_by_another, no_answer};
+use super::run::OpenCall;
 use super::{LeaseKeeper, State};
 use crate::claim::{Claim, IfHeld};
 use crate::error::{ErrorKind, Result};
@@ -23,6 +24,7 @@ struct Unsettled {
     attempt: Attempt,
     open: bool,
     sent: bool,
+    _call: OpenCall,
 }
 
 impl Drop for Unsettled {
@@ -38,7 +40,8 @@ impl Drop for Unsettled {
 impl LeaseKeeper {
     /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown.
     pub(crate) fn attempt(self: Arc<Self>, attempt: Attempt) -> impl Future<Output = ()> + Send + 'static {
-        let mut unsettled = Unsettled { keeper: self.clone(), attempt, open: true, sent: false };
+        let mut unsettled =
+            Unsettled { keeper: self.clone(), attempt, open: true, sent: false, _call: self.open_call() };
         async move {
             unsettled.sent = true;
             let answer = self.backend.acquire(&unsettled.attempt.claim, unsettled.attempt.ttl).await;
@@ -88,13 +91,16 @@ impl LeaseKeeper {
                 }
                 Ok(Acquisition::Held { look_in }) => {
                     queue.answered();
-                    let pause = look_in + self.entropy.jitter(Duration::from_millis(2));
+                    // Others wait behind somebody who only tried and has left: they want a place.
+                    let only_tried = queue.claim.wish() == IfHeld::Leave;
+                    let look_in = if only_tried { Duration::ZERO } else { look_in };
+                    let pause = look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2)));
                     self.look_at(state, name, self.now().plus(pause));
                 }
                 Err(error) => {
                     tracing::debug!(lock = %name, %error, "attempt failed");
                     if error.kind() == ErrorKind::Indeterminate {
-                        queue.certainty = Certainty::Unsure;
+                        queue.doubt(self.now());
                     }
                     match error.kind() {
                         ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {

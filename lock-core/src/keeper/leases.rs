@@ -22,7 +22,7 @@ pub(super) struct LeaseTask {
     /// A renewal was sent then and is not answered.
     flight: Option<Stamp>,
     failures: u32,
-    /// A fixed lease that began as a place: renewed once, to its own ttl.
+    /// A fixed lease that began as a place, or was asked for with a shorter ttl: renewed once, to its own ttl.
     top_up: bool,
 }
 
@@ -42,7 +42,7 @@ impl LeaseKeeper {
         let valid_until = validity_end(&confirmation, self.margin_percent);
         let times = (now, valid_until);
         let lease = Arc::new(Lease::new(claim, grant.token, confirmation.place, terms, times, certainty));
-        let top_up = terms.renewal == Renewal::Fixed && waited;
+        let top_up = terms.renewal == Renewal::Fixed && (waited || confirmation.ttl < terms.ttl);
         let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, top_up };
         let id = state.schedule.insert(Task::Lease(task));
         let due = match (terms.renewal, top_up) {
@@ -140,7 +140,7 @@ impl LeaseKeeper {
                 tracing::warn!(lock = %lease.claim.name(), failures = task.failures, "renewal not answered");
                 now.plus(self.backoff(period(terms.ttl), task.failures))
             }
-            None if task.top_up || (terms.renewal == Renewal::Kept && now < lease.renewed_until()) => {
+            None if (task.top_up || terms.renewal == Renewal::Kept) && now < lease.renewed_until() => {
                 task.flight = Some(now);
                 let renewal = LeaseRef::new(lease.claim.clone(), lease.place, terms.ttl);
                 self.counters.renewal_lag(now.since(at));
@@ -208,7 +208,7 @@ impl LeaseKeeper {
                 let Some((id, task)) = Self::lease_task(state, lease) else { return };
                 task.flight = None;
                 task.failures = 0;
-                task.top_up = false;
+                task.top_up &= confirmation.ttl < lease.terms.ttl;
                 self.counters.renewed.add();
                 let due = match lease.terms.renewal {
                     Renewal::Fixed => valid_until,

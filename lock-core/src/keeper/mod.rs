@@ -12,6 +12,7 @@ mod withdraw;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -60,8 +61,11 @@ pub struct LeaseKeeper {
     home: tokio::runtime::Handle,
     counters: Counters,
     state: Mutex<State>,
+    /// Acquires and releases that run apart from the keeper's loop.
+    open_calls: AtomicUsize,
+    closing: AtomicBool,
     wake: Notify,
-    /// Told at each step of the withdrawals, for a shutdown that waits for them.
+    /// Told at the end of each call and withdrawal, for a shutdown that waits for them.
     progress: Notify,
 }
 
@@ -72,6 +76,7 @@ struct State {
     owners: HashMap<OwnerToken, Standing, BuildHasherDefault<TokenHasher>>,
     reentrant: HashMap<(LockName, HolderId), Arc<Lease>>,
     next_waiter: u64,
+    next_serial: u64,
     withdrawals: usize,
     sleeps_until: Stamp,
     life: Life,
@@ -156,10 +161,13 @@ impl LeaseKeeper {
                     owners: HashMap::default(),
                     reentrant: HashMap::new(),
                     next_waiter: 0,
+                    next_serial: 0,
                     withdrawals: 0,
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
                 }),
+                open_calls: AtomicUsize::new(0),
+                closing: AtomicBool::new(false),
                 wake: Notify::new(),
                 progress: Notify::new(),
             }

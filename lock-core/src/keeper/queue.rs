@@ -35,6 +35,8 @@ pub(super) struct Queue {
     /// The token of a grant of that place, which was told without a confirmation.
     pub(super) pushed: Option<FencingToken>,
     pub(super) certainty: Certainty,
+    /// Until then an acquire without an answer may have taken effect: of this claim, or of an earlier one of the queue.
+    pub(super) unknown_until: Stamp,
     /// The store may have a place or a lease of the claim, going by what was answered.
     pub(super) at_store: bool,
     pub(super) failures: u32,
@@ -113,6 +115,7 @@ impl Queue {
             place: 0,
             pushed: None,
             certainty: Certainty::Sure,
+            unknown_until: Stamp::ZERO,
             at_store: false,
             failures: 0,
             trouble: None,
@@ -144,6 +147,12 @@ impl Queue {
         self.failures = 0;
         self.trouble = None;
         self.look_again = false;
+    }
+
+    /// An acquire of the claim has no answer.
+    pub(super) fn doubt(&mut self, now: Stamp) {
+        self.certainty = Certainty::Unsure;
+        self.unknown_until = now.plus(self.ttl);
     }
 
     /// What was known of a place with a lower number is worth nothing.
@@ -238,7 +247,7 @@ impl LeaseKeeper {
         let queue = state.queues.get_mut(name)?;
         let index = queue.waiters.iter().position(|waiter| waiter.takers.iter().any(|(id, _)| *id == taker))?;
         let why = match &queue.trouble {
-            Some(trouble) if queue.certainty == Certainty::Unsure => {
+            Some(trouble) if queue.certainty == Certainty::Unsure || self.now() < queue.unknown_until => {
                 trouble.clone().with_kind(ErrorKind::Indeterminate)
             }
             Some(trouble) => trouble.clone(),

@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ pub enum KeeperHome {
 #[derive(Default)]
 struct Step {
     renewals: Vec<(Target, LeaseRef)>,
-    withdrawals: Vec<(TaskId, Ending)>,
+    withdrawals: Vec<(TaskId, (u64, Ending))>,
     next: Option<Stamp>,
     over: bool,
 }
@@ -53,6 +54,20 @@ struct Running(Arc<LeaseKeeper>);
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.end_everything();
+    }
+}
+
+/// An acquire or release that runs apart from the keeper's loop: what becomes of it may need the keeper.
+pub(super) struct OpenCall(Arc<LeaseKeeper>);
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let keeper = &self.0;
+        keeper.open_calls.fetch_sub(1, Ordering::SeqCst);
+        keeper.progress.notify_waiters();
+        if keeper.closing.load(Ordering::SeqCst) {
+            keeper.wake.notify_one();
+        }
     }
 }
 
@@ -115,8 +130,8 @@ impl LeaseKeeper {
             while renewals.peek().is_some() {
                 self.send(renewals.by_ref().take(self.capabilities.renew_batch.max(1)).unzip());
             }
-            for (id, ending) in step.withdrawals {
-                self.home.spawn(self.clone().run_withdrawal(id, ending));
+            for (id, due) in step.withdrawals {
+                self.home.spawn(self.clone().run_withdrawal(id, due));
             }
             if step.over {
                 return;
@@ -150,8 +165,8 @@ impl LeaseKeeper {
                         }
                     }
                     Some(Task::Withdraw(_)) => {
-                        if let Some(ending) = self.withdrawal_due(state, id, now) {
-                            step.withdrawals.push((id, ending));
+                        if let Some(due) = self.withdrawal_due(state, id, now) {
+                            step.withdrawals.push((id, due));
                         }
                     }
                     None => {}
@@ -162,7 +177,7 @@ impl LeaseKeeper {
                 self.counters.renewals_sent.add();
             }
             step.next = state.schedule.next();
-            step.over = state.life == Life::Closing && state.withdrawals == 0;
+            step.over = state.life == Life::Closing && self.left(state) == 0;
             state.sleeps_until = step.next.unwrap_or(Stamp::ZERO.plus(Duration::MAX));
             step
         })
@@ -229,7 +244,19 @@ impl LeaseKeeper {
     /// The last client and guard are gone.
     pub(crate) fn close(self: &Arc<Self>) {
         self.with_state(|state, _| state.life = Life::Closing);
+        self.closing.store(true, Ordering::SeqCst);
         self.wake.notify_one();
+    }
+
+    /// What has to end before the keeper may.
+    fn left(&self, state: &State) -> usize {
+        state.withdrawals + self.open_calls.load(Ordering::SeqCst)
+    }
+
+    /// Call it before the request is sent, and keep it until everything that follows from the answer has begun.
+    pub(super) fn open_call(self: &Arc<Self>) -> OpenCall {
+        self.open_calls.fetch_add(1, Ordering::SeqCst);
+        OpenCall(self.clone())
     }
 
     /// Fails every acquire, tells every holder, and begins to take everything back.
@@ -251,7 +278,7 @@ impl LeaseKeeper {
             let progress = self.progress.notified();
             let mut progress = std::pin::pin!(progress);
             progress.as_mut().enable();
-            let left = crate::sync::lock(&self.state).withdrawals;
+            let left = self.left(&crate::sync::lock(&self.state));
             if left == 0 {
                 return Ok(());
             }

@@ -9,7 +9,7 @@ use super::hold::Hold;
 use super::leases::Start;
 use super::queue::{Queue, Stage, Waiter, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::claim::Claim;
+use crate::claim::{Claim, IfHeld};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::grant::{Certainty, Confirmation, Grant, Place};
@@ -91,6 +91,7 @@ impl LeaseKeeper {
         queue.waiters = old.waiters;
         queue.heard = old.heard;
         queue.task = old.task;
+        queue.unknown_until = old.unknown_until;
         self.due(state, name, now.plus(self.call_bound()));
         Some(Attempt { claim, ttl, certainty: Certainty::Sure })
     }
@@ -115,7 +116,7 @@ impl LeaseKeeper {
             return;
         }
         let renewal = confirmation.sent.plus(period(confirmation.ttl));
-        let look = now.plus(look_in + self.entropy.jitter(Duration::from_millis(2)));
+        let look = now.plus(look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2))));
         self.due(state, name, if again { now } else { renewal.min(look) });
     }
 
@@ -179,7 +180,7 @@ impl LeaseKeeper {
         match queue.stage {
             Stage::Calling(since) if now < since.plus(bound) => self.due(state, name, since.plus(bound)),
             Stage::Calling(_) => {
-                queue.certainty = Certainty::Unsure;
+                queue.doubt(now);
                 self.take_back(state, name);
                 self.next_claim(state, effects, name);
                 if let Some(queue) = state.queues.get_mut(name) {
@@ -206,6 +207,11 @@ impl LeaseKeeper {
                     }
                 }
             }
+            // The claim of somebody who only tried, and has left those who wait.
+            Stage::Looking if queue.claim.wish() == IfHeld::Leave => {
+                self.take_back(state, name);
+                self.next_claim(state, effects, name);
+            }
             Stage::Looking => {
                 queue.stage = Stage::Calling(now);
                 let (claim, ttl, certainty) = (queue.claim.clone(), queue.ttl, queue.certainty);
@@ -231,6 +237,8 @@ impl LeaseKeeper {
                     self.stands(state, effects, name, confirmation, look_in);
                 }
                 Answer::Granted(grant) => self.granted(state, effects, name, grant),
+                // About a place that is gone since longer: the answer about the present one is asked for.
+                Answer::Lost | Answer::Free if place < queue.place => self.due(state, name, self.now()),
                 Answer::Free => {
                     queue.at_store = false;
                     self.look_at(state, name, self.now());

@@ -14,6 +14,8 @@ use crate::sync::lock;
 
 /// A claim that is to be ended, until the store answers or its ttl has passed.
 pub(super) struct Withdrawal {
+    /// Ids of tasks are used again, and a claim may be withdrawn twice.
+    serial: u64,
     ending: Ending,
     why: Why,
     until: Stamp,
@@ -62,14 +64,17 @@ impl LeaseKeeper {
         let from = ending.run_out.map_or(now, |run_out| run_out.at.max(now));
         let until = from.plus(ending.ttl);
         let owner = *ending.claim.owner();
-        let id = state.schedule.insert(Task::Withdraw(Withdrawal { ending, why, until, failures: 0, sent: None }));
+        state.next_serial += 1;
+        let serial = state.next_serial;
+        let withdrawal = Withdrawal { serial, ending, why, until, failures: 0, sent: None };
+        let id = state.schedule.insert(Task::Withdraw(withdrawal));
         state.schedule.at(id, now);
         state.owners.insert(owner, Standing::Ending(id));
         state.withdrawals += 1;
     }
 
     /// A withdrawal is due: a call to make, unless one is under way or the time is over.
-    pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<Ending> {
+    pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<(u64, Ending)> {
         let bound = self.call_bound();
         let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
         if now > withdrawal.until && withdrawal.failures > 0 {
@@ -82,9 +87,9 @@ impl LeaseKeeper {
         }
         withdrawal.failures += 1;
         withdrawal.sent = Some(now);
-        let ending = withdrawal.ending.clone();
+        let due = (withdrawal.serial, withdrawal.ending.clone());
         state.schedule.at(id, now.plus(bound));
-        Some(ending)
+        Some(due)
     }
 
     /// The store has just handed the lock to a claim that is being ended: what pauses after a failure goes on at once,
@@ -112,12 +117,12 @@ impl LeaseKeeper {
         }
     }
 
-    pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, ending: Ending) {
+    pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, (serial, ending): (u64, Ending)) {
         let answer = self.call_end(&ending).await;
         let now = self.now();
         self.with_state(|state, _| {
             let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return };
-            if withdrawal.ending.claim.owner() != ending.claim.owner() {
+            if withdrawal.serial != serial {
                 return;
             }
             match &answer {
@@ -166,6 +171,8 @@ impl LeaseKeeper {
 
     /// Ends a claim for a caller who waits. What fails goes on in the background.
     pub(super) async fn end_now(self: Arc<Self>, ending: Ending) -> Result<()> {
+        // Before `unanswered`, so that it is dropped after it.
+        let _open = self.open_call();
         let mut unanswered = Unanswered { keeper: &self, ending: Some(&ending), certainty: Certainty::Unsure };
         let answer = self.call_end(&ending).await;
         if answer.is_ok() {

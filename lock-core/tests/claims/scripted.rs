@@ -10,7 +10,7 @@ use lock_core::{
     Stamp,
 };
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 pub(crate) const TTL: Duration = Duration::from_secs(9);
 pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
@@ -108,7 +108,7 @@ pub(crate) fn scripted() -> (LockClient, Store) {
 impl Store {
     /// The next call, which has to come within a minute.
     pub(crate) async fn call(&mut self) -> Call {
-        tokio::time::timeout(Duration::from_secs(60), self.calls.recv()).await.expect("a call").expect("a client")
+        timeout(Duration::from_secs(60), self.calls.recv()).await.expect("a call").expect("a client")
     }
 
     pub(crate) async fn acquire(&mut self) -> (Claim, oneshot::Sender<Result<Acquisition>>) {
@@ -134,9 +134,15 @@ impl Store {
 
     /// Nothing is asked for so long.
     pub(crate) async fn is_silent(&mut self, time: Duration) {
-        if let Ok(call) = tokio::time::timeout(time, self.calls.recv()).await {
+        if let Ok(call) = timeout(time, self.calls.recv()).await {
             panic!("{}", call.map_or("the client is gone", |call| call.name()));
         }
+    }
+
+    /// Nothing more is asked, and the client has ended.
+    pub(crate) async fn is_over(&mut self) {
+        let call = timeout(Duration::from_secs(60), self.calls.recv()).await.expect("the keeper ends");
+        assert!(call.is_none(), "{}", call.map_or("", |call| call.name()));
     }
 
     fn core(&self) -> &CoreHandle {

@@ -1,6 +1,4 @@
-//! What lock-core asks a store for, call by call, where an answer is missing, late, or overtaken by a message.
-
-mod scripted;
+//! Answers that are missing, late, or overtaken by a message.
 
 use std::time::Duration;
 
@@ -8,7 +6,7 @@ use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, LockClient, Lo
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::scripted::{TTL, scripted};
+use crate::scripted::{TTL, scripted};
 
 const MS: Duration = Duration::from_millis(1);
 const AT_ONCE: Duration = Duration::from_millis(5);
@@ -312,4 +310,22 @@ async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     assert_eq!(withdrawn.owner(), claim.owner());
     answer.send(Ok(Release::Released)).unwrap();
     store.is_silent(TTL * 2).await;
+}
+
+/// The answer about a place that is gone long since says nothing about the one that the claim has now.
+#[tokio::test(start_paused = true)]
+async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
+    let (client, mut store) = scripted();
+    let _waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(4))).unwrap();
+    let (_, late) = store.renew().await;
+    let (_, renewal) = store.renew().await;
+    renewal.send(Answer::Free).map_err(drop).unwrap();
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(store.queued(5))).unwrap();
+    sleep(MS).await;
+    late.send(Answer::Lost).map_err(drop).unwrap();
+    let (lease, _answer) = store.renew().await;
+    assert_eq!((lease.claim.owner(), lease.place), (claim.owner(), 5));
 }

@@ -1,0 +1,167 @@
+//! What becomes of claims whose tasks, clients or backends go away in the middle of a call.
+
+use std::time::Duration;
+
+use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, IfHeld, Release};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::scripted::{CALL_BOUND, Call, TTL, scripted};
+
+const MS: Duration = Duration::from_millis(1);
+const AT_ONCE: Duration = Duration::from_millis(5);
+
+fn refused() -> Error {
+    Error::new(ErrorKind::Unavailable, "planted")
+}
+
+/// The acquire is dropped in flight, and its client with it: what it is granted then is given back all the same.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_outlives_its_client_is_taken_back() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (claim, answer) = store.acquire().await;
+    waiter.abort();
+    drop(waiter.await);
+    drop(client);
+    sleep(10 * MS).await;
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let (released, _, answer) = store.release().await;
+    assert_eq!(released.owner(), claim.owner());
+    answer.send(Ok(Release::Released)).unwrap();
+    store.is_over().await;
+}
+
+/// The same with a release that is dropped and fails.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_outlives_its_client_goes_on() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let guard = acquire.await.unwrap().unwrap();
+    drop(client);
+    let release = tokio::spawn(guard.release());
+    let (_, _, answer) = store.release().await;
+    release.abort();
+    drop(release.await);
+    sleep(10 * MS).await;
+    answer.send(Err(refused())).unwrap();
+    store.release().await.2.send(Ok(Release::Released)).unwrap();
+    store.is_over().await;
+}
+
+/// A shutdown waits for the answer of an acquire that is under way, and for what has to be done about it.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (_, acquired) = store.acquire().await;
+    let shutdown = tokio::spawn(async move { client.shutdown().await });
+    let refused = timeout(AT_ONCE, waiter).await.expect("a pending acquire fails at once").unwrap();
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unavailable);
+    sleep(10 * MS).await;
+    assert!(!shutdown.is_finished(), "the acquire may yet be granted");
+    acquired.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let (_, _, answer) = store.release().await;
+    assert!(!shutdown.is_finished(), "the lease is not released");
+    answer.send(Ok(Release::Released)).unwrap();
+    shutdown.await.unwrap().unwrap();
+}
+
+/// One task tries, another one waits behind it. When the one that tries is gone, the other must not go on without a place.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
+    for unanswered in [false, true] {
+        let (client, mut store) = scripted();
+        let (tries, waits) = (client.lock("job"), client.lock("job"));
+        let tries = tokio::spawn(async move { tries.try_acquire().await });
+        let (claim, answer) = store.acquire().await;
+        assert_eq!(claim.wish(), IfHeld::Leave);
+        let _waits = tokio::spawn(async move { waits.acquire().await });
+        sleep(MS).await;
+        tries.abort();
+        drop(tries.await);
+        answer.send(if unanswered { Err(refused()) } else { Ok(Acquisition::Held { look_in: TTL * 10 }) }).unwrap();
+        let (next, _answer) = timeout(TTL, store.acquire()).await.expect("the waiter asks for itself");
+        assert_eq!(next.wish(), IfHeld::Queue);
+        assert_ne!(next.owner(), claim.owner());
+    }
+}
+
+/// A fixed lease that was asked for by another waiter of the queue, with a shorter ttl, is renewed to its own.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_inherits_a_shorter_ttl_gets_its_own() {
+    let (client, mut store) = scripted();
+    let (short, long) = (client.lock("job").ttl(TTL / 3), client.lock("job").without_renewal());
+    let short = tokio::spawn(async move { short.acquire().await });
+    let (_, answer) = store.acquire().await;
+    let long = tokio::spawn(async move { long.acquire().await });
+    sleep(MS).await;
+    short.abort();
+    drop(short.await);
+    let mut grant = store.grant(1, 1);
+    grant.confirmation.ttl = TTL / 3;
+    answer.send(Ok(Acquisition::Granted(grant))).unwrap();
+    let guard = timeout(AT_ONCE, long).await.expect("it holds").unwrap().unwrap();
+    let (lease, answer) = timeout(AT_ONCE, store.renew()).await.expect("it is renewed once, right away");
+    assert_eq!(lease.ttl, TTL);
+    answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+    sleep(MS).await;
+    assert!(guard.validity() > TTL / 2);
+}
+
+/// An acquire has no answer, and all that is heard later is that nothing was sent: the first one may have taken effect.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_stays_unknown_when_the_claim_is_drawn_anew() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").wait(TTL * 3 / 2);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let from = Instant::now();
+    let mut unknown = 0;
+    let outcome = loop {
+        if waiter.is_finished() {
+            break waiter.await.unwrap();
+        }
+        let Ok(call) = timeout(TTL, store.call()).await else { continue };
+        match call {
+            Call::Acquire(_, answer) if unknown == 0 && from.elapsed() > TTL - CALL_BOUND => {
+                unknown += 1;
+                let _ = answer.send(Err(Error::new(ErrorKind::Indeterminate, "planted")));
+            }
+            Call::Acquire(_, answer) => drop(answer.send(Err(refused()))),
+            Call::Release(_, _, answer) => drop(answer.send(Err(refused()))),
+            Call::Renew(..) => panic!("nothing was granted"),
+        }
+    };
+    assert_eq!((unknown, outcome.unwrap_err().kind()), (1, ErrorKind::Indeterminate));
+}
+
+/// A withdraw was sent twice. The second copy ended it; the answer of the first must not end the next one of the same claim.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_ends_no_other_withdraw() {
+    let (client, mut store) = scripted();
+    let waiter = tokio::spawn({
+        let lock = client.lock("job");
+        async move { lock.acquire().await }
+    });
+    let (_, answer) = store.acquire().await;
+    answer.send(Err(Error::new(ErrorKind::Indeterminate, "planted"))).unwrap();
+    let (_, second) = store.acquire().await;
+    waiter.abort();
+    let (_, _, late) = store.release().await;
+    let (_, _, answer) = store.release().await;
+    answer.send(Ok(Release::NotHeld)).unwrap();
+    sleep(MS).await;
+    second.send(Ok(store.queued(1))).unwrap();
+    let (_, certainty, answer) = store.release().await;
+    assert_eq!(certainty, Certainty::Unsure);
+    late.send(Ok(Release::NotHeld)).unwrap();
+    sleep(MS).await;
+    // It is not over yet: it fails, and is tried again.
+    answer.send(Err(refused())).unwrap();
+    store.release().await.2.send(Ok(Release::Released)).unwrap();
+    store.is_silent(TTL).await;
+}

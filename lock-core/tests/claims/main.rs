@@ -1,0 +1,5 @@
+//! What lock-core asks a store for, call by call, where an answer is missing or late, or somebody goes away meanwhile.
+
+mod answers;
+mod endings;
+mod scripted;
