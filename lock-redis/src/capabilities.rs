@@ -25,9 +25,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.fifo = true;
     it.max_place_ttl = MAX_PLACE_TTL;
     it.loss_notice = LossNotice::NextRenewal;
-    // The head of the queue looks when the holder's lease ends; where the head is dead too, the others look within a third
-    // of their place's ttl.
-    it.takeover_slack = MAX_PLACE_TTL / 3 + settings.timeout;
+    // A waiter looks when the holder's lease ends, and a look takes a call.
+    it.takeover_slack = settings.timeout;
     it.fencing = "the last token + 1, at least the server's time in µs; kept with the lock's record";
     it.restart = Restart::KeepsPersisted;
     it.call_bound = settings.timeout;

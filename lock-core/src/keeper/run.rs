@@ -177,7 +177,10 @@ impl LeaseKeeper {
                 self.counters.renewals_sent.add();
             }
             step.next = state.schedule.next();
-            step.over = state.life == Life::Closing && self.left(state) == 0;
+            // A lease that is left then is on its way to a task that is gone, and will be given up.
+            step.over = state.life == Life::Closing
+                && self.left(state) == 0
+                && !state.schedule.iter().any(|task| matches!(task, Task::Lease(_)));
             state.sleeps_until = step.next.unwrap_or(Stamp::ZERO.plus(Duration::MAX));
             step
         })
