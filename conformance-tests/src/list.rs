@@ -56,6 +56,7 @@ macro_rules! for_each_case {
                 the_waiter_of_a_dead_holder_takes_over
                 a_waiter_that_died_in_the_queue_is_passed_over
                 a_lost_push_costs_time_only
+                what_is_told_during_a_call_is_not_lost
                 clients_are_served_in_order_where_that_is_claimed
                 tasks_of_one_client_are_served_in_order
                 a_thousand_waiters_all_get_their_turn
@@ -82,6 +83,7 @@ macro_rules! for_each_case {
                 a_runtime_that_is_shut_down_leaves_nothing
                 a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl
                 a_hundred_waiters_torn_down_at_once_leave_nothing
+                a_client_that_goes_with_an_acquire_under_way_leaves_nothing
                 a_shutdown_releases_everything
                 a_shutdown_in_front_of_silence_has_an_end
                 a_dropped_run_releases

@@ -81,6 +81,7 @@ saboteurs! {
         the_waiter_of_a_dead_holder_takes_over: LongLeases, "taken over from a dead holder";
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
         a_lost_push_costs_time_only: BlindLooks, "the next look";
+        what_is_told_during_a_call_is_not_lost: PushesNothing, "told while it asked";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
         tasks_of_one_client_are_served_in_order: TokensFall, "out of order";
         a_thousand_waiters_all_get_their_turn: TokensTwice, "a thousand holders";
@@ -107,6 +108,7 @@ saboteurs! {
         a_runtime_that_is_shut_down_leaves_nothing: ForgetsReleases, "went down with its runtime";
         a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl: RenewsByItself, "ends by its ttl";
         a_hundred_waiters_torn_down_at_once_leave_nothing: ForgetsWaiters, "stand in the way";
+        a_client_that_goes_with_an_acquire_under_way_leaves_nothing: ForgetsReleases, "went with its client";
         a_shutdown_releases_everything: ForgetsReleases, "a shutdown waits";
         a_shutdown_in_front_of_silence_has_an_end: TakesSilenceForAnAnswer, "had to fail";
         a_dropped_run_releases: ForgetsReleases, "is_free";

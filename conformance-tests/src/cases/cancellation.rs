@@ -236,6 +236,38 @@ pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing(fixture: &dyn Fix
     eventually(AT_ONCE, "nobody waits in the client", async || ann.stats().waiting == 0).await;
 }
 
+/// Invariant 12: an acquire that is dropped in flight, and its client with it: what it is granted later is taken back all the
+/// same, though nobody but the request itself knows of it. First in its own task, then as somebody who has waited.
+pub async fn a_client_that_goes_with_an_acquire_under_way_leaves_nothing(fixture: &dyn Fixture) {
+    let bob = long_client(fixture, Route::Clear).await;
+    let name = name("goes with its client");
+    for waits in [false, true] {
+        let ann = long_client(fixture, Route::Faulty).await;
+        hold(&ann, &crate::kit::name("warm")).await.release().await.expect("a release");
+        let lock = ann.lock(name.as_str());
+        let begin = || tokio::spawn(async move { lock.acquire().await });
+        let acquire = if waits {
+            let guard = hold(&bob, &name).await;
+            let acquire = begin();
+            queued(fixture, &ann, &name, (1, 1)).await;
+            fixture.path(PathFault::Delay(SLOW)).await;
+            guard.release().await.expect("a release");
+            acquire
+        } else {
+            fixture.path(PathFault::Delay(SLOW)).await;
+            begin()
+        };
+        // The request is on its way, or its answer is.
+        tokio::time::sleep(SLOW).await;
+        acquire.abort();
+        drop(acquire.await);
+        drop(ann);
+        tokio::time::sleep(SLOW * 2).await;
+        leaves_nothing(fixture, &bob, &name, TAKEN_BACK + AT_ONCE, "an acquire that went with its client").await;
+        fixture.heal().await;
+    }
+}
+
 /// A shutdown releases everything, tells the holders, and refuses what comes after.
 pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);

@@ -1,14 +1,18 @@
 //! Waiting for a lock, and the end of the wait.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lock_core::{Certainty, ErrorKind, LeaseRef, Waiting};
+use async_trait::async_trait;
+use lock_core::{Acquisition, Certainty, Claim, ErrorKind, LeaseRef, LockClient, Result, Waiting};
 
-use crate::clients::{PATIENCE, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::clients::{PATIENCE, build, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
+use crate::hooks::{Hooked, Hooks, Inner};
 use crate::kit::{AT_ONCE, Watch, eventually, join, name};
 
 /// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
@@ -124,6 +128,41 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     let bound = ttl.min(bob.capabilities().max_place_ttl) / 3 + AT_ONCE;
     let next = in_time(bound, "the next look finds what the push would have told", join(waiter)).await;
     assert!(next.is_held());
+}
+
+/// Has the lock released, and whoever waits told, between the store's "not yours" and the moment at which the client hears it.
+struct ReleasedMeanwhile {
+    holder: Direct,
+    held: Claim,
+    released: AtomicBool,
+}
+
+#[async_trait]
+impl Hooks for ReleasedMeanwhile {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(claim, ttl).await;
+        let refused = matches!(answer, Ok(Acquisition::Held { .. } | Acquisition::Queued { .. }));
+        if refused && !self.released.swap(true, Ordering::SeqCst) {
+            self.holder.release(&self.held, Certainty::Sure).await.expect("a release");
+            tokio::time::sleep(AT_ONCE / 2).await;
+        }
+        answer
+    }
+}
+
+/// Invariant 13: what a waiter is told while its own request is still under way is newer than the answer, and counts.
+pub async fn what_is_told_during_a_call_is_not_lost(fixture: &dyn Fixture) {
+    let holder = Direct::new(fixture, Route::Clear).await;
+    let (name, ttl) = (name("told meanwhile"), fixture.ttl() * 20);
+    let held = holder.claim(&name);
+    holder.granted(&held, ttl).await;
+    let hooks = Arc::new(ReleasedMeanwhile { holder, held, released: AtomicBool::new(false) });
+    let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
+    let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
+    let bound = AT_ONCE / 2 + handoff_bound(&ann.capabilities());
+    let guard = in_time(bound, "whoever was told while it asked holds at once", hold(&ann, &name)).await;
+    assert!(hooks.released.load(Ordering::SeqCst), "it was never refused");
+    drop(guard);
 }
 
 /// First come, first served, where the backend claims it.

@@ -146,7 +146,6 @@ impl Queue {
         self.heard = true;
         self.failures = 0;
         self.trouble = None;
-        self.look_again = false;
     }
 
     /// An acquire of the claim has no answer.

@@ -107,7 +107,7 @@ impl LeaseKeeper {
     ) {
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
-        let again = queue.look_again;
+        let again = std::mem::take(&mut queue.look_again);
         queue.answered();
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
