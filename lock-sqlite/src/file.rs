@@ -99,6 +99,17 @@ impl Writer<'_> {
         location::check(&self.file.path).map_err(Failure::Found)?;
         let store = Store::open(&self.file.path)?;
         store.prepare()?;
+        if store.has_empty_wal() {
+            match store.begin_wal() {
+                // Somebody else does.
+                Ok(()) | Err(Failure::Busy) => {}
+                // What is full may be emptied by a release: the call itself tells.
+                Err(failure) => {
+                    let error = failure.without_effect();
+                    tracing::debug!(path = %self.file.path.display(), %error, "the write-ahead log cannot be begun");
+                }
+            }
+        }
         Ok(self.slot.insert(store))
     }
 

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use lock_core::{Error, ErrorKind, Result};
 
-/// Checks the folder and the file system of a path.
+/// Checks the folder and the file system of a path, and that one may write there.
 ///
 /// # Errors
-/// `Unavailable` when the folder is not there, `InvalidInput` for the path of a folder, `Unsupported` on a file system that is
-/// shared with other machines, where that can be told.
+/// `Unavailable` when the folder is not there, `InvalidInput` for the path of a folder, `Auth` without the permission to write,
+/// `Unsupported` on a file system that is shared with other machines, where that can be told.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match std::fs::metadata(folder) {
@@ -26,17 +26,41 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Err(Error::invalid(format!("{} is a folder: name a file in it", path.display())));
     }
-    match shared_file_system(folder) {
-        None => Ok(()),
-        Some(name) => {
-            let text = format!(
-                "{} is on {name}, which other machines may share: SQLite's locks do not reach them. Use a local file system, \
-                 or a store on the network",
-                folder.display()
-            );
-            Err(Error::new(ErrorKind::Unsupported, text))
-        }
+    if let Some(name) = shared_file_system(folder) {
+        let text = format!(
+            "{} is on {name}, which other machines may share: SQLite's locks do not reach them. Use a local file system, \
+             or a store on the network",
+            folder.display()
+        );
+        return Err(Error::new(ErrorKind::Unsupported, text));
     }
+    let (what, may_write) = match std::fs::metadata(path) {
+        Ok(_) => (path, may_write(path)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (folder, may_write(folder)),
+        Err(error) => (path, Err(error)),
+    };
+    may_write.map_err(|error| {
+        let text = format!("{} may not be written: check its permissions, and as whom you run", what.display());
+        Error::new(ErrorKind::Auth, text).with_source(error)
+    })
+}
+
+/// Asks the system, which opens nothing: to close a file that SQLite has open as well would end its locks. Without this SQLite
+/// opens a file for reading only, and says of a folder no more than that nothing can be opened in it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn may_write(path: &Path) -> std::io::Result<()> {
+    use rustix::fs::Access;
+    use rustix::io::Errno;
+    match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+        Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => Err(error.into()),
+        // Whatever else it is, opening it tells.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn may_write(_path: &Path) -> std::io::Result<()> {
+    Ok(())
 }
 
 /// The name of a folder's file system, when other machines may share it.
@@ -46,14 +70,20 @@ fn shared_file_system(folder: &Path) -> Option<String> {
     // The magic number is 32 bits wide, whatever the field is.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "only the low 32 bits are the number")]
     let magic = magic as u32;
-    if let Some((_, name)) = SHARED.iter().find(|(number, _)| *number == magic) {
-        return Some((*name).to_owned());
-    }
-    if magic != FUSE {
-        return None;
-    }
-    let folder = folder.canonicalize().ok()?;
-    let kind = kind_of_mount(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, &folder)?;
+    shared_by_number(magic).map(str::to_owned).or_else(|| {
+        let folder = if magic == FUSE { folder.canonicalize().ok()? } else { return None };
+        shared_by_mount(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, &folder)
+    })
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn shared_by_number(magic: u32) -> Option<&'static str> {
+    SHARED.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn shared_by_mount(mounts: &str, folder: &Path) -> Option<String> {
+    let kind = kind_of_mount(mounts, folder)?;
     SHARED_FUSE.iter().any(|shared| kind.contains(shared)).then_some(kind)
 }
 
@@ -172,5 +202,21 @@ mod tests {
         assert_eq!(kind("/mnt/local/a").as_deref(), Some("fuse.gocryptfs"));
         assert_eq!(kind("/mnt/local/over/a").as_deref(), Some("virtiofs"));
         assert_eq!(kind_of_mount("nonsense\n", Path::new("/")), None);
+        let shared = |path: &str| shared_by_mount(mounts, Path::new(path));
+        assert_eq!(shared("/mnt/my share/a").as_deref(), Some("fuse.sshfs"));
+        assert_eq!(shared("/mnt/local/over/a").as_deref(), Some("virtiofs"));
+        assert_eq!(shared("/mnt/local/a"), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_other_machines_may_share_is_refused_and_nothing_else() {
+        // The numbers of the kernel's `magic.h`: NFS, CIFS, 9P; ext4, xfs, btrfs, tmpfs, overlayfs, zfs.
+        for magic in [0x6969, 0xFF53_4D42, 0x0102_1997] {
+            assert!(shared_by_number(magic).is_some(), "{magic:x}");
+        }
+        for magic in [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0x794C_7630, 0x2FC1_2FC1, FUSE] {
+            assert_eq!(shared_by_number(magic), None, "{magic:x}");
+        }
     }
 }

@@ -62,6 +62,17 @@ impl Machine {
     }
 }
 
+/// The processor time that this thread has used. Nothing where that cannot be told.
+pub(crate) fn thread_time() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    Duration::ZERO
+}
+
 fn wall() -> i64 {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     micros(wall)
@@ -118,6 +129,15 @@ mod tests {
         let after = machine.now();
         assert!(after.boottime - before.boottime >= 2_000 && after.boot == before.boot);
         assert!(before.wall > 1_600_000_000_000_000, "{}", before.wall);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn sleep_uses_no_processor() {
+        let before = thread_time();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(thread_time() - before < Duration::from_millis(25));
+        while thread_time() == before {}
     }
 
     #[test]

@@ -69,6 +69,9 @@ const HAND_ON: &str = "\
 UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
 WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND format = '1x'";
 
+/// Changes nothing, and is a write all the same.
+const TOUCH: &str = "UPDATE leasehold_format SET version = version";
+
 const BREAK: &str = "\
 UPDATE leasehold_locks SET owner = x'', until = ?4, boot = ?5, holder = '', fence = max(fence + 1, ?3) \
 WHERE name = ?1 AND fence = ?2 AND owner <> x'' AND (boot <> ?5 OR until > ?4) AND format = '1x' RETURNING fence";
@@ -116,6 +119,12 @@ struct Standing {
     wanted: i64,
 }
 
+impl Standing {
+    fn is_free(&self, now: &Moment) -> bool {
+        self.owner.is_empty() || (self.boot == now.boot && self.until <= now.boottime)
+    }
+}
+
 impl Store {
     /// Opens the file, and makes it when it is not there. It is used in WAL mode, so that readers never wait. No statement waits
     /// for another process that writes: it fails as busy. Nobody checkpoints but who is told to.
@@ -150,6 +159,19 @@ impl Store {
             self.path.display()
         );
         Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)))
+    }
+
+    /// Begins the WAL. The first write to an empty one, or to one that was checkpointed, waits for the disk once: better this one
+    /// than a call's.
+    pub(crate) fn begin_wal(&self) -> Result<()> {
+        self.execute(TOUCH, []).map(drop)
+    }
+
+    /// Whether the WAL has nothing in it: nobody else has the file open, or nobody has written yet.
+    pub(crate) fn has_empty_wal(&self) -> bool {
+        let mut wal = self.path.as_os_str().to_owned();
+        wal.push("-wal");
+        std::fs::metadata(wal).is_ok_and(|found| found.len() == 0)
     }
 
     pub(crate) fn holds_our_tables(&self) -> Result<bool> {
@@ -205,7 +227,7 @@ impl Store {
     fn look(&self, claim: &Claim, turn: Turn, now: &Moment) -> Result<Taken> {
         let Some(row) = self.standing(claim.name())? else { return Ok(Taken::Held(Duration::ZERO)) };
         let name = name_of(claim.name());
-        if row.owner.is_empty() || (row.boot == now.boot && row.until <= now.boottime) {
+        if row.is_free(now) {
             let kept = row.until.saturating_add(micros(KEPT_FOR_WAITERS)).saturating_sub(now.boottime);
             let is_kept = row.boot == now.boot && row.wanted > now.boottime && kept > 0;
             return Ok(match turn {
@@ -217,14 +239,20 @@ impl Store {
             self.execute(ADOPT, params![name, row.owner, row.boot, now.boottime, now.boot])?;
             return Ok(Taken::Held(duration(row.ttl)));
         }
-        let left = Taken::Held(duration(row.until - now.boottime));
-        let long = micros(COUNTS_AS_WAITING);
-        if claim.wish() == IfHeld::Leave || row.wanted > now.boottime + long / 3 {
-            return Ok(left);
-        }
-        let noted = self.execute(WANT, params![name, row.owner, row.boot, now.boottime, now.boottime + long])?;
+        let left = duration(row.until - now.boottime);
+        let stands = claim.wish() == IfHeld::Leave || self.want(claim.name(), &row, now)?;
         // Else its end came between the two statements, and nobody was told of it.
-        Ok(if noted > 0 { left } else { Taken::Held(Duration::ZERO) })
+        Ok(Taken::Held(if stands { left } else { Duration::ZERO }))
+    }
+
+    /// Has the end of a lease told to those who wait. Whether it still stands.
+    fn want(&self, name: &LockName, lease: &Standing, now: &Moment) -> Result<bool> {
+        let long = micros(COUNTS_AS_WAITING);
+        if lease.wanted > now.boottime + long / 3 {
+            return Ok(true);
+        }
+        let row = params![name_of(name), lease.owner, lease.boot, now.boottime, now.boottime + long];
+        Ok(self.execute(WANT, row)? > 0)
     }
 
     /// Whether the lease stood and was renewed.
@@ -268,10 +296,14 @@ impl Store {
         Ok(raised.map(token))
     }
 
-    /// Whether nobody has the lock now.
+    /// Whether nobody has the lock now, on behalf of somebody who waits. Else its end will be told: whoever was granted the lock
+    /// since then does not know that somebody waits.
     pub(crate) fn is_free(&self, name: &LockName, now: &Moment) -> Result<bool> {
-        let row = self.standing(name)?;
-        Ok(row.is_none_or(|row| row.owner.is_empty() || (row.boot == now.boot && row.until <= now.boottime)))
+        let Some(row) = self.standing(name)? else { return Ok(true) };
+        if row.is_free(now) {
+            return Ok(true);
+        }
+        Ok(row.boot == now.boot && !self.want(name, &row, now)?)
     }
 
     /// The row of a lock.

@@ -47,9 +47,6 @@ const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?2 + ttl, boot = ?3, wanted = 0 \
 WHERE name > ?1 AND name <= ?4 AND boot <> ?3 AND owner <> x'' AND format = '1x'";
 
-/// The first write after a checkpoint begins the WAL anew and waits for the disk once: better this one than a call's.
-const BEGIN_ANEW: &str = "UPDATE leasehold_format SET version = version";
-
 /// Looks after the file in the background, unless that is under way.
 pub(crate) fn start(file: &Arc<File>) {
     if file.upkeep.runs.swap(true, Ordering::AcqRel) {
@@ -142,11 +139,11 @@ fn forget(
 fn checkpoint(store: &Store) -> Result<(), Failure> {
     let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(PASSIVE)")?;
     if length > 0 && done == length {
-        store.connection().execute(BEGIN_ANEW, [])?;
+        store.begin_wal()?;
     } else if length > TOO_LONG {
         store.connection().busy_timeout(std::time::Duration::from_millis(100))?;
         checkpointed(store, "PRAGMA wal_checkpoint(RESTART)")?;
-        store.connection().execute(BEGIN_ANEW, [])?;
+        store.begin_wal()?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use lock_core::{Claim, Event, LockName, OwnerToken};
 use crate::bell::{Alarm, Bell, Listener};
 use crate::errors::Failure;
 use crate::file::File;
+use crate::machine;
 use crate::shared::Shared;
 use crate::store::Turn;
 
@@ -19,9 +20,13 @@ const GRACE: Duration = Duration::from_secs(2);
 /// So long the thread stays when nobody waits any more.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// The least pause between two looks of the thread, and its share: a bell that does not stop costs a fifth of a core at most.
+/// The least pause between two looks of the thread, and how many times the processor time of a look it lasts: a bell that does not
+/// stop costs a fifth of a core at most, and a machine that is busy with other things holds up nobody's turn.
 const LEAST_PAUSE: Duration = Duration::from_micros(200);
 const SHARE: u32 = 4;
+
+/// So soon the thread looks again when it could not note that somebody waits.
+const AGAIN: Duration = Duration::from_millis(2);
 
 /// So many locks are looked at while the connection is in hand.
 const LOOKS: usize = 32;
@@ -159,34 +164,44 @@ fn watch(shared: &Shared) {
     let mut listener = Listener::new(&waiters.bell, &waiters.alarm);
     let mut idle_since = None;
     while let Next::Look(names, rest) = waiters.next(&mut idle_since) {
-        let begin = Instant::now();
-        let free = free_among(&shared.file, names);
+        let before = machine::thread_time();
+        let Looked { free, unsure } = look_at(&shared.file, names);
         waiters.tell(&free);
         for name in free {
             core.event(Event::Look(name));
         }
-        std::thread::sleep((begin.elapsed() * SHARE).max(LEAST_PAUSE).min(rest));
-        listener.wait(rest);
+        let spent = machine::thread_time().saturating_sub(before);
+        std::thread::sleep((spent * SHARE).max(LEAST_PAUSE).min(rest));
+        listener.wait(if unsure { rest.min(AGAIN) } else { rest });
     }
 }
 
-/// Those of the locks that nobody has.
-fn free_among(file: &File, mut names: Vec<LockName>) -> Vec<LockName> {
+/// What a look found.
+#[derive(Default)]
+struct Looked {
+    /// The locks that nobody has.
+    free: Vec<LockName>,
+    /// Of some it could not be noted that somebody waits: another process was writing.
+    unsure: bool,
+}
+
+fn look_at(file: &File, mut names: Vec<LockName>) -> Looked {
     names.sort();
     names.dedup();
-    let mut free = Vec::new();
+    let mut looked = Looked::default();
     for some in names.chunks(LOOKS) {
         let writer = file.writer();
         // A file that is not open, or not there, is opened by the next call: the waiters' own looks.
         let Some(store) = writer.opened() else { break };
         let now = file.now();
-        let is_free = |name: &&LockName| match store.is_free(name, &now) {
-            Ok(free) => free,
-            // The claim's own look tells what is wrong with the record.
-            Err(Failure::Found(_)) => true,
-            Err(_) => false,
-        };
-        free.extend(some.iter().filter(is_free).cloned());
+        for name in some {
+            match store.is_free(name, &now) {
+                // The claim's own look tells what is wrong with the record.
+                Ok(true) | Err(Failure::Found(_)) => looked.free.push(name.clone()),
+                Err(Failure::Busy) => looked.unsure = true,
+                Ok(false) | Err(Failure::Sql(_)) => {}
+            }
+        }
     }
-    free
+    looked
 }

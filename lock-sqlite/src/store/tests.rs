@@ -242,6 +242,21 @@ fn waiting_is_noted_again_before_it_is_forgotten() {
 }
 
 #[test]
+fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
+    let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
+    let watch = |now: &Moment| file.store.is_free(c.name(), now).unwrap();
+    assert!(watch(&at(99)));
+    file.acquire(&a, &at(100));
+    assert_eq!(file.acquire(&c, &at(101)), held(29));
+    assert_eq!(file.release(&a, &at(102)), Ended::Wanted);
+    assert!(watch(&at(102)));
+    // While it wakes up another one takes it, who knows of nobody; it looks once more, and finds it held.
+    assert_eq!(file.looks(&b, &at(102)), granted(1));
+    assert!(!watch(&at(102)));
+    assert_eq!(file.release(&b, &at(103)), Ended::Wanted);
+}
+
+#[test]
 fn only_the_lease_that_was_meant_is_broken() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     let name = a.name().clone();
