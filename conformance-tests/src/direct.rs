@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lock_core::{
     Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, HolderInfo, LeaseRef,
-    LockBackend, LockName, Mode, OwnerToken, Place, Release, Result, Stamp, SystemClock,
+    LockBackend, LockName, Mode, OwnerToken, Place, Release, Result, Stamp, SystemClock, Waiting,
 };
 
 use crate::faulty::{lock, renew_collected};
@@ -88,6 +88,21 @@ impl Direct {
             Ok(Acquisition::Granted(grant)) => grant,
             other => panic!("the lock {} is free and was not granted: {other:?}", claim.name()),
         }
+    }
+
+    /// The same of a lock for which somebody has waited. A store without a queue may keep what is free for a moment, for whom it
+    /// has told to come again: then that moment is over at the second attempt.
+    pub async fn granted_soon(&self, claim: &Claim, ttl: Duration) -> Grant {
+        match self.acquire(claim, ttl).await {
+            Ok(Acquisition::Granted(grant)) => return grant,
+            Ok(Acquisition::Held { look_in })
+                if self.capabilities.waiting != Waiting::ServerQueue && look_in <= kit::AT_ONCE =>
+            {
+                tokio::time::sleep(look_in).await;
+            }
+            other => panic!("the lock {} is free and was not granted: {other:?}", claim.name()),
+        }
+        self.granted(claim, ttl).await
     }
 
     /// One attempt that has to get a place or be told to come again.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Event, Extensions, Inspect, Inspection, LeaseRef,
-    LockBackend, LockName, Release, Result,
+    Acquisition, Answers, Break, Capabilities, Certainty, Claim, CoreHandle, Event, Examine, Extensions, FencingToken,
+    Finding, Inspect, Inspection, LeaseRef, LockBackend, LockName, Release, Result,
 };
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
@@ -65,21 +65,36 @@ impl LockBackend for Prefixed {
     }
 
     fn extensions(&self) -> Extensions<'_> {
+        let inner = self.inner.extensions();
         let mut extensions = Extensions::default();
-        if self.inner.extensions().inspect.is_some() {
-            extensions.inspect = Some(self);
-        }
+        extensions.inspect = inner.inspect.map(|_| self as &dyn Inspect);
+        // Not `list`: a name that is kept as a digest cannot be told back.
+        extensions.break_lock = inner.break_lock.map(|_| self as &dyn Break);
+        extensions.examine = inner.examine.map(|_| self as &dyn Examine);
         extensions
     }
 }
 
+const NOT_OFFERED: &str = "an extension is passed on when the backend has it";
+
 #[async_trait]
 impl Inspect for Prefixed {
     async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
-        match self.inner.extensions().inspect {
-            Some(inspect) => inspect.inspect(&prefixed(name)).await,
-            None => Ok(None),
-        }
+        self.inner.extensions().inspect.expect(NOT_OFFERED).inspect(&prefixed(name)).await
+    }
+}
+
+#[async_trait]
+impl Break for Prefixed {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        self.inner.extensions().break_lock.expect(NOT_OFFERED).break_lock(&prefixed(name), token).await
+    }
+}
+
+#[async_trait]
+impl Examine for Prefixed {
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.inner.extensions().examine.expect(NOT_OFFERED).examine().await
     }
 }
 

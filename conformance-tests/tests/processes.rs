@@ -4,6 +4,8 @@
 //! lines say what happened when, on one clock. Lower bounds are strict; upper bounds are those of the contract plus the
 //! lag of the machine, which a canary measures.
 
+#[path = "processes/bounds.rs"]
+mod bounds;
 #[path = "processes/chaos.rs"]
 mod chaos;
 #[path = "processes/endings.rs"]

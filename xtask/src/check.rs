@@ -78,8 +78,10 @@ fn counts(metadata: &Metadata, everything: &[String]) -> Result<String> {
     for selection in [everything, &test::own()] {
         for program in harness::build(metadata, selection)? {
             counts.add((program.package.name.clone(), program.target.clone()), program.list()?);
-            if let Some(target) = test::on_redis(&program) {
-                counts.add(target, program.list()?);
+            for store in test::EXAMPLE_STORES {
+                if let Some(target) = test::on_store(&program, store) {
+                    counts.add(target, program.list()?);
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A redis-server for the examples: they take a URL, and the README says so.
+//! Stores for the examples: they take a URL, and the README says so.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -9,25 +9,38 @@ use anyhow::{Context, Result, bail};
 /// How long it may take until it answers. It mostly takes 10 ms.
 const START_BOUND: Duration = Duration::from_secs(20);
 
-/// Listens on a unix socket in a folder of its own, and is killed when this is dropped.
+/// A store in a folder of its own; a server listens on a unix socket there. It is gone when this is dropped.
 pub(crate) struct Server {
-    process: Child,
+    process: Option<Child>,
     folder: PathBuf,
+    url: String,
 }
 
 impl Server {
-    /// Starts it.
-    pub(crate) fn start() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("leasehold-examples-{}", std::process::id()));
+    /// Starts the store of this name.
+    pub(crate) fn start(store: &str) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("leasehold-examples-{store}-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
+        match store {
+            "redis" => Self::redis(folder),
+            "sqlite" => {
+                let url = format!("sqlite://{}", folder.join("locks.db").display());
+                Ok(Self { process: None, folder, url })
+            }
+            _ => bail!("nobody knows how to start {store}"),
+        }
+    }
+
+    fn redis(folder: PathBuf) -> Result<Self> {
         let mut command = Command::new("redis-server");
         command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.join("redis.sock"));
         command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null());
-        let process = command.spawn().context("cannot start redis-server")?;
-        let mut server = Self { process, folder };
+        let process = Some(command.spawn().context("cannot start redis-server")?);
+        let url = format!("redis+unix://{}", folder.join("redis.sock").display());
+        let mut server = Self { process, folder, url };
         let until = Instant::now() + START_BOUND;
         while !server.answers() {
-            if let Some(exit) = server.process.try_wait()? {
+            if let Some(exit) = server.process.as_mut().map(Child::try_wait).transpose()?.flatten() {
                 bail!("redis-server ended: {exit}");
             }
             if Instant::now() > until {
@@ -40,7 +53,7 @@ impl Server {
 
     /// Its URL.
     pub(crate) fn url(&self) -> String {
-        format!("redis+unix://{}", self.folder.join("redis.sock").display())
+        self.url.clone()
     }
 
     fn answers(&self) -> bool {
@@ -51,8 +64,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // What fails here leaves a folder behind, or a process that is gone already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -31,6 +31,7 @@ const BACKENDS: &[Backend] = &[
             Need { program: "openssl", package: "openssl" },
         ],
     },
+    Backend { name: "sqlite", feature: Some("sqlite"), needs: &[] },
 ];
 
 /// Installs what the tests need and is missing, and runs them.
@@ -43,7 +44,7 @@ const BACKENDS: &[Backend] = &[
 /// against conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backends whose suite is run: memory, redis.
+    /// The backends whose suite is run: memory, redis, sqlite.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
     /// Write conformance-tests/counts.toml instead of holding the run against it.
@@ -51,11 +52,14 @@ pub(crate) struct Args {
     update_counts: bool,
 }
 
-/// Under which name an example that takes the URL of a store is counted when it runs on Redis.
-pub(crate) fn on_redis(program: &Program) -> Option<Target> {
+/// Under which name an example that takes the URL of a store is counted when it runs on this one.
+pub(crate) fn on_store(program: &Program, store: &str) -> Option<Target> {
     let takes_url = ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target);
-    takes_url.then(|| (program.package.name.clone(), format!("{}-redis", program.target)))
+    takes_url.then(|| (program.package.name.clone(), format!("{}-{store}", program.target)))
 }
+
+/// The stores, besides memory, on which such examples are run.
+pub(crate) const EXAMPLE_STORES: &[&str] = &["redis", "sqlite"];
 
 fn backend(name: &str) -> Result<&'static str> {
     match BACKENDS.iter().find(|backend| backend.name == name) {
@@ -113,18 +117,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         });
     }
     if whole {
-        parts.run("examples on redis", || {
-            let server = Server::start()?;
-            let mut sum = Outcome::default();
-            for program in &programs {
-                let Some(target) = on_redis(program) else { continue };
-                println!("{}", program.name());
-                let outcome = program.run(&[server.url()])?;
-                sum.add(outcome);
-                run.add(target, outcome);
-            }
-            run.judge(sum)
-        });
+        for store in EXAMPLE_STORES {
+            parts.run(&format!("examples on {store}"), || {
+                let server = Server::start(store)?;
+                let mut sum = Outcome::default();
+                for program in &programs {
+                    let Some(target) = on_store(program, store) else { continue };
+                    println!("{}", program.name());
+                    let outcome = program.run(&[server.url()])?;
+                    sum.add(outcome);
+                    run.add(target, outcome);
+                }
+                run.judge(sum)
+            });
+        }
         parts.run("doc tests", || {
             let mut sum = Outcome::default();
             for (package, outcome) in harness::doc_tests(&metadata, &everything(&metadata))? {

@@ -214,7 +214,7 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     assert_eq!(fixture.record(&name).await.waiters, 0);
     assert_eq!(ann.release(&first, Certainty::Sure).await.expect("a release"), Release::Released);
     let next = bob.claim(&name);
-    let grant = bob.granted(&next, ttl).await;
+    let grant = bob.granted_soon(&next, ttl).await;
     settle().await;
     still_held(fixture, &name, grant.token, ttl / 2).await;
 }

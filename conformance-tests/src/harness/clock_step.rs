@@ -1,4 +1,4 @@
-//! A wall clock that can be stepped, for one server at a time.
+//! A wall clock that can be stepped, for one process at a time.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What stands between a server and the machine's clock. In C, since nothing else can be loaded before a program's own
+/// What stands between a process and the machine's clock. In C, since nothing else can be loaded before a program's own
 /// libraries without unsafe code here; whoever links Rust programs has a C compiler.
 const SOURCE: &str = include_str!("clock_step.c");
 
-/// The step of a server's wall clock, zero at first. Linux only.
+/// The step of a process's wall clock, zero at first. Linux only.
 #[derive(Debug)]
-pub(crate) struct ClockStep {
+pub struct ClockStep {
     library: PathBuf,
     file: PathBuf,
     micros: Mutex<i64>,
@@ -23,9 +23,9 @@ impl ClockStep {
     ///
     /// # Errors
     /// When there is no C compiler (the text says how to get it), or a file cannot be written.
-    pub(crate) fn new(folder: &Path) -> io::Result<Self> {
+    pub fn new(folder: &Path) -> io::Result<Self> {
         if !cfg!(target_os = "linux") {
-            return Err(io::Error::other("a server's clock can be stepped on Linux only"));
+            return Err(io::Error::other("a process's clock can be stepped on Linux only"));
         }
         static COMPILED: OnceLock<Result<Vec<u8>, String>> = OnceLock::new();
         let compiled = COMPILED.get_or_init(|| compile().map_err(|error| error.to_string()));
@@ -38,14 +38,22 @@ impl ClockStep {
 
     /// Has a command run by the stepped clock.
     pub(crate) fn apply(&self, command: &mut Command) {
-        command.env("LD_PRELOAD", &self.library).env("LEASEHOLD_CLOCK_STEP", &self.file);
+        command.envs(self.variables());
+    }
+
+    /// The environment of a program that is run by the stepped clock.
+    pub fn variables(&self) -> [(&'static str, &Path); 2] {
+        [("LD_PRELOAD", &self.library), ("LEASEHOLD_CLOCK_STEP", &self.file)]
     }
 
     /// Steps the clock, at once.
-    pub(crate) fn step(&self, micros: i64) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn step(&self, micros: i64) -> io::Result<()> {
         let mut total = self.micros.lock().unwrap_or_else(PoisonError::into_inner);
         *total += micros;
-        // In place: the server has this very file in its memory.
+        // In place: the process has this very file in its memory.
         OpenOptions::new().write(true).open(&self.file)?.write_all(&total.to_ne_bytes())
     }
 }
@@ -58,7 +66,7 @@ fn compile() -> io::Result<Vec<u8>> {
     command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
     let output = command.output().map_err(|error| {
         io::Error::other(format!(
-            "a server's clock is stepped by a file in C, and `cc` cannot be run ({error}): `apt-get install gcc`"
+            "a process's clock is stepped by a file in C, and `cc` cannot be run ({error}): `apt-get install gcc`"
         ))
     })?;
     if !output.status.success() {

@@ -16,6 +16,8 @@ mod taker;
 
 pub use canary::Canary;
 #[cfg(feature = "servers")]
+pub use clock_step::ClockStep;
+#[cfg(feature = "servers")]
 pub use port::Port;
 #[cfg(feature = "servers")]
 pub use process::ChildProcess;

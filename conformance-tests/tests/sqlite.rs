@@ -1,0 +1,15 @@
+//! Leasehold on a SQLite file: the suite as it comes, and once more through `Arc<dyn LockBackend>` and a prefix of names; then
+//! what only a file can have.
+
+mod sqlite {
+    mod descriptors;
+    mod fixture;
+    mod processes;
+    mod stored;
+
+    conformance_tests::suite!(fixture::SqliteFixture);
+
+    mod prefixed {
+        conformance_tests::suite!(conformance_tests::PrefixedFixture<super::fixture::SqliteFixture>);
+    }
+}

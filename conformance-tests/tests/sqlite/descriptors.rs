@@ -1,0 +1,34 @@
+//! What a client keeps open, however long it works.
+
+use std::time::Duration;
+
+use conformance_tests::{Fixture, Route};
+use lock_core::LockClient;
+
+use super::fixture::{SqliteFixture, open_files};
+
+/// The file is looked after each 512 writes, by a connection of its own that closes; but SQLite cannot close a file under a
+/// connection that has locks on it, and keeps it for the next one.
+#[test]
+fn the_upkeep_of_a_file_leaves_nothing_open() {
+    conformance_tests::run(conformance_tests::DEADLINE, || async {
+        let fixture = SqliteFixture::new().await;
+        let client = LockClient::new(fixture.backend(Route::Clear).await);
+        let mut most = [0; 2];
+        for round in 0..6_000 {
+            client.lock(format!("{}", round % 7)).acquire().await.unwrap().release().await.unwrap();
+            if round % 500 == 0 {
+                // One more for the upkeep, while it runs.
+                let open = ["locks.db", "locks.db-wal"].map(|name| open_files(&fixture.path().with_file_name(name)));
+                most = [most[0].max(open[0]), most[1].max(open[1])];
+            }
+        }
+        assert!(most[0] <= 2 && most[1] <= 2, "open at most: {most:?} times the file and its WAL");
+        drop(client);
+        let until = std::time::Instant::now() + Duration::from_secs(5);
+        while open_files(&fixture.path()) > 0 {
+            assert!(std::time::Instant::now() < until, "a client that is gone keeps the file open");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}

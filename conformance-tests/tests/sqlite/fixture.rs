@@ -1,0 +1,196 @@
+//! Leasehold on a SQLite file, as the suite wants it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conformance_tests::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
+use leasehold::sqlite::SqliteBackend;
+use lock_core::{LockBackend, LockName};
+
+use super::stored::Stored;
+
+/// A folder with a file of locks. A "server" that is down is a folder that is not there; one that stands still is another
+/// program that keeps the file from being written to.
+pub(super) struct SqliteFixture {
+    root: tempfile::TempDir,
+    faults: Faults,
+    is_broken: AtomicBool,
+    blocker: Mutex<Option<Blocker>>,
+}
+
+/// A program that holds a write transaction open.
+struct Blocker {
+    end: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Blocker {
+    fn start(stored: Stored) -> Self {
+        let ((begun, has_begun), (end, over)) = (channel(), channel());
+        let thread = std::thread::spawn(move || {
+            let connection = stored.connection();
+            connection.execute_batch("BEGIN IMMEDIATE").expect("a transaction begins");
+            let _ = begun.send(());
+            let _ = over.recv();
+            connection.execute_batch("ROLLBACK").expect("a transaction ends");
+        });
+        has_begun.recv().expect("the file can be blocked");
+        Self { end, thread }
+    }
+
+    fn end(self) {
+        let _ = self.end.send(());
+        self.thread.join().expect("it only waits");
+    }
+}
+
+impl SqliteFixture {
+    fn folder(&self) -> PathBuf {
+        self.root.path().join("locks")
+    }
+
+    fn away(&self) -> PathBuf {
+        self.root.path().join("away")
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder().join("locks.db")
+    }
+
+    pub(super) fn stored(&self) -> Stored {
+        Stored::new(&self.path())
+    }
+
+    /// The URL of clients, with these settings on top.
+    pub(super) fn url(&self, more: &str) -> String {
+        format!("sqlite://{}?timeout=400ms{more}", self.path().display())
+    }
+
+    /// The connections of this process to the file. Each has the `-wal` open once; of the file itself SQLite keeps some more
+    /// open, for its next connections, while there is any.
+    fn connections(&self) -> u64 {
+        open_files(&self.folder().join("locks.db-wal"))
+    }
+}
+
+/// How many times this process has a file open.
+pub(super) fn open_files(path: &Path) -> u64 {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap_or_else(|error| panic!("/proc is not mounted: {error}"));
+    let leads_there = |entry: &std::fs::DirEntry| std::fs::read_link(entry.path()).is_ok_and(|link| link == path);
+    open.filter_map(Result::ok).filter(leads_there).count() as u64
+}
+
+fn rename(from: &Path, to: &Path) {
+    std::fs::rename(from, to).unwrap_or_else(|error| panic!("{} cannot be moved: {error}", from.display()));
+}
+
+#[async_trait]
+impl Fixture for SqliteFixture {
+    async fn new() -> Self {
+        let root = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder for a file: {error}"));
+        let fixture = Self {
+            root,
+            faults: Faults::new(tokio::runtime::Handle::current()),
+            is_broken: AtomicBool::new(false),
+            blocker: Mutex::default(),
+        };
+        std::fs::create_dir(fixture.folder()).unwrap_or_else(|error| panic!("no folder for a file: {error}"));
+        fixture
+    }
+
+    /// Opened where that is possible, so that a fault which comes next meets a request and not the first.
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        let url = self.url("");
+        let opened = match self.is_broken.load(Ordering::Acquire) {
+            true => None,
+            false => SqliteBackend::connect(&url).await.ok(),
+        };
+        let backend = match opened {
+            Some(backend) => backend,
+            None => SqliteBackend::open(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
+        };
+        Arc::new(self.faults.wrap(Arc::new(backend), route))
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.is_broken.store(true, Ordering::Release);
+        self.faults.path(fault);
+    }
+
+    async fn heal(&self) {
+        self.is_broken.store(false, Ordering::Release);
+        self.faults.heal();
+    }
+
+    async fn deliver(&self) {
+        self.faults.deliver().await;
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        let mut blocker = self.blocker.lock().unwrap_or_else(PoisonError::into_inner);
+        match fault {
+            ServerFault::Stop | ServerFault::Kill => rename(&self.folder(), &self.away()),
+            ServerFault::Start(Data::Kept) => rename(&self.away(), &self.folder()),
+            ServerFault::Start(Data::Lost) => {
+                std::fs::create_dir(self.folder()).unwrap_or_else(|error| panic!("no new folder: {error}"));
+            }
+            ServerFault::Pause => *blocker = Some(Blocker::start(self.stored())),
+            ServerFault::Resume => {
+                if let Some(blocker) = blocker.take() {
+                    blocker.end();
+                }
+            }
+            ServerFault::ForgetScripts => {
+                // Every prepared statement is one of an older schema then.
+                let change = "CREATE TABLE IF NOT EXISTS other (a); ALTER TABLE other ADD COLUMN b; DROP TABLE other";
+                self.stored().connection().execute_batch(change).unwrap_or_else(|error| panic!("{change}: {error}"));
+            }
+            ServerFault::RefuseUser | ServerFault::ReadOnly => {
+                return Err(Declared::because("a file has the permissions of the system, which pass by root"));
+            }
+            ServerFault::Fill(Room::Data) => {
+                return Err(Declared::because(
+                    "the disk is the machine's: lock-sqlite's own tests fill a file instead",
+                ));
+            }
+            ServerFault::Fill(Room::Connections) | ServerFault::Mend => {
+                return Err(Declared::because("a file has no limit of connections"));
+            }
+            ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
+                return Err(Declared::because("the wall clock ends no lease here; lock-sqlite's own tests step it"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        let what = match tamper {
+            Tamper::Remove => "DELETE FROM leasehold_locks",
+            Tamper::Spoil => "UPDATE leasehold_locks SET format = '?'",
+            Tamper::OtherVersion => "UPDATE leasehold_locks SET format = '2x'",
+        };
+        self.stored().change(what, name);
+        Ok(())
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        self.stored().record(name)
+    }
+
+    async fn census(&self) -> Census {
+        Census { connections: self.connections(), ..self.stored().census() }
+    }
+
+    async fn served(&self) -> u64 {
+        self.faults.served()
+    }
+}

@@ -1,0 +1,232 @@
+//! What can happen to a file under processes that hold and wait for its locks.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use conformance_tests::harness::{ClockStep, Taker, TakerEvent, machine_now, micros};
+
+use super::bounds;
+use super::world::{LOSS_SLACK, MARGIN, SOON, TAKEOVER_SLACK, TTL, World, look, name};
+
+/// The longest call of the takers.
+const CALL: Duration = Duration::from_millis(400);
+
+/// A waiter that was not told looks by itself after this, at the latest.
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
+/// After a failed call a client pauses, at most so long.
+const PAUSE: Duration = Duration::from_millis(500);
+
+fn delete(path: &Path) {
+    for suffix in ["", "-wal", "-shm"] {
+        let mut file = path.as_os_str().to_owned();
+        file.push(suffix);
+        std::fs::remove_file(&file).unwrap_or_else(|error| panic!("{} cannot be deleted: {error}", file.display()));
+    }
+}
+
+/// Waits until it says that something failed: the kind of the error, and its text.
+fn failed(taker: &mut Taker) -> (String, String) {
+    let failed = taker.next(SOON, |line| match &line.event {
+        TakerEvent::Failed { kind, text, .. } => Some((kind.clone(), text.clone())),
+        _ => None,
+    });
+    failed.unwrap()
+}
+
+/// The holder learns that its record is gone by its next renewal, and the waiter finds the lock free by its next look.
+fn starts_afresh(world: &World, (mut holder, token): (Taker, u64), mut waiter: Taker, harm: impl FnOnce()) {
+    let before = machine_now();
+    harm();
+    let after = machine_now();
+    let (at, reason) = holder.lost(SOON).unwrap();
+    assert_eq!(reason, "Gone");
+    world.happened("the loss was told", at, before, after + TTL / 3 + CALL);
+    let (at, next) = waiter.acquired(SOON).unwrap();
+    world.happened("the waiter got it", at, before, after + LONGEST_LOOK + CALL);
+    assert!(next > token, "token {next} after {token}");
+    // They use one and the same file again.
+    let mut third = world.waiter(&[]);
+    let told = machine_now();
+    waiter.tell("release").unwrap();
+    let (at, last) = third.acquired(SOON).unwrap();
+    world.happened("the next handoff came", at, told, told + TAKEOVER_SLACK);
+    assert!(last > next);
+}
+
+#[test]
+fn a_deleted_file_is_noticed_and_made_again() {
+    let world = World::new();
+    let holder = world.holder(&[]);
+    let waiter = world.waiter(&[]);
+    starts_afresh(&world, holder, waiter, || delete(&world.path()));
+}
+
+#[test]
+fn an_older_copy_that_is_put_in_its_place_repeats_no_token() {
+    let world = World::new();
+    let (mut first, _) = world.holder(&[]);
+    first.tell("release").unwrap();
+    assert!(first.wait(SOON).unwrap().success());
+    let copy = world.path().with_extension("copy");
+    world.stored().connection().execute("VACUUM INTO ?1", [copy.to_str().unwrap()]).unwrap();
+    for _ in 0..3 {
+        let (mut taker, _) = world.holder(&[]);
+        taker.tell("release").unwrap();
+        assert!(taker.wait(SOON).unwrap().success());
+    }
+    let holder = world.holder(&[]);
+    let waiter = world.waiter(&[]);
+    starts_afresh(&world, holder, waiter, || {
+        delete(&world.path());
+        std::fs::rename(&copy, world.path()).unwrap();
+    });
+}
+
+#[test]
+fn a_transaction_of_another_program_that_does_not_end() {
+    let world = World::new();
+    let (mut holder, token) = world.holder(&["--stay"]);
+    let mut waiter = world.waiter(&[]);
+    let other = world.stored().connection();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let (earliest, latest) = world.lease_ends();
+    let mut visitor = world.taker(&["--wait", "1s"]);
+    let (at, reason) = holder.lost(SOON).unwrap();
+    assert_eq!(reason, "Expired");
+    world.happened("the loss was told", at, earliest - MARGIN, latest - MARGIN + LOSS_SLACK);
+    let (kind, text) = failed(&mut visitor);
+    assert_eq!(kind, "Unavailable", "{text}");
+    assert!(text.contains("another process was writing"), "{text}");
+    std::thread::sleep(TTL);
+    let ended = machine_now();
+    other.execute_batch("ROLLBACK").unwrap();
+    let (at, next) = waiter.acquired(SOON).unwrap();
+    world.happened("the waiter got it", at, ended, ended + CALL + PAUSE + LONGEST_LOOK);
+    assert!(next > token);
+    holder.tell("look").unwrap();
+    assert!(!look(&mut holder));
+    // What was stuck does the new holder no harm.
+    std::thread::sleep(TTL);
+    waiter.tell("look").unwrap();
+    assert!(look(&mut waiter));
+}
+
+/// A taker whose wall clock is another one than the machine's.
+fn with_clock(clock: &ClockStep, url: &str) -> Taker {
+    let mut arguments: Vec<_> =
+        clock.variables().iter().map(|(name, path)| format!("{name}={}", path.display())).collect();
+    arguments.push(env!("CARGO_BIN_EXE_taker").to_owned());
+    arguments.extend(bounds::arguments(url));
+    Taker::start("env", &arguments).unwrap()
+}
+
+#[test]
+fn no_step_of_the_wall_clock_ends_a_lease_or_makes_one_longer() {
+    let world = World::new();
+    let hour = 3_600_000_000;
+    let clock = |folder: &str| {
+        let folder = world.path().with_file_name(folder);
+        std::fs::create_dir(&folder).unwrap();
+        ClockStep::new(&folder).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let (ahead, behind) = (clock("ahead"), clock("behind"));
+    ahead.step(hour).unwrap();
+    let mut holder = with_clock(&ahead, &world.url());
+    let (_, token) = holder.acquired(SOON).unwrap();
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    assert!(token > micros(wall) + 3_000_000_000, "its wall clock is not an hour ahead: {token} at {wall:?}");
+    behind.step(-hour).unwrap();
+    let mut waiter = with_clock(&behind, &world.url());
+    // Steps while it is held: far forward, far back.
+    for step in [5 * hour, -20 * hour, 10 * hour] {
+        ahead.step(step).unwrap();
+        behind.step(-step).unwrap();
+        std::thread::sleep(TTL / 2);
+        holder.tell("look").unwrap();
+        assert!(look(&mut holder), "a step of the wall clock cost a lease");
+        waiter.tell("look").unwrap();
+        assert!(!look(&mut waiter));
+    }
+    holder.process().kill().unwrap();
+    let ends = world.lease_ends();
+    let (at, next) = waiter.acquired(SOON).unwrap();
+    world.happened("the takeover came", at, ends.0, ends.1 + TAKEOVER_SLACK);
+    assert!(next > token, "token {next} after {token}");
+}
+
+/// Has the record say that it is from another boot, as after a restart of the machine.
+fn reboot(world: &World) {
+    world.stored().change("UPDATE leasehold_locks SET boot = boot + 1", &name());
+}
+
+#[test]
+fn a_lease_from_before_a_reboot_is_kept_for_one_ttl() {
+    let world = World::new();
+    let (mut holder, token) = world.holder(&[]);
+    holder.process().kill().unwrap();
+    // What is left of it was counted from another boot, and says nothing now.
+    std::thread::sleep(TTL / 2);
+    reboot(&world);
+    let rebooted = machine_now();
+    let mut next = world.taker(&[]);
+    // It counts from the first look.
+    let asked = next.next(SOON, |line| matches!(line.event, TakerEvent::Waiting { .. }).then_some(line.at_us)).unwrap();
+    let (at, after) = next.acquired(SOON).unwrap();
+    world.happened("the takeover came", at, rebooted + TTL, Duration::from_micros(asked) + CALL + TTL + TAKEOVER_SLACK);
+    assert!(after > token);
+}
+
+#[test]
+fn a_holder_whose_record_is_of_another_boot_is_told() {
+    let world = World::new();
+    let (mut holder, _) = world.holder(&[]);
+    reboot(&world);
+    let changed = machine_now();
+    let (at, reason) = holder.lost(SOON).unwrap();
+    assert_eq!(reason, "Gone");
+    world.happened("the loss was told", at, Duration::ZERO, changed + TTL / 3 + CALL);
+}
+
+/// A taker of somebody who may not write to what the world's folder has. Root may, whatever permissions say.
+fn of_somebody_else(world: &World) -> Taker {
+    if !rustix::process::geteuid().is_root() {
+        return world.taker(&[]);
+    }
+    // Where nobody else may look, nobody else may run anything.
+    let taker = world.path().with_file_name("taker");
+    std::fs::copy(env!("CARGO_BIN_EXE_taker"), &taker).unwrap();
+    let mut arguments = ["--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned).to_vec();
+    arguments.push(taker.display().to_string());
+    arguments.extend(bounds::arguments(&world.url()));
+    Taker::start("setpriv", &arguments).unwrap_or_else(|error| panic!("`setpriv` (package util-linux): {error}"))
+}
+
+#[test]
+fn whoever_may_not_write_is_told_at_once() {
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    let permit = |path: &Path, mode: u32| set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let folder = world.path().parent().unwrap().to_owned();
+    let refused = |what: &str| {
+        let mut taker = of_somebody_else(&world);
+        let (kind, text) = failed(&mut taker);
+        assert_eq!(kind, "Auth", "{what}: {text}");
+        assert!(text.contains("permissions"), "{what}: {text}");
+        assert_eq!(taker.wait(SOON).unwrap().code(), Some(1));
+    };
+    permit(&folder, 0o555);
+    refused("no file yet, and none may be made");
+    permit(&folder, 0o755);
+    let (mut holder, _) = world.holder(&[]);
+    for suffix in ["", "-wal", "-shm"] {
+        permit(Path::new(&format!("{}{suffix}", world.path().display())), 0o444);
+    }
+    refused("a file that is for others to write");
+    permit(&world.path(), 0o000);
+    refused("a file that is not for them at all");
+    // Whoever has it open goes on.
+    holder.tell("release").unwrap();
+    assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.said());
+}
