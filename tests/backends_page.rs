@@ -1,6 +1,6 @@
 //! `docs/backends.md` says what each backend promises. It is written from the backends' `Capabilities`, which the
 //! conformance suite holds to the truth.
-#![cfg(feature = "redis")]
+#![cfg(all(feature = "redis", feature = "sqlite"))]
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,6 +10,7 @@ use lock_core::{
     Capabilities, LockBackend, LossNotice, MemoryBackend, MemoryStore, Restart, Scope, StoreClock, TtlScope, Waiting,
 };
 use lock_redis::RedisBackend;
+use lock_sqlite::SqliteBackend;
 
 const UPDATE: &str = "LEASEHOLD_WRITE_DOCS";
 
@@ -17,8 +18,9 @@ const UPDATE: &str = "LEASEHOLD_WRITE_DOCS";
 fn the_page_says_what_the_backends_promise() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/backends.md");
     let redis = RedisBackend::open("redis://127.0.0.1").unwrap().capabilities();
+    let sqlite = SqliteBackend::open("sqlite:///tmp/locks.db").unwrap().capabilities();
     let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
-    let page = page(&[redis, memory]);
+    let page = page(&[redis, sqlite, memory]);
     if std::env::var_os(UPDATE).is_some() {
         std::fs::write(&path, &page).unwrap();
     }
@@ -45,7 +47,10 @@ fn page(backends: &[Capabilities]) -> String {
     row("a ttl is rounded up to whole", &|it| text(it.ttl_granularity));
     row("a waiter learns of its turn by", &|it| waiting(it.waiting).to_owned());
     row("clients get the lock in the order in which they came", &|it| yes(it.fifo).to_owned());
-    row("ttl of a place in the queue, at most", &|it| text(it.max_place_ttl));
+    row("ttl of a place in the queue, at most", &|it| match it.waiting {
+        Waiting::ServerQueue => text(it.max_place_ttl),
+        _ => "no queue".to_owned(),
+    });
     row("a lease that was ended behind the holder's back is noticed", &|it| notice(it.loss_notice).to_owned());
     row("a waiter of a dead holder holds within its ttl and", &|it| takeover(it));
     row("fencing token", &|it| it.fencing.to_owned());
@@ -73,6 +78,7 @@ fn takeover(it: &Capabilities) -> String {
 fn text(duration: Duration) -> String {
     let ms = duration.as_millis();
     match (ms, duration.subsec_nanos()) {
+        (0, nanos) if nanos.is_multiple_of(1000) => format!("{} µs", nanos / 1000),
         (0, nanos) => format!("{nanos} ns"),
         _ if ms.is_multiple_of(3_600_000) => format!("{} h", ms / 3_600_000),
         _ if ms < 1000 => format!("{ms} ms"),
