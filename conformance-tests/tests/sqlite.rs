@@ -2,9 +2,9 @@
 //! what only a file can have.
 
 mod sqlite {
+    mod census;
     mod descriptors;
     mod fixture;
-    mod processes;
     mod stored;
 
     conformance_tests::suite!(fixture::SqliteFixture);

@@ -9,7 +9,7 @@ use crate::metadata::Metadata;
 use crate::parts::Parts;
 use crate::server::Server;
 
-/// The package of the suite. Each backend has a test target there that bears its name.
+/// The package of the suite.
 const SUITE: &str = "leasehold-conformance";
 
 /// A backend that the suite can be run on.
@@ -17,21 +17,24 @@ struct Backend {
     name: &'static str,
     /// The suite's feature that builds its test target.
     feature: Option<&'static str>,
+    /// Its test targets: the suite, and holders in processes of their own.
+    targets: &'static [&'static str],
     needs: &'static [Need],
 }
 
 const BACKENDS: &[Backend] = &[
-    Backend { name: "memory", feature: None, needs: &[] },
+    Backend { name: "memory", feature: None, targets: &["memory"], needs: &[] },
     Backend {
         name: "redis",
         feature: Some("redis"),
+        targets: &["redis", "processes"],
         needs: &[
             Need { program: "redis-server", package: "redis-server" },
             // For the certificates of the TLS test.
             Need { program: "openssl", package: "openssl" },
         ],
     },
-    Backend { name: "sqlite", feature: Some("sqlite"), needs: &[] },
+    Backend { name: "sqlite", feature: Some("sqlite"), targets: &["sqlite", "sqlite_processes"], needs: &[] },
 ];
 
 /// Installs what the tests need and is missing, and runs them.
@@ -86,7 +89,7 @@ pub(crate) fn own() -> Vec<String> {
 fn suite(backends: &[&Backend]) -> Vec<String> {
     let mut selection = vec![format!("--package={SUITE}"), "--no-default-features".to_owned()];
     selection.extend(backends.iter().filter_map(|backend| backend.feature).map(|name| format!("--features={name}")));
-    selection.extend(backends.iter().map(|backend| format!("--test={}", backend.name)));
+    selection.extend(backends.iter().flat_map(|backend| backend.targets).map(|target| format!("--test={target}")));
     selection
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use conformance_tests::Record;
 use conformance_tests::harness::machine_now;
-use conformance_tests::{Census, Record};
 use leasehold::sqlite::rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use lock_core::{FencingToken, LockName};
 
@@ -58,22 +58,7 @@ impl Stored {
         }
     }
 
-    /// Everything in the file.
-    pub(crate) fn census(&self) -> Census {
-        if !self.has_tables() {
-            return Census::default();
-        }
-        let sql = "SELECT count(*) FILTER (WHERE owner <> x'' AND until > ?1), count(*) FROM leasehold_locks";
-        let now = i64::try_from(machine_now().as_micros()).expect("the machine is younger than that");
-        let (leases, rows): (i64, i64) = self
-            .connection()
-            .query_row(sql, params![now], |row| Ok((row.get(0)?, row.get(1)?)))
-            .unwrap_or_else(|error| panic!("the rows cannot be counted: {error}"));
-        let (leases, fences) = (leases.unsigned_abs(), (rows - leases).unsigned_abs());
-        Census { leases, fences, ..Census::default() }
-    }
-
-    fn has_tables(&self) -> bool {
+    pub(crate) fn has_tables(&self) -> bool {
         let sql = "SELECT count(*) FROM sqlite_schema WHERE name = 'leasehold_locks'";
         self.path.exists() && self.connection().query_row(sql, [], |row| row.get(0)).unwrap_or(0) == 1
     }

@@ -7,7 +7,7 @@ use conformance_tests::harness::{Canary, Taker, machine_now};
 
 pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, TTL, eventually, look, name};
 use super::bounds::{TIMEOUT, happened, start};
-use crate::sqlite::stored::Stored;
+use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(100);

@@ -1,0 +1,15 @@
+//! Holders and waiters in processes of their own (`taker`) on one SQLite file: the cases of every store, and what can happen to a
+//! file under them.
+
+#[path = "processes/bounds.rs"]
+mod bounds;
+#[path = "processes/chaos.rs"]
+mod chaos;
+#[path = "processes/endings.rs"]
+mod endings;
+#[path = "sqlite/file.rs"]
+mod file;
+#[path = "sqlite/stored.rs"]
+mod stored;
+#[path = "sqlite/world.rs"]
+mod world;
