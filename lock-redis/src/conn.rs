@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lock_core::{Error, ErrorKind, Event, FencingToken, OwnerToken, Result};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
+use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -62,17 +62,11 @@ impl Health {
 }
 
 impl Conn {
-    /// Connects, subscribes and checks the server, within the bound of a call. Whoever uses the connection polls its
-    /// driver.
+    /// Connects, subscribes and checks the server. Whoever uses the connection polls its driver.
+    ///
+    /// The handshake has the bound of a call, and then the questions have it once more: over a path on which a call just fits its
+    /// bound, a connection can still be made. Nobody waits for it longer than for his own call.
     pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
-        let until = Instant::now() + shared.bound();
-        match timeout_at(until, Self::open_unbounded(shared, role, until)).await {
-            Ok(done) => done,
-            Err(_) => Err(not_connected(Failure::Silent, &shared.address)),
-        }
-    }
-
-    async fn open_unbounded(shared: &Arc<Shared>, role: Role, until: Instant) -> Result<(Self, Driver)> {
         let lost = |failure| not_connected(failure, &shared.address);
         let health = Arc::new(Health::default());
         let config = AsyncConnectionConfig::new()
@@ -80,8 +74,10 @@ impl Conn {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
             .set_push_sender(listener(shared.clone(), health.clone()));
-        let (mux, mut driver) = wire::connect(&shared.client, config).await.map_err(lost)?;
+        let connected = timeout_at(Instant::now() + shared.bound(), wire::connect(&shared.client, config)).await;
+        let (mux, mut driver) = connected.unwrap_or(Err(Failure::Silent)).map_err(lost)?;
         let conn = Self { shared: shared.clone(), mux, health, grants: Mutex::new(Grants::Allowed) };
+        let until = Instant::now() + shared.bound();
         let listens = async {
             if role == Role::AsksAndListens {
                 let channel = &shared.keys.channel;
@@ -92,6 +88,7 @@ impl Conn {
         // At once: over a slow path each round trip counts.
         let checked = async { conn.check_server(until).await.map_err(lost)? };
         let ready = async { tokio::try_join!(listens, checked).map(drop) };
+        let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::Silent))) };
         tokio::select! {
             ready = ready => ready?,
             () = &mut driver => return Err(lost(Failure::closed())),
@@ -115,20 +112,18 @@ impl Conn {
         }
     }
 
-    /// Sends a script, once more when the server has forgotten it: then it certainly did not run.
+    /// Sends a script by its digest, and as a whole when the server has forgotten it: then it certainly did not run.
     pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
         match self.send(call, until).await {
             Err(failure) if failure.is_noscript() => {
-                let mut load = Cmd::new();
-                load.arg("SCRIPT").arg("LOAD").arg(&script.source);
-                self.send(&load, until).await.map_err(|failure| match failure {
-                    Failure::Silent | Failure::Cut(_) => Failure::NotSent(Error::new(
-                        ErrorKind::Unavailable,
-                        "the connection broke while the script was loaded",
-                    )),
-                    other => other,
-                })?;
-                self.send(call, until).await
+                let mut whole = Cmd::new();
+                whole.arg("EVAL").arg(&script.source);
+                for arg in call.args_iter().skip(2) {
+                    if let Arg::Simple(bytes) = arg {
+                        whole.arg(bytes);
+                    }
+                }
+                self.send(&whole, until).await
             }
             done => done,
         }
