@@ -9,6 +9,7 @@ use lock_core::{Acquisition, Certainty, Clock, Extend, LeaseRef, LockGuard, Lock
 use tokio::time::Instant;
 
 use super::process::Process;
+use super::wire::CALL_BOUND;
 
 /// What must hold, with the numbers of the invariants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,8 +80,8 @@ struct State {
 struct ClaimBook {
     /// Acquire calls without a clear answer.
     open: u32,
-    /// An unsure release was called.
-    withdraws: bool,
+    /// It was given back, and how that went.
+    releases: Option<Releases>,
     /// The store has worked on an unsure release.
     withdrawn: bool,
     /// At this step a user had it in hands.
@@ -90,6 +91,15 @@ struct ClaimBook {
     confirmations: u64,
     /// The holder's client was told that it is gone.
     gone: Option<Duration>,
+}
+
+/// The releases of a claim: the first and the last call.
+struct Releases {
+    first: Duration,
+    last: Duration,
+    unsure: bool,
+    answered: bool,
+    process: Arc<Process>,
 }
 
 /// A lease in the hands of a user.
@@ -174,18 +184,47 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn release_begins(&self, owner: &OwnerToken, certainty: Certainty) {
+    pub(crate) fn release_begins(&self, owner: &OwnerToken, certainty: Certainty, process: &Arc<Process>) {
+        let now = self.now();
         let (open, withdraws) = {
             let mut state = self.state();
             let claim = state.claims.entry(*owner).or_default();
-            claim.withdraws |= certainty == Certainty::Unsure;
-            (claim.open, claim.withdraws)
+            let fresh = || Releases { first: now, last: now, unsure: false, answered: false, process: process.clone() };
+            let releases = claim.releases.get_or_insert_with(fresh);
+            releases.last = now;
+            releases.unsure |= certainty == Certainty::Unsure;
+            (claim.open, releases.unsure)
         };
         // An unanswered acquire is taken back at once when everybody leaves, and its own late answer takes it back a second
-        // time. A sure release takes no tombstone away.
+        // time. A sure release takes no tombstone away, and `check_releases` sees that the unsure one goes on.
         self.check(open == 0 || withdraws, Rule::Certainty, || {
             format!("claim {:016x} is released as sure with {open} acquires unanswered", id(owner))
         });
+    }
+
+    pub(crate) fn release_answered(&self, owner: &OwnerToken) {
+        if let Some(releases) = &mut self.state().claims.entry(*owner).or_default().releases {
+            releases.answered = true;
+        }
+    }
+
+    /// Every release was repeated until it was answered, or until the ttl had passed and the store has ended by itself what it had
+    /// granted. Called when this must have come to its end.
+    pub(crate) fn check_releases(&self, ttl: Duration) {
+        let mut claims = std::mem::take(&mut self.state().claims);
+        let mut given_back: Vec<_> =
+            claims.iter().filter_map(|(owner, claim)| Some((owner, claim.releases.as_ref()?))).collect();
+        // A map has no order, and a seed replays exactly.
+        given_back.sort_unstable_by_key(|(owner, releases)| (releases.first, id(owner)));
+        for (owner, Releases { first, last, answered, process, .. }) in given_back {
+            // By a fast clock the ttl passes earlier, and the last call may have been unanswered for its whole bound and a pause after it.
+            let long = *last + CALL_BOUND * 2 >= *first + ttl * 9 / 10;
+            self.check(*answered || long || process.was_paused_since(*first), Rule::Certainty, || {
+                format!("claim {:016x} is given back unanswered from {first:?} to {last:?} only", id(owner))
+            });
+        }
+        claims.retain(|_, claim| claim.releases.is_none());
+        self.state().claims = claims;
     }
 
     pub(crate) fn release_served(&self, owner: &OwnerToken, certainty: Certainty) {

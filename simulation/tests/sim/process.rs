@@ -128,6 +128,12 @@ impl Process {
         }
     }
 
+    /// Whether it has been paused at any time since then.
+    pub(crate) fn was_paused_since(&self, then: Duration) -> bool {
+        let state = self.state();
+        state.pause.is_some() || state.resumed > then
+    }
+
     /// Whether it runs, and its timers have for so long.
     pub(crate) fn runs_since(&self, length: Duration) -> bool {
         let state = self.state();

@@ -37,7 +37,7 @@ pub(crate) const LATEST: Duration = Duration::from_secs(45);
 /// The longest in calm weather, one way.
 pub(crate) const CALM_TRIP: Duration = Duration::from_millis(4);
 
-const CALL_BOUND: Duration = Duration::from_secs(2);
+pub(crate) const CALL_BOUND: Duration = Duration::from_secs(2);
 
 /// A memory backend at the other end of a line.
 pub(crate) struct Wire {
@@ -248,7 +248,7 @@ impl LockBackend for Wire {
         let oracle = &self.world.oracle;
         let certainty = if self.sabotaged(Sabotage::UnsureIsForgotten) { Certainty::Sure } else { certainty };
         oracle.note("release", id(claim.owner()), u64::from(certainty == Certainty::Unsure));
-        oracle.release_begins(claim.owner(), certainty);
+        oracle.release_begins(claim.owner(), certainty, &self.process);
         if self.sabotaged(Sabotage::ReleasesAreNotSent) {
             return Ok(Release::Released);
         }
@@ -268,7 +268,10 @@ impl LockBackend for Wire {
             .await;
         let answer = outcome.and_then(|answer| answer);
         oracle.note("release answered", id(claim.owner()), u64::from(answer.is_ok()));
-        answer
+        if answer.is_ok() {
+            oracle.release_answered(claim.owner());
+        }
+        if self.sabotaged(Sabotage::ReleasesAreGivenUp) { Ok(Release::NotHeld) } else { answer }
     }
 
     fn capabilities(&self) -> Capabilities {
