@@ -4,6 +4,7 @@
 //! so that a noisy machine disturbs all alike, and the median of the rounds is told.
 
 mod commands;
+mod embedded;
 mod handoff;
 mod held;
 mod overheard;
@@ -41,6 +42,12 @@ struct Args {
     /// Holds a lock until it is killed: URL, name and ttl in ms.
     #[arg(long, hide = true, num_args = 3, value_names = ["URL", "NAME", "TTL"])]
     hold: Option<Vec<String>>,
+    /// Waits for the locks of `sqlite` in this file until it is killed.
+    #[arg(long, hide = true, value_name = "FILE")]
+    wait_for: Option<String>,
+    /// Takes turns at the lock of `sqlite` in this file, one for each line that it reads.
+    #[arg(long, hide = true, value_name = "FILE")]
+    take_turns: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,6 +64,8 @@ enum Workload {
     Takeover,
     /// The command's start, beside `flock`.
     Startup,
+    /// Locks in a SQLite file: a pair, idle waiters, a handoff between processes.
+    Sqlite,
 }
 
 impl Workload {
@@ -71,7 +80,11 @@ fn main() -> ExitCode {
         (Some(hold), ..) => takeover::hold(hold),
         (_, Some(alone), _) => self::alone(alone),
         (.., Some(workload)) => only(workload),
-        (None, None, None) => all(&args),
+        (None, None, None) => match (&args.wait_for, &args.take_turns) {
+            (Some(path), _) => runtime().and_then(|runtime| runtime.block_on(embedded::wait_for(path))),
+            (_, Some(path)) => runtime().and_then(|runtime| runtime.block_on(embedded::take_turns(path))),
+            (None, None) => all(&args),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -122,6 +135,7 @@ fn only(workload: Workload) -> Result<()> {
             Workload::HeldRedis => held::redis().await,
             Workload::Takeover => takeover::run().await,
             Workload::Startup => startup::run(),
+            Workload::Sqlite => embedded::run().await,
         }
     })?;
     println!("{}", serde_json::to_string(&figures)?);

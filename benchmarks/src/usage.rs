@@ -15,8 +15,13 @@ pub(crate) fn resident() -> Result<u64> {
 
 /// The processor time that all threads of this process have used.
 pub(crate) fn processor() -> Result<Duration> {
+    processor_of("self")
+}
+
+/// The same of another process, by its id. What threads used that have ended is not in it.
+pub(crate) fn processor_of(process: &str) -> Result<Duration> {
     let mut sum = Duration::ZERO;
-    for task in std::fs::read_dir("/proc/self/task").context("this workload needs Linux's /proc")? {
+    for task in std::fs::read_dir(format!("/proc/{process}/task")).context("this workload needs Linux's /proc")? {
         // A thread may end between the listing and the look.
         let Ok(stat) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
         let nanos = stat.split_whitespace().next().context("no time in schedstat")?;

@@ -12,7 +12,7 @@ use crate::process;
 /// takes about five minutes on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended, handoff, held-memory, held-redis, takeover or startup.
+    /// uncontended, handoff, held-memory, held-redis, takeover, startup or sqlite.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// Print JSON instead of a table.

@@ -1,0 +1,205 @@
+//! Locks in a SQLite file, between processes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use conformance_tests::harness::{ChildProcess, machine_now, micros};
+use lock_core::LockClient;
+use lock_sqlite::rusqlite::{Connection, params};
+use lock_sqlite::{Settings, SqliteBackend};
+
+use crate::report::{Figure, Goal, Unit};
+use crate::rounds::{self, Round, median};
+use crate::usage;
+
+const WORKLOAD: &str = "sqlite";
+const ROUNDS: usize = 11;
+const PERIOD: Duration = Duration::from_millis(400);
+
+const PROCESSES: usize = 10;
+const WAITERS: usize = 10;
+/// Ten looks of each waiter, and more.
+const WATCHED: Duration = Duration::from_secs(15);
+
+const HANDOFFS: usize = 300;
+/// So long after a look the other process certainly waits.
+const SETTLED: Duration = Duration::from_millis(10);
+
+pub(crate) async fn run() -> Result<Vec<Figure>> {
+    let mut figures = pairs().await?;
+    figures.extend(idle().await?);
+    figures.extend(handoffs().await?);
+    Ok(figures)
+}
+
+async fn client(path: &str) -> Result<LockClient> {
+    Ok(LockClient::builder(SqliteBackend::at(path, Settings::default()).await?).wait(Duration::MAX).build()?)
+}
+
+/// A folder, and the path of a file in it.
+fn file() -> Result<(tempfile::TempDir, String)> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("locks.db").to_str().context("the folder has a strange name")?.to_owned();
+    Ok((folder, path))
+}
+
+/// Two writes by their own statements on an own connection, with SQLite's own settings for WAL: what acquire and release are at least.
+fn raw(connection: &Connection, owner: i64) -> Result<()> {
+    const TAKE: &str = "INSERT INTO lock VALUES ('bench', ?1, 1) \
+        ON CONFLICT (name) DO UPDATE SET owner = ?1, fence = fence + 1 WHERE owner = 0";
+    let taken = connection.prepare_cached(TAKE)?.execute(params![owner])?;
+    let left = connection
+        .prepare_cached("UPDATE lock SET owner = 0 WHERE name = 'bench' AND owner = ?1")?
+        .execute(params![owner])?;
+    ensure!((taken, left) == (1, 1), "the raw lock was not free");
+    Ok(())
+}
+
+async fn pairs() -> Result<Vec<Figure>> {
+    let ((_own_folder, own), (_raw_folder, other)) = (file()?, file()?);
+    let client = client(&own).await?;
+    let connection = Connection::open(other)?;
+    connection.execute_batch(
+        "PRAGMA journal_mode = wal; PRAGMA synchronous = normal; \
+         CREATE TABLE lock (name TEXT PRIMARY KEY, owner INTEGER, fence INTEGER) WITHOUT ROWID",
+    )?;
+    let connection = Arc::new(Mutex::new(connection));
+    let leasehold = || {
+        let client = client.clone();
+        rounds::run(1, PERIOD, move |_| {
+            let lock = client.lock("bench");
+            async move { Ok(lock.acquire().await?.release().await?) }
+        })
+    };
+    let bare = || {
+        let connection = connection.clone();
+        rounds::run(1, PERIOD, move |_| {
+            let connection = connection.clone();
+            async move { raw(&connection.lock().unwrap_or_else(PoisonError::into_inner), 7) }
+        })
+    };
+    leasehold().await?;
+    bare().await?;
+    let mut rounds: Vec<(Round, Round)> = Vec::new();
+    for number in 0..ROUNDS {
+        rounds.push(if number % 2 == 0 {
+            let own = leasehold().await?;
+            (own, bare().await?)
+        } else {
+            let other = bare().await?;
+            (leasehold().await?, other)
+        });
+    }
+    let ratio = median(rounds.iter().map(|(own, other)| own.per_second / other.per_second));
+    let scale = median(rounds.iter().map(|(own, _)| own.per_second));
+    let what = "pairs/s with 1 task, against two raw writes on an own connection";
+    Ok(vec![
+        Figure::new(WORKLOAD, what, ratio, Unit::Ratio, Goal::AtLeast(0.8)),
+        Figure::plain(WORKLOAD, "pairs with 1 task, here", scale, Unit::PerSecond),
+    ])
+}
+
+/// Another process of this program, and its pipes.
+struct Other {
+    process: ChildProcess,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start(arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = ChildProcess::spawn(&mut command)?;
+        let (input, output, _) = process.take_pipes();
+        let input = input.context("a process without input")?;
+        Ok(Self { process, input, output: BufReader::new(output.context("a process without output")?) })
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+}
+
+async fn idle() -> Result<Vec<Figure>> {
+    let (_folder, path) = file()?;
+    let client = client(&path).await?;
+    let mut guards = Vec::new();
+    for lock in 0..WAITERS {
+        guards.push(client.lock(format!("idle/{lock}")).acquire().await?);
+    }
+    let mut others = Vec::new();
+    for _ in 0..PROCESSES {
+        others.push(Other::start(&["--wait-for", &path])?);
+    }
+    // What they begin with is over.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let used = |others: &[Other]| -> Result<Duration> {
+        others.iter().map(|other| usage::processor_of(&other.process.id().to_string())).sum()
+    };
+    let before = used(&others)?;
+    tokio::time::sleep(WATCHED).await;
+    let used = used(&others)? - before;
+    ensure!(guards.iter().all(lock_core::LockGuard::is_held), "a lease was lost, so not all of them waited");
+    let percent = 100.0 * used.as_secs_f64() / WATCHED.as_secs_f64();
+    let what = "processor of 100 idle waiters in 10 processes";
+    Ok(vec![Figure::new(WORKLOAD, what, percent, Unit::Percent, Goal::AtMost(2.0))])
+}
+
+/// Waits for all locks of the workload until it is killed.
+pub(crate) async fn wait_for(path: &str) -> Result<()> {
+    let client = client(path).await?;
+    let mut tasks = Vec::new();
+    for lock in 0..WAITERS {
+        let lock = client.lock(format!("idle/{lock}"));
+        tasks.push(tokio::spawn(async move { lock.acquire().await }));
+    }
+    for task in tasks {
+        drop(task.await??);
+    }
+    anyhow::bail!("a lock was granted that this process was to wait for")
+}
+
+async fn handoffs() -> Result<Vec<Figure>> {
+    let (_folder, path) = file()?;
+    let lock = client(&path).await?.lock("handoff");
+    let mut other = Other::start(&["--take-turns", &path])?;
+    let mut took = Vec::new();
+    for _ in 0..HANDOFFS {
+        let guard = lock.acquire().await?;
+        writeln!(other.input, "wait")?;
+        ensure!(other.line()? == "waiting", "the other process does not wait");
+        tokio::time::sleep(SETTLED).await;
+        let released = micros(machine_now());
+        guard.release().await?;
+        let held: u64 = other.line()?.parse()?;
+        took.push(held.saturating_sub(released) as f64 / 1000.0);
+    }
+    took.sort_by(f64::total_cmp);
+    let (p50, p99) = (took[HANDOFFS / 2], took[HANDOFFS * 99 / 100]);
+    Ok(vec![
+        Figure::new(WORKLOAD, "handoff between two processes (p50)", p50, Unit::Milliseconds, Goal::AtMost(5.0)),
+        Figure::plain(WORKLOAD, "handoff between two processes (p99)", p99, Unit::Milliseconds),
+    ])
+}
+
+/// Takes the lock once for each line that it is given, says when it held it, and releases.
+pub(crate) async fn take_turns(path: &str) -> Result<()> {
+    let lock = client(path).await?.lock("handoff");
+    for line in std::io::stdin().lock().lines() {
+        line?;
+        println!("waiting");
+        std::io::stdout().flush()?;
+        let guard = lock.acquire().await?;
+        let held = micros(machine_now());
+        guard.release().await?;
+        println!("{held}");
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
