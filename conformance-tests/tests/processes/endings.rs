@@ -110,8 +110,13 @@ fn a_paused_holder_learns_of_its_loss_with_its_first_look() {
     let (at, reason) = holder.lost(SOON).unwrap();
     world.happened("the loss was told", at, woken, woken + LOSS_SLACK);
     assert_eq!(reason, "Expired");
-    assert!(!look(&mut holder));
-    assert!(!look(&mut holder));
+    // A look may have come before the loss was told, and was passed over.
+    let is_look = |line: &&conformance_tests::harness::TakerLine| {
+        line.at_us >= micros(woken) && matches!(line.event, TakerEvent::Look { .. })
+    };
+    while holder.said().iter().filter(is_look).count() < 2 {
+        assert!(!look(&mut holder));
+    }
     let said_held = |line: &conformance_tests::harness::TakerLine| {
         line.at_us >= micros(woken) && matches!(line.event, TakerEvent::Look { held: true, .. })
     };
