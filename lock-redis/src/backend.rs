@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::calls::{Answered, Ask, Terms, Told, What};
 use crate::capabilities::{self, MAX_PLACE_TTL, RENEW_BATCH};
-use crate::conn::{Role, script_call};
+use crate::conn::{Conn, Role, script_call};
 use crate::errors::{BACKEND, Failure, refused};
 use crate::line::{self, Line};
 use crate::replies::{self, Acquired, Renewed};
@@ -43,8 +43,7 @@ impl RedisBackend {
     /// protocol and TCP settings are set by us.
     pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
-        let until = Instant::now() + backend.shared.bound();
-        backend.line()?.conn(until).await?;
+        backend.conn().await?;
         Ok(backend)
     }
 
@@ -88,6 +87,12 @@ impl RedisBackend {
         inner.want();
         lines.insert(runtime.id(), line);
         inner
+    }
+
+    /// The connection of the runtime that calls, and when a call that begins now has to have ended.
+    pub(crate) async fn conn(&self) -> Result<(Arc<Conn>, Instant)> {
+        let until = Instant::now() + self.shared.bound();
+        Ok((self.line()?.conn(until).await?, until))
     }
 
     async fn ask(&self, claim: &Claim, what: What) -> Result<Answered> {

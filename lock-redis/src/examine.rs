@@ -22,8 +22,7 @@ const FAR_APART: Duration = Duration::from_secs(1);
 #[async_trait]
 impl Examine for RedisBackend {
     async fn examine(&self) -> Result<Vec<Finding>> {
-        let until = Instant::now() + self.shared.bound();
-        let conn = self.line()?.conn(until).await?;
+        let (conn, until) = self.conn().await?;
         let info = ask(&conn, &["INFO"], until).await?;
         let info = text(&info).ok_or(Failure::Unreadable)?;
         let mut findings = of_info(&info);

@@ -2,7 +2,6 @@
 
 use lock_core::{Error, ErrorKind, FencingToken, LeaseRef, LockGuard, LockName, Result};
 use redis::Value;
-use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
 use crate::conn::script_call;
@@ -103,8 +102,7 @@ impl Fence<'_> {
             return Err(Error::invalid(format!("`{foreign}` is not a key of this fence: take it from `Fence::key`")));
         }
         let shared = &self.backend.shared;
-        let until = Instant::now() + shared.bound();
-        let conn = self.backend.line()?.conn(until).await?;
+        let (conn, until) = self.backend.conn().await?;
         let mut call = script_call(&script.0, keys.len() + 1);
         call.arg(shared.keys.record(self.lease.claim.name()));
         for key in keys {

@@ -1,6 +1,7 @@
 //! What an operator asks: who holds a lock, and which locks there are. And the one thing that an operator does: end a lease.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
@@ -27,22 +28,21 @@ impl RedisBackend {
     async fn shown(
         &self,
         conn: &Conn,
-        keys: &[String],
+        keys: &[&str],
         until: Instant,
     ) -> Result<Vec<PerLock<Option<Inspected>>>, Failure> {
         let script = &self.shared.scripts.inspect;
         let mut call = script_call(script, keys.len());
         for key in keys {
-            call.arg(key);
+            call.arg(*key);
         }
         call.arg(self.shared.common(false, 0, None));
         replies::inspected(conn.run(script, &call, until).await?, keys.len()).ok_or(Failure::Unreadable)
     }
 
     async fn try_inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
-        let until = Instant::now() + self.shared.bound();
-        let conn = self.line()?.conn(until).await?;
-        let shown = self.shown(&conn, &[self.shared.keys.record(name)], until).await?.pop();
+        let (conn, until) = self.conn().await?;
+        let shown = self.shown(&conn, &[&self.shared.keys.record(name)], until).await?.pop();
         match shown.ok_or(Failure::Unreadable)? {
             Ok(seen) => Ok(seen.map(|seen| view(seen).1)),
             Err(text) => Err(refused(&text)),
@@ -58,23 +58,17 @@ impl RedisBackend {
         loop {
             let mut scan = Cmd::new();
             scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(STEP);
-            let (next, mut keys) = replies::scanned(conn.send(&scan, step_ends()).await?).ok_or(Failure::Unreadable)?;
+            let (next, keys) = replies::scanned(conn.send(&scan, step_ends()).await?).ok_or(Failure::Unreadable)?;
             // The server may show a key twice.
-            keys.retain(|key| self.may_begin_with(key, prefix) && known.insert(key.clone()));
-            for keys in keys.chunks(TOGETHER) {
-                for (key, shown) in keys.iter().zip(self.shown(&conn, keys, step_ends()).await?) {
-                    match shown {
-                        Ok(Some(seen)) => {
-                            let Some(lock) = self.listed(key, seen, prefix) else { continue };
-                            let list = if lock.state.lease.is_some() { &mut held } else { &mut free };
-                            if list.len() < limit {
-                                list.push(lock);
-                            }
-                        }
-                        Ok(None) => {}
-                        Err(why) => {
-                            tracing::warn!(backend = BACKEND, key, why, "a key that is no record is not listed")
-                        }
+            let found = keys.into_iter().filter_map(|key| self.found(key, prefix));
+            let found: Vec<_> = found.filter(|found| known.insert(found.key.clone())).collect();
+            for some in found.chunks(TOGETHER) {
+                let keys: Vec<_> = some.iter().map(|found| &*found.key).collect();
+                let shown = self.shown(&conn, &keys, step_ends()).await?;
+                for lock in some.iter().zip(shown).filter_map(|(found, shown)| found.listed(shown, prefix)) {
+                    let list = if lock.state.lease.is_some() { &mut held } else { &mut free };
+                    if list.len() < limit {
+                        list.push(lock);
                     }
                 }
             }
@@ -92,35 +86,48 @@ impl RedisBackend {
         Ok(held)
     }
 
-    /// Whether this is a record of a lock whose name may begin so: a digest says nothing of its name.
-    fn may_begin_with(&self, key: &str, prefix: &str) -> bool {
-        match self.shared.keys.encoded_name(key) {
-            Some(encoded) if encoded.starts_with('~') => true,
-            Some(encoded) => LockName::decode(encoded).is_some_and(|name| name.as_str().starts_with(prefix)),
-            None => false,
-        }
-    }
-
-    fn listed(&self, key: &str, seen: Inspected, prefix: &str) -> Option<Listed> {
-        let (begin, state) = view(seen);
-        let name = match self.shared.keys.encoded_name(key).and_then(LockName::decode) {
-            Some(name) => ListedName::Whole(name),
-            None => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
+    /// Reads a key. `None` for one that is no record of a lock whose name may begin so.
+    fn found(&self, key: String, prefix: &str) -> Option<Found> {
+        let encoded = self.shared.keys.encoded_name(&key)?;
+        let name = match encoded.starts_with('~') {
+            true => None,
+            false => Some(LockName::decode(encoded).filter(|name| name.as_str().starts_with(prefix))?),
         };
-        Some(Listed::new(name, state))
+        Some(Found { key, name })
     }
 
     async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let shared = &self.shared;
-        let until = Instant::now() + shared.bound();
-        let conn = self.line()?.conn(until).await?;
+        let (conn, until) = self.conn().await?;
         // In quarantine nobody gets what was ended.
-        let quarantine = conn.prepare(std::time::Duration::ZERO, until).await?;
+        let quarantine = conn.prepare(Duration::ZERO, until).await?;
         let script = &shared.scripts.break_lock;
         let mut call = script_call(script, 1);
         call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none(), 0, None)).arg(token.get());
         let raised = replies::broken(&conn.run(script, &call, until).await?).ok_or(Failure::Unreadable)?;
         Ok(raised.map(FencingToken::new))
+    }
+}
+
+/// The key of a record.
+struct Found {
+    key: String,
+    /// The lock's name, where the key has more than its digest.
+    name: Option<LockName>,
+}
+
+impl Found {
+    fn listed(&self, shown: PerLock<Option<Inspected>>, prefix: &str) -> Option<Listed> {
+        let seen = shown.unwrap_or_else(|why| {
+            tracing::warn!(backend = BACKEND, key = self.key, why, "a key that is no record is not listed");
+            None
+        })?;
+        let (begin, state) = view(seen);
+        let name = match &self.name {
+            Some(name) => ListedName::Whole(name.clone()),
+            None => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
+        };
+        Some(Listed::new(name, state))
     }
 }
 

@@ -29,8 +29,9 @@ const END: &str = "<!-- end of figures -->\n";
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     apt::provide(&[Need { program: "redis-server", package: "redis-server" }])?;
-    // It is started by one of them.
-    process::show(&mut process::cargo(["build", "--release", "--quiet", "--locked", "--package=leasehold-cli"]))?;
+    if args.workloads.is_empty() || args.workloads.iter().any(|workload| workload == "startup") {
+        process::show(&mut process::cargo(["build", "--release", "--quiet", "--locked", "--package=leasehold-cli"]))?;
+    }
     let mut command =
         process::cargo(["run", "--release", "--quiet", "--locked", "--package=leasehold-benchmarks", "--"]);
     command.args(&args.workloads);

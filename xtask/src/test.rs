@@ -115,8 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     parts.result()?;
     for program in &programs {
         parts.run(&program.name(), || {
-            let outcome = program.run(&[])?;
-            run.note((program.package.name.clone(), program.target.clone()), outcome)
+            run.note((program.package.name.clone(), program.target.clone()), program.run(&[])?)
         });
     }
     if whole {

@@ -1,4 +1,4 @@
-//! Leases that are held: renewal, loss, and giving them up.
+//! Leases that are held: their begin, renewal and loss.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -202,25 +202,31 @@ impl LeaseKeeper {
         if confirmation.place > lease.place {
             return self.gone(lease);
         }
-        let valid_until = validity_end(&confirmation, self.margin_percent);
-        match lease.confirm(|| self.now(), valid_until) {
-            Look::Held { valid_until } => self.with_state(|state, _| {
-                let Some((id, task)) = Self::lease_task(state, lease) else { return };
-                task.flight = None;
-                task.failures = 0;
-                task.top_up &= confirmation.ttl < lease.terms.ttl;
-                self.counters.renewed.add();
-                let due = match lease.terms.renewal {
-                    Renewal::Fixed => valid_until,
-                    Renewal::Kept => confirmation.sent.plus(period(confirmation.ttl.min(lease.terms.ttl))),
-                };
-                state.schedule.at(id, due.min(valid_until));
-            }),
+        let Some(valid_until) = self.prolong(lease, &confirmation) else { return };
+        self.with_state(|state, _| {
+            let Some((id, task)) = Self::lease_task(state, lease) else { return };
+            task.flight = None;
+            task.failures = 0;
+            task.top_up &= confirmation.ttl < lease.terms.ttl;
+            self.counters.renewed.add();
+            let due = match lease.terms.renewal {
+                Renewal::Fixed => valid_until,
+                Renewal::Kept => confirmation.sent.plus(period(confirmation.ttl.min(lease.terms.ttl))),
+            };
+            state.schedule.at(id, due.min(valid_until));
+        });
+    }
+
+    /// Counts a confirmation of a lease's own place. The end of the validity, while it is held.
+    fn prolong(self: &Arc<Self>, lease: &Arc<Lease>, confirmation: &Confirmation) -> Option<Stamp> {
+        match lease.confirm(|| self.now(), validity_end(confirmation, self.margin_percent)) {
+            Look::Held { valid_until } => Some(valid_until),
             Look::JustLost(loss) => {
                 self.note_loss(lease, loss);
                 self.with_state(|state, _| Self::forget(state, lease));
+                None
             }
-            Look::Over(_) => {}
+            Look::Over(_) => None,
         }
     }
 
@@ -246,11 +252,7 @@ impl LeaseKeeper {
             Ordering::Less => {}
             Ordering::Greater => self.gone(&lease),
             Ordering::Equal => {
-                let valid_until = validity_end(&confirmation, self.margin_percent);
-                if let Look::JustLost(loss) = lease.confirm(|| self.now(), valid_until) {
-                    self.note_loss(&lease, loss);
-                    self.with_state(|state, _| Self::forget(state, &lease));
-                }
+                self.prolong(&lease, &confirmation);
             }
         }
     }
