@@ -14,6 +14,15 @@ use crate::kit::{AT_ONCE, eventually, name};
 /// So many ttls is a lease whose end plays no part in a case: nothing that takes part of a second can be mistaken for it.
 pub(crate) const LONG: u32 = 25;
 
+/// So many ttls is a lease whose renewals a case looks at and that must not be lost: the machine may stand still for a second
+/// and more, and does.
+const STEADY: u32 = 5;
+
+/// The ttl of a [`steady_client`].
+pub(crate) fn steady_ttl(fixture: &dyn Fixture) -> Duration {
+    fixture.ttl() * STEADY
+}
+
 /// How long a client of a case waits for a lock that will be free soon.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -23,9 +32,14 @@ pub(crate) async fn builder(fixture: &dyn Fixture, route: Route) -> ClientBuilde
         .tune(LockClient::builder(fixture.backend(route).await).ttl(fixture.ttl()).wait(PATIENCE).label("conformance"))
 }
 
-/// A client with the fixture's ttl.
+/// A client with the fixture's ttl, which is short: its leases are meant to end, or a busy machine may lose them.
 pub(crate) async fn client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await)
+}
+
+/// A client whose leases are renewed while the case looks on, and must not be lost.
+pub(crate) async fn steady_client(fixture: &dyn Fixture, route: Route) -> LockClient {
+    build(builder(fixture, route).await.ttl(steady_ttl(fixture)))
 }
 
 /// A client with a ttl that plays no part.

@@ -1,10 +1,12 @@
 //! What the cases share: names, bounds in real time, and waiting for something to become true.
 
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use lock_core::{FencingToken, LockName};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::control::in_time;
 use crate::fixture::Fixture;
@@ -97,6 +99,37 @@ pub(crate) async fn still_held(
     assert_eq!(record.last_token, Some(token), "lock {name:?} has another holder");
     assert!(left >= least, "the lease of lock {name:?} was shortened to {left:?}");
     left
+}
+
+/// A runtime of a case's own. Unlike tokio's it may be dropped on any thread, so that a case that fails says why.
+pub(crate) struct OwnRuntime(Option<Runtime>);
+
+impl OwnRuntime {
+    pub(crate) fn new(workers: usize) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(workers).enable_all().build();
+        Self(Some(runtime.expect("the system gives threads for a runtime")))
+    }
+
+    /// Shuts it down, and waits for its threads, at most for seconds. Blocks.
+    pub(crate) fn shutdown(mut self) {
+        self.0.take().expect("it is only taken when it ends").shutdown_timeout(Duration::from_secs(5));
+    }
+}
+
+impl Deref for OwnRuntime {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.0.as_ref().expect("it is only taken when it ends")
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// Waits for a task and passes its panic on.

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use lock_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason};
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, polled, queued};
+use crate::clients::{
+    becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, polled, queued, steady_client,
+    steady_ttl,
+};
 use crate::control::in_time;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, eventually, join, name};
+use crate::kit::{AT_ONCE, OwnRuntime, eventually, join, name};
 
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
@@ -146,11 +148,11 @@ pub async fn a_guard_dropped_outside_a_runtime_releases(fixture: &dyn Fixture) {
 
 /// A guard that is never dropped holds on. Its client's shutdown ends it all the same, and `max_hold` does.
 pub async fn a_leaked_guard_ends_with_its_client(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (leaked, bounded) = (name("leaked"), name("leaked, with max_hold"));
     std::mem::forget(hold(&ann, &leaked).await);
     std::mem::forget(ann.lock(bounded.as_str()).max_hold(fixture.ttl()).acquire().await.expect("nothing is broken"));
-    let bound = fixture.ttl() * 2 + bob.capabilities().takeover_slack;
+    let bound = fixture.ttl() + steady_ttl(fixture) + bob.capabilities().takeover_slack;
     becomes_free(&bob, &bounded, bound, "max_hold ends what was leaked").await;
     assert!(!is_free(&bob, &leaked).await, "a leaked guard is renewed like any other");
     ann.shutdown().await.expect("a shutdown");
@@ -162,7 +164,7 @@ pub async fn a_leaked_guard_ends_with_its_client(fixture: &dyn Fixture) {
 pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (held, flying) = (name("held at shutdown"), name("in flight at shutdown"));
-    let runtime = a_runtime(2);
+    let runtime = OwnRuntime::new(2);
     let (told, hears) = oneshot::channel();
     runtime.spawn({
         let acquire = hold(&ann, &held);
@@ -180,7 +182,7 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     // It waits from before its request is sent.
     tokio::time::sleep(AT_ONCE).await;
     fixture.heal().await;
-    outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
+    outside(move || runtime.shutdown()).await;
     becomes_free(&bob, &held, AT_ONCE, "a guard that went down with its runtime is released").await;
     let bound = ann.capabilities().call_bound * 2;
     // On a slow machine the request was sent when all was well again, and what it got is released.
@@ -195,7 +197,7 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
 pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixture: &dyn Fixture) {
     let (builder, bob) = (builder(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("keeper at shutdown"), fixture.ttl());
-    let runtime = a_runtime(1);
+    let runtime = OwnRuntime::new(1);
     let acquire = runtime.spawn({
         let name = name.clone();
         async move {
@@ -204,7 +206,7 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixt
         }
     });
     let guard: LockGuard = join(acquire).await;
-    outside(move || runtime.shutdown_timeout(Duration::from_secs(5))).await;
+    outside(move || runtime.shutdown()).await;
     let reason = lost(&guard, AT_ONCE, "a holder is told at once when nobody will renew its lease").await;
     assert_eq!(reason, LossReason::Shutdown);
     assert!(!guard.is_held());
@@ -315,11 +317,6 @@ pub async fn a_dropped_run_releases(fixture: &dyn Fixture) {
     let dropped = tokio::time::timeout(AT_ONCE, lock.run(|_| std::future::pending::<()>())).await;
     assert!(dropped.is_err());
     leaves_nothing(fixture, &bob, &name, AT_ONCE, "a run that was dropped releases").await;
-}
-
-fn a_runtime(workers: usize) -> Runtime {
-    let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(workers).enable_all().build().expect("the system gives threads for a runtime")
 }
 
 /// Does something on a thread without a runtime.

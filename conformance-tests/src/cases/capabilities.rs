@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Verdict, Waiting};
 
-use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued};
+use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{ServerFault, Tamper};
@@ -120,7 +120,7 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
 
 /// The takeover bound is true where the head of the queue is dead as well as the holder.
 pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
-    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("takeover"), fixture.ttl());
     let watch = Watch::start();
     dead.granted(&dead.claim(&name), ttl).await;
@@ -254,7 +254,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
 /// Breaking, where it is offered, ends the lease that was meant and no other, and raises the token; elsewhere it is
 /// `Unsupported`.
 pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("broken");
     let guard = hold(&ann, &name).await;
     let meant = guard.fencing_token();
@@ -270,7 +270,7 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     assert!(raised > meant, "{meant} was raised to {raised}");
     let next = join(waiter).await;
     assert!(next.fencing_token() > raised, "the waiter holds with {} after {raised}", next.fencing_token());
-    lost(&guard, fixture.ttl() / 3 + AT_ONCE, "the old holder learns of it with its next renewal").await;
+    lost(&guard, steady_ttl(fixture) / 3 + AT_ONCE, "the old holder learns of it with its next renewal").await;
     // The same word again is about a lease that is over.
     let again = bob.break_lock(name.as_str(), meant).await.expect("nothing is broken");
     assert_eq!(again, None, "a lease was broken that nobody meant");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lock_core::{Error, ErrorKind, HolderId, LockClient, LockGuard, MAX_LABEL_BYTES, MAX_NAME_BYTES};
 
-use crate::clients::{build, builder, client, hold, kind_of, long_client, queued};
+use crate::clients::{build, builder, client, hold, kind_of, long_client, queued, steady_client};
 use crate::fault::{PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
 use crate::kit::{AT_ONCE, eventually, join, name};
@@ -129,7 +129,7 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
 /// No owner token stands in any Debug, Display or log line, in no form, of a whole life with everything that can go wrong.
 pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
     let logs = Logs::listen();
-    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (steady_client(fixture, Route::Faulty).await, steady_client(fixture, Route::Clear).await);
     let name = name("secret");
     let mut shown = String::new();
     let mut owners: Vec<[u8; 16]> = Vec::new();

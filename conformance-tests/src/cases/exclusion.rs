@@ -14,7 +14,7 @@ use crate::kit::{AT_ONCE, join, name};
 
 /// Invariant 1: while one client holds, another gets nothing, by trying or by waiting; then it does.
 pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("basic");
     let guard = hold(&ann, &name).await;
     assert!(!is_free(&bob, &name).await, "two clients hold one lock");
@@ -28,7 +28,7 @@ pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
 
 /// Invariants 1 and 15: two names are two locks.
 pub async fn two_names_are_two_locks(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (left, right) = (name("left"), name("right"));
     let one = hold(&ann, &left).await;
     let other = bob.lock(right.as_str()).try_acquire().await.expect("nothing is broken").expect("nobody holds it");
@@ -181,7 +181,7 @@ pub async fn many_locks_at_once(fixture: &dyn Fixture) {
 
 /// Invariants 1 and 14: one client does not hold a lock twice, neither by two attempts nor by waiting.
 pub async fn one_client_excludes_itself(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Clear).await;
+    let ann = long_client(fixture, Route::Clear).await;
     let name = name("self");
     let guard = hold(&ann, &name).await;
     assert!(!is_free(&ann, &name).await, "one client holds a lock twice");

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use lock_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
 
-use crate::clients::{PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued};
+use crate::clients::{
+    PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
+};
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
@@ -66,7 +68,7 @@ pub async fn a_kill_makes_no_second_holder(fixture: &dyn Fixture) {
 async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("restart");
-    let ttl = fixture.ttl() * 3;
+    let ttl = steady_ttl(fixture);
     let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
     if let Err(declared) = fixture.server(end).await {
         return in_process(&ann, declared.reason);
@@ -222,9 +224,9 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
 /// Invariant 13: a waiter that is cut off and comes back within the ttl of its place keeps its turn; the lock is not
 /// lost to it for ever when it does not.
 pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Faulty).await);
-    let (name, ttl) = (name("cut waiter"), fixture.ttl());
-    for away in [ttl / 4, ttl * 2] {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, steady_client(fixture, Route::Faulty).await);
+    let (name, ttl) = (name("cut waiter"), steady_ttl(fixture));
+    for away in [ttl / 4, ttl * 4 / 3] {
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
         queued(fixture, &bob, &name, (1, 1)).await;
@@ -295,8 +297,8 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
 
 /// A server that forgets the scripts or statements that were loaded: nobody notices.
 pub async fn forgotten_scripts_are_loaded_again(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("scripts"), fixture.ttl());
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("scripts"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
@@ -304,7 +306,7 @@ pub async fn forgotten_scripts_are_loaded_again(fixture: &dyn Fixture) {
     while watch.elapsed() < ttl * 2 {
         // Where there is nothing to forget, nothing is forgotten: a life goes on all the same.
         let _ = fixture.server(ServerFault::ForgetScripts).await;
-        tokio::time::sleep(ttl / 10).await;
+        tokio::time::sleep(fixture.ttl() / 10).await;
         assert!(guard.is_held(), "forgotten scripts cost a lease");
     }
     guard.release().await.expect("a release");
@@ -326,8 +328,8 @@ pub async fn a_wall_clock_set_back_is_survived(fixture: &dyn Fixture) {
 }
 
 async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("wall clock"), fixture.ttl());
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("wall clock"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     let forward = matches!(step, ServerFault::ClockForward(_));
     if let Err(declared) = fixture.server(step).await {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use lock_core::{ErrorKind, KeeperHome, LockClient};
 
-use crate::clients::{build, builder, client, hold, kind_of, long_client, queued};
+use crate::clients::{build, builder, hold, kind_of, long_client, queued};
 use crate::fixture::{Census, Fixture, Route};
-use crate::kit::{AT_ONCE, eventually, join, name};
+use crate::kit::{AT_ONCE, OwnRuntime, eventually, join, name};
 
 /// How many cycles must leave nothing.
 const CYCLES: usize = 1000;
@@ -111,8 +111,7 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
 pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     // On a runtime of its own, which nothing else uses.
     let (builder, bob) = (builder(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.expect("threads for a runtime");
+    let runtime = OwnRuntime::new(1);
     let (held, ttl) = (name("held by another"), fixture.ttl() * 20);
     let guard = hold(&bob, &held).await;
     let ann = join(runtime.spawn(async move { build(builder.ttl(ttl).keeper(KeeperHome::CurrentRuntime)) })).await;
@@ -135,7 +134,6 @@ pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     eventually(Duration::from_secs(1), "no task is left behind", async || alive() <= before).await;
     drop(guard);
     drop(ann);
-    runtime.shutdown_background();
 }
 
 /// Invariant 17: when its last client, guard and acquire are gone, the keeper ends, and lets go of backend and connections.
@@ -159,12 +157,12 @@ pub async fn a_dropped_client_lets_everything_go(fixture: &dyn Fixture) {
 
 /// Invariant 17: queues end when nobody waits any more, and places do not outlive their waiters.
 pub async fn a_queue_that_was_served_is_gone(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Clear).await;
+    let ann = long_client(fixture, Route::Clear).await;
     let name = name("served");
     let guard = hold(&ann, &name).await;
     let mut waiting = Vec::new();
     for index in 0..5 {
-        let client = client(fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         let lock = client.lock(name.as_str());
         waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
         queued(fixture, &client, &name, (1, index + 1)).await;

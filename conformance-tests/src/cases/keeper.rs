@@ -12,22 +12,24 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
 pub use self::trouble::*;
-use crate::clients::{becomes_free, build, builder, client, hold, is_free, kind_of, lost};
+use crate::clients::{
+    becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, steady_client, steady_ttl,
+};
 use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, LOST_BY, OwnRuntime, Watch, eventually, join, name};
 
 /// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
 pub async fn holds_for_three_ttls(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("three ttls"), fixture.ttl());
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("three ttls"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     let watch = Watch::start();
     while watch.elapsed() < ttl * 3 {
         assert!(!is_free(&bob, &name).await, "taken from its holder after {:?} of {ttl:?}", watch.elapsed());
         assert!(guard.is_held(), "lost after {:?} of {ttl:?}", watch.elapsed());
-        tokio::time::sleep(ttl / 10).await;
+        tokio::time::sleep(ttl / 50).await;
     }
     guard.release().await.expect("a release");
     assert_eq!(ann.stats().lost, 0);
@@ -35,9 +37,9 @@ pub async fn holds_for_three_ttls(fixture: &dyn Fixture) {
 
 /// The second lease of a name is renewed like the first one.
 pub async fn the_next_lease_of_a_name_is_renewed_again(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("again"), fixture.ttl());
-    for round in 0..3 {
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("again"), steady_ttl(fixture));
+    for round in 0..2 {
         let guard = hold(&ann, &name).await;
         tokio::time::sleep(ttl * 3 / 2).await;
         assert!(guard.is_held(), "lease {round} of one name was not renewed");
@@ -50,8 +52,8 @@ pub async fn the_next_lease_of_a_name_is_renewed_again(fixture: &dyn Fixture) {
 /// per period at the server, and no more.
 pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixture) {
     const PERIODS: u32 = 5;
-    let ann = build(builder(fixture, Route::Clear).await);
-    let (lock, ttl) = (ann.lock("cycles"), fixture.ttl());
+    let ann = steady_client(fixture, Route::Clear).await;
+    let (lock, ttl) = (ann.lock("cycles"), steady_ttl(fixture));
     for _ in 0..10_000 {
         lock.acquire().await.expect("nothing is broken").release().await.expect("a release");
     }
@@ -73,8 +75,8 @@ pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixt
 
 /// Invariant 8: nothing reaches the server for a claim after its release.
 pub async fn silence_after_the_release(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Clear).await;
-    let (name, ttl) = (name("silence after the release"), fixture.ttl());
+    let ann = steady_client(fixture, Route::Clear).await;
+    let (name, ttl) = (name("silence after the release"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     tokio::time::sleep(ttl / 2).await;
     guard.release().await.expect("a release");
@@ -83,8 +85,8 @@ pub async fn silence_after_the_release(fixture: &dyn Fixture) {
 
 /// Invariant 8: nothing reaches the server after a guard was dropped, but the release.
 pub async fn silence_after_the_drop(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("silence after the drop"), fixture.ttl());
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("silence after the drop"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     tokio::time::sleep(ttl / 2).await;
     let before = fixture.served().await;
@@ -123,8 +125,8 @@ async fn stays_silent(fixture: &dyn Fixture, ttl: Duration, since: &str) {
 /// Invariant 6: when the store says that a lease is gone, its holder is told: at once where the store pushes it, by the next
 /// renewal elsewhere.
 pub async fn a_lease_that_is_gone_is_told(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Clear).await;
-    let (name, ttl) = (name("gone"), fixture.ttl());
+    let ann = steady_client(fixture, Route::Clear).await;
+    let (name, ttl) = (name("gone"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     if fixture.tamper(&name, Tamper::Remove).await.is_err() {
         // Nobody can remove it: then only its own end is left to be told of.
@@ -182,9 +184,9 @@ pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
 /// The keeper has a thread of its own: while every worker of the user's runtime is blocked, leases are renewed.
 pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     const WORKERS: usize = 2;
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("starved"), fixture.ttl());
-    let user = Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build().expect("threads for a runtime");
+    let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("starved"), steady_ttl(fixture));
+    let user = OwnRuntime::new(WORKERS);
     let guard = join(user.spawn(hold(&ann, &name))).await;
     let asleep = Arc::new(AtomicU64::new(0));
     for _ in 0..WORKERS {
@@ -203,13 +205,12 @@ pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     join(starved).await;
     watch.not_before(ttl * 3 / 2, "the runtime was not starved");
     assert!(guard.is_held() && ann.stats().lost == 0, "a starved runtime lost its lease");
-    user.shutdown_background();
 }
 
 /// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the
 /// next holder is not touched.
 pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) {
-    let (builder, bob) = (builder(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (builder, bob) = (builder(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("paused"), fixture.ttl());
     let (holds, held) = oneshot::channel();
     let (woke, awake) = oneshot::channel();

@@ -2,7 +2,7 @@
 
 use lock_core::{ErrorKind, HolderId, LossReason};
 
-use crate::clients::{client, hold, is_free, kind_of, long_client, lost, polled, queued};
+use crate::clients::{hold, is_free, kind_of, long_client, lost, polled, queued, steady_client, steady_ttl};
 use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
@@ -29,7 +29,7 @@ pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {
 
 /// Another holder, and whoever has none, waits like anybody else, on the same client too.
 pub async fn another_holder_waits(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, holder) = (name("others"), HolderId::new());
     let guard = ann.lock(name.as_str()).holder(holder).acquire().await.expect("nothing is broken");
     let others = [
@@ -106,7 +106,7 @@ pub async fn a_shared_lease_has_one_ttl(fixture: &dyn Fixture) {
 
 /// Invariant 6: a loss reaches all guards of a lease, and counts once.
 pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Clear).await;
+    let ann = steady_client(fixture, Route::Clear).await;
     let (name, holder) = (name("all guards"), HolderId::new());
     let lock = ann.lock(name.as_str()).holder(holder);
     let mut guards = Vec::new();
@@ -121,7 +121,7 @@ pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
         }
     };
     for guard in &guards {
-        let reason = lost(guard, fixture.ttl() / 3 + AT_ONCE, "every guard is told by the next renewal").await;
+        let reason = lost(guard, steady_ttl(fixture) / 3 + AT_ONCE, "every guard is told by the next renewal").await;
         assert_eq!(reason, expected);
         assert!(!guard.is_held());
     }

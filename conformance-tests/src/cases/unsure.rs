@@ -125,7 +125,7 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     let stop = Arc::new(AtomicBool::new(false));
     let mut others = Vec::new();
     for _ in 0..OTHERS {
-        let client = client(fixture, Route::Clear).await;
+        let client = long_client(fixture, Route::Clear).await;
         let (lock, stop) = (client.lock(name.as_str()), stop.clone());
         // Without an order whoever releases takes it again before anybody else looks.
         let steps_back = !client.capabilities().fifo;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{Acquisition, Certainty, Claim, ErrorKind, LeaseRef, LockClient, Result, Waiting};
 
-use crate::clients::{PATIENCE, build, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::clients::{
+    PATIENCE, build, client, handoff_bound, hold, is_free, kind_of, long_client, queued, steady_client, steady_ttl,
+};
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
@@ -47,7 +49,7 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
 
 /// Invariant 11: a wait that outlasts several periods of renewal, looks and pushes still ends in time, and leaves nobody.
 pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, wait) = (name("in time"), fixture.ttl() * 3);
     let guard = hold(&ann, &name).await;
     let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
@@ -91,7 +93,7 @@ pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
 
 /// Invariant 10: a waiter of a holder that died holds within the rest of its ttl and the backend's slack, and not before.
 pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
-    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
+    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
     let watch = Watch::start();
     dead.granted(&dead.claim(&name), ttl).await;
@@ -117,8 +119,8 @@ pub async fn a_waiter_that_died_in_the_queue_is_passed_over(fixture: &dyn Fixtur
 
 /// Invariant 13: when the message that it is its turn is lost, a waiter still holds, by its next look.
 pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Faulty).await);
-    let (name, ttl) = (name("lost push"), fixture.ttl());
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, steady_client(fixture, Route::Faulty).await);
+    let (name, ttl) = (name("lost push"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;

@@ -4,6 +4,8 @@ mod canary;
 #[cfg(feature = "servers")]
 mod clock_step;
 #[cfg(feature = "servers")]
+mod folder;
+#[cfg(feature = "servers")]
 mod port;
 #[cfg(feature = "servers")]
 mod process;
@@ -17,6 +19,8 @@ mod taker;
 pub use canary::Canary;
 #[cfg(feature = "servers")]
 pub use clock_step::ClockStep;
+#[cfg(feature = "servers")]
+pub use folder::folder;
 #[cfg(feature = "servers")]
 pub use port::Port;
 #[cfg(feature = "servers")]

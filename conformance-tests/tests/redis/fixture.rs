@@ -88,7 +88,7 @@ impl<S: Setup> RedisFixture<S> {
             password => format!("{user}:{password}@"),
         };
         let prefix = S::PREFIX;
-        format!("redis://{user}{addr}/?prefix={prefix}&timeout=400ms{more}")
+        format!("redis://{user}{addr}/?prefix={prefix}&timeout=1s{more}")
     }
 
     /// Waits until every client in use has connected, as far as the server is there: what breaks then meets a request and not

@@ -128,7 +128,7 @@ fn a_server_that_may_evict_locks_is_refused() {
 fn a_server_that_stops_for_moments_loses_no_lease() {
     case(|| async {
         let server = start(RedisSettings::new());
-        let client = connect(&format!("{}/?timeout=400ms", server.url())).await.expect("a client");
+        let client = connect(&format!("{}/?timeout=1s", server.url())).await.expect("a client");
         let guards: Vec<_> = {
             let mut guards = Vec::new();
             for number in 0..50 {

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use conformance_tests::harness::folder;
 use conformance_tests::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
 use leasehold::sqlite::SqliteBackend;
 use lock_core::{LockBackend, LockName};
@@ -68,7 +69,7 @@ impl SqliteFixture {
 
     /// The URL of clients, with these settings on top.
     pub(super) fn url(&self, more: &str) -> String {
-        format!("sqlite://{}?timeout=400ms{more}", self.path().display())
+        format!("sqlite://{}?timeout=600ms{more}", self.path().display())
     }
 
     /// The connections of this process to the file. Each has the `-wal` open once; of the file itself SQLite keeps some more
@@ -92,7 +93,7 @@ fn rename(from: &Path, to: &Path) {
 #[async_trait]
 impl Fixture for SqliteFixture {
     async fn new() -> Self {
-        let root = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder for a file: {error}"));
+        let root = folder("leasehold-sqlite-").unwrap_or_else(|error| panic!("no folder for a file: {error}"));
         let fixture = Self {
             root,
             faults: Faults::new(tokio::runtime::Handle::current()),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use conformance_tests::harness::{Canary, Taker, machine_now};
+use conformance_tests::harness::{Canary, Taker, folder, machine_now};
 
 pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, TTL, eventually, look, name};
 use super::bounds::{TIMEOUT, happened, start};
@@ -19,7 +19,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder for a file: {error}"));
+        let folder = folder("leasehold-sqlite-").unwrap_or_else(|error| panic!("no folder for a file: {error}"));
         Self { folder, canary: Canary::start() }
     }
 

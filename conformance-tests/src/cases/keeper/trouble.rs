@@ -7,7 +7,7 @@ use std::time::Duration;
 use lock_core::{LockClient, LockGuard, LossReason};
 
 use super::planted::{LateAnswers, Panics};
-use crate::clients::{becomes_free, build, client, hold, is_free, lost};
+use crate::clients::{becomes_free, build, client, hold, is_free, long_client, lost, steady_client, steady_ttl};
 use crate::control::in_time;
 use crate::fault::{PathFault, Tamper};
 use crate::faulty::lock;
@@ -18,7 +18,7 @@ use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
 /// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost answers.
 pub async fn trouble_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("short trouble"), fixture.ttl() * 2);
+    let (name, ttl) = (name("short trouble"), steady_ttl(fixture));
     let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
     for fault in [PathFault::Cut, PathFault::Silence, PathFault::LoseReplies] {
         let renewed = ann.stats().renewed;
@@ -47,7 +47,7 @@ pub async fn a_cut_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
 
 /// Loses a lease to a fault while another client waits; the loss comes in time, once, and before the next grant.
 async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
-    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
+    let (ann, bob) = (client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("long trouble");
     let guard = hold(&ann, &name).await;
     fixture.path(fault).await;
@@ -108,7 +108,7 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
 
 /// A path that is slow, but not beyond the bounds, loses nothing.
 pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
-    let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl() * 3);
+    let (ann, ttl) = (client(fixture, Route::Faulty).await, steady_ttl(fixture));
     let guard = ann.lock("slow path").ttl(ttl).acquire().await.expect("nothing is broken");
     eventually(ttl, "the keeper has a line that is good", async || ann.stats().renewed > 0).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
@@ -116,7 +116,7 @@ pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
     let watch = Watch::start();
     while watch.elapsed() < ttl * 2 {
         assert!(guard.is_held(), "a delay of {delay:?} lost a lease of {ttl:?} after {:?}", watch.elapsed());
-        tokio::time::sleep(ttl / 20).await;
+        tokio::time::sleep(fixture.ttl() / 20).await;
     }
     assert_eq!(ann.stats().lost, 0);
 }
@@ -124,7 +124,7 @@ pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
 /// Invariants 7 and 8: a release that overtakes a renewal under way stays a release when the renewal arrives.
 pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
-    let (name, ttl) = (name("during a renewal"), fixture.ttl() * 2);
+    let (name, ttl) = (name("during a renewal"), steady_ttl(fixture));
     for _ in 0..2 {
         let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
         let sent = ann.stats().renewals_sent;
@@ -144,7 +144,7 @@ pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
 /// Invariant 15: one lease of a thousand whose record cannot be read is lost; the other ones do not notice.
 pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
     const LEASES: usize = 1000;
-    let (ann, ttl) = (client(fixture, Route::Clear).await, fixture.ttl() * 3);
+    let (ann, ttl) = (client(fixture, Route::Clear).await, steady_ttl(fixture));
     let poisoned = name("lease 500");
     let guards = many(&ann, LEASES, ttl).await;
     if fixture.tamper(&poisoned, Tamper::Spoil).await.is_err() {
@@ -179,10 +179,10 @@ async fn many(client: &LockClient, count: usize, ttl: Duration) -> Vec<LockGuard
 pub async fn a_renewal_that_panics_harms_no_other_lease(fixture: &dyn Fixture) {
     let hooks = Arc::new(Panics { name: name("lease 7"), seen: 0.into() });
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
-    let ttl = fixture.ttl() * 2;
+    let ttl = steady_ttl(fixture);
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
     let guards = many(&ann, 30, ttl).await;
-    tokio::time::sleep(ttl * 3).await;
+    tokio::time::sleep(ttl * 2).await;
     assert!(hooks.seen.load(Ordering::Relaxed) > 0, "nothing panicked");
     let gone: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(|guard| guard.name().to_string()).collect();
     assert_eq!(gone, ["lease 7"], "a renewal that panics cost others their lease");
@@ -194,8 +194,8 @@ pub async fn a_renewal_that_panics_harms_no_other_lease(fixture: &dyn Fixture) {
 
 /// Invariant 10: after a loss the lock is free by the end of the lease at the server, and its next holder keeps it.
 pub async fn after_a_loss_the_lock_goes_on(fixture: &dyn Fixture) {
-    let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("goes on"), fixture.ttl());
+    let (ann, bob) = (steady_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let (name, ttl) = (name("goes on"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::Silence).await;
     let bound = ttl + bob.capabilities().takeover_slack;

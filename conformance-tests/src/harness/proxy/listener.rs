@@ -136,7 +136,7 @@ impl Listener {
 }
 
 fn listen(port: &Port) -> io::Result<TcpListener> {
-    let socket = std::net::TcpListener::bind(port.addr())?;
+    let socket = port.listen()?;
     socket.set_nonblocking(true)?;
     TcpListener::from_std(socket)
 }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::{Monitor, Reply, SideConnection};
 use crate::Data;
 use crate::harness::clock_step::ClockStep;
-use crate::harness::{ChildProcess, Port};
+use crate::harness::{ChildProcess, Port, folder};
 
 /// The program, when it is not on the search path.
 const PROGRAM_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
@@ -95,7 +95,7 @@ pub struct RedisServer {
 impl RedisServer {
     fn start(settings: RedisSettings) -> io::Result<Self> {
         let random = RandomState::new();
-        let folder = tempfile::Builder::new().prefix("leasehold-redis-").tempdir()?;
+        let folder = folder("leasehold-redis-")?;
         let clock = settings.steppable_clock.then(|| ClockStep::new(folder.path())).transpose()?;
         let mut server = Self {
             settings,
