@@ -116,17 +116,22 @@ impl Program {
         command
     }
 
-    /// Runs it with these arguments.
+    /// Runs it with these arguments. What its failed cases said is added to `said`.
     ///
     /// # Errors
     /// When it cannot be started; a case that fails is no error but counted.
-    pub(crate) fn run(&self, args: &[String]) -> Result<Outcome> {
+    pub(crate) fn run(&self, args: &[String], said: &mut Vec<String>) -> Result<Outcome> {
         let mut outcome = Outcome::default();
-        let mut closed = false;
+        let (mut closed, mut failures) = (false, false);
         let end = process::watch(self.command().args(args), BOUND, |line| {
             if let Some(read) = Outcome::read(line) {
                 outcome.add(read);
                 closed = true;
+            }
+            // The closing part of Rust's test harness.
+            failures = !closed && (failures || line == "failures:");
+            if failures {
+                said.push(line.to_owned());
             }
         })?;
         match (self.kind, end) {

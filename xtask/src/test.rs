@@ -115,7 +115,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     parts.result()?;
     for program in &programs {
         parts.run(&program.name(), || {
-            run.note((program.package.name.clone(), program.target.clone()), program.run(&[])?)
+            let outcome = program.run(&[], &mut run.said)?;
+            run.note((program.package.name.clone(), program.target.clone()), outcome)
         });
     }
     if whole {
@@ -126,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 for program in &programs {
                     let Some(target) = on_store(program, store) else { continue };
                     println!("{}", program.name());
-                    let outcome = program.run(&[server.url()])?;
+                    let outcome = program.run(&[server.url()], &mut run.said)?;
                     sum.add(outcome);
                     run.add(target, outcome);
                 }
@@ -151,6 +152,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         parts.run("counts", || run.counts.hold(&Counts::read()?, whole));
     }
 
+    if !run.said.is_empty() {
+        println!("\n=== what failed");
+        run.said.iter().for_each(|line| println!("{line}"));
+    }
     parts.print();
     println!();
     println!("{} passed, {} failed, {} skipped", run.sum.passed, run.sum.failed, run.sum.ignored);
@@ -161,6 +166,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 #[derive(Default)]
 struct Run {
     sum: Outcome,
+    /// What failed cases said: told once more at the end, where it is looked for.
+    said: Vec<String>,
     counts: Counts,
 }
 
