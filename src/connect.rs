@@ -32,7 +32,8 @@ const SCHEMES: &[Row] = &[
 ///   [`Unsupported`](lock_core::ErrorKind::Unsupported), [`Capacity`](lock_core::ErrorKind::Capacity): the server cannot
 ///   be reached or used.
 ///
-/// Ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. No error shows a password.
+/// Ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. Only a slow disk under a SQLite
+/// file is given 10 s. No error shows a password.
 ///
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
@@ -48,7 +49,11 @@ pub async fn connect(url: &str) -> Result<LockClient> {
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
 pub async fn builder(url: &str) -> Result<ClientBuilder> {
-    let scheme = Url::parse(url).map_err(|why| Error::invalid(format!("the URL cannot be read: {why}")))?;
+    let scheme = Url::parse(url).map_err(|why| {
+        Error::invalid(format!(
+            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"
+        ))
+    })?;
     match scheme.scheme() {
         "memory" => {
             static STORE: OnceLock<MemoryStore> = OnceLock::new();

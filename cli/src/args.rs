@@ -63,6 +63,8 @@ pub(crate) enum Command {
     /// Print the SQL that makes the tables of a SQL store.
     Schema,
     /// Print the least permissions that the store's user needs.
+    ///
+    /// For Redis the rules of a user: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl)`.
     Acl {
         /// With what `ls` and `doctor` need besides.
         #[arg(long)]
@@ -209,10 +211,14 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// A wrong argument in one line.
 pub(crate) fn in_one_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let first: Vec<_> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    let line = first.join(" ");
+    let mut line: Vec<_> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
+    // "did you mean", which comes after an empty line.
+    line.extend(text.lines().find_map(|line| line.trim().strip_prefix("tip: ").map(|_| line.trim())));
+    let line = line.join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
-    format!("{line} (see `leasehold --help`)")
+    let after = text.contains("leasehold run ") && error.kind() == clap::error::ErrorKind::UnknownArgument;
+    let hint = if after { "; the command of `run` stands after `--`" } else { "" };
+    format!("{line}{hint} (see `leasehold --help`)")
 }
 
 #[cfg(test)]
@@ -243,7 +249,7 @@ mod tests {
         for (args, hint) in [
             (&["run", "x"][..], "CMD"),
             (&["run", "x", "--"], "CMD"),
-            (&["run", "x", "echo"], "'echo'"),
+            (&["run", "x", "echo"], "'echo' found; the command of `run` stands after `--`"),
             (&["run", "--", "echo"], "<NAME>"),
             (&["run", "x", "--ttl", "5", "--", "echo"], "30s"),
             (&["run", "x", "--ttl", "-5s", "--", "echo"], "-5"),
@@ -254,6 +260,7 @@ mod tests {
             (&["run", "x", "--on-lost", "panic", "--", "echo"], "kill"),
             (&["watch", "x", "--every", "1ms"], "50ms"),
             (&["frob"], "'frob'"),
+            (&["staus", "x"], "'status'"),
         ] {
             let error = parse(args).unwrap_err();
             let text = in_one_line(&error);

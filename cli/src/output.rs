@@ -1,10 +1,19 @@
 //! What is written where: results to standard output, messages to standard error.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
+
+/// The last warning that is written aside. It ends when the warning is written.
+static ASIDE: Mutex<Option<Receiver<()>>> = Mutex::new(None);
+
+/// How long the last words wait for it.
+const ASIDE_BOUND: Duration = Duration::from_secs(1);
 
 /// How to write.
 #[derive(Clone, Copy, Debug)]
@@ -49,16 +58,27 @@ impl Output {
         }
     }
 
-    /// Says why the command ends.
+    /// Says why the command ends, as the last line.
     pub(crate) fn failure(self, failure: &Failure) {
+        let aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(aside) = aside {
+            // Its end, or nothing in time: either way it is our turn.
+            let _ = aside.recv_timeout(ASIDE_BOUND);
+        }
         write_err(&self.error_line(failure));
     }
 
     /// Warns, without holding anything up: a terminal that stands still (Ctrl-S) or a full pipe must not delay a deadline.
     pub(crate) fn warn_aside(self, kind: &'static str, text: impl Into<String>) {
         let line = self.warning_line(kind, &text.into());
+        let (writing, written) = channel();
+        let write = move || {
+            write_err(&line);
+            drop(writing);
+        };
         // Without a thread nobody is warned, which is better than to be late.
-        let _ = std::thread::Builder::new().name("message".into()).spawn(move || write_err(&line));
+        let _ = std::thread::Builder::new().name("message".into()).spawn(write);
+        *ASIDE.lock().unwrap_or_else(PoisonError::into_inner) = Some(written);
     }
 
     /// Warns.

@@ -50,7 +50,7 @@ pub(crate) fn acl(common: &Common, operator: bool) -> Result<Exit, Failure> {
         "sqlite" => {
             print(
                 "# A SQLite file has no users of its own: whoever may write the file and its folder may lock and break locks.\n\
-                 # For one user, folder and file for nobody else (`sqlite://` makes them so):\n\
+                 # For one user, folder and file for nobody else (the folder of `sqlite://` is made so):\n\
                  chmod 700 FOLDER && chmod 600 FOLDER/locks.db*\n\
                  # For a group, both for the group, and new files of the folder for the group as well:\n\
                  chgrp GROUP FOLDER FOLDER/locks.db* && chmod 2770 FOLDER && chmod 660 FOLDER/locks.db*\n",

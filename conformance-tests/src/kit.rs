@@ -34,13 +34,6 @@ pub(crate) struct Watch {
     begin: Instant,
 }
 
-/// How many threads have to be woken one after the other, at most, before a case sees something: a server or a
-/// timer, the keeper, a worker of the case's runtime, the case.
-const HOPS: u32 = 4;
-
-/// Timers of the runtime count in milliseconds and round up.
-const TICK: Duration = Duration::from_millis(2);
-
 impl Watch {
     pub(crate) fn start() -> Self {
         // One canary serves all cases of a process: they share the machine.
@@ -54,7 +47,7 @@ impl Watch {
 
     /// How late the machine itself may have made what took place since the start.
     pub(crate) fn lag(&self) -> Duration {
-        TICK + self.canary.lag_since(self.begin) * HOPS
+        self.canary.allowance_since(self.begin)
     }
 
     /// Upper bound: it took at most `bound`, plus what the machine itself was late.

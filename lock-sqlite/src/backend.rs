@@ -45,8 +45,9 @@ impl SqliteBackend {
     /// it is not there, and checks that it can be used for locks.
     ///
     /// # Errors
-    /// `InvalidInput` for a bad URL or the path of a folder; `Unavailable` when the folder is not there; `Auth` when one may not
-    /// write there; `Unsupported` on a file system that other machines may share, for a file that is not a database, and for
+    /// `InvalidInput` for a bad URL or the path of a folder; `Unavailable` when the folder is not there, when other processes
+    /// write for the whole [`timeout`](Settings::timeout), or when the disk takes longer than that and than 10 s; `Auth` when one
+    /// may not write there; `Unsupported` on a file system that other machines may share, for a file that is not a database, and for
     /// tables of another version.
     ///
     /// # Cancel safety
@@ -72,7 +73,7 @@ impl SqliteBackend {
     /// As [`connect`](Self::connect).
     pub async fn at(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
         let backend = Self::unopened(path.into(), settings)?;
-        backend.worker.run(backend.until(), |_, _| Ok(())).await?;
+        backend.worker.open(backend.until()).await?;
         Ok(backend)
     }
 

@@ -62,6 +62,14 @@ pub(crate) fn busy() -> Error {
     )
 }
 
+/// The file's thread did not come to it within the bound of a call, and no other process was in the way.
+pub(crate) fn slow() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the file was not opened in time, or not read or written: is the disk slow, or the machine short of processor time?",
+    )
+}
+
 /// What an error of SQLite says about the effect of its statement. Every statement here is atomic, so one that failed had
 /// none, except after an error of input or output, when nothing is known.
 fn native(error: rusqlite::Error) -> Error {

@@ -18,8 +18,9 @@ const PARAMETERS: &str = "`timeout` and `retention`";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The longest that one call takes, opening the file included. Default 1 s: other processes write for some 20 µs each,
-    /// and a disk that is slow for a moment is not yet an error. 10 ms to 60 s.
+    /// The longest that one call takes, opening the file again included. Default 1 s: other processes write for some 20 µs each,
+    /// and a disk that is slow for a moment is not yet an error. Only connecting, which may have to make the file, leaves a slow
+    /// disk 10 s. 10 ms to 60 s.
     pub timeout: Duration,
     /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes: a backward step of the
     /// machine's wall clock up to this is survived by the order of the tokens. A record costs about 200 bytes. 1 s to 365 days.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,13 +10,17 @@ use std::time::{Duration, Instant};
 use lock_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
-use crate::errors::{Failure, busy};
+use crate::errors::{Failure, busy, slow};
 use crate::file::File;
 use crate::machine::Moment;
 use crate::store::Store;
 
 /// How many requests go into one transaction at most: other processes cannot write meanwhile.
 const BATCH: usize = 64;
+
+/// How long whoever waits for the file to be opened waits for the disk: making a file, or the log of one that nobody had open,
+/// waits for it several times, and a disk that others keep busy may take seconds.
+pub(crate) const OPENING: Duration = Duration::from_secs(10);
 
 /// The pauses between two attempts to begin while another process writes.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
@@ -75,7 +79,11 @@ where
 
 /// Whether a request may still be begun: whoever gives up before it was begun knows that it never will.
 #[derive(Debug, Default)]
-struct Fate(AtomicU8);
+struct Fate {
+    stage: AtomicU8,
+    /// Another process was in the way of it.
+    refused: AtomicBool,
+}
 
 const WAITING: u8 = 0;
 const BEGUN: u8 = 1;
@@ -83,11 +91,16 @@ const GIVEN_UP: u8 = 2;
 
 impl Fate {
     fn decide(&self, fate: u8) -> bool {
-        self.0.compare_exchange(WAITING, fate, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.stage.compare_exchange(WAITING, fate, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     fn is_given_up(&self) -> bool {
-        self.0.load(Ordering::Acquire) == GIVEN_UP
+        self.stage.load(Ordering::Acquire) == GIVEN_UP
+    }
+
+    /// Why it was not begun in time.
+    fn why_not(&self) -> Error {
+        if self.refused.load(Ordering::Acquire) { busy() } else { slow() }
     }
 }
 
@@ -114,13 +127,37 @@ impl Worker {
         until: Instant,
         work: impl FnOnce(&Store, &Moment) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
+        self.run_by(until, until, work).await
+    }
+
+    /// Opens the file, and makes it when it is not there: ends by `until` when other processes are in the way, and by
+    /// [`OPENING`] when the disk is.
+    ///
+    /// # Errors
+    /// `Unavailable` when it was not opened by then.
+    pub(crate) async fn open(&self, until: Instant) -> Result<()> {
+        let opened = self.run_by(until, until.max(Instant::now() + OPENING), |_, _| Ok(())).await;
+        // Nothing was to be written.
+        opened.map_err(|error| match error.kind() {
+            ErrorKind::Indeterminate => error.with_kind(ErrorKind::Unavailable),
+            _ => error,
+        })
+    }
+
+    /// Runs `work` unless other processes are in the way until `busy_until`; ends by `until`.
+    async fn run_by<T: Send + 'static>(
+        &self,
+        busy_until: Instant,
+        until: Instant,
+        work: impl FnOnce(&Store, &Moment) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T> {
         let (sender, answer) = oneshot::channel();
         let work = Box::new(Job { work: Some(work), done: None, caller: sender });
         let caller = Caller(Arc::default());
-        self.send(Request { fate: caller.0.clone(), until, work })?;
+        self.send(Request { fate: caller.0.clone(), until: busy_until, work })?;
         match tokio::time::timeout_at(until.into(), answer).await {
             Ok(Ok(told)) => told,
-            Ok(Err(_)) | Err(_) if caller.0.decide(GIVEN_UP) => Err(busy()),
+            Ok(Err(_)) | Err(_) if caller.0.decide(GIVEN_UP) => Err(caller.0.why_not()),
             Ok(Err(_)) | Err(_) => {
                 Err(Error::new(ErrorKind::Indeterminate, "the file did not take the write in time; is the disk slow?"))
             }
@@ -168,7 +205,11 @@ fn serve_all(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque
     loop {
         waiting.extend(queue.try_iter().take(BATCH.saturating_sub(waiting.len())));
         let now = Instant::now();
-        waiting.retain(|request| !request.fate.is_given_up() && request.until > now);
+        // Whoever was never tried is given up by nobody but himself.
+        waiting.retain(|request| {
+            let is_over = request.until <= now && request.fate.refused.load(Ordering::Acquire);
+            !is_over && !request.fate.is_given_up()
+        });
         if waiting.is_empty() {
             return;
         }
@@ -182,7 +223,11 @@ fn serve_all(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque
                 }
                 return;
             }
-            Err(Failure::Busy) => {}
+            Err(Failure::Busy) => {
+                for request in &*waiting {
+                    request.fate.refused.store(true, Ordering::Release);
+                }
+            }
             Err(failure) => {
                 writer.close();
                 let error = failure.without_effect();
@@ -218,4 +263,59 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
         request.work.tell(outcome.clone());
     }
     outcome.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::settings::Settings;
+
+    fn worker(folder: &tempfile::TempDir) -> Arc<Worker> {
+        let file = File::new(folder.path().join("locks.db"), Settings::default(), Machine::this().unwrap());
+        Arc::new(Worker::new(Arc::new(file)))
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(200)
+    }
+
+    #[tokio::test]
+    async fn only_a_file_that_another_writes_to_is_called_busy() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = worker(&folder);
+        worker.open(soon()).await.unwrap();
+        let other = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let begin = Instant::now();
+        for error in [worker.run(soon(), |_, _| Ok(())).await.unwrap_err(), worker.open(soon()).await.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains("another process was writing"), "{error}");
+        }
+        assert!(begin.elapsed() < OPENING, "an open waits so long for the disk, and not for others");
+    }
+
+    #[tokio::test]
+    async fn a_slow_disk_ends_a_call_but_not_an_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = worker(&folder);
+        worker.open(soon()).await.unwrap();
+        // What the disk does to the file's thread.
+        let (begun, has_begun) = oneshot::channel();
+        let slow = worker.run(Instant::now() + OPENING, |_, _| {
+            let _ = begun.send(());
+            std::thread::sleep(Duration::from_millis(800));
+            Ok(())
+        });
+        let behind_it = async {
+            has_begun.await.unwrap();
+            tokio::join!(worker.run(soon(), |_, _| Ok(())), worker.open(soon()))
+        };
+        let (slow, (called, opened)) = tokio::join!(slow, behind_it);
+        slow.unwrap();
+        opened.unwrap();
+        let error = called.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("is the disk slow"), "{error}");
+    }
 }

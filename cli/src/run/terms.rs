@@ -20,7 +20,11 @@ impl Terms {
         let Run { ttl, max_hold, on_lost, .. } = *args;
         // A lease is renewed every third of its ttl: with less than that left, two renewals have failed.
         let shortest = max_hold.unwrap_or(ttl).min(ttl);
-        let grace = args.grace.unwrap_or(shortest / 6);
+        // In whole milliseconds, which people read.
+        let grace = args.grace.unwrap_or_else(|| match shortest.as_millis() / 6 {
+            0 => shortest / 6,
+            ms => Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX)),
+        });
         if grace >= ttl / 3 {
             let (grace, ttl) = (humantime::format_duration(grace), humantime::format_duration(ttl));
             return Err(Failure::input(format!("--grace ({grace}) must be shorter than a third of --ttl ({ttl})")));
@@ -52,6 +56,8 @@ mod tests {
     #[test]
     fn the_grace_is_shorter_than_a_third_of_the_ttl_and_than_the_longest_hold() {
         assert_eq!(terms(&[]).unwrap().grace, Duration::from_secs(5));
+        assert_eq!(terms(&["--ttl", "1s"]).unwrap().grace, Duration::from_millis(166));
+        assert_eq!(terms(&["--max-hold", "5ms"]).unwrap().grace, Duration::from_millis(5) / 6);
         assert_eq!(terms(&["--max-hold", "3s"]).unwrap().grace, Duration::from_millis(500));
         assert_eq!(terms(&["--ttl", "3s", "--grace", "999ms"]).unwrap().grace, Duration::from_millis(999));
         for (args, hint) in [

@@ -113,17 +113,66 @@ async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::
         return std::future::pending().await;
     }
     let (begin, mut line) = (Instant::now(), StatusLine::default());
+    let mut place = client.capabilities().fifo.then(PlaceBound::default);
     tokio::time::sleep(SILENCE).await;
     loop {
-        let now = match client.inspect(&args.name).await {
-            Ok(seen) => LockReport::new(&args.name, seen).in_words(),
-            Err(error) => format!("{}: {error}", shown(&args.name)),
+        let (place, now) = match client.inspect(&args.name).await {
+            Ok(seen) => {
+                let seen = LockReport::new(&args.name, seen);
+                (place.as_mut().and_then(|place| place.look(seen.token, seen.waiters)), seen.in_words())
+            }
+            Err(error) => (None, format!("{}: {error}", shown(&args.name))),
         };
-        line.show(&format!("waiting {} of {}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
+        let place = match place {
+            Some(1) => ", next in the queue".to_owned(),
+            Some(place) => format!(", place {place} in the queue at most"),
+            None => String::new(),
+        };
+        line.show(&format!("waiting {} of {}{place}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
         tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Where this run stands in the queue, at most. The store tells how many wait, some of whom came later. But nobody passes, and
+/// each new holder was in front.
+#[derive(Debug, Default)]
+struct PlaceBound {
+    token: Option<u64>,
+    at_most: Option<u64>,
+}
+
+impl PlaceBound {
+    /// Takes what was seen. Nothing while the store does not know that anybody waits.
+    fn look(&mut self, token: Option<u64>, waiters: u64) -> Option<u64> {
+        let at_most = match self.at_most {
+            Some(before) if token.is_some() && self.token.is_some() && token != self.token => before - 1,
+            Some(before) => before,
+            None => u64::MAX,
+        };
+        self.token = token.or(self.token);
+        self.at_most = (waiters > 0).then(|| at_most.clamp(1, waiters));
+        self.at_most
     }
 }
 
 fn rough_wait(wait: Duration) -> String {
     if wait >= crate::args::LONGEST { "forever".to_owned() } else { humantime::format_duration(wait).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_only_gets_better() {
+        let mut place = PlaceBound::default();
+        assert_eq!(place.look(Some(10), 0), None);
+        assert_eq!(place.look(Some(10), 4), Some(4));
+        assert_eq!(place.look(Some(10), 6), Some(4), "who comes later stands behind");
+        assert_eq!(place.look(Some(11), 6), Some(3), "a new holder was in front");
+        assert_eq!(place.look(None, 6), Some(3));
+        assert_eq!(place.look(Some(12), 6), Some(2));
+        assert_eq!(place.look(Some(12), 1), Some(1), "some gave up");
+        assert_eq!(place.look(Some(13), 5), Some(1));
+    }
 }

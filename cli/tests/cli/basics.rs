@@ -40,9 +40,9 @@ fn the_command_gets_its_token_its_input_and_its_arguments(store: &Store) {
     let mut command =
         leasehold(store, &["run", "a name/with {all} sorts", "--", "sh", "-c", script, "sh", "--ttl", ""]);
     command.arg(std::ffi::OsStr::from_bytes(b"\xff")).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"input").unwrap();
-    let bytes = child.wait_with_output().unwrap().stdout;
+    let mut run = Running::spawn(command.stderr(Stdio::null()));
+    run.input().write_all(b"input").unwrap();
+    let bytes = run.output().stdout;
     let parts: Vec<&[u8]> = bytes.split(|&byte| byte == b'|').collect();
     assert!(std::str::from_utf8(parts[0]).unwrap().parse::<u64>().unwrap() > 0);
     let rest: [&[u8]; 6] = [b"a name/with {all} sorts", store.url().as_bytes(), b"--ttl", b"", b"\xff", b"input"];
@@ -64,7 +64,7 @@ fn a_held_lock_has_a_code_of_its_own(store: &Store) {
     id_of(&store.file("id"));
     for (args, how) in [
         (&["run", "held", "--no-wait", "--", "touch", "ran"][..], "--no-wait"),
-        (&["run", "held", "--wait", "50ms", "--", "touch", "ran"], "50ms"),
+        (&["run", "held", "--wait", "500ms", "--", "touch", "ran"], "500ms"),
     ] {
         let (code, stdout, stderr) = tell(store, args);
         assert_eq!((code, &*stdout), (120, ""), "{stderr}");
@@ -141,7 +141,8 @@ fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
     let store = Store::any();
     for (args, hint) in [
         (&["--store", "consul://u:hunter2@host", "run", "x", "--", "touch", "ran"][..], "consul://"),
-        (&["--store", "nonsense hunter2", "run", "x", "--", "touch", "ran"], "URL"),
+        (&["--store", "nonsense hunter2", "run", "x", "--", "touch", "ran"], "sqlite:///path/locks.db"),
+        (&["--store", "memory://", "run", "x", "--", "touch", "ran"], "inside one process"),
         (&["run", "x"], "CMD"),
         (&["run", "x", "touch", "ran"], "touch"),
         (&["run", "--", "touch", "ran"], "NAME"),
@@ -185,12 +186,12 @@ fn the_place_of_the_command_is_taken_by_nothing_that_runs() {
     // As after a run that was killed between the making of the group and the word to begin.
     let (gate, inner) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut command = leasehold(&store, &["__start", "touch", "ran"]);
-    let child = command.stdin(std::os::fd::OwnedFd::from(inner)).spawn().unwrap();
+    let child = Running::spawn(command.stdin(std::os::fd::OwnedFd::from(inner)));
     drop(command);
     std::thread::sleep(Duration::from_millis(50));
     assert!(!store.file("ran").exists());
     drop(gate);
-    let (code, _, stderr) = told(&child.wait_with_output().unwrap());
+    let (code, _, stderr) = child.end();
     assert_eq!(code, 125, "{stderr}");
     assert!(!store.file("ran").exists());
 }

@@ -12,11 +12,12 @@ on_every_store!(
     a_pause_that_is_shorter_than_the_lease_changes_nothing,
 );
 
-const TTL: Duration = Duration::from_secs(2);
+/// Long enough that no lease is lost when a busy machine stands still for some seconds.
+const TTL: Duration = Duration::from_secs(6);
 
 fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store) {
     let script = r#"trap "" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
-    let mut run = Running::start(store, &["run", "x", "--ttl", "2s", "--", "sh", "-c", script]);
+    let mut run = Running::start(store, &["run", "x", "--ttl", "6s", "--", "sh", "-c", script]);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     // Past the first renewals, so that the watcher has to know of them.
     std::thread::sleep(TTL);
@@ -26,7 +27,7 @@ fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store
     let paused = Instant::now();
     until("nobody of the family runs, while the run is stopped", || !family.into_iter().any(runs));
     let took = paused.elapsed();
-    assert!(took <= TTL * 9 / 10 + canary.lag(), "the lease ended before: {took:?}");
+    assert!(took <= TTL * 9 / 10 + canary.allowance(), "the lease ended before: {took:?}");
     assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");
     run.resume();
     let (code, _, stderr) = run.end();
@@ -36,11 +37,12 @@ fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store
 
 fn a_pause_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
     let gate = store.gate();
-    let args = ["run", "x", "--ttl", "6s", "--grace", "100ms", "--", "sh", "-c", "echo $$ > id; read line < gate"];
+    let args = ["run", "x", "--ttl", "15s", "--grace", "100ms", "--", "sh", "-c", "echo $$ > id; read line < gate"];
     let mut run = Running::start(store, &args);
     id_of(&store.file("id"));
     run.pause();
-    std::thread::sleep(Duration::from_millis(2500));
+    // At least one renewal falls into it.
+    std::thread::sleep(Duration::from_millis(5500));
     run.resume();
     std::thread::sleep(Duration::from_millis(200));
     gate.open();

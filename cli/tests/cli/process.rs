@@ -1,8 +1,9 @@
 //! The command under test as a process, and a look at others.
 
-use std::io::Read as _;
+use std::io::Read;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use conformance_tests::harness::ChildProcess;
@@ -21,12 +22,10 @@ pub(crate) fn leasehold(store: &Store, args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs it to its end, which comes in time.
+#[track_caller]
 pub(crate) fn output(command: &mut Command) -> Output {
-    let begin = Instant::now();
-    let output = command.output().unwrap();
-    assert!(begin.elapsed() < BOUND, "{command:?} took {:?}", begin.elapsed());
-    output
+    Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped())).output()
 }
 
 /// What it wrote, with its exit code: `code|standard output|standard error`.
@@ -43,6 +42,10 @@ pub(crate) fn tell(store: &Store, args: &[&str]) -> (i32, String, String) {
 /// A run that goes on while the test looks. Whatever happens to the test, it does not outlive it.
 pub(crate) struct Running {
     process: ChildProcess,
+    input: Option<ChildStdin>,
+    /// Read from the beginning: a full pipe must not hold up the run.
+    stdout: Option<Receiver<Vec<u8>>>,
+    stderr: Option<Receiver<Vec<u8>>>,
 }
 
 impl Running {
@@ -51,7 +54,9 @@ impl Running {
     }
 
     pub(crate) fn spawn(command: &mut Command) -> Self {
-        Self { process: ChildProcess::spawn(command).unwrap() }
+        let mut process = ChildProcess::spawn(command).unwrap();
+        let (input, stdout, stderr) = process.take_pipes();
+        Self { process, input, stdout: stdout.map(all_of), stderr: stderr.map(all_of) }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -76,27 +81,48 @@ impl Running {
         self.process.resume().unwrap();
     }
 
+    /// Its standard input, if it is a pipe.
+    pub(crate) fn input(&mut self) -> ChildStdin {
+        self.input.take().expect("its standard input is a pipe")
+    }
+
     pub(crate) fn has_ended(&mut self) -> bool {
         self.process.try_wait().unwrap().is_some()
     }
 
     /// Waits for its end: how it ended and what it wrote.
-    pub(crate) fn end(mut self) -> (i32, String, String) {
-        let (_, stdout, stderr) = self.process.take_pipes();
-        let read = |pipe: Option<Box<dyn std::io::Read + Send>>| {
-            std::thread::spawn(move || {
-                let mut text = String::new();
-                if let Some(mut pipe) = pipe {
-                    pipe.read_to_string(&mut text).unwrap();
-                }
-                text.trim_end().to_owned()
+    #[track_caller]
+    pub(crate) fn end(self) -> (i32, String, String) {
+        told(&self.output())
+    }
+
+    /// Waits for its end, and for that of whoever has its output.
+    #[track_caller]
+    pub(crate) fn output(mut self) -> Output {
+        let (id, stdout, stderr) = (self.id(), self.stdout.take(), self.stderr.take());
+        let status = self.process.wait(BOUND).unwrap_or_else(|error| panic!("{error}"));
+        let text = |bytes: Option<Receiver<Vec<u8>>>, what: &str| {
+            bytes.map_or_else(Vec::new, |bytes| {
+                bytes.recv_timeout(BOUND).unwrap_or_else(|_| {
+                    panic!("process {} has ended ({status}), and {BOUND:?} later another still has its {what}", id)
+                })
             })
         };
-        let stdout = read(stdout.map(|pipe| Box::new(pipe) as _));
-        let stderr = read(stderr.map(|pipe| Box::new(pipe) as _));
-        let status: ExitStatus = self.process.wait(BOUND).unwrap();
-        (status.code().unwrap_or(-1), stdout.join().unwrap(), stderr.join().unwrap())
+        Output { status, stdout: text(stdout, "standard output"), stderr: text(stderr, "standard error") }
     }
+}
+
+/// Reads to the end on a thread of its own, so that whoever waits for it can give up.
+fn all_of(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if pipe.read_to_end(&mut bytes).is_ok() {
+            // Whoever asked may have given up.
+            let _ = sender.send(bytes);
+        }
+    });
+    receiver
 }
 
 /// Waits until something is so.

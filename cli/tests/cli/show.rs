@@ -106,7 +106,7 @@ fn watch_tells_of_each_change(store: &Store) {
 fn break_ends_the_lease_and_raises_the_token(store: &Store) {
     let (code, text, _) = tell(store, &["break", "x", "--yes"]);
     assert_eq!((code, &*text), (0, "x: free, there is nothing to break"));
-    let args = ["run", "x", "--ttl", "3s", "--", "sh", "-c", "echo $$ > id; sleep 600"];
+    let args = ["run", "x", "--ttl", "9s", "--", "sh", "-c", "echo $$ > id; sleep 600"];
     let run = Running::start(store, &args);
     let command = id_of(&store.file("id"));
     let before = json(store, &["status", "x", "--json"]);

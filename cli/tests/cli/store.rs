@@ -1,10 +1,16 @@
 //! A store of a test's own, and what may happen to it.
 
 use std::cell::RefCell;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use conformance_tests::harness::folder;
 #[cfg(feature = "redis")]
 use conformance_tests::harness::{RedisServer, RedisSettings};
+use rustix::fs::OFlags;
+
+use crate::process::until;
 
 pub(crate) struct Store {
     url: String,
@@ -31,12 +37,12 @@ impl Store {
     #[cfg(feature = "redis")]
     pub(crate) fn redis() -> Self {
         let server = RedisSettings::new().start().unwrap();
-        Self { url: server.url(), folder: tempfile::tempdir().unwrap(), kind: Kind::Redis(RefCell::new(server)) }
+        Self { url: server.url(), folder: own_folder(), kind: Kind::Redis(RefCell::new(server)) }
     }
 
     #[cfg(feature = "sqlite")]
     pub(crate) fn sqlite() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = own_folder();
         let url = format!("sqlite://{}", folder.path().join("locks.db").display());
         Self { url, folder, kind: Kind::Sqlite(RefCell::default()) }
     }
@@ -114,12 +120,25 @@ impl Store {
     }
 }
 
+fn own_folder() -> tempfile::TempDir {
+    folder("leasehold-cli-").unwrap_or_else(|error| panic!("no folder for a test: {error}"))
+}
+
 /// See [`Store::gate`].
 pub(crate) struct Gate(PathBuf);
 
 impl Gate {
     /// Lets one command go on. Waits until it stands there.
+    #[track_caller]
     pub(crate) fn open(&self) {
-        std::fs::write(&self.0, "go\n").unwrap();
+        let mut gate = None;
+        // An open that waits would wait for ever for a command that has ended.
+        until("a command stands at the gate", || {
+            let mut options = std::fs::OpenOptions::new();
+            let opened = options.write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&self.0);
+            gate = opened.ok();
+            gate.is_some()
+        });
+        gate.unwrap().write_all(b"go\n").unwrap();
     }
 }

@@ -4,13 +4,14 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::process::Child;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{Termios, tcgetattr, tcgetpgrp};
 
-use crate::process::{pid, until};
+use crate::process::{BOUND, pid, until};
 use crate::store::Store;
 
 /// A terminal whose session a process of the test leads.
@@ -57,6 +58,10 @@ impl Terminal {
 
     /// Types.
     pub(crate) fn write(&self, text: &str) {
+        // Somebody who does not read must not hold up the test.
+        let patience = Timespec { tv_sec: BOUND.as_secs().cast_signed(), tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::from_borrowed_fd(self.pty.as_fd(), PollFlags::OUT)], Some(&patience));
+        assert_eq!(ready, Ok(1), "nobody reads what is typed: {text:?}");
         (&*self.pty).write_all(text.as_bytes()).unwrap();
     }
 
@@ -68,14 +73,17 @@ impl Terminal {
     /// Waits until a text is shown, and forgets everything up to its end.
     #[track_caller]
     pub(crate) fn shows(&self, text: &str) {
-        until(&format!("`{text}` is shown"), || {
+        let begin = Instant::now();
+        loop {
             let mut seen = self.seen.lock().unwrap();
-            let found = seen.find(text);
-            if let Some(at) = found {
+            if let Some(at) = seen.find(text) {
                 seen.drain(..at + text.len());
+                return;
             }
-            found.is_some()
-        });
+            assert!(begin.elapsed() < BOUND, "`{text}` is not shown within {BOUND:?}, but {:?}", *seen);
+            drop(seen);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Everything that was shown and not yet waited for.

@@ -117,7 +117,8 @@ impl ChildProcess {
                 return Ok(exit);
             }
             if Instant::now() > until {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("process {} does not end", self.id())));
+                let text = format!("process {} does not end within {bound:?}{}", self.id(), threads(self.id()));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -144,6 +145,18 @@ impl Drop for ChildProcess {
         let _ = self.guardian.wait();
         let _ = self.kill();
     }
+}
+
+/// What the threads of a process wait for, where the system tells: for who has to find out why it does not end.
+fn threads(id: u32) -> String {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{id}/task")) else { return String::new() };
+    let line = |thread: std::fs::DirEntry| {
+        let read = |file: &str| std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?');
+        format!("\n  thread {}: {state} in {}", read("comm").trim_end(), read("wchan"))
+    };
+    threads.flatten().map(line).collect()
 }
 
 /// A shell that kills the process `id` as soon as its standard input closes, which the system does for us
@@ -197,6 +210,14 @@ mod tests {
         drop(process.guardian.stdin.take());
         let exit = process.wait(Duration::from_secs(10)).unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&exit), Some(9));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_wait_that_is_in_vain_says_what_the_process_does() {
+        let error = sleeper().wait(Duration::from_millis(100)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("thread sleep: S in "), "{error}");
     }
 
     #[test]

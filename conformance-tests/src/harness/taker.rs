@@ -236,7 +236,14 @@ impl Taker {
     /// # Errors
     /// When it has not ended by then.
     pub fn wait(&mut self, bound: Duration) -> io::Result<ExitStatus> {
-        let exit = self.process.wait(bound)?;
+        let exit = match self.process.wait(bound) {
+            Ok(exit) => exit,
+            Err(error) => {
+                self.seen.extend(self.lines.try_iter());
+                let last: Vec<String> = self.seen.iter().rev().take(3).map(ToString::to_string).collect();
+                return Err(io::Error::new(error.kind(), format!("{error}\nthe last that it said: {last:#?}")));
+            }
+        };
         self.seen.extend(self.lines.iter());
         Ok(exit)
     }

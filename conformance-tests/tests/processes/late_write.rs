@@ -5,7 +5,7 @@ use conformance_tests::history::{check, check_writes};
 use lock_core::FencingToken;
 
 use super::chaos::holds;
-use super::world::{SOON, World};
+use super::world::{SOON, Scene as _, World};
 
 /// Waits for the store's word on a write: where it stands, or the kind of the refusal.
 fn written(taker: &mut Taker) -> Result<String, String> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use conformance_tests::harness::{Fault, Taker, machine_now};
 
-use super::world::{LOSS_SLACK, MARGIN, SOON, TAKEOVER_SLACK, TTL, World, look};
+use super::world::{LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look};
 
 /// A holder behind the proxy, and somebody who waits for its lock and is not behind it.
 fn holder_and_waiter(world: &World) -> (Taker, u64, Taker) {

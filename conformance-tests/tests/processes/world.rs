@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use conformance_tests::harness::{Canary, FaultProxy, RedisServer, RedisSettings, Taker, machine_now};
+use conformance_tests::Record;
+use conformance_tests::harness::{Canary, FaultProxy, RedisServer, RedisSettings, Taker};
 
-pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, TTL, eventually, look, name};
-use super::bounds::{TIMEOUT, happened, start};
+pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, look, name};
+use super::bounds::{start, with_call};
 use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended.
@@ -24,53 +25,30 @@ impl World {
         Self { server, proxy, canary: Canary::start() }
     }
 
-    /// A taker that reaches the server directly, with these arguments on top.
-    pub(crate) fn taker(&self, more: &[&str]) -> Taker {
-        start(&format!("{}/?timeout={TIMEOUT}", self.server.url()), more)
-    }
-
     /// A taker that reaches the server through the proxy.
     pub(crate) fn taker_by_proxy(&self, more: &[&str]) -> Taker {
-        start(&format!("redis://{}/?timeout={TIMEOUT}", self.proxy.addr()), more)
-    }
-
-    /// A holder, and its fencing token.
-    pub(crate) fn holder(&self, more: &[&str]) -> (Taker, u64) {
-        let mut taker = self.taker(more);
-        let (_, token) = taker.acquired(SOON).unwrap();
-        (taker, token)
+        start(&with_call(&format!("redis://{}/", self.proxy.addr())), more)
     }
 
     /// A taker that stands in the queue.
     pub(crate) fn waiter(&self, more: &[&str]) -> Taker {
-        let waiting = self.waiters();
+        let waiting = self.record().waiters;
         let taker = self.taker(more);
-        eventually("the waiter stands in the queue", || self.waiters() == waiting + 1);
+        eventually("the waiter stands in the queue", || self.record().waiters == waiting + 1);
         taker
     }
+}
 
-    fn waiters(&self) -> u64 {
-        self.stored().record(&name()).waiters
+impl Scene for World {
+    fn store(&self) -> String {
+        format!("{}/", self.server.url())
     }
 
-    fn stored(&self) -> Stored<'_> {
-        Stored::new(&self.server, "leasehold:")
+    fn record(&self) -> Record {
+        Stored::new(&self.server, "leasehold:").record(&name())
     }
 
-    /// Between which moments of the machine's clock the lease ends by the server's own record, unless it is renewed.
-    pub(crate) fn lease_ends(&self) -> (Duration, Duration) {
-        let before = machine_now();
-        let left = self.stored().record(&name()).lease.expect("somebody holds the lock");
-        (before + left, machine_now() + left)
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.stored().record(&name()).lease.is_some()
-    }
-
-    /// Asserts that something happened in time.
-    #[track_caller]
-    pub(crate) fn happened(&self, what: &str, at_us: u64, earliest: Duration, latest: Duration) {
-        happened(&self.canary, what, at_us, earliest, latest);
+    fn canary(&self) -> &Canary {
+        &self.canary
     }
 }

@@ -14,13 +14,6 @@ pub(super) type Redis = RedisFixture<Plain>;
 /// How long something may take that is to happen.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
-/// Timers count in milliseconds and round up.
-const TICK: Duration = Duration::from_millis(2);
-
-/// How many threads have to be woken one after the other, at most, before a case sees something: a server or a timer,
-/// the keeper, a worker of the case's runtime, the case.
-const HOPS: u32 = 4;
-
 /// Runs a case as the suite runs its own, with a server of its own.
 pub(super) fn case<C, F>(case: C)
 where
@@ -61,7 +54,7 @@ impl Watch {
     }
 
     pub(super) fn lag(&self) -> Duration {
-        TICK + self.canary.lag() * HOPS
+        self.canary.allowance()
     }
 
     #[track_caller]

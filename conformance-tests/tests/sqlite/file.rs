@@ -6,10 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use conformance_tests::harness::{ClockStep, Taker, TakerEvent, machine_now, micros};
 
 use super::bounds;
-use super::world::{LOSS_SLACK, MARGIN, SOON, TAKEOVER_SLACK, TTL, World, look, name};
-
-/// The longest call of the takers.
-const CALL: Duration = Duration::from_millis(400);
+use super::world::{CALL, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look, name};
 
 /// A waiter that was not told looks by itself after this, at the latest.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use conformance_tests::harness::{Canary, Taker, folder, machine_now};
+use conformance_tests::Record;
+use conformance_tests::harness::{Canary, Taker, folder};
 
-pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, TTL, eventually, look, name};
-use super::bounds::{TIMEOUT, happened, start};
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, look, name};
 use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended.
@@ -27,22 +27,6 @@ impl World {
         self.folder.path().join("locks.db")
     }
 
-    pub(crate) fn url(&self) -> String {
-        format!("sqlite://{}?timeout={TIMEOUT}", self.path().display())
-    }
-
-    /// A taker with these arguments on top.
-    pub(crate) fn taker(&self, more: &[&str]) -> Taker {
-        start(&self.url(), more)
-    }
-
-    /// A holder, and its fencing token.
-    pub(crate) fn holder(&self, more: &[&str]) -> (Taker, u64) {
-        let mut taker = self.taker(more);
-        let (_, token) = taker.acquired(SOON).unwrap();
-        (taker, token)
-    }
-
     /// A taker that waits: the system watches the bell for it.
     pub(crate) fn waiter(&self, more: &[&str]) -> Taker {
         let mut taker = self.taker(more);
@@ -58,21 +42,18 @@ impl World {
     pub(crate) fn stored(&self) -> Stored {
         Stored::new(&self.path())
     }
+}
 
-    /// Between which moments of the machine's clock the lease ends by the file's own record, unless it is renewed.
-    pub(crate) fn lease_ends(&self) -> (Duration, Duration) {
-        let before = machine_now();
-        let left = self.stored().record(&name()).lease.expect("somebody holds the lock");
-        (before + left, machine_now() + left)
+impl Scene for World {
+    fn store(&self) -> String {
+        format!("sqlite://{}", self.path().display())
     }
 
-    pub(crate) fn is_held(&self) -> bool {
-        self.stored().record(&name()).lease.is_some()
+    fn record(&self) -> Record {
+        self.stored().record(&name())
     }
 
-    /// Asserts that something happened in time.
-    #[track_caller]
-    pub(crate) fn happened(&self, what: &str, at_us: u64, earliest: Duration, latest: Duration) {
-        happened(&self.canary, what, at_us, earliest, latest);
+    fn canary(&self) -> &Canary {
+        &self.canary
     }
 }
