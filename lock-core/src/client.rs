@@ -97,7 +97,8 @@ impl LockClient {
     }
 
     /// The locks whose names begin with `prefix`, those that are held first; at most `limit`, which is at most
-    /// [`MAX_LISTED`]. For people: the states are of different moments.
+    /// [`MAX_LISTED`]. For people: the states are of different moments, and of a very long name a store may keep only the
+    /// beginning (it is shown with `…`), which a longer prefix does not find.
     ///
     /// # Errors
     /// `InvalidInput` for a limit out of bounds, `Unsupported` when the backend cannot list, else what the store says. Ends
