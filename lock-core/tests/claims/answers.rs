@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, LockClient, LockGuard, LossReason, Release, Result};
+use lock_core::{Answer, Certainty, Error, ErrorKind, LockClient, LockGuard, LossReason, Release, Result};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -33,8 +33,7 @@ fn refused() -> Error {
 async fn a_place_is_taken_back_in_every_stage() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(3))).unwrap();
+    let claim = store.queues(3).await;
     let (_, renewal) = store.renew().await;
     store.push(&claim, 4, 1);
     // About a place that is gone: so it will be acquired again, and that fails for a while.
@@ -54,8 +53,7 @@ async fn a_lease_with_an_unanswered_acquire_is_released_as_unsure() {
     let waiter = acquire(&client);
     let (_, answer) = store.acquire().await;
     answer.send(Err(unknown())).unwrap();
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    store.grants(1, 1).await;
     drop(granted(waiter).await);
     assert_eq!(store.release().await.1, Certainty::Unsure);
 }
@@ -65,8 +63,7 @@ async fn a_fixed_lease_that_waited_gets_its_whole_ttl() {
     let (client, mut store) = scripted();
     let lock = client.lock("job").without_renewal();
     let waiter = tokio::spawn(async move { lock.acquire().await });
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(7))).unwrap();
+    let claim = store.queues(7).await;
     sleep(TTL / 4).await;
     store.push(&claim, 7, 1);
     let guard = granted(waiter).await;
@@ -86,8 +83,7 @@ async fn a_fixed_lease_that_did_not_wait_is_not_renewed() {
     let (client, mut store) = scripted();
     let lock = client.lock("job").without_renewal();
     let waiter = tokio::spawn(async move { lock.acquire().await });
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(Acquisition::Granted(store.grant(7, 1)))).unwrap();
+    store.grants(7, 1).await;
     let guard = granted(waiter).await;
     store.is_silent(TTL / 2).await;
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
@@ -121,8 +117,7 @@ async fn a_claim_with_an_unanswered_acquire_is_withdrawn_as_unsure() {
 async fn what_is_renewed_just_now_is_ended_as_unsure() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    store.grants(1, 1).await;
     let guard = granted(waiter).await;
     let (_, renewal) = store.renew().await;
     drop(guard);
@@ -132,8 +127,7 @@ async fn what_is_renewed_just_now_is_ended_as_unsure() {
     drop(renewal);
 
     let waiter = acquire(&client);
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(2))).unwrap();
+    let claim = store.queues(2).await;
     let (_, renewal) = store.renew().await;
     store.push(&claim, 2, 2);
     let guard = granted(waiter).await;
@@ -147,8 +141,7 @@ async fn what_is_renewed_just_now_is_ended_as_unsure() {
     drop(renewal);
 
     let waiter = acquire(&client);
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(3))).unwrap();
+    store.queues(3).await;
     let (_, _renewal) = store.renew().await;
     waiter.abort();
     assert_eq!(store.release().await.1, Certainty::Unsure, "the renewal of the place is under way");
@@ -159,8 +152,7 @@ async fn a_loss_that_a_push_overtook_is_told_at_once() {
     for lost in [true, false] {
         let (client, mut store) = scripted();
         let waiter = acquire(&client);
-        let (claim, answer) = store.acquire().await;
-        answer.send(Ok(store.queued(4))).unwrap();
+        let claim = store.queues(4).await;
         let (_, renewal) = store.renew().await;
         store.push(&claim, 4, 1);
         let guard = granted(waiter).await;
@@ -177,8 +169,7 @@ async fn a_confirmation_that_a_push_overtook_counts() {
     for waits in [true, false] {
         let (client, mut store) = scripted();
         let waiter = acquire(&client);
-        let (claim, answer) = store.acquire().await;
-        answer.send(Ok(store.queued(4))).unwrap();
+        let claim = store.queues(4).await;
         let (_, renewal) = store.renew().await;
         let confirmation = store.confirms(4);
         store.push(&claim, 4, 1);
@@ -197,14 +188,12 @@ async fn a_confirmation_that_a_push_overtook_counts() {
 async fn a_late_answer_about_an_older_place_ends_nothing() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(4))).unwrap();
+    let claim = store.queues(4).await;
     let (_, late) = store.renew().await;
     // It is sent again after the bound of a call, and the place is gone; the same claim gets another.
     let (_, renewal) = store.renew().await;
     renewal.send(Answer::Free).map_err(drop).unwrap();
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(5))).unwrap();
+    store.queues(5).await;
     sleep(MS).await;
     store.push(&claim, 5, 1);
     let guard = granted(waiter).await;
@@ -220,8 +209,7 @@ async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     let waiter = acquire(&client);
     let (_, answer) = store.acquire().await;
     answer.send(Err(unknown())).unwrap();
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    store.grants(1, 1).await;
     let guard = granted(waiter).await;
     let (_, answer) = store.renew().await;
     answer.send(Answer::Lost).map_err(drop).unwrap();
@@ -270,8 +258,7 @@ async fn a_grant_is_not_joined_with_the_answer_about_another_place() {
 async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(3))).unwrap();
+    let claim = store.queues(3).await;
     // No renewal gets through until the confirmation is worth nothing.
     let from = Instant::now();
     let renewal = loop {
@@ -295,8 +282,7 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
 async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(3))).unwrap();
+    let claim = store.queues(3).await;
     sleep(MS).await;
     waiter.abort();
     // The pauses grow with each failure.
@@ -317,13 +303,11 @@ async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
 async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     let (client, mut store) = scripted();
     let _waiter = acquire(&client);
-    let (claim, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(4))).unwrap();
+    let claim = store.queues(4).await;
     let (_, late) = store.renew().await;
     let (_, renewal) = store.renew().await;
     renewal.send(Answer::Free).map_err(drop).unwrap();
-    let (_, answer) = store.acquire().await;
-    answer.send(Ok(store.queued(5))).unwrap();
+    store.queues(5).await;
     sleep(MS).await;
     late.send(Answer::Lost).map_err(drop).unwrap();
     let (lease, _answer) = store.renew().await;

@@ -118,6 +118,20 @@ impl Store {
         }
     }
 
+    /// The next acquire gets a place.
+    pub(crate) async fn queues(&mut self, place: Place) -> Claim {
+        let (claim, answer) = self.acquire().await;
+        answer.send(Ok(self.queued(place))).expect("somebody waits for it");
+        claim
+    }
+
+    /// The next acquire is granted.
+    pub(crate) async fn grants(&mut self, place: Place, token: u64) -> Claim {
+        let (claim, answer) = self.acquire().await;
+        answer.send(Ok(Acquisition::Granted(self.grant(place, token)))).expect("somebody waits for it");
+        claim
+    }
+
     pub(crate) async fn renew(&mut self) -> (LeaseRef, oneshot::Sender<Answer>) {
         match self.call().await {
             Call::Renew(lease, answer) => (lease, answer),
