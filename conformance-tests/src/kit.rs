@@ -22,6 +22,9 @@ pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 /// A loss is told so long after the validity has ended, at most.
 pub(crate) const LOST_BY: Duration = Duration::from_millis(5);
 
+/// A wait ends so long after its time is over, at most.
+pub(crate) const ENDS_BY: Duration = Duration::from_millis(10);
+
 /// A lock's name.
 pub(crate) fn name(name: &str) -> LockName {
     LockName::new(name).unwrap_or_else(|error| panic!("{name:?} is no lock name: {error}"))

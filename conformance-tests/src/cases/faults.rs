@@ -11,7 +11,7 @@ use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name, still_held};
+use crate::kit::{AT_ONCE, ENDS_BY, LOST_BY, Watch, eventually, join, name, still_held};
 
 /// How long a backend may take to notice that its server is back, beside the bound of a call: pauses between two tries.
 const BACK: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     let wait = fixture.ttl();
     let (watch, lock) = (Watch::start(), lock.wait(wait));
-    let refused = in_time(wait, "the wait has an end", lock.acquire()).await;
+    let refused = in_time(wait + ENDS_BY, "the wait has an end", lock.acquire()).await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     watch.not_before(wait, "a server that is down may come back within the wait");
     start(fixture, Data::Kept).await;

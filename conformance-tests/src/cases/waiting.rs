@@ -15,7 +15,7 @@ use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, ENDS_BY, Watch, eventually, join, name};
 
 /// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
 pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {
@@ -41,7 +41,7 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
     let _guard = hold(&ann, &name).await;
     for wait in [Duration::from_millis(30), Duration::from_millis(270)] {
         let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
-        let refused = in_time(wait, "waited for longer than it was to", lock.acquire()).await;
+        let refused = in_time(wait + ENDS_BY, "waited for longer than it was to", lock.acquire()).await;
         watch.not_before(wait, "gave up before its wait was over");
         assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     }
@@ -53,7 +53,7 @@ pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
     let (name, wait) = (name("in time"), fixture.ttl() * 3);
     let guard = hold(&ann, &name).await;
     let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
-    let refused = in_time(wait, "waited for longer than it was to", lock.acquire()).await;
+    let refused = in_time(wait + ENDS_BY, "waited for longer than it was to", lock.acquire()).await;
     watch.not_before(wait, "gave up before its wait was over");
     assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     assert!(guard.is_held());
@@ -67,7 +67,7 @@ pub async fn the_wait_includes_connecting(fixture: &dyn Fixture) {
     fixture.path(PathFault::Silence).await;
     for wait in [Duration::from_millis(70), fixture.ttl() * 2] {
         let lock = ann.lock("silence").wait(wait);
-        let refused = in_time(wait, "the wait has an end in front of a silent server", lock.acquire()).await;
+        let refused = in_time(wait + ENDS_BY, "the wait has an end in front of a silent server", lock.acquire()).await;
         let kind = kind_of(&refused);
         assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "nobody answered: {kind:?}");
     }
