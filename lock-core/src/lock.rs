@@ -3,6 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::claim::IfHeld;
@@ -188,8 +189,14 @@ async fn acquire(client: Arc<Shared>, name: LockName, terms: Terms, wish: IfHeld
     };
     let waited = {
         let mut attempt = first.map(|first| RunToEnd::new(keeper.clone().attempt(first)));
-        // The outcome may be known before the first attempt has its answer, as at a shutdown.
         let answered = poll_fn(|cx| {
+            // The attempt brings the outcome about, and a task that wakes itself costs another turn. So nobody is told of it
+            // meanwhile, and it is looked at again afterwards. It may be known before, as at a shutdown.
+            if attempt.is_some()
+                && let Poll::Ready(known) = Pin::new(&mut ticket.outcome).poll(&mut Context::from_waker(Waker::noop()))
+            {
+                return Poll::Ready(known);
+            }
             if attempt.as_mut().is_some_and(|attempt| Pin::new(attempt).poll(cx).is_ready()) {
                 attempt = None;
             }

@@ -13,7 +13,7 @@ use lock_core::{
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 
-use crate::calls::{Answered, Ask, Terms, Told, What};
+use crate::calls::{Answered, Ask, Terms, Told};
 use crate::capabilities::{self, MAX_PLACE_TTL, RENEW_BATCH};
 use crate::conn::{Conn, Role, script_call};
 use crate::errors::{BACKEND, Failure, refused};
@@ -95,9 +95,9 @@ impl RedisBackend {
         Ok((self.line()?.conn(until).await?, until))
     }
 
-    async fn ask(&self, claim: &Claim, what: What) -> Result<Answered> {
+    async fn ask(&self, claim: &Claim, argument: Vec<u8>, terms: Option<Terms>) -> Result<Answered> {
         let until = Instant::now() + self.shared.bound();
-        let ask = Ask { key: self.shared.keys.record(claim.name()), owner: *claim.owner().as_bytes(), what };
+        let ask = Ask { key: self.shared.keys.record(claim.name()), argument, terms };
         self.line()?.ask(ask, until).await
     }
 
@@ -109,9 +109,9 @@ impl RedisBackend {
         if ttl < min_ttl || ttl > max_ttl {
             return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
         }
-        let holder = claim.holder().encode(claim.name());
+        let argument = [claim.owner().as_bytes(), claim.holder().encode(claim.name()).as_bytes()].concat();
         let terms = Terms { ttl, place: claim.wish() == IfHeld::Queue };
-        let Answered { sent, told } = self.ask(claim, What::Acquire { terms, holder }).await?;
+        let Answered { sent, told } = self.ask(claim, argument, Some(terms)).await?;
         let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
         match told {
             Told::Acquired(Acquired::Granted { place, token }) => {
@@ -129,11 +129,12 @@ impl RedisBackend {
     }
 
     async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let remember = match certainty {
-            Certainty::Sure => Duration::ZERO,
-            Certainty::Unsure => REMEMBER.max(lock(&self.shared.epoch).longest_ever),
-        };
-        match self.ask(claim, What::Release { remember }).await?.told {
+        let mut argument = claim.owner().as_bytes().to_vec();
+        if certainty == Certainty::Unsure {
+            let remember = REMEMBER.max(lock(&self.shared.epoch).longest_ever);
+            argument.extend(millis(remember).to_be_bytes());
+        }
+        match self.ask(claim, argument, None).await?.told {
             Told::Released(true) => Ok(Release::Released),
             Told::Released(false) => Ok(Release::NotHeld),
             Told::Acquired(_) => Err(Failure::Unreadable.into()),
@@ -152,15 +153,17 @@ impl RedisBackend {
         }
         let terms = Terms { ttl: leases.first().map_or(Duration::ZERO, |lease| lease.ttl), place: false };
         command.arg(shared.common(quarantine.is_none(), 0, Some(terms)));
-        for lease in leases {
-            let mut ask = [0; 29];
-            ask[..8].copy_from_slice(&lease.place.to_be_bytes());
-            ask[8..24].copy_from_slice(lease.claim.owner().as_bytes());
-            ask[24..28].copy_from_slice(&millis(lease.ttl).to_be_bytes());
-            ask[28] = if lease.extend == Extend::Exactly { b'e' } else { b'm' };
-            let like_the_first = lease.ttl == terms.ttl && lease.extend == Extend::AtLeast;
-            command.arg(if like_the_first { &ask[..24] } else { &ask[..] });
+        let (mut asks, mut others) = (Vec::with_capacity(24 * leases.len()), Vec::new());
+        for (number, lease) in (1_u16..).zip(leases) {
+            asks.extend(lease.place.to_be_bytes());
+            asks.extend(lease.claim.owner().as_bytes());
+            if lease.ttl != terms.ttl || lease.extend == Extend::Exactly {
+                others.extend(number.to_be_bytes());
+                others.extend(millis(lease.ttl).to_be_bytes());
+                others.push(if lease.extend == Extend::Exactly { b'e' } else { b'm' });
+            }
         }
+        command.arg(asks).arg(others);
         let core = shared.core()?;
         let sent = core.stamp();
         let value = conn.run(&shared.scripts.renew, &command, until).await?;

@@ -8,25 +8,15 @@ use tokio::time::Instant;
 use crate::conn::{Conn, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Acquired};
-use crate::shared::{Shared, millis};
+use crate::shared::Shared;
 
-/// What is asked about one lock.
+/// What is asked about one lock: an acquire where it has terms, else a release.
 pub(crate) struct Ask {
     /// The record's key.
     pub(crate) key: String,
-    pub(crate) owner: [u8; 16],
-    pub(crate) what: What,
-}
-
-pub(crate) enum What {
-    Acquire {
-        terms: Terms,
-        holder: String,
-    },
-    /// With a time to remember, the owner is withdrawn.
-    Release {
-        remember: Duration,
-    },
+    /// What the script's header says, one per lock.
+    pub(crate) argument: Vec<u8>,
+    pub(crate) terms: Option<Terms>,
 }
 
 /// What the acquires of one script call have in common.
@@ -35,23 +25,6 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     /// Whether a place is wanted while another holds the lock.
     pub(crate) place: bool,
-}
-
-impl Ask {
-    pub(crate) fn terms(&self) -> Option<Terms> {
-        match self.what {
-            What::Acquire { terms, .. } => Some(terms),
-            What::Release { .. } => None,
-        }
-    }
-
-    fn add_to(&self, command: &mut redis::Cmd) {
-        match &self.what {
-            What::Acquire { holder, .. } => command.arg([&self.owner, holder.as_bytes()].concat()),
-            What::Release { remember } if remember.is_zero() => command.arg(&self.owner),
-            What::Release { remember } => command.arg([&self.owner[..], &millis(*remember).to_be_bytes()].concat()),
-        };
-    }
 }
 
 /// An answer, with the stamp from just before its request was sent.
@@ -69,13 +42,13 @@ pub(crate) enum Told {
 /// Sends several requests in one script call, and answers each. The acquires have the same terms.
 pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: Instant) -> Vec<Result<Answered>> {
     let all = |why: Error| asks.iter().map(|_| Err(why.clone())).collect();
-    let terms = asks.iter().find_map(Ask::terms);
+    let terms = asks.iter().find_map(|ask| ask.terms);
     let quarantine = match conn.prepare(terms.map_or(Duration::ZERO, |terms| terms.ttl), until).await {
         Ok(quarantine) => quarantine,
         Err(why) => return all(why),
     };
-    let acquires = || asks.iter().filter(|ask| ask.terms().is_some() && quarantine.is_none());
-    let releases = || asks.iter().filter(|ask| ask.terms().is_none());
+    let acquires = || asks.iter().filter(|ask| ask.terms.is_some() && quarantine.is_none());
+    let releases = || asks.iter().filter(|ask| ask.terms.is_none());
     let count = acquires().count() + releases().count();
     let mut answers = Vec::new();
     let mut sent = Stamp::ZERO;
@@ -86,7 +59,7 @@ pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: 
         }
         command.arg(shared.common(quarantine.is_none(), acquires().count(), terms));
         for ask in acquires().chain(releases()) {
-            ask.add_to(&mut command);
+            command.arg(&ask.argument);
         }
         sent = match shared.core() {
             Ok(core) => core.stamp(),
@@ -101,7 +74,7 @@ pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: 
     let (mut first, mut second) = (first.iter(), second.iter());
     asks.iter()
         .map(|ask| {
-            let told = match (ask.terms(), quarantine) {
+            let told = match (ask.terms, quarantine) {
                 (Some(_), Some(wait)) => return Err(quarantined(shared, wait)),
                 (Some(_), None) => first.next().and_then(replies::acquired).map(|told| told.map(Told::Acquired)),
                 (None, _) => second.next().and_then(replies::released).map(|told| told.map(Told::Released)),

@@ -62,7 +62,7 @@ impl Health {
 }
 
 impl Conn {
-    /// Connects, subscribes and checks the server. Whoever uses the connection polls its driver.
+    /// Connects, subscribes and checks the server. The connection lives as long as its driver.
     ///
     /// The handshake has the bound of a call, and then the questions have it once more: over a path on which a call just fits its
     /// bound, a connection can still be made. Nobody waits for it longer than for his own call.
@@ -91,7 +91,7 @@ impl Conn {
         let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::Silent))) };
         tokio::select! {
             ready = ready => ready?,
-            () = &mut driver => return Err(lost(Failure::closed())),
+            () = driver.ended() => return Err(lost(Failure::closed())),
         }
         Ok((conn, driver))
     }
@@ -248,7 +248,8 @@ impl Conn {
 
 /// `EVALSHA digest keys`, to which keys and arguments are added.
 pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
-    let mut call = Cmd::new();
+    // A key and an argument for each lock, with holder information at most times.
+    let mut call = Cmd::with_capacity(2 * keys + 4, 192 * keys + 96);
     call.arg("EVALSHA").arg(&script.digest).arg(keys);
     call
 }

@@ -1,7 +1,5 @@
 //! Keys, channels and the permissions on them.
 
-use std::fmt::Write;
-
 use lock_core::LockName;
 
 /// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].
@@ -23,9 +21,7 @@ impl Keys {
     /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.
     pub(crate) fn record(&self, name: &LockName) -> String {
         let encoded = name.encode(MAX_ENCODED);
-        let mut key = String::with_capacity(self.prefix.len() + encoded.len() + 2);
-        let _ = write!(key, "{}{{{encoded}}}", self.prefix);
-        key
+        [&*self.prefix, "{", &encoded, "}"].concat()
     }
 
     /// A pattern of all records and little else.

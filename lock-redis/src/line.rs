@@ -164,8 +164,8 @@ async fn keep_up(line: Arc<Inner>) {
     }
 }
 
-/// Drives a connection and sends what waits, until it is cut.
-async fn serve(line: &Inner, conn: Arc<Conn>, driver: Driver) {
+/// Sends what waits over a connection, until it is cut.
+async fn serve(line: &Inner, conn: Arc<Conn>, mut driver: Driver) {
     line.state.send_modify(|state| {
         *state = State { attempts: state.attempts + 1, conn: Some(conn.clone()), why: None };
     });
@@ -174,7 +174,7 @@ async fn serve(line: &Inner, conn: Arc<Conn>, driver: Driver) {
         core.event(Event::LookAtAll);
     }
     tokio::select! {
-        () = driver => conn.cut(),
+        () = driver.ended() => conn.cut(),
         () = conn.wait_for_cut() => {}
         () = line.outbox.flush(&line.shared, &conn) => {}
         () = line.outbox.flush(&line.shared, &conn) => {}

@@ -38,6 +38,8 @@ struct Waiting {
     next: u64,
     /// How many requests are under way alone.
     alone: usize,
+    /// How many went out together the last time.
+    together: usize,
     /// How many calls are under way that carry what has waited, and how many requests are in them.
     flights: usize,
     flying: usize,
@@ -88,7 +90,9 @@ impl Waiting {
 impl Outbox {
     fn alone(&self) -> Option<Alone<'_>> {
         let mut waiting = lock(&self.waiting);
-        let free = waiting.flights == 0 && waiting.queue.is_empty() && waiting.alone < ALONE;
+        // Where many went out together, many will again: one that leaves before them costs as much as all of them.
+        let few = waiting.together <= ALONE && waiting.alone < ALONE;
+        let free = few && waiting.flights == 0 && waiting.queue.is_empty();
         waiting.alone += usize::from(free);
         free.then(|| Alone(self))
     }
@@ -127,7 +131,7 @@ impl Outbox {
         let mut terms = None;
         while letters.len() < TOGETHER && others.len() < TOGETHER {
             let Some(letter) = waiting.queue.pop_front() else { break };
-            let wanted = letter.ask.terms();
+            let wanted = letter.ask.terms;
             if letter.answer.is_closed() {
                 continue;
             } else if wanted.is_none() || terms.is_none() || terms == wanted {
@@ -142,6 +146,7 @@ impl Outbox {
         }
         waiting.flights += 1;
         waiting.flying += letters.len();
+        waiting.together = letters.len();
         let flight = Flight { outbox: self, letters: letters.len() };
         if waiting.is_due() {
             self.wake.notify_one();
@@ -160,6 +165,8 @@ impl Outbox {
     /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled.
     pub(crate) async fn flush(&self, shared: &Shared, conn: &Conn) {
         loop {
+            // Whoever was just answered may ask again in his next turn, and goes along.
+            tokio::task::yield_now().await;
             let Some((letters, _flight)) = self.next() else {
                 self.wake.notified().await;
                 continue;
@@ -195,8 +202,6 @@ impl Drop for Flight<'_> {
         let mut waiting = lock(&self.outbox.waiting);
         waiting.flights -= 1;
         waiting.flying -= self.letters;
-        if waiting.is_due() {
-            self.outbox.wake.notify_one();
-        }
+        // Nobody is woken: whoever was on the flight looks for the next one himself.
     }
 }

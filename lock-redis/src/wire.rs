@@ -13,19 +13,46 @@ use redis::io::tcp::socket2::SockRef;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::errors::Failure;
 
 /// How much of a server's first words is kept: its refusals are shorter.
 const LONGEST_REFUSAL: usize = 256;
 
-/// Reads and writes the socket while it is polled, and ends with the connection.
-pub(crate) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// The task that reads and writes the socket. It ends with the connection, and with this. (With TLS the client crate keeps
+/// it to itself.)
+///
+/// A task of its own, because a task that both collects what is to be sent and writes it would wake itself with each request,
+/// and then another thread.
+pub(crate) struct Driver(Option<JoinHandle<()>>);
 
-/// Connects. Whoever sends also polls the driver, where that can be had: a request then goes from the task that collects
-/// it straight to the socket. (The client crate keeps what TLS needs to itself; there it drives the socket in a task of
-/// its own.)
+impl Driver {
+    fn spawn(driver: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(Some(tokio::spawn(driver)))
+    }
+
+    /// Resolves when the connection is of no more use.
+    pub(crate) async fn ended(&mut self) {
+        match &mut self.0 {
+            Some(task) => {
+                let _ = task.await;
+                self.0 = None;
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// Connects.
 pub(crate) async fn connect(
     client: &Client,
     config: AsyncConnectionConfig,
@@ -43,7 +70,7 @@ pub(crate) async fn connect(
         }
         _ => {
             let mux = client.get_multiplexed_async_connection_with_config(&config).await.map_err(Failure::of)?;
-            Ok((mux, Box::pin(std::future::pending())))
+            Ok((mux, Driver(None)))
         }
     }
 }
@@ -60,7 +87,7 @@ where
     let stream = Heard { stream, first: Arc::clone(&first) };
     let server = client.get_connection_info().redis_settings();
     match MultiplexedConnection::new_with_config(server, stream, config).await {
-        Ok((mux, driver)) => Ok((mux, Box::pin(driver))),
+        Ok((mux, driver)) => Ok((mux, Driver::spawn(driver))),
         Err(error) => Err(match (Failure::of(error), first.get()) {
             (Failure::Cut(cause), Some(first)) if cause.is_io_error() => refusal(first).unwrap_or(Failure::Cut(cause)),
             (failure, _) => failure,

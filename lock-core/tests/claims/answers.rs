@@ -1,5 +1,9 @@
 //! Answers that are missing, late, or overtaken by a message.
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use lock_core::{Answer, Certainty, Error, ErrorKind, LockClient, LockGuard, LossReason, Release, Result};
@@ -312,4 +316,30 @@ async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     late.send(Answer::Lost).map_err(drop).unwrap();
     let (lease, _answer) = store.renew().await;
     assert_eq!((lease.claim.owner(), lease.place), (claim.owner(), 5));
+}
+
+/// Waking oneself costs the task its turn, and tokio another thread.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_is_woken_by_its_answer_alone() {
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    let (client, mut store) = scripted();
+    let (lock, wakes) = (client.lock("job"), Arc::new(Wakes::default()));
+    let waker = Waker::from(wakes.clone());
+    let mut cx = Context::from_waker(&waker);
+    let mut acquire = pin!(lock.acquire());
+    assert!(acquire.as_mut().poll(&mut cx).is_pending());
+    let (_, answer) = store.acquire().await;
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+    let Poll::Ready(Ok(guard)) = acquire.as_mut().poll(&mut cx) else { panic!("it is granted") };
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+    assert!(guard.is_held());
 }

@@ -22,7 +22,7 @@
 -- All keys of a lock are made from KEYS[i] and share its hash tag, hence its slot.
 --
 -- ARGV[1] of every script: retention u64 µs | how many acquires u16 | ttl u32 ms | '1' when new grants are allowed, '0' in quarantine |
--- 'q' when acquires want a place, 'l' when not | the client's channel. Then what the script's own header says, one per lock.
+-- 'q' when acquires want a place, 'l' when not | the client's channel. Then what the script's own header says.
 -- What is wrong with one lock is answered for that one.
 --
 -- The main chunk of a script works on the ordinary record alone, the one without flags (24641536 is its first four bytes), and leaves

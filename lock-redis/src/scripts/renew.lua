@@ -1,8 +1,10 @@
 -- Renews each of several leases and places.
 --
 -- KEYS[i]      the record of a lock
--- ARGV[i + 1]  place u64, as far as it is known | owner 16 bytes; with another ttl than in ARGV[1], or with one that may shorten:
---              | ttl u32 ms | 'm' (at least) or 'e' (exactly)
+-- ARGV[2]      per lock: place u64, as far as it is known | owner 16 bytes. One argument, since each costs as much as the rest of an
+--              ordinary renewal but its write
+-- ARGV[3]      for each lock with another ttl than in ARGV[1], or with one that may shorten: its number u16, from 1 | ttl u32 ms |
+--              'm' (at least) or 'e' (exactly)
 -- answers      TIME in µs, then one string with a letter per lock, then for the letters with more to tell, in order:
 --                r        the lease stands
 --                g        the lease stands, and came from a place or has another number: place, fencing token
@@ -11,17 +13,20 @@
 --                e        error: what was wrong
 -- promises     nothing is created; a lease that has ended stays ended, also while nobody else has the lock
 
-local letters, till_of_most = {}, now + ttl * 1000
-local packed = pack('>I8', till_of_most)
+local letters, till_of_most, sub, find = {}, now + ttl * 1000, string.sub, string.find
+local packed, asks, others = pack('>I8', till_of_most), ARGV[2], {}
+for at = 1, #ARGV[3], 7 do
+  local i, wanted, extend = unpack('>I2I4c1', ARGV[3], at)
+  others[i] = {wanted, extend}
+end
 answers = {now, ''}
 for i = 1, #KEYS do
-  local key, ask, letter = KEYS[i], ARGV[i + 1], nil
+  local key, ask, letter = KEYS[i], sub(asks, 24 * i - 23, 24 * i), nil
   local raw
-  if raws and not seen[key] then
-    raw, seen[key] = raws[i], true
-  end
+  -- The ordinary way below may write a record twice: it only ever writes the same.
+  if raws and not seen[key] then raw = raws[i] end
   if raw == nil then raw = call('GET', key) end
-  if raw and #ask == 24 and string.sub(raw, 21, 44) == ask then
+  if raw and not others[i] and find(raw, ask, 21, true) == 21 then
     local head, deadline, kept, fence = unpack('>I4I8I8I8', raw)
     if head == 24641536 and deadline > now and kept >= (fence > till_of_most and fence or till_of_most) + retention then
       letter = 'r'
@@ -33,11 +38,12 @@ for i = 1, #KEYS do
     lib = lib or (function()
       --@ library.lua
     end)()
+    if raws then seen[key] = true end
     local fine, number, value
     fine, letter, number, value = pcall(function()
-      local known, who, wanted, extend = unpack('>I8c16', ask)
-      wanted, extend = ttl, 'm'
-      if #ask > 24 then known, who, wanted, extend = unpack('>I8c16I4c1', ask) end
+      local known, who = unpack('>I8c16', ask)
+      local wanted, extend = ttl, 'm'
+      if others[i] then wanted, extend = others[i][1], others[i][2] end
       local till = now + wanted * 1000
       local it = lib.read(key)
       if not it then return 'l' end
