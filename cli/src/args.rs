@@ -48,6 +48,9 @@ pub(crate) struct Common {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Hold a lock while a command runs.
+    ///
+    /// The command stands after `--`, as in `leasehold run nightly -- ./report.sh --all`. It finds the fencing token in
+    /// LEASEHOLD_FENCING_TOKEN, the lock in LEASEHOLD_NAME and the store's URL in LEASEHOLD_STORE.
     #[command(after_long_help = TABLE)]
     Run(Run),
     /// Show who holds a lock.
@@ -214,7 +217,7 @@ pub(crate) fn in_one_line(error: &clap::Error) -> String {
     let mut line: Vec<_> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
     // "did you mean", which comes after an empty line.
     line.extend(text.lines().find_map(|line| line.trim().strip_prefix("tip: ").map(|_| line.trim())));
-    let line = line.join(" ");
+    let line = line.join(" ").replace(" tip: ", "; ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     let after = text.contains("leasehold run ") && error.kind() == clap::error::ErrorKind::UnknownArgument;
     let hint = if after { "; the command of `run` stands after `--`" } else { "" };

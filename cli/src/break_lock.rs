@@ -26,13 +26,13 @@ struct Broken {
 pub(crate) async fn break_lock(common: &Common, args: &Break, output: Output) -> Result<Exit, Failure> {
     let client = store::connect(common).await?;
     let Some(seen) = client.inspect(&args.name).await?.filter(|seen| seen.lease.is_some()) else {
-        let before = LockReport::new(&args.name, None);
+        let before = LockReport::new(&client, &args.name, None);
         let answer = Broken { name: args.name.clone(), broken: false, raised_token: None, before };
         output.result(&answer, || format!("{}: free, there is nothing to break", shown(&args.name)));
         return Ok(Exit::Fine);
     };
     let token = seen.lease.as_ref().map(|lease| lease.token);
-    let before = LockReport::new(&args.name, Some(seen));
+    let before = LockReport::new(&client, &args.name, Some(seen));
     if !args.yes && !is_meant(&before)? {
         return Err(Failure::new(Exit::No, "not broken"));
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{HolderInfo, Inspection};
+use leasehold::{HolderInfo, Inspection, LockClient, Waiting};
 use serde::Serialize;
 
 /// A lock, for `--json`. Fields are added, never renamed or removed.
@@ -19,7 +19,8 @@ pub(crate) struct LockReport {
     pub(crate) ttl_left_ms: Option<u64>,
     /// Since when it is held, in seconds since the Unix epoch, where the store's tokens tell.
     pub(crate) since: Option<u64>,
-    pub(crate) waiters: u64,
+    /// How many wait, where the store knows.
+    pub(crate) waiters: Option<u64>,
     pub(crate) holder: Option<Holder>,
 }
 
@@ -40,8 +41,13 @@ impl From<HolderInfo> for Holder {
 }
 
 impl LockReport {
-    /// The report of a lock that the store has no record of, or an inspection.
-    pub(crate) fn new(name: impl Into<String>, seen: Option<Inspection>) -> Self {
+    /// The report of an inspection, or of a lock that the store has no record of.
+    pub(crate) fn new(client: &LockClient, name: impl Into<String>, seen: Option<Inspection>) -> Self {
+        Self::of(name, seen, client.capabilities().waiting == Waiting::ServerQueue)
+    }
+
+    /// Only a store with a queue knows who waits.
+    pub(crate) fn of(name: impl Into<String>, seen: Option<Inspection>, has_queue: bool) -> Self {
         let Inspection { last_token, lease, waiters, .. } = seen.unwrap_or_else(|| Inspection::new(None, None, 0));
         let token = lease.as_ref().map(|lease| lease.token.get());
         let ttl_left_ms = lease.as_ref().map(|lease| u64::try_from(lease.ttl_left.as_millis()).unwrap_or(u64::MAX));
@@ -49,7 +55,16 @@ impl LockReport {
         let holder: Option<Holder> = lease.and_then(|lease| lease.holder).map(Holder::from);
         let since = token.and_then(|token| granted_at(token, holder.as_ref()?.started));
         let last_token = last_token.map(|token| token.get());
-        Self { name: name.into(), held, token, last_token, ttl_left_ms, since, waiters, holder }
+        Self {
+            name: name.into(),
+            held,
+            token,
+            last_token,
+            ttl_left_ms,
+            since,
+            waiters: has_queue.then_some(waiters),
+            holder,
+        }
     }
 
     /// One paragraph for people.
@@ -83,9 +98,9 @@ impl LockReport {
 
     fn add_waiters(&self, text: &mut String) {
         match self.waiters {
-            0 => {}
-            1 => text.push_str(", 1 waits"),
-            more => _ = write!(text, ", {more} wait"),
+            None | Some(0) => {}
+            Some(1) => text.push_str(", 1 waits"),
+            Some(more) => _ = write!(text, ", {more} wait"),
         }
     }
 }
@@ -100,6 +115,16 @@ pub(crate) fn in_seconds(ms: Option<u64>) -> String {
     let ms = ms.unwrap_or_default();
     format!("{}.{} s", ms / 1000, ms % 1000 / 100)
 }
+
+/// A moment in seconds since the Unix epoch, as people write it.
+pub(crate) fn moment(seconds: u64) -> String {
+    // What no clock shows is not worth a panic.
+    let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds.min(LAST_MOMENT))).unwrap_or(UNIX_EPOCH);
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+/// The last second of the year 9999, which is the last that can be written.
+const LAST_MOMENT: u64 = 253_402_300_799;
 
 /// How long ago a moment is, roughly.
 pub(crate) fn age(since: u64) -> String {
@@ -136,7 +161,8 @@ mod tests {
 
     fn report(token: u64, waiters: u64) -> LockReport {
         let lease = LeaseView::new(FencingToken::new(token), Duration::from_millis(12_345), Some(holder()));
-        LockReport::new("orders/42", Some(Inspection::new(Some(FencingToken::new(token)), Some(lease), waiters)))
+        let seen = Inspection::new(Some(FencingToken::new(token)), Some(lease), waiters);
+        LockReport::of("orders/42", Some(seen), true)
     }
 
     #[test]
@@ -150,10 +176,9 @@ mod tests {
                 + r#""holder":{"host":"web-1","pid":42,"started":1700000000,"label":""}}"#
         );
         assert_eq!(
-            serde_json::to_string(&LockReport::new("x", None)).unwrap(),
-            r#"{"name":"x","held":false,"token":null,"last_token":null,"ttl_left_ms":null,"since":null,"waiters":0,"#
-                .to_owned()
-                + r#""holder":null}"#
+            serde_json::to_string(&LockReport::of("x", None, false)).unwrap(),
+            r#"{"name":"x","held":false,"token":null,"last_token":null,"ttl_left_ms":null,"since":null,"waiters":null,"#
+                .to_owned() + r#""holder":null}"#
         );
     }
 
@@ -166,7 +191,7 @@ mod tests {
         assert!(text.starts_with("orders/42: held by "), "{text}");
         assert!(text.contains("nightly) for 1m 5s") || text.contains("nightly) for 1m 6s"), "{text}");
         assert!(text.ends_with(&format!("token {granted}, 12.3 s left, 1 waits")), "{text}");
-        assert_eq!(LockReport::new("x", None).in_words(), "x: free, no record of it");
+        assert_eq!(LockReport::of("x", None, true).in_words(), "x: free, no record of it");
     }
 
     #[test]
@@ -174,6 +199,12 @@ mod tests {
         assert_eq!(granted_at(7, now()), None);
         assert_eq!(granted_at((now() + 3600) * 1_000_000, now()), None);
         assert_eq!(granted_at(now() * 1_000_000, now()), Some(now()));
+    }
+
+    #[test]
+    fn any_number_is_a_moment() {
+        assert_eq!(moment(1_700_000_000), "2023-11-14T22:13:20Z");
+        assert_eq!(moment(u64::MAX), "9999-12-31T23:59:59Z");
     }
 
     #[test]

@@ -8,13 +8,13 @@ use serde::Serialize;
 use crate::args::{Common, Ls, Status, Watch};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, StatusLine};
-use crate::report::{LockReport, age, in_seconds, shown};
+use crate::report::{LockReport, age, in_seconds, moment, shown};
 use crate::store;
 
 /// `status NAME`.
 pub(crate) async fn status(common: &Common, args: &Status, output: Output) -> Result<Exit, Failure> {
     let client = store::connect(common).await?;
-    let report = LockReport::new(&args.name, client.inspect(&args.name).await?);
+    let report = LockReport::new(&client, &args.name, client.inspect(&args.name).await?);
     output.result(&report, || in_lines(&report));
     Ok(if args.exit_code && !report.held { Exit::No } else { Exit::Fine })
 }
@@ -28,7 +28,7 @@ pub(crate) async fn ls(common: &Common, args: &Ls, output: Output) -> Result<Exi
         .into_iter()
         .map(|lock| ListedReport {
             whole_name: matches!(lock.name, ListedName::Whole(_)),
-            lock: LockReport::new(lock.name.to_string(), Some(lock.state)),
+            lock: LockReport::new(&client, lock.name.to_string(), Some(lock.state)),
         })
         .filter(|listed| args.all || listed.lock.held)
         .collect();
@@ -46,7 +46,7 @@ pub(crate) async fn watch(common: &Common, args: &Watch, output: Output) -> Resu
     let mut last = None;
     loop {
         let seen = match client.inspect(&args.name).await {
-            Ok(seen) => Ok(LockReport::new(&args.name, seen)),
+            Ok(seen) => Ok(LockReport::new(&client, &args.name, seen)),
             Err(error) if error.kind() == leasehold::ErrorKind::InvalidInput => return Err(error.into()),
             Err(error) => Err(error),
         };
@@ -112,6 +112,9 @@ fn in_lines(report: &LockReport) -> String {
     if report.held {
         line("holder", report.who());
     }
+    if let Some(holder) = &report.holder {
+        line("started", moment(holder.started));
+    }
     if let Some(since) = report.since {
         line("for", age(since));
     }
@@ -123,7 +126,9 @@ fn in_lines(report: &LockReport) -> String {
     if report.held {
         line("ttl left", in_seconds(report.ttl_left_ms));
     }
-    line("waiting", report.waiters.to_string());
+    if let Some(waiters) = report.waiters {
+        line("waiting", waiters.to_string());
+    }
     lines.join("\n")
 }
 
@@ -132,8 +137,9 @@ fn live_line(report: &LockReport) -> String {
         Some(since) => format!("held for {}, ", age(since)),
         None => "held, ".to_owned(),
     };
+    let waiters = report.waiters.map_or_else(String::new, |waiters| format!(", {waiters} wait"));
     match report.held {
-        true => format!("  {held}{} left, {} wait", in_seconds(report.ttl_left_ms), report.waiters),
+        true => format!("  {held}{} left{waiters}", in_seconds(report.ttl_left_ms)),
         false => "  free".to_owned(),
     }
 }
@@ -149,11 +155,8 @@ mod tests {
 
     #[test]
     fn a_free_lock_says_what_is_known_of_it() {
-        let text = in_lines(&LockReport::new("x\x1b", None));
-        assert_eq!(
-            text,
-            "lock     x\u{fffd}\nstate    free\ntoken    none: the store has no record of this lock\nwaiting  0"
-        );
+        let text = in_lines(&LockReport::of("x\x1b", None, false));
+        assert_eq!(text, "lock     x\u{fffd}\nstate    free\ntoken    none: the store has no record of this lock");
     }
 
     #[test]
@@ -161,7 +164,7 @@ mod tests {
         let listing = Listing { locks: Vec::new(), whole: true };
         assert_eq!(listing.in_words(), "no locks");
         assert_eq!(serde_json::to_string(&listing).unwrap(), r#"{"locks":[],"whole":true}"#);
-        let lock = LockReport::new("x", None);
+        let lock = LockReport::of("x", None, true);
         let listing = Listing { locks: vec![ListedReport { lock, whole_name: true }], whole: false };
         assert!(listing.in_words().ends_with("there are more: see --limit and --prefix"));
         let json = serde_json::to_string(&listing).unwrap();

@@ -89,7 +89,7 @@ async fn wait(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuar
 
 async fn held(client: &LockClient, args: &Run, how: &str) -> Failure {
     let now = match client.inspect(&args.name).await {
-        Ok(seen) => LockReport::new(&args.name, seen).in_words(),
+        Ok(seen) => LockReport::new(client, &args.name, seen).in_words(),
         Err(_) => format!("{}: the store does not say who has it", shown(&args.name)),
     };
     Failure::new(Exit::Held, format!("another has the lock {how}; nothing was run ({now})"))
@@ -113,13 +113,13 @@ async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::
         return std::future::pending().await;
     }
     let (begin, mut line) = (Instant::now(), StatusLine::default());
-    let mut place = client.capabilities().fifo.then(PlaceBound::default);
+    let mut place = PlaceBound::default();
     tokio::time::sleep(SILENCE).await;
     loop {
         let (place, now) = match client.inspect(&args.name).await {
             Ok(seen) => {
-                let seen = LockReport::new(&args.name, seen);
-                (place.as_mut().and_then(|place| place.look(seen.token, seen.waiters)), seen.in_words())
+                let seen = LockReport::new(client, &args.name, seen);
+                (place.look(seen.token, seen.waiters.unwrap_or(0)), seen.in_words())
             }
             Err(error) => (None, format!("{}: {error}", shown(&args.name))),
         };

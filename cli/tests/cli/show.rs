@@ -26,6 +26,7 @@ fn json(store: &Store, args: &[&str]) -> Value {
 fn status_shows_who_holds(store: &Store) {
     let free = json(store, &["status", "x", "--json"]);
     assert_eq!((&free["held"], &free["token"], &free["holder"]), (&false.into(), &Value::Null, &Value::Null));
+    assert_eq!(free["waiters"], if store.has_queue() { 0.into() } else { Value::Null });
     assert_eq!(tell(store, &["status", "x", "--exit-code"]).0, 1);
 
     let gate = store.gate();
@@ -41,7 +42,7 @@ fn status_shows_who_holds(store: &Store) {
     assert_eq!(holder["host"], rustix::system::uname().nodename().to_str().unwrap());
     let (code, text, _) = tell(store, &["status", "x", "--exit-code"]);
     assert_eq!(code, 0);
-    for part in ["state    held", "nightly build", &run.id().to_string(), &held["token"].to_string()] {
+    for part in ["state    held", "started  20", "nightly build", &run.id().to_string(), &held["token"].to_string()] {
         assert!(text.contains(part), "{text}");
     }
     gate.open();
