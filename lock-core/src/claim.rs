@@ -142,7 +142,13 @@ impl HolderInfo {
                 out.push('\t');
             }
             let end = (0..=text.len().min(limit)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-            out.extend(text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }));
+            let text = &text[..end];
+            // Every acquire encodes it, and it mostly is what it should be.
+            if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+                out.push_str(text);
+            } else {
+                out.extend(text.chars().map(|c| if c.is_control() { ' ' } else { c }));
+            }
         }
         out
     }

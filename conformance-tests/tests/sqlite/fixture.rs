@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use conformance_tests::harness::folder;
@@ -23,6 +23,9 @@ pub(super) struct SqliteFixture {
     is_broken: AtomicBool,
     blocker: Mutex<Option<Blocker>>,
 }
+
+/// How long clients that end may go on writing into the folder.
+const GONE_BY: Duration = Duration::from_secs(5);
 
 /// A program that holds a write transaction open.
 struct Blocker {
@@ -88,6 +91,17 @@ pub(super) fn open_files(path: &Path) -> u64 {
 
 fn rename(from: &Path, to: &Path) {
     std::fs::rename(from, to).unwrap_or_else(|error| panic!("{} cannot be moved: {error}", from.display()));
+}
+
+impl Drop for SqliteFixture {
+    /// A client that is just ending may still write a file into the folder that is being removed.
+    fn drop(&mut self) {
+        let until = Instant::now() + GONE_BY;
+        while std::fs::remove_dir_all(self.root.path()).is_err() && self.root.path().exists() && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 #[async_trait]
