@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -13,9 +13,7 @@ use crate::error::{Error, Result};
 pub const MAX_NAME_BYTES: usize = 1024;
 
 /// What stays as it is in an encoded name: `A-Z a-z 0-9 _ -`.
-fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
-}
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-');
 
 /// The length of the digest form: `~` and 64 hexadecimal digits.
 const DIGEST_LEN: usize = 65;
@@ -62,25 +60,9 @@ impl LockName {
     /// When `limit` is below 65, the length of the digest form.
     pub fn encode(&self, limit: usize) -> Cow<'_, str> {
         assert!(limit >= DIGEST_LEN, "an encoded name needs at least {DIGEST_LEN} bytes");
-        // The length first, so that a name costs one allocation at most: every call encodes one.
-        let escaped = self.0.bytes().filter(|byte| !is_plain(*byte)).count();
-        let len = self.0.len() + 2 * escaped;
-        if len <= limit {
-            if escaped == 0 {
-                return Cow::Borrowed(&self.0);
-            }
-            let mut plain = String::with_capacity(len);
-            for byte in self.0.bytes() {
-                if is_plain(byte) {
-                    plain.push(char::from(byte));
-                } else {
-                    plain.push('%');
-                    plain.extend(
-                        [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789ABCDEF"[usize::from(digit)])),
-                    );
-                }
-            }
-            return plain.into();
+        let plain: Cow<'_, str> = utf8_percent_encode(&self.0, ESCAPED).into();
+        if plain.len() <= limit {
+            return plain;
         }
         let digest = Sha256::digest(self.0.as_bytes());
         let mut out = String::with_capacity(DIGEST_LEN);
