@@ -131,11 +131,12 @@ impl HolderInfo {
     }
 
     /// The stored form: lock name, host, pid, start and label, separated by tabs, at most
-    /// [`MAX_HOLDER_BYTES`] bytes. Control characters become spaces, what is too long is cut.
-    pub fn encode(&self, name: &LockName) -> String {
+    /// [`MAX_HOLDER_BYTES`] bytes. Control characters become spaces, what is too long is cut. A store that knows the
+    /// name from elsewhere may leave it out.
+    pub fn encode(&self, name: Option<&LockName>) -> String {
         let (pid, started) = (self.pid.to_string(), self.started.to_string());
-        let parts =
-            [(name.as_str(), 200), (&*self.host, 100), (&*pid, 10), (&*started, 20), (&*self.label, MAX_LABEL_BYTES)];
+        let name = name.map_or("", LockName::as_str);
+        let parts = [(name, 200), (&*self.host, 100), (&*pid, 10), (&*started, 20), (&*self.label, MAX_LABEL_BYTES)];
         let mut out = String::with_capacity(128);
         for (index, (text, limit)) in parts.into_iter().enumerate() {
             if index > 0 {
@@ -180,7 +181,7 @@ mod tests {
     fn holder_information_survives_the_store_and_keeps_its_bound() {
         let info = HolderInfo { host: "h".repeat(300), pid: u32::MAX, started: u64::MAX, label: "l".repeat(128) };
         let name = LockName::new("n\töb".repeat(200)).unwrap();
-        let stored = info.encode(&name);
+        let stored = info.encode(Some(&name));
         assert!(stored.len() <= MAX_HOLDER_BYTES, "{}", stored.len());
         let (kept, read) = HolderInfo::decode(&stored).unwrap();
         assert!(kept.starts_with("n öbn"));

@@ -174,13 +174,14 @@ impl LockClient {
     {
         let keeper = self.shared.keeper.clone();
         let bound = keeper.call_bound() * bounds;
-        on_tokio(&keeper.home().clone(), async move {
-            match tokio::time::timeout(bound, call(keeper.backend().clone())).await {
+        let call = call(keeper.backend().clone());
+        let call = async move {
+            match tokio::time::timeout(bound, call).await {
                 Ok(answer) => answer,
                 Err(_) => Err(Error::new(silence, "the store has not answered in time")),
             }
-        })
-        .await
+        };
+        if on_tokio() { call.await } else { elsewhere(keeper.home(), call).await }
     }
 
     /// What the backend promises.
@@ -208,8 +209,9 @@ impl LockClient {
     /// # Cancel safety
     /// What has begun goes on; calling it again waits again.
     pub async fn shutdown(&self) -> Result<()> {
-        let keeper = self.shared.keeper.clone();
-        on_tokio(&keeper.home().clone(), keeper.shut_down()).await
+        let keeper = &self.shared.keeper;
+        let end = keeper.clone().shut_down();
+        if on_tokio() { end.await } else { elsewhere(keeper.home(), end).await }
     }
 }
 
@@ -298,9 +300,13 @@ impl ClientBuilder {
     }
 }
 
-/// Runs a future where tokio's timers are: here, or on the keeper's runtime when the caller polls with another
-/// executor. Dropping it drops the future in both cases.
-pub(crate) async fn on_tokio<F>(home: &Handle, future: F) -> F::Output
+/// Whether tokio's timers are here. A task knows without touching what all threads of the runtime share.
+pub(crate) fn on_tokio() -> bool {
+    tokio::task::try_id().is_some() || Handle::try_current().is_ok()
+}
+
+/// Runs a future on the keeper's runtime, for a caller who polls with another executor than tokio's. Dropping it drops the future.
+pub(crate) async fn elsewhere<F>(home: &Handle, future: F) -> F::Output
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -313,9 +319,6 @@ where
         }
     }
 
-    if Handle::try_current().is_ok() {
-        return future.await;
-    }
     let mut task = AbortOnDrop(home.spawn(future));
     match (&mut task.0).await {
         Ok(output) => output,

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::claim::IfHeld;
-use crate::client::{Shared, on_tokio};
+use crate::client::{Shared, elsewhere, on_tokio};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::holder::HolderId;
@@ -141,8 +141,12 @@ impl Lock {
         let acquired = match self.check(&name, wish) {
             Ok(()) => {
                 let wait = if wish == IfHeld::Leave { keeper.call_bound() } else { self.wait };
-                let (client, terms) = (self.client.clone(), self.terms);
-                on_tokio(keeper.home(), acquire(client, name.clone(), terms, wish, wait)).await
+                if on_tokio() {
+                    acquire(&self.client, &name, self.terms, wish, wait).await
+                } else {
+                    let (client, name, terms) = (self.client.clone(), name.clone(), self.terms);
+                    elsewhere(keeper.home(), async move { acquire(&client, &name, terms, wish, wait).await }).await
+                }
             }
             Err(error) => Err(error),
         };
@@ -178,9 +182,9 @@ impl Lock {
     }
 }
 
-async fn acquire(client: Arc<Shared>, name: LockName, terms: Terms, wish: IfHeld, wait: Duration) -> Result<Hold> {
+async fn acquire(client: &Shared, name: &LockName, terms: Terms, wish: IfHeld, wait: Duration) -> Result<Hold> {
     let keeper = &client.keeper;
-    let (mut ticket, first) = match keeper.enter(&name, terms, wish)? {
+    let (mut ticket, first) = match keeper.enter(name, terms, wish)? {
         Entry::Shared(hold) => return Ok(hold),
         Entry::Refused => {
             return Err(Error::new(ErrorKind::Timeout, "others of this client hold it or wait for it"));
@@ -188,24 +192,24 @@ async fn acquire(client: Arc<Shared>, name: LockName, terms: Terms, wish: IfHeld
         Entry::Queued(ticket, first) => (ticket, first),
     };
     let waited = {
-        let mut attempt = first.map(|first| RunToEnd::new(keeper.clone().attempt(first)));
+        let mut attempt = first.map(|first| RunToEnd::new(keeper.home(), keeper.clone().attempt(first)));
         let answered = poll_fn(|cx| {
             // The attempt brings the outcome about, and a task that wakes itself costs another turn. So nobody is told of it
             // meanwhile, and it is looked at again afterwards. It may be known before, as at a shutdown.
             if attempt.is_some()
-                && let Poll::Ready(known) = Pin::new(&mut ticket.outcome).poll(&mut Context::from_waker(Waker::noop()))
+                && let Poll::Ready(known) = ticket.poll_outcome(&mut Context::from_waker(Waker::noop()))
             {
                 return Poll::Ready(known);
             }
             if attempt.as_mut().is_some_and(|attempt| Pin::new(attempt).poll(cx).is_ready()) {
                 attempt = None;
             }
-            Pin::new(&mut ticket.outcome).poll(cx)
+            ticket.poll_outcome(cx)
         });
         tokio::time::timeout(wait, answered).await
     };
     match waited {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(_)) | Err(_) => ticket.time_is_up(),
+        Ok(Some(outcome)) => outcome,
+        Ok(None) | Err(_) => ticket.time_is_up(),
     }
 }

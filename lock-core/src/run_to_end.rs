@@ -10,29 +10,28 @@ use tokio::runtime::Handle;
 /// stores misbehave when a future is dropped in the middle of a request. Costs no task while nobody drops it.
 ///
 /// A runtime that shuts down drops it all the same.
-pub(crate) struct RunToEnd<F>
+pub(crate) struct RunToEnd<'a, F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
     call: Option<Pin<Box<F>>>,
     begun: bool,
-    runtime: Handle,
+    home: &'a Handle,
 }
 
-impl<F> RunToEnd<F>
+impl<'a, F> RunToEnd<'a, F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    /// # Panics
-    /// Outside a tokio runtime.
-    pub(crate) fn new(call: F) -> Self {
-        Self { call: Some(Box::pin(call)), begun: false, runtime: Handle::current() }
+    /// Dropped outside of a tokio runtime, it goes on on `home`.
+    pub(crate) fn new(home: &'a Handle, call: F) -> Self {
+        Self { call: Some(Box::pin(call)), begun: false, home }
     }
 }
 
-impl<F> Future for RunToEnd<F>
+impl<F> Future for RunToEnd<'_, F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -51,14 +50,14 @@ where
     }
 }
 
-impl<F> Drop for RunToEnd<F>
+impl<F> Drop for RunToEnd<'_, F>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
     fn drop(&mut self) {
         if let Some(call) = self.call.take().filter(|_| self.begun) {
-            self.runtime.spawn(call);
+            Handle::try_current().as_ref().unwrap_or(self.home).spawn(call);
         }
     }
 }

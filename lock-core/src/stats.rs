@@ -46,9 +46,11 @@ macro_rules! counters {
         }
 
         impl Counters {
-            pub(crate) fn read(&self) -> Stats {
+            /// With how many acquires wait, which nobody counts.
+            pub(crate) fn read(&self, waiting: u64) -> Stats {
                 Stats {
                     $($name: self.$name.0.load(Ordering::Relaxed),)*
+                    waiting,
                     max_renewal_lag: Duration::from_nanos(self.max_renewal_lag.load(Ordering::Relaxed)),
                 }
             }
@@ -68,8 +70,7 @@ counters!(
     lost,
     released,
     withdrawn,
-    held,
-    waiting
+    held
 );
 
 impl Counters {

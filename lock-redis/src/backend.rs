@@ -13,7 +13,7 @@ use lock_core::{
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 
-use crate::calls::{Answered, Ask, Terms, Told};
+use crate::calls::{Answered, Ask, Terms, Told, Want};
 use crate::capabilities::{self, MAX_PLACE_TTL, RENEW_BATCH};
 use crate::conn::{Conn, Role, script_call};
 use crate::errors::{BACKEND, Failure, refused};
@@ -95,10 +95,9 @@ impl RedisBackend {
         Ok((self.line()?.conn(until).await?, until))
     }
 
-    async fn ask(&self, claim: &Claim, argument: Vec<u8>, terms: Option<Terms>) -> Result<Answered> {
+    async fn ask(&self, claim: &Claim, want: Want) -> Result<Answered> {
         let until = Instant::now() + self.shared.bound();
-        let ask = Ask { key: self.shared.keys.record(claim.name()), argument, terms };
-        self.line()?.ask(ask, until).await
+        self.line()?.ask(Ask { claim: claim.clone(), want }, until).await
     }
 
     async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
@@ -109,9 +108,8 @@ impl RedisBackend {
         if ttl < min_ttl || ttl > max_ttl {
             return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
         }
-        let argument = [claim.owner().as_bytes(), claim.holder().encode(claim.name()).as_bytes()].concat();
         let terms = Terms { ttl, place: claim.wish() == IfHeld::Queue };
-        let Answered { sent, told } = self.ask(claim, argument, Some(terms)).await?;
+        let Answered { sent, told } = self.ask(claim, Want::Acquire(terms)).await?;
         let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
         match told {
             Told::Acquired(Acquired::Granted { place, token }) => {
@@ -129,12 +127,8 @@ impl RedisBackend {
     }
 
     async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let mut argument = claim.owner().as_bytes().to_vec();
-        if certainty == Certainty::Unsure {
-            let remember = REMEMBER.max(lock(&self.shared.epoch).longest_ever);
-            argument.extend(millis(remember).to_be_bytes());
-        }
-        match self.ask(claim, argument, None).await?.told {
+        let remember = (certainty == Certainty::Unsure).then(|| REMEMBER.max(lock(&self.shared.epoch).longest_ever));
+        match self.ask(claim, Want::Release(remember)).await?.told {
             Told::Released(true) => Ok(Release::Released),
             Told::Released(false) => Ok(Release::NotHeld),
             Told::Acquired(_) => Err(Failure::Unreadable.into()),
@@ -151,13 +145,13 @@ impl RedisBackend {
         for lease in leases {
             command.arg(shared.keys.record(lease.claim.name()));
         }
-        let terms = Terms { ttl: leases.first().map_or(Duration::ZERO, |lease| lease.ttl), place: false };
-        command.arg(shared.common(quarantine.is_none(), 0, Some(terms)));
+        let ttl_of_most = leases.first().map_or(Duration::ZERO, |lease| lease.ttl);
+        command.arg(shared.common_to_renewals(quarantine.is_none(), ttl_of_most));
         let (mut asks, mut others) = (Vec::with_capacity(24 * leases.len()), Vec::new());
         for (number, lease) in (1_u16..).zip(leases) {
             asks.extend(lease.place.to_be_bytes());
             asks.extend(lease.claim.owner().as_bytes());
-            if lease.ttl != terms.ttl || lease.extend == Extend::Exactly {
+            if lease.ttl != ttl_of_most || lease.extend == Extend::Exactly {
                 others.extend(number.to_be_bytes());
                 others.extend(millis(lease.ttl).to_be_bytes());
                 others.push(if lease.extend == Extend::Exactly { b'e' } else { b'm' });

@@ -108,7 +108,7 @@ impl Fence<'_> {
         for key in keys {
             call.arg(key.as_ref());
         }
-        call.arg(shared.common(false, 0, None)).arg(&self.lease.claim.owner().as_bytes()[..]).arg(self.token.get());
+        call.arg(shared.common(false)).arg(&self.lease.claim.owner().as_bytes()[..]).arg(self.token.get());
         for arg in args {
             call.arg(arg.as_ref());
         }

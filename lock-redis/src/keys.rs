@@ -1,6 +1,9 @@
 //! Keys, channels and the permissions on them.
 
+use std::io::Write;
+
 use lock_core::LockName;
+use redis::{Cmd, RedisWrite};
 
 /// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].
 const MAX_ENCODED: usize = 200;
@@ -22,6 +25,20 @@ impl Keys {
     pub(crate) fn record(&self, name: &LockName) -> String {
         let encoded = name.encode(MAX_ENCODED);
         [&*self.prefix, "{", &encoded, "}"].concat()
+    }
+
+    /// Adds it to a command.
+    pub(crate) fn add_record(&self, command: &mut Cmd, name: &LockName) {
+        let mut key = command.writer_for_next_arg();
+        for part in [&*self.prefix, "{", &name.encode(MAX_ENCODED), "}"] {
+            let _always_fits = key.write_all(part.as_bytes());
+        }
+    }
+
+    /// Whether the key of a record tells the lock's name, and not only its digest.
+    pub(crate) fn tells(&self, name: &LockName) -> bool {
+        // Each byte takes three at most.
+        name.as_str().len() <= MAX_ENCODED / 3 || !name.encode(MAX_ENCODED).starts_with('~')
     }
 
     /// A pattern of all records and little else.

@@ -64,8 +64,15 @@ impl Line {
             wanted: Notify::new(),
             gone: AtomicBool::new(false),
         });
-        let task = runtime.spawn(keep_up(inner.clone())).abort_handle();
-        Self { inner, task }
+        // Made here, since a runtime that was shut down drops the task unseen.
+        let gone = Gone(inner.clone());
+        let task = runtime.spawn(async move {
+            tokio::select! {
+                () = keep_up(&gone.0) => {}
+                () = gone.0.outbox.refuse_late() => {}
+            }
+        });
+        Self { inner, task: task.abort_handle() }
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -134,15 +141,14 @@ fn broke() -> Error {
 
 /// Connects when it is wanted, and when it hears of grants also unasked; tries again until it is up. While it is up,
 /// sends what waits.
-async fn keep_up(line: Arc<Inner>) {
-    let _gone = Gone(&line.gone);
+async fn keep_up(line: &Inner) {
     let mut pause = FIRST_PAUSE;
     line.wanted.notified().await;
     loop {
         match Conn::open(&line.shared, line.role).await {
             Ok((conn, driver)) => {
                 let since = Instant::now();
-                serve(&line, Arc::new(conn), driver).await;
+                serve(line, Arc::new(conn), driver).await;
                 if since.elapsed() >= STEADY {
                     pause = FIRST_PAUSE;
                 }
@@ -177,7 +183,6 @@ async fn serve(line: &Inner, conn: Arc<Conn>, mut driver: Driver) {
         () = driver.ended() => conn.cut(),
         () = conn.wait_for_cut() => {}
         () = line.outbox.flush(&line.shared, &conn) => {}
-        () = line.outbox.flush(&line.shared, &conn) => {}
     }
     line.state.send_modify(|state| state.conn = None);
 }
@@ -188,10 +193,11 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 /// Says that the task was dropped, as a runtime does with all of its tasks when it is shut down.
-struct Gone<'a>(&'a AtomicBool);
+struct Gone(Arc<Inner>);
 
-impl Drop for Gone<'_> {
+impl Drop for Gone {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
+        self.0.gone.store(true, Ordering::Release);
+        self.0.outbox.close();
     }
 }

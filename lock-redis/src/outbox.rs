@@ -5,11 +5,12 @@
 //! under load, and no call is delayed when there is none.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Mutex;
 
 use lock_core::{Error, ErrorKind, Result};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use crate::calls::{Answered, Ask, together};
 use crate::conn::Conn;
@@ -20,8 +21,12 @@ use crate::shared::{Shared, lock};
 /// How many requests go out together: beyond that nothing is gained, and the server stands still for others meanwhile.
 const TOGETHER: usize = 64;
 
-/// How many calls may be under way that carry what has waited: one that the server works on, and one on the way.
-const FLIGHTS: usize = 2;
+/// How many calls may be under way that carry what has waited: the server works on one, and with many callers the next
+/// one and the answers to the last are on their way meanwhile.
+const FLIGHTS: usize = 4;
+
+/// How many requests a third call and any further one carry at least. Two small ones cost more than one that is twice as large.
+const CROWD: usize = TOGETHER / 2;
 
 /// How many requests may go out alone at a time. Below this number of callers waiting for each other gains nothing.
 const ALONE: usize = 2;
@@ -30,12 +35,18 @@ const ALONE: usize = 2;
 pub(crate) struct Outbox {
     waiting: Mutex<Waiting>,
     wake: Notify,
+    /// Something waits again.
+    begun: Notify,
 }
 
 #[derive(Default)]
 struct Waiting {
+    /// In the order of their bounds.
     queue: VecDeque<Letter>,
-    next: u64,
+    /// Whether [`Outbox::refuse_late`] looks after the queue.
+    watched: bool,
+    /// Nobody sends any more.
+    closed: bool,
     /// How many requests are under way alone.
     alone: usize,
     /// How many went out together the last time.
@@ -43,34 +54,40 @@ struct Waiting {
     /// How many calls are under way that carry what has waited, and how many requests are in them.
     flights: usize,
     flying: usize,
+    /// How many senders are about to look at the queue: nobody has to be woken for it.
+    looking: usize,
+}
+
+/// How a request goes out.
+enum Put<'a> {
+    Alone(Alone<'a>, Ask),
+    Waits(oneshot::Receiver<Result<Answered>>),
 }
 
 struct Letter {
-    number: u64,
     ask: Ask,
+    until: Instant,
     answer: oneshot::Sender<Result<Answered>>,
 }
 
 impl Inner {
     /// Asks the server, and ends by `until`.
     pub(crate) async fn ask(&self, ask: Ask, until: Instant) -> Result<Answered> {
-        if let Some(_alone) = self.outbox.alone() {
-            let conn = self.conn(until).await?;
-            let mut answers = together(&self.shared, &conn, std::slice::from_ref(&ask), until).await;
-            return answers.pop().unwrap_or_else(|| Err(Failure::Unreadable.into()));
+        match self.outbox.put(ask, until) {
+            // On the heap, so that the future of a caller who waits is small.
+            Put::Alone(alone, ask) => Box::pin(self.ask_alone(ask, until, alone)).await,
+            Put::Waits(told) => {
+                self.want();
+                // Whoever sends keeps to the bound, for all at once: a timer for each would cost more than the rest of this.
+                told.await.unwrap_or_else(|_| Err(Failure::closed().into()))
+            }
         }
-        let (answer, told) = oneshot::channel();
-        let number = self.outbox.put(ask, answer);
-        self.want();
-        match timeout_at(until, told).await {
-            Ok(Ok(answered)) => answered,
-            Ok(Err(_)) => Err(Failure::closed().into()),
-            Err(_) if self.outbox.take_back(number) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the request could not be sent within the bound (`timeout` in the URL)",
-            )),
-            Err(_) => Err(Failure::Silent.into()),
-        }
+    }
+
+    async fn ask_alone(&self, ask: Ask, until: Instant, _alone: Alone<'_>) -> Result<Answered> {
+        let conn = self.conn(until).await?;
+        let mut answers = together(&self.shared, &conn, std::slice::from_ref(&ask), until).await;
+        answers.pop().unwrap_or_else(|| Err(Failure::Unreadable.into()))
     }
 }
 
@@ -81,65 +98,73 @@ impl Waiting {
         match self.flights {
             _ if self.queue.is_empty() => false,
             0 => true,
+            1 => self.queue.len() >= self.flying,
             FLIGHTS.. => false,
-            _ => self.queue.len() >= self.flying.min(TOGETHER),
+            _ => self.queue.len() >= CROWD,
         }
+    }
+
+    /// Whether a sender has to be woken, who then looks.
+    fn wants_sender(&mut self) -> bool {
+        let wanted = self.looking == 0 && self.is_due();
+        self.looking += usize::from(wanted);
+        wanted
     }
 }
 
 impl Outbox {
-    fn alone(&self) -> Option<Alone<'_>> {
+    /// Takes a request, unless it should leave alone.
+    fn put(&self, ask: Ask, until: Instant) -> Put<'_> {
         let mut waiting = lock(&self.waiting);
         // Where many went out together, many will again: one that leaves before them costs as much as all of them.
         let few = waiting.together <= ALONE && waiting.alone < ALONE;
-        let free = few && waiting.flights == 0 && waiting.queue.is_empty();
-        waiting.alone += usize::from(free);
-        free.then(|| Alone(self))
-    }
-
-    fn put(&self, ask: Ask, answer: oneshot::Sender<Result<Answered>>) -> u64 {
-        let (number, due) = {
-            let mut waiting = lock(&self.waiting);
-            waiting.next += 1;
-            let number = waiting.next;
-            waiting.queue.push_back(Letter { number, ask, answer });
-            (number, waiting.is_due())
-        };
-        if due {
+        if few && waiting.flights == 0 && waiting.queue.is_empty() {
+            waiting.alone += 1;
+            return Put::Alone(Alone(self), ask);
+        }
+        let (answer, told) = oneshot::channel();
+        if waiting.closed {
+            let _ = answer.send(Err(not_sent("the connection's runtime was shut down")));
+            return Put::Waits(told);
+        }
+        waiting.queue.push_back(Letter { ask, until, answer });
+        let (wanted, begun) = (waiting.wants_sender(), !std::mem::replace(&mut waiting.watched, true));
+        drop(waiting);
+        if wanted {
             self.wake.notify_one();
         }
-        number
-    }
-
-    /// Whether it was still here.
-    fn take_back(&self, number: u64) -> bool {
-        let mut waiting = lock(&self.waiting);
-        let at = waiting.queue.iter().position(|letter| letter.number == number);
-        at.and_then(|at| waiting.queue.remove(at)).is_some()
+        if begun {
+            self.begun.notify_one();
+        }
+        Put::Waits(told)
     }
 
     /// The letters that should leave now, and the flight that they are on: the oldest that can go together, which are
     /// releases, and acquires on the terms of the oldest one. The others keep their order. Letters whose sender has gone
     /// away are dropped: what was not sent has no effect.
-    fn next(&self) -> Option<(Vec<Letter>, Flight<'_>)> {
+    fn next(&self, shared: &Shared) -> Option<(Vec<Letter>, Flight<'_>)> {
         let mut waiting = lock(&self.waiting);
+        // A sender may also have been woken over the connection before.
+        waiting.looking = waiting.looking.saturating_sub(1);
         if !waiting.is_due() {
             return None;
         }
-        let mut letters = Vec::with_capacity(waiting.queue.len().min(TOGETHER));
+        let mut letters: Vec<Letter> = Vec::with_capacity(waiting.queue.len().min(TOGETHER));
         let mut others = Vec::new();
-        let mut terms = None;
+        let mut first: Option<usize> = None;
         while letters.len() < TOGETHER && others.len() < TOGETHER {
             let Some(letter) = waiting.queue.pop_front() else { break };
-            let wanted = letter.ask.terms;
             if letter.answer.is_closed() {
                 continue;
-            } else if wanted.is_none() || terms.is_none() || terms == wanted {
-                terms = terms.or(wanted);
-                letters.push(letter);
-            } else {
-                others.push(letter);
             }
+            if letter.ask.is_acquire() {
+                if first.is_some_and(|first| !letters[first].ask.goes_with(&letter.ask, shared)) {
+                    others.push(letter);
+                    continue;
+                }
+                first.get_or_insert(letters.len());
+            }
+            letters.push(letter);
         }
         for letter in others.into_iter().rev() {
             waiting.queue.push_front(letter);
@@ -148,7 +173,7 @@ impl Outbox {
         waiting.flying += letters.len();
         waiting.together = letters.len();
         let flight = Flight { outbox: self, letters: letters.len() };
-        if waiting.is_due() {
+        if waiting.wants_sender() {
             self.wake.notify_one();
         }
         Some((letters, flight))
@@ -162,23 +187,82 @@ impl Outbox {
         }
     }
 
-    /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled.
+    /// Refuses everything, also what comes later.
+    pub(crate) fn close(&self) {
+        lock(&self.waiting).closed = true;
+        self.refuse_all(&not_sent("the connection's runtime was shut down"));
+    }
+
+    /// Answers what could not be sent within its bound. Never ends.
+    pub(crate) async fn refuse_late(&self) {
+        loop {
+            let now = Instant::now();
+            let (late, next) = {
+                let mut waiting = lock(&self.waiting);
+                let late = waiting.queue.partition_point(|letter| letter.until <= now);
+                let late: Vec<_> = waiting.queue.drain(..late).collect();
+                let next = waiting.queue.front().map(|letter| letter.until);
+                waiting.watched = next.is_some();
+                (late, next)
+            };
+            for letter in late {
+                let text = "the request could not be sent within the bound (`timeout` in the URL)";
+                let _ = letter.answer.send(Err(not_sent(text)));
+            }
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => self.begun.notified().await,
+            }
+        }
+    }
+
+    /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled. Never ends.
     pub(crate) async fn flush(&self, shared: &Shared, conn: &Conn) {
+        // Each begins with a look.
+        lock(&self.waiting).looking = FLIGHTS;
+        let sender = || self.send(shared, conn);
+        const { assert!(FLIGHTS == 4, "one sender for each") };
+        tokio::join!(sender(), sender(), sender(), sender());
+    }
+
+    async fn send(&self, shared: &Shared, conn: &Conn) {
         loop {
             // Whoever was just answered may ask again in his next turn, and goes along.
             tokio::task::yield_now().await;
-            let Some((letters, _flight)) = self.next() else {
+            let Some((letters, _flight)) = self.next(shared) else {
                 self.wake.notified().await;
                 continue;
             };
-            let (asks, senders): (Vec<_>, Vec<_>) =
-                letters.into_iter().map(|letter| (letter.ask, letter.answer)).unzip();
-            let until = Instant::now() + shared.bound();
-            let answers = together(shared, conn, &asks, until).await;
-            for (sender, answer) in senders.into_iter().zip(answers) {
-                let _ = sender.send(answer);
+            carry(shared, conn, letters).await;
+        }
+    }
+}
+
+fn not_sent(why: &'static str) -> Error {
+    Error::new(ErrorKind::Unavailable, why)
+}
+
+/// Sends letters together, and answers each within its own bound.
+async fn carry(shared: &Shared, conn: &Conn, letters: Vec<Letter>) {
+    let (asks, mut open): (Vec<_>, VecDeque<_>) =
+        letters.into_iter().map(|letter| (letter.ask, (letter.until, letter.answer))).unzip();
+    let mut call = pin!(together(shared, conn, &asks, Instant::now() + shared.bound()));
+    let mut answers = loop {
+        // Also when nobody is left: the call finds out about a silent connection.
+        let Some(&(first, _)) = open.front() else { break call.await };
+        tokio::select! {
+            biased;
+            answers = &mut call => break answers,
+            () = sleep_until(first) => {
+                if let Some((_, answer)) = open.pop_front() {
+                    let _ = answer.send(Err(Failure::Silent.into()));
+                }
             }
         }
+    };
+    let answers = answers.drain(asks.len() - open.len()..);
+    for ((_, sender), answer) in open.into_iter().zip(answers) {
+        let _ = sender.send(answer);
     }
 }
 
@@ -191,7 +275,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// A call that is under way with what has waited.
+/// A call that is under way with what has waited. Whoever sent it looks for the next one when it is back.
 struct Flight<'a> {
     outbox: &'a Outbox,
     letters: usize,
@@ -202,6 +286,6 @@ impl Drop for Flight<'_> {
         let mut waiting = lock(&self.outbox.waiting);
         waiting.flights -= 1;
         waiting.flying -= self.letters;
-        // Nobody is woken: whoever was on the flight looks for the next one himself.
+        waiting.looking += 1;
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lock_core::{CoreHandle, Error, ErrorKind, Result};
+use lock_core::{Claim, CoreHandle, Error, ErrorKind, Result};
 use tokio::time::Instant;
 
 use crate::calls::Terms;
@@ -91,16 +91,35 @@ impl Shared {
     }
 
     /// The first argument of every script, see `prelude.lua`.
-    pub(crate) fn common(&self, grants: bool, acquires: usize, terms: Option<Terms>) -> Vec<u8> {
-        let channel = self.keys.channel.as_bytes();
+    pub(crate) fn common(&self, grants: bool) -> Vec<u8> {
+        self.packed(grants, 0, None, "")
+    }
+
+    /// The same with what acquires have in common.
+    pub(crate) fn common_to_acquires(&self, number: usize, terms: Terms, any: &Claim) -> Vec<u8> {
+        // A name that the key does not tell would be forgotten.
+        let named = !self.keys.tells(any.name());
+        self.packed(true, number, Some(terms), &any.holder().encode(named.then(|| any.name())))
+    }
+
+    /// The same with the ttl of most renewals.
+    pub(crate) fn common_to_renewals(&self, grants: bool, ttl: Duration) -> Vec<u8> {
+        self.packed(grants, 0, Some(Terms { ttl, place: false }), "")
+    }
+
+    fn packed(&self, grants: bool, acquires: usize, terms: Option<Terms>, holder: &str) -> Vec<u8> {
+        // Only acquires need it, for the places that they may get.
+        let channel = if acquires > 0 { self.keys.channel.as_bytes() } else { &[] };
         let terms = terms.unwrap_or(Terms { ttl: Duration::ZERO, place: false });
-        let mut packed = Vec::with_capacity(16 + channel.len());
+        let mut packed = Vec::with_capacity(17 + channel.len() + holder.len());
         packed.extend(u64::try_from(self.settings.retention.as_micros()).unwrap_or(u64::MAX).to_be_bytes());
         packed.extend(u16::try_from(acquires).unwrap_or(u16::MAX).to_be_bytes());
         packed.extend(millis(terms.ttl).to_be_bytes());
         packed.push(if grants { b'1' } else { b'0' });
         packed.push(if terms.place { b'q' } else { b'l' });
+        packed.push(u8::try_from(channel.len()).unwrap_or(u8::MAX));
         packed.extend(channel);
+        packed.extend(holder.as_bytes());
         packed
     }
 

@@ -36,7 +36,7 @@ impl RedisBackend {
         for key in keys {
             call.arg(*key);
         }
-        call.arg(self.shared.common(false, 0, None));
+        call.arg(self.shared.common(false));
         replies::inspected(conn.run(script, &call, until).await?, keys.len()).ok_or(Failure::Unreadable)
     }
 
@@ -103,7 +103,7 @@ impl RedisBackend {
         let quarantine = conn.prepare(Duration::ZERO, until).await?;
         let script = &shared.scripts.break_lock;
         let mut call = script_call(script, 1);
-        call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none(), 0, None)).arg(token.get());
+        call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none())).arg(token.get());
         let raised = replies::broken(&conn.run(script, &call, until).await?).ok_or(Failure::Unreadable)?;
         Ok(raised.map(FencingToken::new))
     }

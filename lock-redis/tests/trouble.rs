@@ -3,14 +3,14 @@
 mod support;
 
 use std::error::Error as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use lock_core::{Acquisition, Answer, Error, ErrorKind, Release};
+use lock_core::{Acquisition, Answer, Error, ErrorKind, LockBackend, Release};
 use lock_redis::RedisBackend;
 use redis::Value;
 use support::{Backend, Redis, claim, hasty, ms, settings};
 
-const LONG: std::time::Duration = ms(30_000);
+const LONG: Duration = ms(30_000);
 
 #[track_caller]
 fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
@@ -183,6 +183,52 @@ async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
     assert!(matches!(first, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{first:?}");
     assert_eq!(kind(backend.acquire(&claim("job", 2), LONG).await), ErrorKind::Unavailable);
     assert_eq!(kind(RedisBackend::connect(&server.url()).await), ErrorKind::Unavailable);
+}
+
+/// Asks for far more locks at once than go out together. What the calls ended with, and the longest time that one took.
+async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
+    let mut calls = tokio::task::JoinSet::new();
+    for number in 0..600 {
+        let (backend, claim) = (backend.inner.clone(), claim(&format!("job{number}"), number as u8));
+        calls.spawn(async move {
+            let began = Instant::now();
+            (backend.acquire(&claim, LONG).await.err().map(|error| error.kind()), began.elapsed())
+        });
+    }
+    let (ends, took): (Vec<_>, Vec<_>) = calls.join_all().await.into_iter().unzip();
+    (ends, took.into_iter().max().expect("there were calls"))
+}
+
+#[tokio::test]
+async fn each_of_a_crowd_ends_within_its_bound_in_front_of_a_silent_server() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("&timeout=300ms").await;
+    backend.granted(&claim("job", 1), LONG).await;
+    server.signal("-STOP");
+    let (ends, longest) = crowd(&backend).await;
+    server.signal("-CONT");
+    let count = |wanted| ends.iter().filter(|&&end| end == Some(wanted)).count();
+    let (sent, unsent) = (count(ErrorKind::Indeterminate), count(ErrorKind::Unavailable));
+    assert!(sent >= 64 && unsent >= 64 && sent + unsent == 600, "{sent} and {unsent}");
+    assert!(longest <= ms(300 + 200), "{longest:?}");
+}
+
+#[tokio::test]
+async fn each_of_a_crowd_ends_within_its_bound_over_a_path_that_is_slow() {
+    let server = Redis::start(&[]);
+    let url = server.slow_url(ms(450));
+    let backend = Backend::new(RedisBackend::open(&format!("{url}&timeout=1s")).unwrap());
+    // Until there is a connection, and scripts and ttl are known: each is a round trip of its own.
+    let until = Instant::now() + ms(20_000);
+    while let Err(error) = backend.acquire(&claim("job", 1), LONG).await {
+        assert!(Instant::now() < until, "{error:?}");
+    }
+    let (ends, longest) = crowd(&backend).await;
+    // What leaves third cannot be answered in time.
+    let count = |wanted| ends.iter().filter(|&&end| end == wanted).count();
+    let (granted, open) = (count(None), count(Some(ErrorKind::Indeterminate)));
+    assert!(granted >= 64 && open >= 64, "{granted} and {open}");
+    assert!(longest <= ms(1000 + 200), "{longest:?}");
 }
 
 #[tokio::test]

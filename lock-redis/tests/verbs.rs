@@ -2,7 +2,12 @@
 
 mod support;
 
-use lock_core::{Acquisition, Answer, ErrorKind, Extend, LeaseRef, LockBackend, LockName, Release};
+use std::sync::Arc;
+
+use lock_core::{
+    Acquisition, Answer, Claim, ErrorKind, Extend, HolderInfo, LeaseRef, LockBackend, LockName, Mode, OwnerToken,
+    Release,
+};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
 
@@ -243,7 +248,10 @@ async fn golden_bytes_of_records_never_change() {
     assert_eq!(kept, deadline + 2 * 600_000_000);
     assert_eq!(record[28..44], [0xAB; 16]);
     let holder = std::str::from_utf8(&record[44..]).unwrap();
-    assert!(holder.starts_with("a/b\t") && holder.ends_with("\ttester"), "{holder}");
+    assert!(
+        holder.starts_with('\t') && holder.ends_with("\ttester"),
+        "without the name, which the key tells: {holder}"
+    );
     assert_eq!(server.command(&["PEXPIRETIME", "test:{a%2Fb}"]).await, Value::Int((kept / 1000 + 1) as i64));
 
     // With a place in the queue: places, place and tombstones stand before the fence.
@@ -264,7 +272,7 @@ async fn golden_bytes_of_records_never_change() {
     assert_eq!(entry[..16], [0xCD; 16]);
     let channel = usize::from(entry[24]);
     assert!(entry[25..25 + channel].starts_with(b"test:c:"));
-    assert!(std::str::from_utf8(&entry[25 + channel..]).unwrap().starts_with("a/b\t"));
+    assert_eq!(std::str::from_utf8(&entry[25 + channel..]).unwrap(), holder);
 
     // Given back, handed on and given back: only deadline and token tell of it.
     backend.release(&claim("a/b", 0xAB)).await.unwrap();
@@ -273,6 +281,43 @@ async fn golden_bytes_of_records_never_change() {
     assert_eq!(server.command(&["EXISTS", "test:{a%2Fb}:q"]).await, Value::Int(0));
     backend.release(&claim("a/b", 0xCD)).await.unwrap();
     assert_eq!(fields(&get().await, &[1, 1, 2, 8])[3], 0);
+}
+
+/// Those that wait for the connection go out together, and what they have in common is sent once.
+#[tokio::test]
+async fn each_of_many_acquires_at_once_stores_its_own_holder() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let mut calls = tokio::task::JoinSet::new();
+    let claims: Vec<_> = (0..40)
+        .map(|number: u8| {
+            let holder = HolderInfo::of_this_process(&format!("label {}", number / 10)).unwrap();
+            // The key of every other one has only the name's digest.
+            let name = if number % 2 == 0 { format!("short{number}") } else { "l".repeat(201 + usize::from(number)) };
+            let name = LockName::new(name).unwrap();
+            Claim::new(name, OwnerToken::from_bytes([number; 16]), Mode::Exclusive, Arc::new(holder))
+        })
+        .collect();
+    for claim in claims.clone() {
+        let backend = backend.inner.clone();
+        calls.spawn(async move { backend.acquire(&claim, ms(30_000)).await });
+    }
+    for answer in calls.join_all().await {
+        assert!(matches!(answer, Ok(Acquisition::Granted(_))), "{answer:?}");
+    }
+    let Value::Array(keys) = server.command(&["KEYS", "test:{*}"]).await else { panic!("no keys") };
+    let mut stored = Vec::new();
+    for key in keys {
+        let Value::BulkString(key) = key else { panic!("{key:?}") };
+        let key = String::from_utf8(key).unwrap();
+        let Value::BulkString(record) = server.command(&["GET", &key]).await else { panic!("no record") };
+        let (name, holder) = HolderInfo::decode(std::str::from_utf8(&record[44..]).unwrap()).unwrap();
+        stored.push((record[28], name, holder.label));
+    }
+    stored.sort_unstable();
+    let begin = |number: u8| if number % 2 == 0 { String::new() } else { "l".repeat(200) };
+    let wanted: Vec<_> = (0..40).map(|number| (number, begin(number), format!("label {}", number / 10))).collect();
+    assert_eq!(stored, wanted);
 }
 
 #[tokio::test]

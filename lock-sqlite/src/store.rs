@@ -211,7 +211,7 @@ impl Store {
         }
         // Who does not want to wait is not held back: it would not come again.
         let may_pass = turn == Turn::HasWaited || claim.wish() == IfHeld::Leave;
-        let holder = claim.holder().encode(claim.name());
+        let holder = claim.holder().encode(None);
         let row = params![
             name_of(claim.name()),
             owner_of(claim),

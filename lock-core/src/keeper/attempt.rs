@@ -20,19 +20,18 @@ pub(crate) struct Attempt {
 
 /// Settles an attempt that ends without an answer: dropped with its runtime, or by a panic.
 struct Unsettled {
-    keeper: Arc<LeaseKeeper>,
     attempt: Attempt,
     open: bool,
     sent: bool,
-    _call: OpenCall,
+    call: OpenCall,
 }
 
 impl Drop for Unsettled {
     fn drop(&mut self) {
         if self.open && self.sent {
-            self.keeper.settle(&self.attempt, Err(no_answer()));
+            self.call.keeper().settle(&self.attempt, Err(no_answer()));
         } else if self.open {
-            self.keeper.not_sent(&self.attempt.claim);
+            self.call.keeper().not_sent(&self.attempt.claim);
         }
     }
 }
@@ -40,13 +39,13 @@ impl Drop for Unsettled {
 impl LeaseKeeper {
     /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown.
     pub(crate) fn attempt(self: Arc<Self>, attempt: Attempt) -> impl Future<Output = ()> + Send + 'static {
-        let mut unsettled =
-            Unsettled { keeper: self.clone(), attempt, open: true, sent: false, _call: self.open_call() };
+        let mut unsettled = Unsettled { attempt, open: true, sent: false, call: self.open_call() };
         async move {
             unsettled.sent = true;
-            let answer = self.backend.acquire(&unsettled.attempt.claim, unsettled.attempt.ttl).await;
+            let Unsettled { attempt, call, .. } = &unsettled;
+            let answer = call.keeper().backend.acquire(&attempt.claim, attempt.ttl).await;
             unsettled.open = false;
-            self.settle(&unsettled.attempt, answer);
+            unsettled.call.keeper().settle(&unsettled.attempt, answer);
         }
     }
 

@@ -48,14 +48,14 @@ impl Hold {
     /// Gives the share up; the last one waits for the store's answer.
     pub(crate) async fn release(mut self) -> Result<()> {
         self.open = false;
-        let keeper = self.keeper.clone();
+        let keeper = &self.keeper;
         let Some(end) = keeper.give_up(&self.lease) else { return Ok(()) };
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
         let ending = match end {
             End::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
             End::Now(ending) => ending,
         };
-        let call = RunToEnd::new(keeper.clone().end_now(ending));
+        let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(ending));
         tokio::time::timeout(keeper.call_bound(), call).await.unwrap_or_else(|_| {
             let text =
                 "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";

@@ -63,7 +63,8 @@ pub struct LeaseKeeper {
     state: Mutex<State>,
     /// Acquires and releases that run apart from the keeper's loop.
     open_calls: AtomicUsize,
-    closing: AtomicBool,
+    /// Somebody waits for their end: a shutdown, or the keeper itself once the last client and guard are gone.
+    ending: AtomicBool,
     wake: Notify,
     /// Told at the end of each call and withdrawal, for a shutdown that waits for them.
     progress: Notify,
@@ -167,7 +168,7 @@ impl LeaseKeeper {
                     life: Life::Open,
                 }),
                 open_calls: AtomicUsize::new(0),
-                closing: AtomicBool::new(false),
+                ending: AtomicBool::new(false),
                 wake: Notify::new(),
                 progress: Notify::new(),
             }
@@ -176,7 +177,11 @@ impl LeaseKeeper {
 
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {
-        self.counters.read()
+        let waiting: usize = {
+            let state = lock(&self.state);
+            state.queues.values().flat_map(|queue| &queue.waiters).map(|waiter| waiter.takers.len()).sum()
+        };
+        self.counters.read(waiting as u64)
     }
 
     pub(crate) fn capabilities(&self) -> &Capabilities {

@@ -4,7 +4,9 @@
 //! a claim of its own. The last to leave takes the claim back.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -66,39 +68,53 @@ pub(super) struct Waiter {
 }
 
 /// How an acquire begins.
-pub(crate) enum Entry {
+pub(crate) enum Entry<'a> {
     /// The holder holds it already: its lease is shared.
     Shared(Hold),
     /// In the queue. The first in a queue makes the first attempt itself, on its own runtime.
-    Queued(Ticket, Option<Attempt>),
+    Queued(Ticket<'a>, Option<Attempt>),
     /// Others of this client wait, and this one does not want to.
     Refused,
 }
 
 /// A taker's place in the local queue; leaves it when dropped.
-pub(crate) struct Ticket {
-    keeper: Arc<LeaseKeeper>,
-    name: LockName,
+pub(crate) struct Ticket<'a> {
+    keeper: &'a Arc<LeaseKeeper>,
+    name: &'a LockName,
     taker: u64,
-    pub(crate) outcome: oneshot::Receiver<Result<Hold>>,
+    outcome: oneshot::Receiver<Result<Hold>>,
+    /// The outcome was taken, and whoever gets one is out of the queue.
+    left: bool,
 }
 
-impl Ticket {
+impl Ticket<'_> {
+    /// The outcome, once. Nothing when the sender is gone.
+    pub(crate) fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Hold>>> {
+        let outcome = Pin::new(&mut self.outcome).poll(cx).map(|received| received.ok());
+        self.left = matches!(outcome, Poll::Ready(Some(_)));
+        outcome
+    }
+
     /// Leaves the queue because the wait is over, with the reason why there is no lease.
     pub(crate) fn time_is_up(mut self) -> Result<Hold> {
-        let why = self.keeper.with_state(|state, _| self.keeper.leave(state, &self.name, self.taker));
-        match why {
+        match self.leave() {
             Some(error) => Err(error),
             // Not in the queue any more: the outcome was on its way.
             None => self.outcome.try_recv().unwrap_or_else(|_| Err(no_answer())),
         }
     }
+
+    fn leave(&mut self) -> Option<Error> {
+        if std::mem::replace(&mut self.left, true) {
+            return None;
+        }
+        self.keeper.with_state(|state, _| self.keeper.leave(state, self.name, self.taker))
+    }
 }
 
-impl Drop for Ticket {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.keeper.with_state(|state, _| self.keeper.leave(state, &self.name, self.taker));
-        self.keeper.counters.waiting.sub();
+        self.leave();
     }
 }
 
@@ -195,7 +211,7 @@ pub(super) fn held_by_another() -> Error {
 
 impl LeaseKeeper {
     /// Begins an acquire.
-    pub(crate) fn enter(self: &Arc<Self>, name: &LockName, terms: Terms, wish: IfHeld) -> Result<Entry> {
+    pub(crate) fn enter<'a>(self: &'a Arc<Self>, name: &'a LockName, terms: Terms, wish: IfHeld) -> Result<Entry<'a>> {
         self.with_state(|state, _| {
             if state.life != Life::Open {
                 return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
@@ -229,16 +245,15 @@ impl LeaseKeeper {
         })
     }
 
-    fn ticket(
-        self: &Arc<Self>,
+    fn ticket<'a>(
+        self: &'a Arc<Self>,
         state: &mut State,
-        name: &LockName,
+        name: &'a LockName,
         taker: u64,
         outcome: oneshot::Receiver<Result<Hold>>,
-    ) -> Ticket {
+    ) -> Ticket<'a> {
         state.next_waiter += 1;
-        self.counters.waiting.add();
-        Ticket { keeper: self.clone(), name: name.clone(), taker, outcome }
+        Ticket { keeper: self, name, taker, outcome, left: false }
     }
 
     /// Takes a taker out of the local queue. Says why it has no lease, if it still waited.

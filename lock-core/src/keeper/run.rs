@@ -60,12 +60,18 @@ impl Drop for Running {
 /// An acquire or release that runs apart from the keeper's loop: what becomes of it may need the keeper.
 pub(super) struct OpenCall(Arc<LeaseKeeper>);
 
+impl OpenCall {
+    pub(super) fn keeper(&self) -> &Arc<LeaseKeeper> {
+        &self.0
+    }
+}
+
 impl Drop for OpenCall {
     fn drop(&mut self) {
         let keeper = &self.0;
         keeper.open_calls.fetch_sub(1, Ordering::SeqCst);
-        keeper.progress.notify_waiters();
-        if keeper.closing.load(Ordering::SeqCst) {
+        if keeper.ending.load(Ordering::SeqCst) {
+            keeper.progress.notify_waiters();
             keeper.wake.notify_one();
         }
     }
@@ -247,7 +253,7 @@ impl LeaseKeeper {
     /// The last client and guard are gone.
     pub(crate) fn close(self: &Arc<Self>) {
         self.with_state(|state, _| state.life = Life::Closing);
-        self.closing.store(true, Ordering::SeqCst);
+        self.ending.store(true, Ordering::SeqCst);
         self.wake.notify_one();
     }
 
@@ -257,9 +263,9 @@ impl LeaseKeeper {
     }
 
     /// Call it before the request is sent, and keep it until everything that follows from the answer has begun.
-    pub(super) fn open_call(self: &Arc<Self>) -> OpenCall {
+    pub(super) fn open_call(self: Arc<Self>) -> OpenCall {
         self.open_calls.fetch_add(1, Ordering::SeqCst);
-        OpenCall(self.clone())
+        OpenCall(self)
     }
 
     /// Fails every acquire, tells every holder, and begins to take everything back.
@@ -276,6 +282,7 @@ impl LeaseKeeper {
     /// Ends every acquire and every lease, and waits until the store has answered. While answers come it goes on;
     /// without any for two call bounds it ends with an error.
     pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
+        self.ending.store(true, Ordering::SeqCst);
         self.end_everything();
         loop {
             let progress = self.progress.notified();

@@ -73,7 +73,6 @@ impl LeaseKeeper {
     /// Draws a claim for those who still wait. The former one is not the queue's any more; without a waiter the
     /// queue ends.
     fn draw_next(&self, state: &mut State, name: &LockName) -> Option<Attempt> {
-        let now = self.now();
         let queue = state.queues.get_mut(name)?;
         if let Some(Standing::Waiting(_)) = state.owners.get(queue.claim.owner()) {
             state.owners.remove(queue.claim.owner());
@@ -84,7 +83,7 @@ impl LeaseKeeper {
             }
             return None;
         };
-        let ttl = front.terms.ttl;
+        let (now, ttl) = (self.now(), front.terms.ttl);
         let claim = self.draw_claim(name, front.wish);
         state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
         let old = std::mem::replace(queue, Queue::new(claim.clone(), ttl, now));

@@ -172,15 +172,16 @@ impl LeaseKeeper {
     /// Ends a claim for a caller who waits. What fails goes on in the background.
     pub(super) async fn end_now(self: Arc<Self>, ending: Ending) -> Result<()> {
         // Before `unanswered`, so that it is dropped after it.
-        let _open = self.open_call();
-        let mut unanswered = Unanswered { keeper: &self, ending: Some(&ending), certainty: Certainty::Unsure };
-        let answer = self.call_end(&ending).await;
+        let call = self.open_call();
+        let keeper = call.keeper();
+        let mut unanswered = Unanswered { keeper, ending: Some(&ending), certainty: Certainty::Unsure };
+        let answer = keeper.call_end(&ending).await;
         if answer.is_ok() {
             unanswered.ending = None;
         }
         let error = match answer {
             Ok(Release::Released) => {
-                self.counters.released.add();
+                keeper.counters.released.add();
                 return Ok(());
             }
             Ok(Release::NotHeld) => {
@@ -195,7 +196,7 @@ impl LeaseKeeper {
                 error
             }
         };
-        Err(error.during("release", ending.claim.name(), self.capabilities.backend))
+        Err(error.during("release", ending.claim.name(), keeper.capabilities.backend))
     }
 }
 

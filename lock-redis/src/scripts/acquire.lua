@@ -2,7 +2,7 @@
 -- script: what waits for the connection goes out in one call.
 --
 -- KEYS[i]      the record of a lock, the acquires first
--- ARGV[i + 1]  owner 16 bytes | holder information
+-- ARGV[2]      owner 16 bytes, per lock
 -- answers      per lock, without a table where it is one:
 --                token                        granted; the place has the same number
 --                {1, place, token}            granted, now or by an earlier copy of this request
@@ -14,8 +14,10 @@
 --              deadline to at least now + ttl and answers the same place; a token is higher than every one before it
 
 ttl = ttl * 1000
+local owners, sub = ARGV[2], string.sub
+local holder = acquires > 0 and sub(ARGV[1], at_channel + to_holder)
 for i = 1, acquires do
-  local key, claim = KEYS[i], ARGV[i + 1]
+  local key, who = KEYS[i], sub(owners, 16 * i - 15, 16 * i)
   local raw
   if raws and not seen[key] then
     raw, seen[key] = raws[i], true
@@ -32,7 +34,7 @@ for i = 1, acquires do
     end)()
     local fine
     fine, answer = pcall(function()
-      local it, who = lib.read(key) or lib.new(key), string.sub(claim, 1, 16)
+      local it = lib.read(key) or lib.new(key)
       if it.tombstones > now and redis.call('EXISTS', key .. ':t:' .. who) == 1 then return {4, 0, 0} end
       lib.settle(it)
       if it.deadline <= now then
@@ -50,7 +52,7 @@ for i = 1, acquires do
         return {2, tonumber(place), lib.left(it)}
       end
       if wish == 'l' then return {3, 0, lib.left(it)} end
-      lib.new_place(it, who, ttl, string.sub(claim, 17))
+      lib.new_place(it, who, ttl)
       return {2, it.places, lib.left(it)}
     end)
     if not fine then answer = lib.text_of(answer) end
@@ -67,12 +69,13 @@ for i = 1, acquires do
     else
       head = pack('>I4I8I8I8', 24641536, deadline, kept, fence)
     end
+    local record = head .. who .. holder
     if not late then
-      done = call('SET', key, head .. claim, 'KEEPTTL')
+      done = call('SET', key, record, 'KEEPTTL')
     elseif raw then
-      done = call('SET', key, head .. claim, 'PXAT', string.format('%d', kept / 1000 + 1))
+      done = call('SET', key, record, 'PXAT', string.format('%d', kept / 1000 + 1))
     else
-      done = call('SET', key, head .. claim, 'PXAT', string.format('%d', kept / 1000 + 1), 'NX')
+      done = call('SET', key, record, 'PXAT', string.format('%d', kept / 1000 + 1), 'NX')
     end
     -- Without an answer there was something that is no string.
     answer = done and (done.err or fence) or call('GET', key).err

@@ -119,12 +119,13 @@ function lib.put_place(it, who, number, till, ttl, rest)
 end
 
 -- Gives an owner a new place at the end.
-function lib.new_place(it, who, ttl, holder)
-  local channel, number = sub(ARGV[1], at_channel), format('%d', it.places + 1)
+function lib.new_place(it, who, ttl)
+  local number = format('%d', it.places + 1)
   -- What lies here without the flag belongs to a record that is gone.
   if not it.queued then call('DEL', it.queue) end
   call('HSETNX', it.queue, 'h', number)
-  lib.put_place(it, who, number, 0, ttl, pack('Bc0', #channel, channel) .. holder)
+  -- From the channel's length on the entry is as in the argument.
+  lib.put_place(it, who, number, 0, ttl, sub(ARGV[1], at_channel - 1))
   it.queued, it.places = true, it.places + 1
   lib.write(it)
 end

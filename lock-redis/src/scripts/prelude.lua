@@ -3,7 +3,8 @@
 -- RECORD   KEYS[i], one string per lock, big endian:
 --            version u8 (1) | kind u8 ('x', exclusive) | flags u16 | deadline u64 | kept u64 |
 --            with any flag: places u64 | place u64 | tombstones u64 |
---            fence u64 | owner 16 bytes | holder information, at most 512 bytes, for people
+--            fence u64 | owner 16 bytes | holder information, at most 512 bytes, for people, with the lock's name where the key has
+--            only its digest
 --          flags       4: the three numbers follow; 1: and there may be places in the queue; 2: and the lease came from a place
 --          deadline    when the lease ends, µs of the server's clock; 0 after a release
 --          fence       the last fencing token
@@ -22,8 +23,9 @@
 -- All keys of a lock are made from KEYS[i] and share its hash tag, hence its slot.
 --
 -- ARGV[1] of every script: retention u64 µs | how many acquires u16 | ttl u32 ms | '1' when new grants are allowed, '0' in quarantine |
--- 'q' when acquires want a place, 'l' when not | the client's channel. Then what the script's own header says.
--- What is wrong with one lock is answered for that one.
+-- 'q' when acquires want a place, 'l' when not | length of channel u8 | the client's channel | holder information of the acquires.
+-- Then what the script's own header says; what it says of each lock is one argument for all, since an argument costs as much as reading
+-- a record. What is wrong with one lock is answered for that one.
 --
 -- The main chunk of a script works on the ordinary record alone, the one without flags (24641536 is its first four bytes), and leaves
 -- everything else to library.lua, which stands where it is needed and is made only then: functions, and the variables that they share,
@@ -37,4 +39,4 @@ local now = time[1] * 1000000 + time[2]
 local raws, seen, answers, lib
 if #KEYS > 1 then raws, seen, answers = call('MGET', unpack(KEYS)), {}, {} end
 local pack, unpack = struct.pack, struct.unpack
-local retention, acquires, ttl, grants, wish, at_channel = unpack('>I8I2I4c1c1', ARGV[1])
+local retention, acquires, ttl, grants, wish, to_holder, at_channel = unpack('>I8I2I4c1c1B', ARGV[1])

@@ -1,7 +1,8 @@
 -- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place. Stands behind acquire.lua.
 --
 -- KEYS[i]      the record of a lock, behind those of the acquires
--- ARGV[i + 1]  owner 16 bytes, and for an owner that is withdrawn: how long to remember it, u32 ms
+-- ARGV[2]      owner 16 bytes, per lock
+-- ARGV[3]      for each owner that is withdrawn: its number u16, from 1 | how long to remember it, u32 ms. Left out where there is none
 -- answers      per lock, without a table where it is one:
 --                1        the lease or place was this owner's and has ended
 --                0        this owner had neither
@@ -9,16 +10,24 @@
 -- promises     the token stays behind in the record; what another owner has is never touched; of a withdrawn owner no request that is
 --              still under way takes effect within the time to remember
 
+local withdrawn
+if ARGV[3] then
+  withdrawn = {}
+  for at = 1, #ARGV[3], 6 do
+    local i, ms = unpack('>I2I4', ARGV[3], at)
+    withdrawn[i] = ms
+  end
+end
 for i = acquires + 1, #KEYS do
-  local key, who, answer = KEYS[i], ARGV[i + 1], nil
+  local key, who, answer = KEYS[i], sub(owners, 16 * i - 15, 16 * i), nil
   local raw
   if raws and not seen[key] then
     raw, seen[key] = raws[i], true
   end
   if raw == nil then raw = call('GET', key) end
-  if raw and #raw >= 44 and #who == 16 then
-    local head, deadline, kept, fence, owner = unpack('>I4I8I8I8c16', raw)
-    if head == 24641536 and owner == who and deadline > now then
+  if raw and not withdrawn and string.find(raw, who, 29, true) == 29 then
+    local head, deadline = unpack('>I4I8', raw)
+    if head == 24641536 and deadline > now then
       -- The server keeps the record until `retention` after the lease, so after its release as well.
       if call('SETRANGE', key, '4', '\0\0\0\0\0\0\0\0') == #raw then answer = 1 end
     end
@@ -29,10 +38,8 @@ for i = acquires + 1, #KEYS do
     end)()
     local fine
     fine, answer = pcall(function()
-      local it = lib.read(key)
-      if #who > 16 then
-        local ms
-        who, ms = unpack('>c16I4', who)
+      local it, ms = lib.read(key), withdrawn and withdrawn[i]
+      if ms then
         it = it or lib.new(key)
         -- The record first: it is what makes acquire look for the tombstone.
         it.tombstones = math.max(it.tombstones, now + ms * 1000)

@@ -12,6 +12,8 @@ use lock_core::{
 };
 use lock_redis::{RedisBackend, Settings};
 use redis::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 /// A server on a unix socket in a folder of its own; ends with its owner.
@@ -31,6 +33,34 @@ impl Redis {
 
     pub(crate) fn url(&self) -> String {
         format!("redis+unix://{}?prefix=test:", self.folder.path().join("redis.sock").display())
+    }
+
+    /// The URL of a path to it on which every answer takes so much longer.
+    pub(crate) fn slow_url(&self, delay: Duration) -> String {
+        let (from, to) = (self.folder.path().join("slow.sock"), self.folder.path().join("redis.sock"));
+        let listener = UnixListener::bind(&from).expect("a socket");
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = UnixStream::connect(&to).await.expect("a server");
+                let (mut asks, mut told) = client.into_split();
+                let (mut answers, mut asked) = server.into_split();
+                tokio::spawn(async move { tokio::io::copy(&mut asks, &mut asked).await });
+                let (later, mut now) = mpsc::unbounded_channel();
+                tokio::spawn(async move {
+                    let mut bytes = vec![0; 65_536];
+                    while let Ok(length @ 1..) = answers.read(&mut bytes).await {
+                        let _ = later.send((tokio::time::Instant::now() + delay, bytes[..length].to_vec()));
+                    }
+                });
+                tokio::spawn(async move {
+                    while let Some((at, bytes)) = now.recv().await {
+                        tokio::time::sleep_until(at).await;
+                        let _ = told.write_all(&bytes).await;
+                    }
+                });
+            }
+        });
+        format!("redis+unix://{}?prefix=test:", from.display())
     }
 
     /// Ends it without a word, as a crash does.
