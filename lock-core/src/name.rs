@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -74,11 +74,38 @@ impl LockName {
         out.into()
     }
 
+    /// The same for whoever writes it somewhere: what certainly fits is not put together before.
+    ///
+    /// # Panics
+    /// As [`encode`](Self::encode).
+    pub fn encoded(&self, limit: usize) -> impl fmt::Display {
+        // Each byte takes three at most.
+        if self.0.len() <= limit / 3 {
+            Encoded::Plain(utf8_percent_encode(&self.0, ESCAPED))
+        } else {
+            Encoded::Whole(self.encode(limit))
+        }
+    }
+
     /// The name of which `encoded` is the plain form; `None` for the digest form, and for what [`encode`](Self::encode) does
     /// not give.
     pub fn decode(encoded: &str) -> Option<Self> {
         let name = Self::new(percent_decode_str(encoded).decode_utf8().ok()?).ok()?;
         (name.encode(encoded.len().max(DIGEST_LEN)) == encoded).then_some(name)
+    }
+}
+
+enum Encoded<'a> {
+    Plain(PercentEncode<'a>),
+    Whole(Cow<'a, str>),
+}
+
+impl fmt::Display for Encoded<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(parts) => fmt::Display::fmt(parts, f),
+            Self::Whole(text) => f.write_str(text),
+        }
     }
 }
 
@@ -99,7 +126,10 @@ mod tests {
     use super::*;
 
     fn encoded(name: &str) -> String {
-        LockName::new(name).unwrap().encode(200).into_owned()
+        let name = LockName::new(name).unwrap();
+        let whole = name.encode(200).into_owned();
+        assert_eq!(name.encoded(200).to_string(), whole);
+        whole
     }
 
     #[test]

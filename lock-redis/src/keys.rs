@@ -1,7 +1,5 @@
 //! Keys, channels and the permissions on them.
 
-use std::io::Write;
-
 use lock_core::LockName;
 use redis::{Cmd, RedisWrite};
 
@@ -23,16 +21,12 @@ impl Keys {
 
     /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.
     pub(crate) fn record(&self, name: &LockName) -> String {
-        let encoded = name.encode(MAX_ENCODED);
-        [&*self.prefix, "{", &encoded, "}"].concat()
+        format!("{}{{{}}}", self.prefix, name.encoded(MAX_ENCODED))
     }
 
     /// Adds it to a command.
     pub(crate) fn add_record(&self, command: &mut Cmd, name: &LockName) {
-        let mut key = command.writer_for_next_arg();
-        for part in [&*self.prefix, "{", &name.encode(MAX_ENCODED), "}"] {
-            let _always_fits = key.write_all(part.as_bytes());
-        }
+        command.write_arg_fmt(format_args!("{}{{{}}}", self.prefix, name.encoded(MAX_ENCODED)));
     }
 
     /// Whether the key of a record tells the lock's name, and not only its digest.

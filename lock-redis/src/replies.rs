@@ -73,34 +73,51 @@ pub(crate) fn released(answer: &Value) -> Option<PerLock<bool>> {
     }
 }
 
-/// The answers about several locks. A call about one lock answers without an array around it.
+/// The answers about several locks, each as it would be alone. A call about one lock answers without anything around it.
 pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
-    match value {
-        value if count == 1 => Some(vec![value]),
-        Value::Array(answers) if answers.len() == count => Some(answers),
-        _ => None,
+    if count == 1 {
+        return Some(vec![value]);
     }
+    let (_, answers) = lettered(value, count, |time, letter, rest| {
+        Some(match letter {
+            b'n' => Value::Int(time),
+            b'r' => Value::Int(1),
+            b'f' => Value::Int(0),
+            b'.' => rest.next()?,
+            _ => return None,
+        })
+    })?;
+    Some(answers)
 }
 
 /// The server's time and an answer per lease.
 pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)> {
+    lettered(value, count, |_, letter, rest| {
+        Some(match letter {
+            b'r' => Renewed::Stands,
+            b'l' => Renewed::Lost,
+            b'g' => Renewed::Granted { place: number(&rest.next()?)?, token: number(&rest.next()?)? },
+            b'w' => Renewed::Waiting { place: number(&rest.next()?)?, look_in: millis(&rest.next()?)? },
+            b'e' => Renewed::Failed(text(&rest.next()?)?),
+            _ => return None,
+        })
+    })
+}
+
+/// Reads the server's time, a letter for each answer, and what the letters leave open.
+fn lettered<T>(
+    value: Value,
+    count: usize,
+    mut read: impl FnMut(i64, u8, &mut std::vec::IntoIter<Value>) -> Option<T>,
+) -> Option<(i64, Vec<T>)> {
     let (time, rest) = timed(value)?;
     let mut rest = rest.into_iter();
     let letters = text(&rest.next()?)?;
-    let answers = letters
-        .bytes()
-        .map(|letter| {
-            Some(match letter {
-                b'r' => Renewed::Stands,
-                b'l' => Renewed::Lost,
-                b'g' => Renewed::Granted { place: number(&rest.next()?)?, token: number(&rest.next()?)? },
-                b'w' => Renewed::Waiting { place: number(&rest.next()?)?, look_in: millis(&rest.next()?)? },
-                b'e' => Renewed::Failed(text(&rest.next()?)?),
-                _ => return None,
-            })
-        })
-        .collect::<Option<Vec<_>>>()?;
-    (answers.len() == count && rest.next().is_none()).then_some((time, answers))
+    if letters.len() != count {
+        return None;
+    }
+    let answers = letters.bytes().map(|letter| read(time, letter, &mut rest)).collect::<Option<Vec<_>>>()?;
+    rest.next().is_none().then_some((time, answers))
 }
 
 /// An answer per lock; `None` among them where there is no record.
@@ -205,7 +222,8 @@ mod tests {
         assert_eq!(acquired(&words("WRONGTYPE x")), Some(Err("WRONGTYPE x".to_owned())));
         assert_eq!(released(&Value::Int(1)), Some(Ok(true)));
         assert_eq!(per_lock(Value::Int(1), 1), Some(vec![Value::Int(1)]));
-        assert_eq!(per_lock(array([Value::Int(1), Value::Int(0)]), 2), Some(vec![Value::Int(1), Value::Int(0)]));
+        let several = array([Value::Int(5), words("n.rf"), Value::Int(9)]);
+        assert_eq!(per_lock(several, 4), Some([5, 9, 1, 0].map(Value::Int).to_vec()));
 
         let value = array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
         let (_, answers) = renewed(value, 4).unwrap();
@@ -229,7 +247,10 @@ mod tests {
         assert_eq!(acquired(&array([Value::Int(8), Value::Int(7), Value::Int(7)])), None);
         assert_eq!(released(&Value::Int(2)), None);
         assert_eq!(per_lock(Value::Int(7), 2), None);
-        assert_eq!(per_lock(array([Value::Int(7)]), 2), None);
+        assert_eq!(per_lock(array([Value::Int(7), words("n")]), 2), None);
+        assert_eq!(per_lock(array([Value::Int(7), words("n.")]), 2), None);
+        assert_eq!(per_lock(array([Value::Int(7), words("nr"), Value::Int(9)]), 2), None);
+        assert_eq!(per_lock(array([Value::Int(7), words("nx")]), 2), None);
         assert_eq!(renewed(array([Value::Int(5), words("rr")]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("g"), Value::Int(1)]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("r"), Value::Int(1)]), 1), None);

@@ -293,7 +293,8 @@ async fn each_of_many_acquires_at_once_stores_its_own_holder() {
         .map(|number: u8| {
             let holder = HolderInfo::of_this_process(&format!("label {}", number / 10)).unwrap();
             // The key of every other one has only the name's digest.
-            let name = if number % 2 == 0 { format!("short{number}") } else { "l".repeat(201 + usize::from(number)) };
+            let name =
+                if number.is_multiple_of(2) { format!("short{number}") } else { "l".repeat(201 + usize::from(number)) };
             let name = LockName::new(name).unwrap();
             Claim::new(name, OwnerToken::from_bytes([number; 16]), Mode::Exclusive, Arc::new(holder))
         })
@@ -315,7 +316,7 @@ async fn each_of_many_acquires_at_once_stores_its_own_holder() {
         stored.push((record[28], name, holder.label));
     }
     stored.sort_unstable();
-    let begin = |number: u8| if number % 2 == 0 { String::new() } else { "l".repeat(200) };
+    let begin = |number: u8| if number.is_multiple_of(2) { String::new() } else { "l".repeat(200) };
     let wanted: Vec<_> = (0..40).map(|number| (number, begin(number), format!("label {}", number / 10))).collect();
     assert_eq!(stored, wanted);
 }

@@ -1,6 +1,7 @@
 //! Waiting: one state machine for all backends. What the store says about the claim that stands for a local queue,
 //! and what is asked of it next.
 
+use std::collections::hash_map;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,16 +74,19 @@ impl LeaseKeeper {
     /// Draws a claim for those who still wait. The former one is not the queue's any more; without a waiter the
     /// queue ends.
     fn draw_next(&self, state: &mut State, name: &LockName) -> Option<Attempt> {
-        let queue = state.queues.get_mut(name)?;
-        if let Some(Standing::Waiting(_)) = state.owners.get(queue.claim.owner()) {
-            state.owners.remove(queue.claim.owner());
+        let hash_map::Entry::Occupied(mut entry) = state.queues.entry(name.clone()) else { return None };
+        let owner = entry.get().claim.owner();
+        if let Some(Standing::Waiting(_)) = state.owners.get(owner) {
+            state.owners.remove(owner);
         }
-        let Some(front) = queue.waiters.front() else {
-            if let Some(id) = state.queues.remove(name).and_then(|queue| queue.task) {
+        if entry.get().waiters.is_empty() {
+            if let Some(id) = entry.remove().task {
                 state.schedule.remove(id);
             }
             return None;
-        };
+        }
+        let queue = entry.get_mut();
+        let front = queue.waiters.front()?;
         let (now, ttl) = (self.now(), front.terms.ttl);
         let claim = self.draw_claim(name, front.wish);
         state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));

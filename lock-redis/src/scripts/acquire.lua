@@ -3,7 +3,11 @@
 --
 -- KEYS[i]      the record of a lock, the acquires first
 -- ARGV[2]      owner 16 bytes, per lock
--- answers      per lock, without a table where it is one:
+-- answers      for one lock, as in the list. For several: TIME in µs, a string with a letter per lock, those of the acquires first,
+--              and then what the letters leave open, in order:
+--                n                            granted; the token is the TIME, and the place has the same number
+--                .                            as in the list
+--              The list:
 --                token                        granted; the place has the same number
 --                {1, place, token}            granted, now or by an earlier copy of this request
 --                {2, place, ms}               has a place; the holder's lease lasts that long
@@ -81,5 +85,9 @@ for i = 1, acquires do
     answer = done and (done.err or fence) or call('GET', key).err
   end
   if #KEYS == 1 then return answer end
-  answers[i] = answer
+  if answer == now then
+    letters[i] = 'n'
+  else
+    letters[i], answers[#answers + 1] = '.', answer
+  end
 end

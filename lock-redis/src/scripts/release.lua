@@ -3,7 +3,11 @@
 -- KEYS[i]      the record of a lock, behind those of the acquires
 -- ARGV[2]      owner 16 bytes, per lock
 -- ARGV[3]      for each owner that is withdrawn: its number u16, from 1 | how long to remember it, u32 ms. Left out where there is none
--- answers      per lock, without a table where it is one:
+-- answers      for one lock, as in the list. For several they stand behind those of the acquires, and the letters are
+--                r                            1
+--                f                            0
+--                .                            as in the list
+--              The list:
 --                1        the lease or place was this owner's and has ended
 --                0        this owner had neither
 --                error    nothing was changed for this lock, but that a free lock may have gone to its queue
@@ -61,6 +65,13 @@ for i = acquires + 1, #KEYS do
     if not fine then answer = lib.text_of(answer) end
   end
   if #KEYS == 1 then return answer end
-  answers[i] = answer
+  if answer == 1 then
+    letters[i] = 'r'
+  elseif answer == 0 then
+    letters[i] = 'f'
+  else
+    letters[i], answers[#answers + 1] = '.', answer
+  end
 end
+answers[2] = table.concat(letters)
 return answers

@@ -13,13 +13,13 @@
 --                e        error: what was wrong
 -- promises     nothing is created; a lease that has ended stays ended, also while nobody else has the lock
 
-local letters, till_of_most, sub, find = {}, now + ttl * 1000, string.sub, string.find
+local till_of_most, sub, find = now + ttl * 1000, string.sub, string.find
 local packed, asks, others = pack('>I8', till_of_most), ARGV[2], {}
 for at = 1, #ARGV[3], 7 do
   local i, wanted, extend = unpack('>I2I4c1', ARGV[3], at)
   others[i] = {wanted, extend}
 end
-answers = {now, ''}
+answers, letters = {now, ''}, {}
 for i = 1, #KEYS do
   local key, ask, letter = KEYS[i], sub(asks, 24 * i - 23, 24 * i), nil
   local raw
