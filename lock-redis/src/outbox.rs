@@ -34,8 +34,9 @@ const ALONE: usize = 2;
 #[derive(Default)]
 pub(crate) struct Outbox {
     waiting: Mutex<Waiting>,
+    /// A sender should look.
     wake: Notify,
-    /// Something waits again.
+    /// Something waits again, and its bound has to be kept.
     begun: Notify,
 }
 
