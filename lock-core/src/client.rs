@@ -181,7 +181,7 @@ impl LockClient {
                 Err(_) => Err(Error::new(silence, "the store has not answered in time")),
             }
         };
-        if on_tokio() { call.await } else { elsewhere(keeper.home(), call).await }
+        on_tokio(keeper.home(), call).await
     }
 
     /// What the backend promises.
@@ -210,8 +210,7 @@ impl LockClient {
     /// What has begun goes on; calling it again waits again.
     pub async fn shutdown(&self) -> Result<()> {
         let keeper = &self.shared.keeper;
-        let end = keeper.clone().shut_down();
-        if on_tokio() { end.await } else { elsewhere(keeper.home(), end).await }
+        on_tokio(keeper.home(), keeper.clone().shut_down()).await
     }
 }
 
@@ -301,8 +300,17 @@ impl ClientBuilder {
 }
 
 /// Whether tokio's timers are here. A task knows without touching what all threads of the runtime share.
-pub(crate) fn on_tokio() -> bool {
+pub(crate) fn is_on_tokio() -> bool {
     tokio::task::try_id().is_some() || Handle::try_current().is_ok()
+}
+
+/// Runs a future where tokio's timers are: here, or else on the keeper's runtime. Dropping it drops the future in both cases.
+pub(crate) async fn on_tokio<F>(home: &Handle, future: F) -> F::Output
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    if is_on_tokio() { future.await } else { elsewhere(home, future).await }
 }
 
 /// Runs a future on the keeper's runtime, for a caller who polls with another executor than tokio's. Dropping it drops the future.

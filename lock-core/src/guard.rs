@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::client::{Shared, elsewhere, on_tokio};
+use crate::client::{Shared, on_tokio};
 use crate::error::{Error, Result};
 use crate::keeper::Hold;
 use crate::lease::{Look, Phase};
@@ -115,7 +115,7 @@ impl LockGuard {
     /// Dropped, it goes on in the background.
     pub async fn release(self) -> Result<()> {
         let Self { hold, client } = self;
-        if on_tokio() { hold.release().await } else { elsewhere(client.keeper.home(), hold.release()).await }
+        on_tokio(client.keeper.home(), hold.release()).await
     }
 
     /// What a backend needs to know this lease: for fenced writes.

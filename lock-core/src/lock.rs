@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::claim::IfHeld;
-use crate::client::{Shared, elsewhere, on_tokio};
+use crate::client::{Shared, elsewhere, is_on_tokio};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::holder::HolderId;
@@ -141,7 +141,7 @@ impl Lock {
         let acquired = match self.check(&name, wish) {
             Ok(()) => {
                 let wait = if wish == IfHeld::Leave { keeper.call_bound() } else { self.wait };
-                if on_tokio() {
+                if is_on_tokio() {
                     acquire(&self.client, &name, self.terms, wish, wait).await
                 } else {
                     let (client, name, terms) = (self.client.clone(), name.clone(), self.terms);

@@ -74,17 +74,22 @@ impl LockName {
         out.into()
     }
 
-    /// The same for whoever writes it somewhere: what certainly fits is not put together before.
+    /// The same for whoever writes it somewhere: a plain form is not put together before.
     ///
     /// # Panics
     /// As [`encode`](Self::encode).
     pub fn encoded(&self, limit: usize) -> impl fmt::Display {
-        // Each byte takes three at most.
-        if self.0.len() <= limit / 3 {
+        if self.is_plain_within(limit) {
             Encoded::Plain(utf8_percent_encode(&self.0, ESCAPED))
         } else {
             Encoded::Whole(self.encode(limit))
         }
+    }
+
+    /// Whether [`encode`](Self::encode) gives the plain form, which tells the name, and not the digest form.
+    pub fn is_plain_within(&self, limit: usize) -> bool {
+        // Each byte takes three at most.
+        self.0.len() <= limit / 3 || utf8_percent_encode(&self.0, ESCAPED).map(str::len).sum::<usize>() <= limit
     }
 
     /// The name of which `encoded` is the plain form; `None` for the digest form, and for what [`encode`](Self::encode) does
@@ -129,6 +134,7 @@ mod tests {
         let name = LockName::new(name).unwrap();
         let whole = name.encode(200).into_owned();
         assert_eq!(name.encoded(200).to_string(), whole);
+        assert_eq!(name.is_plain_within(200), !whole.starts_with('~'));
         whole
     }
 

@@ -143,7 +143,7 @@ impl RedisBackend {
         let quarantine = conn.prepare(longest, until).await?;
         let mut command = script_call(&shared.scripts.renew, leases.len());
         for lease in leases {
-            command.arg(shared.keys.record(lease.claim.name()));
+            shared.keys.add_record(&mut command, lease.claim.name());
         }
         let ttl_of_most = leases.first().map_or(Duration::ZERO, |lease| lease.ttl);
         command.arg(shared.common_to_renewals(quarantine.is_none(), ttl_of_most));

@@ -1,5 +1,7 @@
 //! Keys, channels and the permissions on them.
 
+use std::fmt;
+
 use lock_core::LockName;
 use redis::{Cmd, RedisWrite};
 
@@ -21,18 +23,17 @@ impl Keys {
 
     /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.
     pub(crate) fn record(&self, name: &LockName) -> String {
-        format!("{}{{{}}}", self.prefix, name.encoded(MAX_ENCODED))
+        RecordKey(&self.prefix, name).to_string()
     }
 
     /// Adds it to a command.
     pub(crate) fn add_record(&self, command: &mut Cmd, name: &LockName) {
-        command.write_arg_fmt(format_args!("{}{{{}}}", self.prefix, name.encoded(MAX_ENCODED)));
+        command.write_arg_fmt(RecordKey(&self.prefix, name));
     }
 
     /// Whether the key of a record tells the lock's name, and not only its digest.
     pub(crate) fn tells(&self, name: &LockName) -> bool {
-        // Each byte takes three at most.
-        name.as_str().len() <= MAX_ENCODED / 3 || !name.encode(MAX_ENCODED).starts_with('~')
+        name.is_plain_within(MAX_ENCODED)
     }
 
     /// A pattern of all records and little else.
@@ -54,6 +55,15 @@ impl Keys {
     /// Names the last run of the server and the longest ttl in use.
     pub(crate) fn epoch(&self) -> String {
         format!("{}epoch", self.prefix)
+    }
+}
+
+/// Prefix and name.
+struct RecordKey<'a>(&'a str, &'a LockName);
+
+impl fmt::Display for RecordKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{{{}}}", self.0, self.1.encoded(MAX_ENCODED))
     }
 }
 

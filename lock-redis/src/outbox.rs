@@ -125,7 +125,7 @@ impl Outbox {
         }
         let (answer, told) = oneshot::channel();
         if waiting.closed {
-            let _ = answer.send(Err(not_sent("the connection's runtime was shut down")));
+            let _ = answer.send(Err(shut_down()));
             return Put::Waits(told);
         }
         waiting.queue.push_back(Letter { ask, until, answer });
@@ -191,7 +191,7 @@ impl Outbox {
     /// Refuses everything, also what comes later.
     pub(crate) fn close(&self) {
         lock(&self.waiting).closed = true;
-        self.refuse_all(&not_sent("the connection's runtime was shut down"));
+        self.refuse_all(&shut_down());
     }
 
     /// Answers what could not be sent within its bound. Never ends.
@@ -208,7 +208,7 @@ impl Outbox {
             };
             for letter in late {
                 let text = "the request could not be sent within the bound (`timeout` in the URL)";
-                let _ = letter.answer.send(Err(not_sent(text)));
+                let _ = letter.answer.send(Err(Error::new(ErrorKind::Unavailable, text)));
             }
             match next {
                 Some(next) => sleep_until(next).await,
@@ -239,8 +239,8 @@ impl Outbox {
     }
 }
 
-fn not_sent(why: &'static str) -> Error {
-    Error::new(ErrorKind::Unavailable, why)
+fn shut_down() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection's runtime was shut down")
 }
 
 /// Sends letters together, and answers each within its own bound.

@@ -79,16 +79,15 @@ impl LeaseKeeper {
         if let Some(Standing::Waiting(_)) = state.owners.get(owner) {
             state.owners.remove(owner);
         }
-        if entry.get().waiters.is_empty() {
+        let front = entry.get().waiters.front().map(|front| (front.terms.ttl, front.wish));
+        let Some((ttl, wish)) = front else {
             if let Some(id) = entry.remove().task {
                 state.schedule.remove(id);
             }
             return None;
-        }
-        let queue = entry.get_mut();
-        let front = queue.waiters.front()?;
-        let (now, ttl) = (self.now(), front.terms.ttl);
-        let claim = self.draw_claim(name, front.wish);
+        };
+        let (now, queue) = (self.now(), entry.get_mut());
+        let claim = self.draw_claim(name, wish);
         state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
         let old = std::mem::replace(queue, Queue::new(claim.clone(), ttl, now));
         queue.waiters = old.waiters;
