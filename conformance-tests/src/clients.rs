@@ -117,7 +117,7 @@ pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {
     }
 }
 
-/// Waits until so many acquires of a client wait, and the server knows of them where it keeps a queue.
+/// Waits until so many acquires of a client wait, the server knows of them where it keeps a queue, and can tell them.
 #[track_caller]
 pub(crate) fn queued(
     fixture: &dyn Fixture,
@@ -126,9 +126,13 @@ pub(crate) fn queued(
     (here, at_server): (u64, u64),
 ) -> impl Future<Output = ()> {
     let keeps_queue = client.capabilities().waiting == Waiting::ServerQueue;
-    eventually(Duration::from_secs(2), "the waiters stand in the queue", async move || {
+    let queued = eventually(Duration::from_secs(2), "the waiters stand in the queue", async move || {
         client.stats().waiting == here && (!keeps_queue || fixture.record(name).await.waiters == at_server)
-    })
+    });
+    async move {
+        queued.await;
+        fixture.connected().await;
+    }
 }
 
 /// Polls a future so many times at most, each time that it is woken, and drops it then. Its output if it has ended.

@@ -113,6 +113,10 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         Arc::new(prefixed)
     }
 
+    async fn connected(&self) {
+        self.0.connected().await;
+    }
+
     fn secrets(&self) -> Vec<String> {
         self.0.secrets()
     }

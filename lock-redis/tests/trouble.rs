@@ -3,6 +3,7 @@
 mod support;
 
 use std::error::Error as _;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lock_core::{Acquisition, Answer, Error, ErrorKind, LockBackend, Release};
@@ -11,6 +12,9 @@ use redis::Value;
 use support::{Backend, Redis, claim, hasty, ms, settings};
 
 const LONG: Duration = ms(30_000);
+
+/// Within this time a push is heard. So long takes the proof that one is not.
+const HEARD: Duration = ms(2_000);
 
 #[track_caller]
 fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
@@ -58,7 +62,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         server.command(&["FLUSHALL"]).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
         let mut backend = Backend::new(connect().await?);
-        let listening = tokio::time::timeout(ms(300), backend.listening()).await;
+        let listening = tokio::time::timeout(HEARD, backend.listening()).await;
         listening.map_err(|_| Error::new(ErrorKind::Auth, "it hears nothing"))?;
         let Acquisition::Granted(grant) = backend.acquire(&claim("job", 1), LONG).await? else { panic!("not granted") };
         let Acquisition::Queued { confirmation, .. } = backend.acquire(&claim("job", 2), LONG).await? else {
@@ -81,7 +85,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         }
         lock_core::LockBackend::extensions(&*backend.inner).inspect.unwrap().inspect(claim("job", 1).name()).await?;
         backend.withdraw(&claim("job", 1)).await?;
-        tokio::time::timeout(ms(300), backend.pushed())
+        tokio::time::timeout(HEARD, backend.pushed())
             .await
             .map_err(|_| Error::new(ErrorKind::Auth, "a grant is not published"))?;
         let _ = backend.acquire(&claim("job", 1), LONG).await;
@@ -161,7 +165,8 @@ async fn a_replica_is_no_place_for_a_lock() {
 #[tokio::test]
 async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
     let mut server = Redis::start(&[]);
-    let backend = server.backend("&timeout=300ms").await;
+    let mut backend = server.backend("&timeout=300ms").await;
+    backend.listening().await;
     backend.granted(&claim("job", 1), LONG).await;
 
     server.signal("-STOP");
@@ -185,7 +190,8 @@ async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
     assert_eq!(kind(RedisBackend::connect(&server.url()).await), ErrorKind::Unavailable);
 }
 
-/// Asks for far more locks at once than go out together. What the calls ended with, and the longest time that one took.
+/// Asks for far more locks at once than go out together. What the calls ended with, and the longest time that one took, less what
+/// the machine itself was late.
 async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..600 {
@@ -195,14 +201,29 @@ async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
             (backend.acquire(&claim, LONG).await.err().map(|error| error.kind()), began.elapsed())
         });
     }
+    let late = Arc::<Mutex<Duration>>::default();
+    let canary = tokio::spawn({
+        let late = late.clone();
+        async move {
+            loop {
+                let began = Instant::now();
+                tokio::time::sleep(ms(1)).await;
+                let mut late = late.lock().unwrap();
+                *late = began.elapsed().max(*late);
+            }
+        }
+    });
     let (ends, took): (Vec<_>, Vec<_>) = calls.join_all().await.into_iter().unzip();
-    (ends, took.into_iter().max().expect("there were calls"))
+    canary.abort();
+    let longest = took.into_iter().max().expect("there were calls");
+    (ends, longest.saturating_sub(*late.lock().unwrap()))
 }
 
 #[tokio::test]
 async fn each_of_a_crowd_ends_within_its_bound_in_front_of_a_silent_server() {
     let server = Redis::start(&[]);
-    let backend = server.backend("&timeout=300ms").await;
+    let mut backend = server.backend("&timeout=300ms").await;
+    backend.listening().await;
     backend.granted(&claim("job", 1), LONG).await;
     server.signal("-STOP");
     let (ends, longest) = crowd(&backend).await;
@@ -380,12 +401,13 @@ async fn a_client_of_the_redis_crate_can_be_used() {
 #[tokio::test]
 async fn a_server_without_connections_says_so_at_once() {
     let server = Redis::start(&[]);
-    let _first = server.backend("").await;
+    let mut first = server.backend("").await;
+    first.listening().await;
     server.command(&["CONFIG", "SET", "maxclients", "1"]).await;
     for _ in 0..20 {
         let started = Instant::now();
-        let error = RedisBackend::connect(&server.url()).await.unwrap_err();
+        let error = RedisBackend::connect(&format!("{}&timeout=20s", server.url())).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
-        assert!(started.elapsed() < ms(400), "it waited for what comes at once");
+        assert!(started.elapsed() < ms(10_000), "it waited for what comes at once");
     }
 }

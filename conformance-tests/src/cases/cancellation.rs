@@ -133,6 +133,7 @@ pub async fn a_release_dropped_at_every_await_goes_on(fixture: &dyn Fixture) {
 pub async fn a_dropped_guard_releases_at_once(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped guard");
+    fixture.connected().await;
     drop(hold(&ann, &name).await);
     leaves_nothing(fixture, &bob, &name, AT_ONCE, "a dropped guard releases").await;
 }
@@ -141,6 +142,7 @@ pub async fn a_dropped_guard_releases_at_once(fixture: &dyn Fixture) {
 pub async fn a_guard_dropped_outside_a_runtime_releases(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("outside a runtime");
+    fixture.connected().await;
     let guard = hold(&ann, &name).await;
     outside(move || drop(guard)).await;
     leaves_nothing(fixture, &bob, &name, AT_ONCE, "a guard that was dropped outside a runtime releases").await;
@@ -310,6 +312,7 @@ pub async fn a_shutdown_in_front_of_silence_has_an_end(fixture: &dyn Fixture) {
 pub async fn a_dropped_run_releases(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("run");
+    fixture.connected().await;
     let lock = ann.lock(name.as_str());
     let seen = lock.run(async |token| (token, is_free(&bob, &name).await)).await.expect("the work ends");
     assert!(!seen.1, "the work runs without the lock");

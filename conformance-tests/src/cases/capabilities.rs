@@ -225,6 +225,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
         }
     }
     guards.push(hold(&ann, &name("other/1")).await);
+    fixture.connected().await;
     let free = async || fixture.census().await.leases == guards.len() as u64;
     eventually(AT_ONCE, "what was dropped is free", free).await;
     let listed = ops.list("list/", 100).await.expect("nothing is broken");

@@ -12,6 +12,12 @@ use crate::kit::{AT_ONCE, LOOK, OwnRuntime, Watch, eventually, join, name};
 /// How many cycles must leave nothing.
 const CYCLES: usize = 1000;
 
+/// What the server holds while the clients that have made a call do nothing.
+async fn at_rest(fixture: &dyn Fixture) -> Census {
+    fixture.connected().await;
+    fixture.census().await
+}
+
 /// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names
 /// and of claims with a request that was not answered.
 async fn baseline(fixture: &dyn Fixture, before: Census, names: u64, unsure: u64) {
@@ -39,7 +45,7 @@ fn idle(client: &LockClient) {
 pub async fn a_thousand_cycles_leave_nothing(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     hold(&ann, &name("first")).await.release().await.expect("a release");
-    let before = fixture.census().await;
+    let before = at_rest(fixture).await;
     for cycle in 0..CYCLES {
         let guard = hold(&ann, &name(&format!("cycle {}", cycle % 10))).await;
         if cycle % 2 == 0 {
@@ -59,9 +65,7 @@ pub async fn a_thousand_contended_cycles_leave_nothing(fixture: &dyn Fixture) {
         hold(&client, &name("first")).await.release().await.expect("a release");
         clients.push(client);
     }
-    // A client may hear of grants over a line that comes about beside its first calls; until then it has to look itself.
-    tokio::time::sleep(AT_ONCE * 3).await;
-    let before = fixture.census().await;
+    let before = at_rest(fixture).await;
     let mut tasks = Vec::new();
     for client in &clients {
         let lock = client.lock("contended");
@@ -84,7 +88,7 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
     let name = name("in vain");
     hold(&ann, &name).await.release().await.expect("a release");
     let guard = hold(&bob, &name).await;
-    let before = fixture.census().await;
+    let before = at_rest(fixture).await;
     let mut unsure = 0;
     for round in 0..CYCLES / 50 {
         let mut tasks = Vec::new();
@@ -132,6 +136,7 @@ pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     };
     join(runtime.spawn(work(20))).await;
     let alive = || runtime.metrics().num_alive_tasks();
+    fixture.connected().await;
     tokio::time::sleep(AT_ONCE * 2).await;
     let before = alive();
     join(runtime.spawn(work(300))).await;

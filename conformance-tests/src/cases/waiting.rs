@@ -162,6 +162,7 @@ pub async fn what_is_told_during_a_call_is_not_lost(fixture: &dyn Fixture) {
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
     let bound = AT_ONCE / 2 + handoff_bound(&ann.capabilities());
+    fixture.connected().await;
     let guard = in_time(bound, "whoever was told while it asked holds at once", hold(&ann, &name)).await;
     assert!(hooks.released.load(Ordering::SeqCst), "it was never refused");
     drop(guard);

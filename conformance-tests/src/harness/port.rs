@@ -17,10 +17,11 @@ const RANGE: std::ops::Range<u16> = 10_240..32_768;
 /// copy of it until it runs its program.
 const COPIES: Duration = Duration::from_secs(5);
 
+/// Those that were given out.
 static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 
-/// A loopback port that is free, and that no other [`Port`] of this process has while this one lives, so that a
-/// server can be stopped and started again on it.
+/// A loopback port that is free, and that no other [`Port`] of this process is or was: a server can be stopped and started
+/// again on it, and a client that is left of one case cannot come to the server of another.
 #[derive(Debug)]
 pub struct Port(u16);
 
@@ -34,11 +35,9 @@ impl Port {
         for attempt in 0..1_000_u32 {
             let offset = random.hash_one(attempt) % u64::from(RANGE.end - RANGE.start);
             let port = RANGE.start + u16::try_from(offset).unwrap_or_default();
-            let port = match taken(|taken| taken.insert(port)) {
-                true => Self(port),
-                false => continue,
-            };
-            if reserve(port.addr()).is_ok() {
+            let is_new = TAKEN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(port);
+            let port = Self(port);
+            if is_new && reserve(port.addr()).is_ok() {
                 return Ok(port);
             }
         }
@@ -72,22 +71,12 @@ impl Port {
     }
 }
 
-impl Drop for Port {
-    fn drop(&mut self) {
-        taken(|taken| taken.remove(&self.0));
-    }
-}
-
 /// Binds without listening, so that a copy of the socket in a child (see [`COPIES`]) keeps the port from nobody.
 fn reserve(addr: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
     socket.bind(addr)?;
     Ok(socket)
-}
-
-fn taken<T>(f: impl FnOnce(&mut HashSet<u16>) -> T) -> T {
-    f(TAKEN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
 #[cfg(test)]

@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use conformance_tests::Fixture;
+use conformance_tests::harness::Monitor;
 use lock_core::{KeeperHome, LockClient, LockName};
 
-use super::support::{Redis, builder, case, client, hold};
+use super::support::{Redis, SOON, builder, case, client, hold};
 
 /// Long beside a case: no lease and no place is renewed in the middle of it but those of the many.
 const TTL: Duration = Duration::from_secs(30);
 
-/// Counts every command that a client sends.
-fn every_command(_: &str) -> bool {
-    true
+/// Counts every command that so many clients send from now on, when they have no connection to make any more.
+async fn monitor(fixture: &Redis, clients: u64) -> Monitor {
+    assert!(fixture.connected_are(|| clients, SOON).await, "{clients} clients are not connected");
+    fixture.server().monitor(|_| true).expect("MONITOR")
 }
 
 #[test]
@@ -21,7 +23,7 @@ fn acquire_and_release_are_one_command_each() {
         let ann = client(&fixture, TTL).await;
         // The first one makes its ttl known to others.
         hold(&ann, "warm").await.release().await.expect("a release");
-        let mut monitor = fixture.server().monitor(every_command).expect("MONITOR");
+        let mut monitor = monitor(&fixture, 1).await;
         for number in 0..10 {
             hold(&ann, &format!("cost {number}")).await.release().await.expect("a release");
         }
@@ -52,7 +54,7 @@ async fn per_handoff(fixture: &Redis, clients: usize, turns: usize) -> f64 {
     while fixture.record(&lock).await.waiters < clients as u64 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let mut monitor = fixture.server().monitor(every_command).expect("MONITOR");
+    let mut monitor = monitor(fixture, clients as u64).await;
     let before = monitor.count(&fixture.server()).expect("the server runs");
     first.release().await.expect("a release");
     for task in tasks {
@@ -89,6 +91,7 @@ fn a_client_has_at_most_one_connection_per_runtime() {
         for task in tasks {
             task.await.expect("no task panics");
         }
+        assert!(fixture.connected_are(|| 1, SOON).await, "the client is not connected");
         // This runtime's, and the keeper's, which also hears of grants.
         assert_eq!(fixture.census().await.connections, 2);
     });

@@ -91,26 +91,28 @@ impl<S: Setup> RedisFixture<S> {
         format!("redis://{user}{addr}/?prefix={prefix}&timeout=1s{more}")
     }
 
-    /// Waits until every client in use has connected, as far as the server is there: what breaks then meets a request and not
-    /// the first connection. A client hears of its grants on a channel of its own, and a connection begins with a script.
-    async fn connected(&self) {
+    /// Waits until so many clients have connected with all their lines, at most so long, and says whether they have. A client
+    /// hears of its grants on a channel of its own, over a line that comes about beside its first calls; each line begins
+    /// with a script.
+    pub(super) async fn connected_are(&self, clients: impl Fn() -> u64, bound: Duration) -> bool {
         let is_so = || {
             let server = self.server();
             let channels =
                 server.command(&["PUBSUB", "CHANNELS", "*"]).map_or(u64::MAX, |reply| reply.items().len() as u64);
-            let clients = server.clients().unwrap_or_default();
-            channels >= self.faults.connections() && clients.iter().all(|client| client.contains(" cmd=evalsha "))
+            let lines = server.clients().unwrap_or_default();
+            channels >= clients() && lines.iter().all(|line| line.contains(" cmd=eval"))
         };
-        let until = Instant::now() + CONNECT_BOUND;
+        let until = Instant::now() + bound;
         while Instant::now() < until {
             let passed = self.proxy.stats();
             let was_so = is_so();
             tokio::time::sleep(Duration::from_millis(5)).await;
             // The last answer may still be on its way, and a script that the server does not know is loaded next.
             if was_so && is_so() && self.proxy.stats() == passed {
-                return;
+                return true;
             }
         }
+        false
     }
 
     /// Does it with the server's own commands, one after the other.
@@ -212,10 +214,15 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         Duration::from_millis(600)
     }
 
-    async fn path(&self, fault: PathFault) {
+    async fn connected(&self) {
         if !self.is_broken.load(Ordering::Acquire) {
-            self.connected().await;
+            self.connected_are(|| self.faults.connections(), CONNECT_BOUND).await;
         }
+    }
+
+    async fn path(&self, fault: PathFault) {
+        // What breaks then meets a request and not the first connection.
+        self.connected().await;
         self.heal().await;
         self.is_broken.store(true, Ordering::Release);
         match fault {

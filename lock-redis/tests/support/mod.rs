@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use lock_core::{
@@ -222,12 +222,14 @@ impl Backend {
 
 /// A claim of a lock. The same number is the same owner.
 pub(crate) fn claim(name: &str, owner: u8) -> Claim {
-    let holder = HolderInfo::of_this_process("tester").expect("a label");
+    // One for all: it tells in which second it was made.
+    static HOLDER: LazyLock<Arc<HolderInfo>> =
+        LazyLock::new(|| Arc::new(HolderInfo::of_this_process("tester").expect("a label")));
     Claim::new(
         LockName::new(name).expect("a name"),
         OwnerToken::from_bytes([owner; 16]),
         Mode::Exclusive,
-        Arc::new(holder),
+        HOLDER.clone(),
     )
 }
 
