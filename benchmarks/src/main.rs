@@ -76,15 +76,18 @@ impl Workload {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let done = match (&args.hold, &args.alone, args.only) {
-        (Some(hold), ..) => takeover::hold(hold),
-        (_, Some(alone), _) => self::alone(alone),
-        (.., Some(workload)) => only(workload),
-        (None, None, None) => match (&args.wait_for, &args.take_turns) {
-            (Some(path), _) => runtime().and_then(|runtime| runtime.block_on(embedded::wait_for(path))),
-            (_, Some(path)) => runtime().and_then(|runtime| runtime.block_on(embedded::take_turns(path))),
-            (None, None) => all(&args),
-        },
+    let done = if let Some(workload) = args.only {
+        only(workload)
+    } else if let Some(alone) = &args.alone {
+        self::alone(alone)
+    } else if let Some(hold) = &args.hold {
+        takeover::hold(hold)
+    } else if let Some(path) = &args.wait_for {
+        runtime().and_then(|runtime| runtime.block_on(embedded::wait_for(path)))
+    } else if let Some(path) = &args.take_turns {
+        runtime().and_then(|runtime| runtime.block_on(embedded::take_turns(path)))
+    } else {
+        all(&args)
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,14 +14,14 @@ use crate::store::Store;
 /// How long anything may take that takes a moment: only a hang is longer, whatever else the machine does.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
-/// What runs a program with no signal ignored: a shell ignores some for what it starts in the background, and whoever runs these
-/// tests like that would have them ignored here too.
-pub(crate) const ALL_SIGNALS: [&str; 2] = ["env", "--default-signal"];
+/// `env` with this runs a program with no signal ignored: a shell ignores some for what it starts in the background, and whoever
+/// runs these tests like that would have them ignored here too.
+pub(crate) const NO_SIGNAL_IGNORED: &str = "--default-signal";
 
 /// `leasehold` with a store and arguments.
 pub(crate) fn leasehold(store: &Store, args: &[&str]) -> Command {
-    let mut command = Command::new(ALL_SIGNALS[0]);
-    command.args([ALL_SIGNALS[1], env!("CARGO_BIN_EXE_leasehold")]);
+    let mut command = Command::new("env");
+    command.args([NO_SIGNAL_IGNORED, env!("CARGO_BIN_EXE_leasehold")]);
     command.args(args).env("LEASEHOLD_STORE", store.url()).current_dir(store.folder());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

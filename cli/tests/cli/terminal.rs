@@ -11,7 +11,7 @@ use pty_process::blocking::{Command, Pty};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{Termios, tcgetattr, tcgetpgrp};
 
-use crate::process::{ALL_SIGNALS, BOUND, pid, until};
+use crate::process::{BOUND, NO_SIGNAL_IGNORED, pid, until};
 use crate::store::Store;
 
 /// A terminal whose session a process of the test leads.
@@ -24,7 +24,7 @@ pub(crate) struct Terminal {
 impl Terminal {
     /// Runs `leasehold` with arguments as the only process of the terminal.
     pub(crate) fn of_leasehold(store: &Store, args: &[&str]) -> Self {
-        let command = Command::new(ALL_SIGNALS[0]).args([ALL_SIGNALS[1], env!("CARGO_BIN_EXE_leasehold")]).args(args);
+        let command = Command::new("env").args([NO_SIGNAL_IGNORED, env!("CARGO_BIN_EXE_leasehold")]).args(args);
         Self::of(command, store)
     }
 
@@ -32,7 +32,7 @@ impl Terminal {
     pub(crate) fn of_shell(store: &Store) -> Self {
         let binary = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
         let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
-        let command = Command::new(ALL_SIGNALS[0]).args([ALL_SIGNALS[1], "bash", "--norc", "--noprofile", "-i"]);
+        let command = Command::new("env").args([NO_SIGNAL_IGNORED, "bash", "--norc", "--noprofile", "-i"]);
         let command = command.env("PATH", path).env("PS1", "ready> ");
         let terminal = Self::of(command, store);
         terminal.shows("ready> ");
