@@ -279,7 +279,8 @@ async fn a_connection_that_is_cut_in_a_call_leaves_the_outcome_open_and_the_next
 #[tokio::test]
 async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_ended() {
     let mut server = Redis::start(&[]);
-    let ttl = ms(3000);
+    // Longer than the server takes to come back.
+    let ttl = ms(8000);
     let (old, careless) = (server.backend("").await, server.backend("&restart=trust").await);
     old.granted(&claim("job", 1), ttl).await;
     careless.granted(&claim("other", 1), ttl).await;
@@ -312,7 +313,7 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
 
     while let Err(error) = new.acquire(&hasty("job", 3), ttl).await {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        assert!(died.elapsed() < ms(15_000), "it waits for ever");
+        assert!(died.elapsed() < ms(30_000), "it waits for ever");
         tokio::time::sleep(ms(20)).await;
     }
     assert!(died.elapsed() >= ttl, "granted after {:?}", died.elapsed());
@@ -351,15 +352,17 @@ async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_stands_still
 
 #[tokio::test]
 async fn a_server_that_nobody_knew_is_used_at_once_unless_quarantine_is_wanted() {
+    // Longer than the server takes to start.
+    let ttl = ms(8000);
     let server = Redis::start(&[]);
     let started = Instant::now();
     let careful = server.backend("&restart=quarantine").await;
-    assert_eq!(kind(careful.acquire(&hasty("job", 1), ms(2000)).await), ErrorKind::Unavailable);
+    assert_eq!(kind(careful.acquire(&hasty("job", 1), ttl).await), ErrorKind::Unavailable);
     // What it wrote down holds for others too.
     let usual = server.backend("").await;
-    assert_eq!(kind(usual.acquire(&hasty("job", 2), ms(2000)).await), ErrorKind::Unavailable);
-    while careful.acquire(&hasty("job", 1), ms(2000)).await.is_err() {
-        assert!(started.elapsed() < ms(15_000), "it waits for ever");
+    assert_eq!(kind(usual.acquire(&hasty("job", 2), ttl).await), ErrorKind::Unavailable);
+    while careful.acquire(&hasty("job", 1), ttl).await.is_err() {
+        assert!(started.elapsed() < ms(30_000), "it waits for ever");
         tokio::time::sleep(ms(20)).await;
     }
 

@@ -82,17 +82,21 @@ impl Job {
 
     /// What has become of it since the last look. The end is told again at each look, until it is [reaped](Self::reap).
     pub(crate) fn look(&self) -> io::Result<Option<Change>> {
-        let id = WaitId::Pid(self.group);
-        // NOWAIT: as long as the end was not taken, the number of the group is nobody else's.
-        let ended = waitid(id.clone(), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?;
-        if let Some(status) = ended {
-            let signal = status.terminating_signal().map(Outcome::Signal);
-            let code = status.exit_status().map(|code| Outcome::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX)));
-            return Ok(signal.or(code).map(Change::Ended));
+        // NOWAIT: as long as the end was not taken, the number of the group is nobody else's. One question for both: who has ended
+        // is no child any more for a question about stops alone.
+        let either = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+        let Some(status) = waitid(WaitId::Pid(self.group), either | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?
+        else {
+            return Ok(None);
+        };
+        if let Some(signal) = status.stopping_signal() {
+            // A stop is taken, so that it is told once. Who goes on or ends in this moment has none to take.
+            let _ = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+            return Ok(Signal::from_named_raw(signal).map(Change::Stopped));
         }
-        let stopped = waitid(id, WaitIdOptions::STOPPED | WaitIdOptions::NOHANG)?;
-        let signal = stopped.and_then(|status| status.stopping_signal()).and_then(Signal::from_named_raw);
-        Ok(signal.map(Change::Stopped))
+        let signal = status.terminating_signal().map(Outcome::Signal);
+        let code = status.exit_status().map(|code| Outcome::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX)));
+        Ok(signal.or(code).map(Change::Ended))
     }
 
     /// Sends a signal to the whole group. One that is gone needs none.
@@ -129,4 +133,28 @@ fn only_zombies(group: Pid) -> bool {
         }
     }
     seen
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_end_is_seen_at_whatever_moment_it_comes() {
+        for _ in 0..100 {
+            let child = Command::new("true").process_group(0).spawn().unwrap();
+            let group = Pid::from_child(&child);
+            let mut job = Job { child, group, gate: None };
+            let change = loop {
+                if let Some(change) = job.look().unwrap() {
+                    break change;
+                }
+            };
+            assert_eq!(change, Change::Ended(Outcome::Code(0)));
+            assert_eq!(job.look().unwrap(), Some(change), "it is told until it is taken");
+            job.reap();
+        }
+    }
 }
