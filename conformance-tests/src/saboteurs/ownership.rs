@@ -1,27 +1,51 @@
 //! Ownership that is not looked at.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Answer, Certainty, Claim, LeaseRef, LockName, Release, Result};
+use lock_core::{
+    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, LeaseRef, LockName, OwnerToken, Release, Result,
+};
 
 use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// Who was granted each name last.
-type Holders = Mutex<HashMap<LockName, Claim>>;
-
-fn note(holders: &Holders, claim: &Claim, answer: &Result<Acquisition>) {
-    if let Ok(Acquisition::Granted(_)) = answer {
-        lock(holders).insert(claim.name().clone(), claim.clone());
-    }
+/// Who was granted each name last, by an answer or by an event: an answer that comes too late is not heard.
+#[derive(Default)]
+struct Holders {
+    by_name: Mutex<HashMap<LockName, Claim>>,
+    asked: Mutex<HashMap<OwnerToken, Claim>>,
 }
 
-fn holder_of(holders: &Holders, claim: &Claim) -> Claim {
-    lock(holders).get(claim.name()).unwrap_or(claim).clone()
+impl Holders {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        lock(&self.asked).insert(*claim.owner(), claim.clone());
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if let Ok(Acquisition::Granted(_)) = answer {
+            self.holds(claim);
+        }
+        answer
+    }
+
+    fn event(&self, core: &CoreHandle, event: Event) {
+        if let Event::Granted { owner, .. } = &event {
+            let claim = lock(&self.asked).get(owner).cloned();
+            claim.iter().for_each(|claim| self.holds(claim));
+        }
+        core.event(event);
+    }
+
+    fn holds(&self, claim: &Claim) {
+        lock(&self.by_name).insert(claim.name().clone(), claim.clone());
+    }
+
+    /// The claim that holds what a claim is about.
+    fn of(&self, claim: &Claim) -> Claim {
+        lock(&self.by_name).get(claim.name()).unwrap_or(claim).clone()
+    }
 }
 
 /// Releases whoever holds.
@@ -40,39 +64,42 @@ stateful! {
 #[async_trait]
 impl Hooks for ReleasesByName {
     async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
-        note(&self.0, claim, &answer);
-        answer
+        self.0.acquire(inner, claim, ttl).await
+    }
+
+    fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        self.0.event(core, event);
     }
 
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         for (index, answer) in &answers {
             if let Answer::Granted(_) | Answer::Renewed(_) = answer {
-                let claim = &leases[*index].claim;
-                lock(&self.0).insert(claim.name().clone(), claim.clone());
+                self.0.holds(&leases[*index].claim);
             }
         }
         answers
     }
 
     async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(&holder_of(&self.0, claim), certainty).await
+        inner.backend.release(&self.0.of(claim), certainty).await
     }
 }
 
 #[async_trait]
 impl Hooks for RenewsByName {
     async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
-        note(&self.0, claim, &answer);
-        answer
+        self.0.acquire(inner, claim, ttl).await
+    }
+
+    fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        self.0.event(core, event);
     }
 
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         let mut leases = leases.to_vec();
         for lease in &mut leases {
-            lease.claim = holder_of(&self.0, &lease.claim);
+            lease.claim = self.0.of(&lease.claim);
         }
         inner.renew(&leases).await
     }
