@@ -12,7 +12,7 @@ use crate::clients::{
 use crate::control::in_time;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, OwnRuntime, eventually, join, name};
+use crate::kit::{AT_ONCE, LOOK, OwnRuntime, Watch, eventually, join, name};
 
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
@@ -188,8 +188,12 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     becomes_free(&bob, &held, AT_ONCE, "a guard that went down with its runtime is released").await;
     let bound = ann.capabilities().call_bound * 2;
     // On a slow machine the request was sent when all was well again, and what it got is released.
-    let ended = async || ann.stats().withdrawn + ann.stats().released == 2;
-    eventually(bound, "the acquire is withdrawn", ended).await;
+    let (watch, mut stats) = (Watch::start(), ann.stats());
+    while stats.withdrawn + stats.released != 2 {
+        watch.within(bound, &format!("the acquire is withdrawn, of {stats:?}"));
+        tokio::time::sleep(LOOK).await;
+        stats = ann.stats();
+    }
     fixture.deliver().await;
     leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that went down with its runtime is withdrawn").await;
 }
