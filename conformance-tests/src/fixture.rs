@@ -43,9 +43,9 @@ pub trait Fixture: Send + Sync + 'static {
         self.backend(Route::Clear).await
     }
 
-    /// Waits until every client that has made a call is connected in full, as far as the server is there: a store may tell its
-    /// clients of grants over a connection that comes about beside their first calls. Cases ask this before they count
-    /// requests or connections, or want grants to be told.
+    /// Waits until every client is connected in full, as far as the server is there: a store may tell its clients of grants over
+    /// a connection that comes about beside their first calls. Cases ask this before they count requests or connections, want
+    /// grants to be told, or hold the next request.
     async fn connected(&self) {}
 
     /// Passwords and the like that its backends were made with: they must not be shown anywhere.

@@ -1,5 +1,6 @@
 //! What the cases share: names, bounds in real time, and waiting for something to become true.
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::OnceLock;
@@ -81,6 +82,25 @@ pub(crate) fn eventually(
             tokio::time::sleep(LOOK).await;
         }
     })
+}
+
+/// Looks again and again until what it sees is so, at most for `bound`, and gives it back. Where it never is, says what was seen
+/// last.
+pub(crate) async fn becomes<T: Debug>(
+    bound: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> T,
+    is_so: impl Fn(&T) -> bool,
+) -> T {
+    let watch = Watch::start();
+    loop {
+        let seen = look().await;
+        if is_so(&seen) {
+            return seen;
+        }
+        watch.within(bound, &format!("{what}, seen last: {seen:?}"));
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Asserts that the server's own record has a lease with this token and at least so much left; says how much.

@@ -183,16 +183,15 @@ impl Conn {
     /// Reads which run of the server this is, and whether it can be used for locks.
     async fn check_server(&self, until: Instant) -> Result<Result<()>, Failure> {
         let shared = &self.shared;
-        let (known, longest) = {
+        let (known, longest, asked) = {
             let epoch = lock(&shared.epoch);
-            (epoch.run.clone(), epoch.longest())
+            (epoch.run.clone(), epoch.longest(), Instant::now())
         };
         let mode = match shared.settings.on_restart {
             OnRestart::QuarantineKnown => "known",
             OnRestart::Quarantine => "quarantine",
             OnRestart::Trust => "trust",
         };
-        let asked = Instant::now();
         let mut call = script_call(&shared.scripts.epoch, 1);
         call.arg(shared.keys.epoch()).arg(&known).arg(millis(longest)).arg(mode);
         let server =

@@ -33,8 +33,9 @@ pub(crate) struct Epoch {
     pub(crate) longest_ever: Duration,
     /// The longest ttl of its leases, and until when it may have one.
     longest: Noted,
-    /// What others know of it.
+    /// What others know of it, and when that was asked for.
     noted: Noted,
+    asked: Option<Instant>,
 }
 
 /// A ttl, until a moment.
@@ -66,8 +67,13 @@ impl Epoch {
     }
 
     /// Others were told of this ttl at this moment or later. What `epoch.lua` writes lasts for half a minute more: a call may
-    /// be under way for some time.
+    /// be under way for some time. Each line asks on its own, so the answer to an older question may come later: it says nothing
+    /// new.
     pub(crate) fn told(&mut self, ttl: Duration, at: Instant) {
+        if self.asked.is_some_and(|newest| at < newest) {
+            return;
+        }
+        self.asked = Some(at);
         self.noted = Noted { ttl, until: Some(at + ttl + Duration::from_secs(30)) };
     }
 }
@@ -162,5 +168,19 @@ mod tests {
         assert!(!epoch.uses(ttl(10), after(120)));
         assert!(epoch.uses(ttl(10), after(132)) && epoch.longest() == ttl(10), "no lease of the longer one is left");
         assert_eq!(epoch.longest_ever, ttl(101));
+    }
+
+    #[test]
+    fn what_was_told_stays_told_when_an_older_question_is_answered_later() {
+        let (begin, mut epoch) = (Instant::now(), Epoch::default());
+        let after = |millis| begin + Duration::from_millis(millis);
+        let ttl = Duration::from_secs(15);
+        assert!(epoch.uses(ttl, begin));
+        epoch.told(ttl, after(2));
+        // Another line connected meanwhile, and asked when no ttl was in use yet.
+        epoch.told(Duration::ZERO, after(1));
+        assert!(!epoch.uses(ttl, after(3)), "it is known");
+        epoch.told(Duration::ZERO, after(4));
+        assert!(epoch.uses(ttl, after(5)), "a later answer may be another run's");
     }
 }

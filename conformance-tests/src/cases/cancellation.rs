@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason};
+use lock_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
 use tokio::sync::oneshot;
 
 use crate::clients::{
@@ -12,7 +12,7 @@ use crate::clients::{
 use crate::control::in_time;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, LOOK, OwnRuntime, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
 
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
@@ -177,6 +177,8 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
         }
     });
     hears.await.expect("the lock is held");
+    // From here on the next request is the acquire.
+    fixture.connected().await;
     fixture.path(PathFault::Hold).await;
     let lock = ann.lock(flying.as_str());
     runtime.spawn(async move { lock.acquire().await });
@@ -188,12 +190,8 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     becomes_free(&bob, &held, AT_ONCE, "a guard that went down with its runtime is released").await;
     let bound = ann.capabilities().call_bound * 2;
     // On a slow machine the request was sent when all was well again, and what it got is released.
-    let (watch, mut stats) = (Watch::start(), ann.stats());
-    while stats.withdrawn + stats.released != 2 {
-        watch.within(bound, &format!("the acquire is withdrawn, of {stats:?}"));
-        tokio::time::sleep(LOOK).await;
-        stats = ann.stats();
-    }
+    let is_back = |stats: &Stats| stats.withdrawn + stats.released == 2;
+    becomes(bound, "the acquire is taken back", async || ann.stats(), is_back).await;
     fixture.deliver().await;
     leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that went down with its runtime is withdrawn").await;
 }

@@ -7,7 +7,7 @@ use lock_core::{ErrorKind, KeeperHome, LockClient};
 
 use crate::clients::{build, builder, hold, kind_of, long_client, queued};
 use crate::fixture::{Census, Fixture, Route};
-use crate::kit::{AT_ONCE, LOOK, OwnRuntime, Watch, eventually, join, name};
+use crate::kit::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
 
 /// How many cycles must leave nothing.
 const CYCLES: usize = 1000;
@@ -21,14 +21,9 @@ async fn at_rest(fixture: &dyn Fixture) -> Census {
 /// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names
 /// and of claims with a request that was not answered.
 async fn baseline(fixture: &dyn Fixture, before: Census, names: u64, unsure: u64) {
-    let watch = Watch::start();
-    let mut last = fixture.census().await;
-    while !last.is_clean() || last.connections != before.connections {
-        let what = format!("the server is back at its baseline: it was {before:?} and is {last:?}");
-        watch.within(Duration::from_secs(1), &what);
-        tokio::time::sleep(LOOK).await;
-        last = fixture.census().await;
-    }
+    let what = format!("the server is back at its baseline, which was {before:?}");
+    let is_back = |now: &Census| now.is_clean() && now.connections == before.connections;
+    let last = becomes(Duration::from_secs(1), &what, async || fixture.census().await, is_back).await;
     assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
     assert!(
         last.tombstones <= before.tombstones + unsure,
