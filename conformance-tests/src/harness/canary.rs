@@ -1,7 +1,7 @@
 //! How late this machine is, measured beside a case.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,12 @@ const NAP: Duration = Duration::from_millis(1);
 /// How many processes and threads have to be woken one after the other, at most, before a case sees something: a server, or
 /// the thread that hears of releases; the keeper; a worker of the runtime; the case.
 const HOPS: u32 = 4;
+
+/// How often a processor may be taken away while a case runs. Each time delays it by that once, however many have to be woken.
+const STALLS: u32 = 2;
+
+/// How many processors are watched at most.
+const PROCESSORS: usize = 8;
 
 /// Timers of the runtime count in milliseconds and round up.
 const TICK: Duration = Duration::from_millis(2);
@@ -32,12 +38,14 @@ const TICK: Duration = Duration::from_millis(2);
 /// ```
 #[derive(Debug)]
 pub struct Canary {
-    shared: Arc<Shared>,
+    naps: Arc<Naps>,
     thread: Option<JoinHandle<()>>,
+    pinned: &'static [Arc<Naps>],
 }
 
+/// What one thread sees that sleeps 1 ms at a time.
 #[derive(Debug)]
-struct Shared {
+struct Naps {
     start: Instant,
     stop: AtomicBool,
     /// When the current nap should end, in nanoseconds after `start`.
@@ -52,54 +60,59 @@ impl Canary {
     /// # Panics
     /// When the system gives no thread.
     pub fn start() -> Self {
-        let shared = Arc::new(Shared {
-            start: Instant::now(),
-            stop: AtomicBool::new(false),
-            due: AtomicU64::new(u64::MAX),
-            worst: Mutex::default(),
-        });
-        let thread = std::thread::Builder::new().name("canary".into()).spawn({
-            let shared = shared.clone();
-            move || shared.run()
-        });
-        Self { shared, thread: Some(thread.expect("the system gives a thread for the canary")) }
+        let (naps, thread) = Naps::begin(|| {});
+        Self { naps, thread: Some(thread), pinned: pinned() }
     }
 
     /// What an upper bound in real time has to allow for: how late the machine may have made what took several wake-ups.
     pub fn allowance(&self) -> Duration {
-        self.allowance_since(self.shared.start)
+        self.allowance_since(self.naps.start)
     }
 
     /// The same for what began at `moment`.
     pub fn allowance_since(&self, moment: Instant) -> Duration {
-        TICK + self.lag_since(moment) * HOPS
+        let stalled = self.pinned.iter().map(|naps| naps.lag_since(moment)).max().unwrap_or_default();
+        TICK + (self.lag_since(moment) * HOPS).max(stalled * STALLS)
     }
 
     /// The worst lag so far, the one that is going on now included.
     pub fn lag(&self) -> Duration {
-        self.lag_since(self.shared.start)
+        self.lag_since(self.naps.start)
     }
 
     /// The worst lag that was seen since `moment`, the one that is going on now included.
     pub fn lag_since(&self, moment: Instant) -> Duration {
-        let due = self.shared.due.load(Ordering::Acquire);
-        let elapsed = self.shared.start.elapsed();
-        let now = elapsed.saturating_sub(Duration::from_nanos(due));
-        let worst = self.shared.worst.lock().unwrap_or_else(PoisonError::into_inner);
-        worst.iter().filter(|(seen, _)| *seen >= moment).map(|(_, lag)| *lag).fold(now, Duration::max)
+        self.naps.lag_since(moment)
     }
 }
 
 impl Drop for Canary {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.naps.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-impl Shared {
+impl Naps {
+    fn begin(first: impl FnOnce() + Send + 'static) -> (Arc<Self>, JoinHandle<()>) {
+        let naps = Arc::new(Self {
+            start: Instant::now(),
+            stop: AtomicBool::new(false),
+            due: AtomicU64::new(u64::MAX),
+            worst: Mutex::default(),
+        });
+        let thread = std::thread::Builder::new().name("canary".into()).spawn({
+            let naps = naps.clone();
+            move || {
+                first();
+                naps.run();
+            }
+        });
+        (naps, thread.expect("the system gives a thread for the canary"))
+    }
+
     fn run(&self) {
         while !self.stop.load(Ordering::Relaxed) {
             let due = self.start.elapsed() + NAP;
@@ -115,6 +128,43 @@ impl Shared {
             worst.push((now, lag));
         }
     }
+
+    fn lag_since(&self, moment: Instant) -> Duration {
+        let due = self.due.load(Ordering::Acquire);
+        let elapsed = self.start.elapsed();
+        let now = elapsed.saturating_sub(Duration::from_nanos(due));
+        let worst = self.worst.lock().unwrap_or_else(PoisonError::into_inner);
+        worst.iter().filter(|(seen, _)| *seen >= moment).map(|(_, lag)| *lag).fold(now, Duration::max)
+    }
+}
+
+/// A thread on each processor, for all canaries of the process. The host of a virtual machine may take one processor away while
+/// the others go on: what ran there stands still, and a thread that is woken elsewhere sees nothing of it.
+fn pinned() -> &'static [Arc<Naps>] {
+    static PINNED: OnceLock<Vec<Arc<Naps>>> = OnceLock::new();
+    PINNED.get_or_init(pin)
+}
+
+#[cfg(target_os = "linux")]
+fn pin() -> Vec<Arc<Naps>> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+    let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
+    let processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).take(PROCESSORS);
+    let stays_on = |processor| {
+        Naps::begin(move || {
+            let mut only = CpuSet::new();
+            only.set(processor);
+            // A processor that has gone away meanwhile is not watched.
+            let _ = sched_setaffinity(None, &only);
+        })
+    };
+    processors.map(|processor| stays_on(processor).0).collect()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn pin() -> Vec<Arc<Naps>> {
+    Vec::new()
 }
 
 #[cfg(test)]
@@ -127,7 +177,7 @@ mod tests {
         let start = Instant::now();
         // Planted, so that the test needs no busy machine.
         let planted = Duration::from_secs(5);
-        canary.shared.worst.lock().unwrap().push((Instant::now(), planted));
+        canary.naps.worst.lock().unwrap().push((Instant::now(), planted));
         assert_eq!(canary.lag(), planted);
         assert_eq!(canary.lag_since(start), planted);
         assert!(canary.allowance() > planted * HOPS);
@@ -137,13 +187,25 @@ mod tests {
     }
 
     #[test]
+    fn a_processor_that_was_taken_away_is_allowed_for() {
+        assert_eq!(pinned().is_empty(), !cfg!(target_os = "linux"));
+        let mut canary = Canary::start();
+        let (taken, _) = Naps::begin(|| {});
+        canary.pinned = vec![taken.clone()].leak();
+        let (moment, planted) = (Instant::now(), Duration::from_secs(3));
+        taken.worst.lock().unwrap().push((moment, planted));
+        assert!(canary.allowance_since(moment) >= planted * STALLS);
+        assert!(canary.lag_since(moment) < planted, "elsewhere nothing was seen of it");
+    }
+
+    #[test]
     fn sees_a_lag_that_has_not_ended() {
         let mut canary = Canary::start();
-        canary.shared.stop.store(true, Ordering::Relaxed);
+        canary.naps.stop.store(true, Ordering::Relaxed);
         canary.thread.take().unwrap().join().unwrap();
         // A nap that should have ended now and never does: as if the machine did not wake it.
-        let now = u64::try_from(canary.shared.start.elapsed().as_nanos()).unwrap();
-        canary.shared.due.store(now, Ordering::Release);
+        let now = u64::try_from(canary.naps.start.elapsed().as_nanos()).unwrap();
+        canary.naps.due.store(now, Ordering::Release);
         std::thread::sleep(Duration::from_millis(60));
         assert!(canary.lag() >= Duration::from_millis(60), "{:?}", canary.lag());
     }
