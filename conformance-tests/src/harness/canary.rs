@@ -55,10 +55,11 @@ struct Naps {
 }
 
 impl Canary {
-    /// Starts a thread that sleeps 1 ms at a time until the canary is dropped.
+    /// Starts a thread that sleeps 1 ms at a time until the canary is dropped. The first of a process also starts one on each
+    /// processor, of at most eight, which stay for as long as the process.
     ///
     /// # Panics
-    /// When the system gives no thread.
+    /// When the system gives no threads.
     pub fn start() -> Self {
         let (naps, thread) = Naps::begin(|| {});
         Self { naps, thread: Some(thread), pinned: pinned() }
