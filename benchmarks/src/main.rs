@@ -1,7 +1,8 @@
 //! Measures Leasehold against its goals and beside others: `cargo xtask bench`.
 //!
 //! Every figure is a ratio, or a distance to a promise, taken in one run. What is compared runs in rounds that take turns,
-//! so that a noisy machine disturbs all alike, and the median of the rounds is told.
+//! so that a noisy machine disturbs all alike, and a run reports the median of its rounds. A report shows the median of several
+//! runs, and how far they lie apart.
 
 mod commands;
 mod embedded;
@@ -9,6 +10,7 @@ mod handoff;
 mod held;
 mod overheard;
 mod peers;
+mod placement;
 mod report;
 mod rounds;
 mod startup;
@@ -23,6 +25,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 
 use crate::report::{Figure, Report};
+use crate::uncontended::State;
 
 /// Measures Leasehold against its goals and beside others.
 #[derive(Parser)]
@@ -30,13 +33,16 @@ struct Args {
     /// The workloads; all of them when none is named.
     #[arg(value_enum)]
     workloads: Vec<Workload>,
+    /// How often each workload is run.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
     /// Runs one workload in this process, and prints its figures as JSON.
     #[arg(long, hide = true, value_name = "WORKLOAD")]
     only: Option<Workload>,
-    /// Runs one peer of `uncontended` alone, to be watched with a profiler: its number (0 is Leasehold), tasks, seconds.
+    /// Runs one peer of the uncontended workloads alone, for a profiler: its number (0 is Leasehold), tasks, seconds.
     #[arg(long, hide = true, num_args = 3, value_names = ["PEER", "TASKS", "SECONDS"])]
     alone: Option<Vec<usize>>,
     /// Holds a lock until it is killed: URL, name and ttl in ms.
@@ -52,8 +58,12 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Workload {
-    /// Acquire and release, 1, 16 and 256 tasks, each with a lock of its own.
-    Uncontended,
+    /// Acquire and release, 1, 16 and 256 tasks, each with a lock of its own; client and server share one CPU.
+    UncontendedPinned,
+    /// The same with the client on one CPU and the server on another.
+    UncontendedSplit,
+    /// The same with a path of 2 ms each way between client and server.
+    UncontendedPath,
     /// 2, 10, 100 and 1,000 clients that hand one lock on.
     Handoff,
     /// 100,000 held leases on the memory store.
@@ -98,12 +108,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Each workload in a process of its own, so that none inherits the memory and the threads of another.
+/// Each run of a workload in a process of its own, so that none inherits the memory and the threads of another.
 fn all(args: &Args) -> Result<()> {
     let workloads = if args.workloads.is_empty() { Workload::value_variants() } else { &args.workloads };
     let mut report = Report::default();
-    for workload in workloads {
-        eprintln!("{} …", workload.name());
+    for (run, workload) in (1..=args.runs).flat_map(|run| workloads.iter().map(move |workload| (run, workload))) {
+        eprintln!("run {run} of {}: {} …", args.runs, workload.name());
         let output = Command::new(std::env::current_exe()?)
             .args(["--only", &workload.name()])
             .stdin(Stdio::null())
@@ -114,7 +124,7 @@ fn all(args: &Args) -> Result<()> {
         }
         let figures: Vec<Figure> =
             serde_json::from_slice(&output.stdout).context("cannot read a workload's figures")?;
-        report.figures.extend(figures);
+        report.add(figures);
     }
     println!("{}", if args.json { serde_json::to_string_pretty(&report)? } else { report.table() });
     Ok(())
@@ -130,17 +140,17 @@ fn alone(args: &[usize]) -> Result<()> {
 }
 
 fn only(workload: Workload) -> Result<()> {
-    let figures = runtime()?.block_on(async {
-        match workload {
-            Workload::Uncontended => uncontended::run().await,
-            Workload::Handoff => handoff::run().await,
-            Workload::HeldMemory => held::memory().await,
-            Workload::HeldRedis => held::redis().await,
-            Workload::Takeover => takeover::run().await,
-            Workload::Startup => startup::run(),
-            Workload::Sqlite => embedded::run().await,
-        }
-    })?;
+    let figures = match workload {
+        Workload::UncontendedPinned => uncontended::run(&workload.name(), State::Pinned),
+        Workload::UncontendedSplit => uncontended::run(&workload.name(), State::Split),
+        Workload::UncontendedPath => uncontended::run(&workload.name(), State::Path),
+        Workload::Handoff => runtime()?.block_on(handoff::run()),
+        Workload::HeldMemory => runtime()?.block_on(held::memory()),
+        Workload::HeldRedis => runtime()?.block_on(held::redis()),
+        Workload::Takeover => runtime()?.block_on(takeover::run()),
+        Workload::Startup => startup::run(),
+        Workload::Sqlite => runtime()?.block_on(embedded::run()),
+    }?;
     println!("{}", serde_json::to_string(&figures)?);
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! What Leasehold is held against, each on one connection of its own to the same server.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use conformance_tests::harness::RedisServer;
 use lock_core::{KeeperHome, LockClient};
 use lock_redis::RedisBackend;
 use redis::Script;
@@ -36,11 +36,10 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// All of them. Leasehold is the first.
-    pub(crate) async fn all(server: &RedisServer) -> Result<Vec<Self>> {
-        let url = &*server.url();
+    /// All of them, by the URL that they are to use. Leasehold is the first. `server` is where the server itself listens.
+    pub(crate) async fn all(url: &str, server: SocketAddr) -> Result<Vec<Self>> {
         let client = client(url, KeeperHome::OwnThread).await?;
-        let [acquire, release] = overheard::pair(&client, server.addr()).await?;
+        let [acquire, release] = overheard::pair(&client, server).await?;
         let locker = async_redis_lock::Locker::from_redis_url(url).await?;
         Ok(vec![
             Self::Leasehold(client),
@@ -59,6 +58,16 @@ impl Peer {
             Self::Rslock(_) => "rslock",
             Self::AsyncRedisLock(..) => "async-redis-lock",
         }
+    }
+
+    /// Whether it is another lock library, and no floor of our own making.
+    pub(crate) fn is_library(&self) -> bool {
+        matches!(self, Self::Rslock(_) | Self::AsyncRedisLock(..))
+    }
+
+    /// What Leasehold is to reach against it.
+    pub(crate) fn goal(&self, tasks: usize) -> Option<f64> {
+        matches!((self, tasks), (Self::SameScripts(_), 1)).then_some(0.9)
     }
 
     /// Acquires and releases a lock that nobody else wants.
