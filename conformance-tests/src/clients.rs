@@ -37,6 +37,11 @@ pub(crate) async fn client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await)
 }
 
+/// A client with exactly the defaults of the library.
+pub(crate) async fn default_client(fixture: &dyn Fixture, route: Route) -> LockClient {
+    build(fixture.tune(LockClient::builder(fixture.backend(route).await)))
+}
+
 /// A client whose leases are renewed while the case looks on, and must not be lost.
 pub(crate) async fn steady_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await.ttl(steady_ttl(fixture)))

@@ -42,6 +42,7 @@ macro_rules! for_each_case {
                 the_holder_never_believes_longer_than_the_server
                 a_fixed_lease_is_not_renewed
                 a_fixed_lease_that_waited_has_its_whole_ttl
+                the_default_ttl_is_whole_soon_after_a_grant
                 max_hold_ends_the_renewal
                 min_hold_outlives_an_early_release
                 min_hold_outlives_the_client

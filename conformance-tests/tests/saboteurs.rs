@@ -67,6 +67,7 @@ saboteurs! {
         the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder believes in";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
         a_fixed_lease_that_waited_has_its_whole_ttl: RefusesRenewals, "that waited was lost early";
+        the_default_ttl_is_whole_soon_after_a_grant: RefusesRenewals, "soon has its whole ttl";
         max_hold_ends_the_renewal: RenewsByItself, "longest hold";
         min_hold_outlives_an_early_release: RunsOutAtOnce, "within `min_hold`";
         min_hold_outlives_the_client: RunsOutAtOnce, "outlives the client";

@@ -35,6 +35,10 @@ impl Lock {
 
     /// How long the lease lasts unless renewed, and so how long a dead holder blocks the others. The backend's
     /// [`Capabilities`](crate::Capabilities) give the bounds and the step that it is rounded up to.
+    ///
+    /// A lease that had to wait in a server's queue begins with what is left of its place (at most
+    /// [`max_place_ttl`](crate::Capabilities::max_place_ttl)). The keeper renews it to the whole ttl 100 ms after the grant,
+    /// or earlier when little is left.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.terms.ttl = ttl;
         self
@@ -48,7 +52,7 @@ impl Lock {
     }
 
     /// A fixed lease: it ends after its ttl, whatever its holder does. One that had to wait in a server's queue begins with
-    /// the ttl of its place and is renewed once, right away, to its own.
+    /// what is left of its place, and is renewed once to its own ttl, 100 ms after the grant or earlier.
     pub fn without_renewal(mut self) -> Self {
         self.terms.renewal = Renewal::Fixed;
         self

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use lock_core::{Answer, Certainty, Extend, LeaseRef, LossReason, TtlScope};
+use lock_core::{Answer, Certainty, DEFAULT_TTL, Extend, LeaseRef, LossReason, TtlScope};
 
 use crate::clients::{
-    LONG, becomes_free, client, hold, is_free, long_client, lost, queued, steady_client, steady_ttl, warm_client,
+    LONG, becomes_free, client, default_client, handoff_bound, hold, is_free, long_client, lost, queued, steady_client,
+    steady_ttl, warm_client,
 };
 use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, AT_ONCE, Watch, eventually, join, name};
+use crate::kit::{self, AT_ONCE, Watch, becomes, eventually, join, name};
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
@@ -177,7 +178,7 @@ pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) 
         let guard = join(waiter).await;
         if ttl > place_ttl {
             let whole = async || guard.validity() > place_ttl;
-            eventually(AT_ONCE, "a fixed lease that waited is renewed to its own ttl", whole).await;
+            eventually(AT_ONCE * 2, "a fixed lease that waited is renewed to its own ttl", whole).await;
             guard.release().await.expect("a release");
         } else {
             let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
@@ -230,6 +231,29 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     }
     let bound = shortest + bob.capabilities().takeover_slack;
     becomes_free(&bob, &name, bound, "free again after `min_hold`").await;
+}
+
+/// With the default ttl a fresh lease is valid for nearly all of it, and one that waited is soon: a hold that begins with the
+/// rest of a place's shorter ttl does not stay there until that is due to be renewed.
+pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) {
+    let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
+    let (name, whole) = (name("default ttl"), DEFAULT_TTL * 85 / 100);
+    for renewed in [true, false] {
+        let guard = hold(&ann, &name).await;
+        assert!(guard.validity() >= whole, "a lease that nobody else wanted is valid for {:?}", guard.validity());
+        let lock = bob.lock(name.as_str());
+        let lock = if renewed { lock } else { lock.without_renewal() };
+        let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
+        queued(fixture, &bob, &name, (1, 1)).await;
+        guard.release().await.expect("a release");
+        let bound = handoff_bound(&bob.capabilities());
+        let next = in_time(bound, "the waiter holds at once after the release", join(waiter)).await;
+        let validity = async || next.validity();
+        becomes(AT_ONCE * 2, "a lease that waited soon has its whole ttl", validity, |valid| *valid >= whole).await;
+        let left = fixture.record(&name).await.lease.expect("it is held");
+        assert!(left >= whole, "the holder has its whole ttl, the server has {left:?} left");
+        next.release().await.expect("a release");
+    }
 }
 
 /// Invariant 4: a margin is kept, so the validity of a fresh lease is shorter than its ttl, and it only shrinks.

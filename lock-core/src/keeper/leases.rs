@@ -22,8 +22,27 @@ pub(super) struct LeaseTask {
     /// A renewal was sent then and is not answered.
     flight: Option<Stamp>,
     failures: u32,
-    /// A fixed lease that began as a place, or was asked for with a shorter ttl: renewed once, to its own ttl.
+    /// It began as a place some time ago, or was asked for with a shorter ttl, and is yet to be renewed to its own ttl.
     top_up: bool,
+}
+
+/// How long after the grant a lease that came out of a queue is renewed to its own ttl: a shorter hold never pays for it.
+const TOP_UP_DELAY: Duration = Duration::from_millis(100);
+
+/// When a lease with this confirmation is renewed next; a fixed lease that has its own ttl never is.
+fn next_renewal(
+    now: Stamp,
+    renewal: Renewal,
+    top_up: bool,
+    ttl: Duration,
+    confirmation: &Confirmation,
+) -> Option<Stamp> {
+    let regular = confirmation.sent.plus(period(confirmation.ttl.min(ttl)));
+    match renewal {
+        _ if top_up => Some(regular.min(now.plus(TOP_UP_DELAY))),
+        Renewal::Kept => Some(regular),
+        Renewal::Fixed => None,
+    }
 }
 
 /// What a lease begins with, besides its grant and its terms.
@@ -42,15 +61,12 @@ impl LeaseKeeper {
         let valid_until = validity_end(&confirmation, self.margin_percent);
         let times = (now, valid_until);
         let lease = Arc::new(Lease::new(claim, grant.token, confirmation.place, terms, times, certainty));
-        let top_up = terms.renewal == Renewal::Fixed && (waited || confirmation.ttl < terms.ttl);
+        let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
+        let top_up = used_up || confirmation.ttl < terms.ttl;
         let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, top_up };
         let id = state.schedule.insert(Task::Lease(task));
-        let due = match (terms.renewal, top_up) {
-            (Renewal::Fixed, false) => valid_until,
-            (Renewal::Fixed, true) => now,
-            (Renewal::Kept, _) => confirmation.sent.plus(period(confirmation.ttl.min(terms.ttl))),
-        };
-        state.schedule.at(id, due.min(valid_until));
+        let due = next_renewal(now, terms.renewal, top_up, terms.ttl, &confirmation);
+        state.schedule.at(id, due.map_or(valid_until, |due| due.min(valid_until)));
         state.owners.insert(*lease.claim.owner(), Standing::Holding(id));
         if let Some(holder) = terms.holder {
             state.reentrant.insert((lease.claim.name().clone(), holder), lease.clone());
@@ -156,7 +172,10 @@ impl LeaseKeeper {
     /// Whether a lease's renewal may go along with others that are due now: a few percent early saves a call.
     pub(super) fn may_go_along(state: &mut State, id: TaskId, early: Duration) -> bool {
         match state.schedule.get_mut(id) {
-            Some(Task::Lease(task)) => task.flight.is_none() && early <= period(task.lease.terms.ttl) / 32,
+            // A short hold must not pay for a top-up because others are renewed just then.
+            Some(Task::Lease(task)) => {
+                task.flight.is_none() && !task.top_up && early <= period(task.lease.terms.ttl) / 32
+            }
             _ => false,
         }
     }
@@ -207,13 +226,10 @@ impl LeaseKeeper {
             let Some((id, task)) = Self::lease_task(state, lease) else { return };
             task.flight = None;
             task.failures = 0;
-            task.top_up &= confirmation.ttl < lease.terms.ttl;
+            task.top_up = false;
             self.counters.renewed.add();
-            let due = match lease.terms.renewal {
-                Renewal::Fixed => valid_until,
-                Renewal::Kept => confirmation.sent.plus(period(confirmation.ttl.min(lease.terms.ttl))),
-            };
-            state.schedule.at(id, due.min(valid_until));
+            let due = next_renewal(self.now(), lease.terms.renewal, false, lease.terms.ttl, &confirmation);
+            state.schedule.at(id, due.map_or(valid_until, |due| due.min(valid_until)));
         });
     }
 

@@ -15,6 +15,9 @@ use crate::scripted::{TTL, scripted};
 const MS: Duration = Duration::from_millis(1);
 const AT_ONCE: Duration = Duration::from_millis(5);
 
+/// A lease that waited is renewed to its own ttl so long after the grant, at most.
+const TOPPED_UP: Duration = Duration::from_millis(110);
+
 fn acquire(client: &LockClient) -> JoinHandle<Result<LockGuard>> {
     let lock = client.lock("job");
     tokio::spawn(async move { lock.acquire().await })
@@ -73,13 +76,46 @@ async fn a_fixed_lease_that_waited_gets_its_whole_ttl() {
     let guard = granted(waiter).await;
     // The place's ttl is that of the lease, and a quarter of it is over.
     assert!(guard.validity() <= TTL * 65 / 100);
-    let (lease, answer) = timeout(AT_ONCE, store.renew()).await.expect("it is renewed once, right away");
+    let (lease, answer) = timeout(TOPPED_UP, store.renew()).await.expect("it is renewed once, soon after the grant");
     assert_eq!((lease.ttl, lease.place), (TTL, 7));
     answer.send(Answer::Renewed(store.confirms(7))).unwrap();
     sleep(AT_ONCE).await;
     assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
     store.is_silent(TTL / 2).await;
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
+}
+
+/// The same for a renewed lease, whose next renewals follow at the pace of its own ttl. What is released before costs nothing.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_waited_soon_has_its_whole_ttl() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.queues(7).await;
+    sleep(TTL / 4).await;
+    store.push(&claim, 7, 1);
+    let guard = granted(waiter).await;
+    store.is_silent(80 * MS).await;
+    let (lease, answer) = timeout(TOPPED_UP, store.renew()).await.expect("it is renewed soon after the grant");
+    assert_eq!((lease.ttl, lease.place), (TTL, 7));
+    answer.send(Answer::Renewed(store.confirms(7))).unwrap();
+    sleep(AT_ONCE).await;
+    assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
+    store.is_silent(TTL / 4).await;
+    timeout(TTL / 8, store.renew()).await.expect("the next renewal is due a third of the ttl later");
+}
+
+/// A confirmation that is almost used up leaves no time to wait.
+#[tokio::test(start_paused = true)]
+async fn a_lease_with_an_old_confirmation_is_renewed_at_once() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.queues(7).await;
+    let (_, unanswered) = store.renew().await;
+    sleep(TTL / 4).await;
+    store.push(&claim, 7, 1);
+    let _guard = granted(waiter).await;
+    unanswered.send(Answer::Unknown(unknown())).map_err(drop).unwrap();
+    timeout(AT_ONCE, store.renew()).await.expect("it is renewed at once");
 }
 
 #[tokio::test(start_paused = true)]
