@@ -15,7 +15,7 @@ use crate::capabilities::{self, LONGEST_LOOK, RENEW_BATCH};
 use crate::errors::{BACKEND, Failure};
 use crate::file::File;
 use crate::machine::{Machine, Moment};
-use crate::settings::{Place, Settings, make_state_folder, read_url, state_file};
+use crate::settings::{Place, Settings, read_url, state_file};
 use crate::shared::Shared;
 use crate::store::{Ended, Store, Taken};
 use crate::waiters::Waiters;
@@ -53,15 +53,9 @@ impl SqliteBackend {
     /// # Cancel safety
     /// Dropped, it may have made the file.
     pub async fn connect(url: &str) -> Result<Self> {
-        let (place, settings) = read_url(url)?;
-        match place {
-            Place::At(path) => Self::at(path, settings).await,
-            Place::State => {
-                let file = state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?;
-                make_state_folder(&file)?;
-                Self::at(file, settings).await
-            }
-        }
+        let backend = Self::open(url)?;
+        backend.worker.open(backend.until()).await?;
+        Ok(backend)
     }
 
     /// The same by path, which may be relative.
@@ -72,7 +66,7 @@ impl SqliteBackend {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn at(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
-        let backend = Self::unopened(path.into(), settings)?;
+        let backend = Self::unopened(Place::At(path.into()), settings)?;
         backend.worker.open(backend.until()).await?;
         Ok(backend)
     }
@@ -83,19 +77,24 @@ impl SqliteBackend {
     /// `InvalidInput` for a bad URL; `Unsupported` on a system without a clock since boot.
     pub fn open(url: &str) -> Result<Self> {
         let (place, settings) = read_url(url)?;
-        let path = match place {
-            Place::At(path) => path,
-            Place::State => state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?,
-        };
-        Self::unopened(path, settings)
+        Self::unopened(place, settings)
     }
 
-    fn unopened(path: PathBuf, settings: Settings) -> Result<Self> {
+    fn unopened(place: Place, settings: Settings) -> Result<Self> {
         let settings = settings.check()?;
         let capabilities = capabilities::of(&settings);
-        // The working directory may change while the file is open.
-        let path = std::path::absolute(&path).unwrap_or(path);
-        let shared = Arc::new(Shared::new(File::new(path, settings, Machine::this()?)));
+        let file = match place {
+            Place::At(path) => {
+                // The working directory may change while the file is open.
+                let path = std::path::absolute(&path).unwrap_or(path);
+                File::new(path, settings, Machine::this()?)
+            }
+            Place::State => {
+                let path = state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?;
+                File::new(path, settings, Machine::this()?).in_state_folder()
+            }
+        };
+        let shared = Arc::new(Shared::new(file));
         let worker = Worker::new(shared.file.clone());
         Ok(Self { shared, worker, capabilities })
     }

@@ -10,7 +10,7 @@ use lock_core::Result;
 use crate::errors::Failure;
 use crate::location;
 use crate::machine::{Machine, Moment};
-use crate::settings::Settings;
+use crate::settings::{Settings, make_state_folder};
 use crate::store::Store;
 use crate::upkeep::{self, Upkeep};
 
@@ -20,6 +20,8 @@ pub(crate) struct File {
     pub(crate) settings: Settings,
     pub(crate) machine: Machine,
     pub(crate) upkeep: Upkeep,
+    /// Its folder is made when it is not there.
+    in_state_folder: bool,
     /// Empty until it is first needed, and after it has failed.
     writer: Mutex<Option<Store>>,
     writes: AtomicU32,
@@ -28,7 +30,12 @@ pub(crate) struct File {
 impl File {
     pub(crate) fn new(path: PathBuf, settings: Settings, machine: Machine) -> Self {
         let (writer, writes, upkeep) = (Mutex::default(), AtomicU32::new(0), Upkeep::default());
-        Self { path, settings, machine, upkeep, writer, writes }
+        Self { path, settings, machine, upkeep, in_state_folder: false, writer, writes }
+    }
+
+    /// The same in the user's state folder, which is made when the file is opened.
+    pub(crate) fn in_state_folder(self) -> Self {
+        Self { in_state_folder: true, ..self }
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -95,6 +102,9 @@ impl Writer<'_> {
             let path = self.file.path.display();
             tracing::warn!(%path, "the file of the locks was deleted or replaced; it is opened anew");
             store.leave_quietly();
+        }
+        if self.file.in_state_folder {
+            make_state_folder(&self.file.path).map_err(Failure::Found)?;
         }
         location::check(&self.file.path).map_err(Failure::Found)?;
         let store = Store::open(&self.file.path)?;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lock_core::LockClient;
-use lock_sqlite::{Settings, SqliteBackend};
+use lock_core::{ErrorKind, LockClient};
+use lock_sqlite::{Settings, SqliteBackend, rusqlite};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -36,4 +36,25 @@ async fn two_clients_take_turns() {
     let guard = waiter.await.unwrap().unwrap();
     assert!(guard.fencing_token() > first);
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unopened_file_is_waited_for_within_the_wait_of_an_acquire() {
+    let folder = folder();
+    let path = folder.path().join("locks.db");
+    drop(client(&path).await);
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let url = format!("sqlite://{}", path.display());
+    let error = SqliteBackend::connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "one attempt: {error}");
+    let client = LockClient::new(SqliteBackend::open(&url).unwrap());
+    let lock = client.lock("job").wait(Duration::from_secs(30));
+    assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    // Longer than one call.
+    tokio::time::sleep(2000 * MS).await;
+    assert!(!waiting.is_finished(), "its wait is not over");
+    other.execute_batch("ROLLBACK").unwrap();
+    assert!(waiting.await.unwrap().unwrap().is_held());
 }
