@@ -32,8 +32,9 @@ const SCHEMES: &[Row] = &[
 ///   [`Unsupported`](lock_core::ErrorKind::Unsupported), [`Capacity`](lock_core::ErrorKind::Capacity): the server cannot
 ///   be reached or used.
 ///
-/// Ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. Only a slow disk under a SQLite
-/// file is given 10 s. No error shows a password.
+/// Makes one attempt, and ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. Only a
+/// slow disk under a SQLite file is given 10 s. A program that may start before its store uses [`connect_lazy`]. No error shows
+/// a password.
 ///
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
@@ -49,22 +50,54 @@ pub async fn connect(url: &str) -> Result<LockClient> {
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
 pub async fn builder(url: &str) -> Result<ClientBuilder> {
-    let scheme = Url::parse(url).map_err(|why| {
-        Error::invalid(format!(
-            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"
-        ))
-    })?;
-    match scheme.scheme() {
+    match &*scheme(url)? {
+        #[cfg(feature = "redis")]
+        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::connect(url).await?)),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(LockClient::builder(lock_sqlite::SqliteBackend::connect(url).await?)),
+        _ => builder_lazy(url),
+    }
+}
+
+/// A client that connects by itself, with the first call: for a program that may start before its store. Sends nothing.
+///
+/// Connecting belongs to the `wait` of an acquire: a store that cannot be reached is tried again, with growing pauses of at most
+/// half a second, until the wait is over, and the error is `Unavailable` then. [`try_acquire`](lock_core::Lock::try_acquire) and
+/// every other call make one attempt. What waiting does not mend (`Auth`, `Unsupported`, `Capacity`) fails at once, as it does
+/// with [`connect`], but with the first call.
+///
+/// # Errors
+/// [`InvalidInput`](lock_core::ErrorKind::InvalidInput), as [`connect`]. `Unavailable` when the system cannot start a thread,
+/// `Unsupported` for a SQLite file on a system without a clock since boot.
+pub fn connect_lazy(url: &str) -> Result<LockClient> {
+    builder_lazy(url)?.build()
+}
+
+/// [`connect_lazy`] with other defaults: a label, a ttl, a clock.
+///
+/// # Errors
+/// As [`connect_lazy`].
+pub fn builder_lazy(url: &str) -> Result<ClientBuilder> {
+    match &*scheme(url)? {
         "memory" => {
             static STORE: OnceLock<MemoryStore> = OnceLock::new();
             Ok(LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))))
         }
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::connect(url).await?)),
+        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::open(url)?)),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(LockClient::builder(lock_sqlite::SqliteBackend::connect(url).await?)),
+        "sqlite" => Ok(LockClient::builder(lock_sqlite::SqliteBackend::open(url)?)),
         other => Err(unknown(other)),
     }
+}
+
+fn scheme(url: &str) -> Result<String> {
+    let parsed = Url::parse(url).map_err(|why| {
+        Error::invalid(format!(
+            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"
+        ))
+    })?;
+    Ok(parsed.scheme().to_owned())
 }
 
 fn unknown(scheme: &str) -> Error {
@@ -106,6 +139,16 @@ mod tests {
         let error = connect("not a URL with hunter2").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_lazy_client_refuses_wrong_urls_at_once() {
+        for url in ["consul://u:hunter2@localhost", "not a URL with hunter2"] {
+            let error = connect_lazy(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(!format!("{error} {error:?}").contains("hunter2"));
+        }
+        connect_lazy("memory://").unwrap();
     }
 
     #[cfg(not(feature = "redis"))]

@@ -30,7 +30,7 @@
 
 mod connect;
 
-pub use connect::{builder, connect};
+pub use connect::{builder, builder_lazy, connect, connect_lazy};
 #[doc(inline)]
 pub use lock_core::*;
 

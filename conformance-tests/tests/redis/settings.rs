@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use conformance_tests::Data;
 use conformance_tests::harness::{RedisServer, RedisSettings};
 use leasehold::redis::acl;
 use lock_core::{Error, ErrorKind, LockClient};
@@ -142,5 +143,36 @@ fn a_server_that_stops_for_moments_loses_no_lease() {
         }
         assert!(guards.iter().all(|guard| guard.is_held()), "{:?}", client.stats());
         assert_eq!(client.stats().lost, 0);
+    });
+}
+
+#[test]
+fn a_lazy_client_connects_within_the_wait_of_its_acquire() {
+    case(|| async {
+        let mut server = start(RedisSettings::new());
+        server.kill().expect("it runs");
+        let error = connect(&server.url()).await.expect_err("an eager client makes one attempt");
+        assert_error(&error, ErrorKind::Unavailable, "cannot connect");
+        let client = leasehold::connect_lazy(&server.url()).expect("nothing is sent yet");
+        let lock = client.lock("lazy").ttl(TTL).wait(Duration::from_secs(30));
+        assert_error(&lock.try_acquire().await.expect_err("one attempt"), ErrorKind::Unavailable, "cannot connect");
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(!waiting.is_finished(), "its wait is not over");
+        server.start_again(Data::Lost).expect("a server");
+        assert!(waiting.await.expect("no panic").expect("the server is there within the wait").is_held());
+    });
+}
+
+#[test]
+fn what_no_wait_mends_fails_a_lazy_client_at_once() {
+    case(|| async {
+        let server = start(RedisSettings::new());
+        let url = server.url().replace("redis://", "redis://nobody:hunter2@");
+        let client = leasehold::connect_lazy(&url).expect("nothing is sent yet");
+        let lock = client.lock("refused").wait(Duration::from_secs(600));
+        let error =
+            tokio::time::timeout(Duration::from_secs(10), lock.acquire()).await.expect("long before the wait is over");
+        assert_error(&error.expect_err("a wrong password"), ErrorKind::Auth, "password");
     });
 }
