@@ -98,7 +98,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub(crate) ttl: Duration,
 
-    /// How long to wait for the lock: a duration, or `forever`.
+    /// How long to wait for the lock, reaching the store included: a duration, a number of seconds, or `forever`.
     #[arg(long, short, value_name = "DURATION", value_parser = wait, default_value = "60s")]
     pub(crate) wait: Duration,
 
@@ -124,9 +124,27 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
+    /// What to end with, instead of 120, when another has the lock: 0 to 255.
+    #[arg(long, short = 'E', value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+
+    /// Run this text with `/bin/sh -c`, instead of a command after `--`.
+    #[arg(long = "command", short = 'c', value_name = "TEXT", conflicts_with = "command")]
+    pub(crate) shell_text: Option<OsString>,
+
     /// The command and its arguments, after `--`.
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required_unless_present = "shell_text", value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+}
+
+impl Run {
+    /// The command and its arguments.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        match &self.shell_text {
+            Some(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
+            None => self.command.clone(),
+        }
+    }
 }
 
 /// What to do when the lease is about to be lost.
@@ -200,7 +218,11 @@ fn wait(text: &str) -> Result<Duration, String> {
     match text {
         "forever" => Ok(LONGEST),
         "0" | "0s" => Err("not to wait is --no-wait".to_owned()),
-        other => duration(other),
+        // As flock(1) takes it.
+        other => match other.parse().map(Duration::try_from_secs_f64) {
+            Ok(Ok(seconds)) if !seconds.is_zero() && seconds <= LONGEST => Ok(seconds),
+            _ => duration(other),
+        },
     }
 }
 
@@ -244,7 +266,23 @@ mod tests {
         let cli = parse(&["run", "a b", "--ttl", "1m 30s", "-w", "forever", "--", "echo", "--ttl", "x"]).unwrap();
         let Command::Run(run) = cli.command else { panic!("{cli:?}") };
         assert_eq!((&*run.name, run.ttl, run.wait), ("a b", Duration::from_secs(90), LONGEST));
-        assert_eq!(run.command, ["echo", "--ttl", "x"]);
+        assert_eq!(run.words(), ["echo", "--ttl", "x"]);
+    }
+
+    #[test]
+    fn what_flock_takes_is_taken() {
+        let run = |args: &[&str]| match parse(&[&["run", "x"], args].concat()).unwrap().command {
+            Command::Run(run) => run,
+            other => panic!("{other:?}"),
+        };
+        let it = run(&["-w", "5", "-E", "0", "-c", "echo a | cat"]);
+        assert_eq!((it.wait, it.conflict_exit_code), (Duration::from_secs(5), Some(0)));
+        assert_eq!(it.words(), ["/bin/sh", "-c", "echo a | cat"]);
+        let it = run(&["-w", "0.25", "--conflict-exit-code", "255", "--command", "true"]);
+        assert_eq!((it.wait, it.conflict_exit_code), (Duration::from_millis(250), Some(255)));
+        for wrong in ["-1", "0", "0.0", "NaN", "inf", "1e300", ""] {
+            assert!(parse(&["run", "x", "-w", wrong, "-c", "true"]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

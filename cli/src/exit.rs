@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     BadInput,
     /// Another had the lock for the whole wait.
     Held,
+    /// The same, with the code of `--conflict-exit-code`.
+    HeldAs(u8),
     /// The lease was lost, or about to be lost, while the command ran.
     Lost,
     /// The store could not be reached or did not answer.
@@ -29,6 +31,8 @@ pub(crate) enum Exit {
     Fault,
     /// What the command that was run ended with.
     Command(u8),
+    /// A signal that ends this process as well, so that whoever started it sees a signal and not a number.
+    Signal(i32),
 }
 
 /// The table of codes, for `--help`, the man page and the README.
@@ -45,24 +49,28 @@ Exit codes of `leasehold run`:
   126      the command cannot be executed
   127      there is no such command
   128+n    signal n came while waiting for the lock; nothing was run
+Where Ctrl-C or Ctrl-\\ ended the command, or a signal the wait, leasehold
+ends by that signal itself, which a shell shows as 128+n.
 The other subcommands end with 0, or as above; with 1 when `break` was not
 confirmed, `doctor` found something wrong, or `status --exit-code` found
 the lock free.";
 
 impl Exit {
     /// The number.
-    pub(crate) const fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Fine => 0,
             Self::No => 1,
             Self::BadInput => 2,
             Self::Held => 120,
+            Self::HeldAs(code) => code,
             Self::Lost => 121,
             Self::NoAnswer => 122,
             Self::Refused => 123,
             Self::MaxHold => 124,
             Self::Fault => 125,
             Self::Command(code) => code,
+            Self::Signal(signal) => of_signal(signal),
         }
     }
 
@@ -72,20 +80,25 @@ impl Exit {
             Self::Fine => "fine",
             Self::No => "no",
             Self::BadInput => "bad_input",
-            Self::Held => "held",
+            Self::Held | Self::HeldAs(_) => "held",
             Self::Lost => "lost",
             Self::NoAnswer => "no_answer",
             Self::Refused => "refused",
             Self::MaxHold => "max_hold",
             Self::Fault => "fault",
-            Self::Command(_) => "command",
+            Self::Command(_) | Self::Signal(_) => "command",
         }
     }
 
     /// What a signal ends with, as shells say it.
     pub(crate) fn of_signal(signal: i32) -> Self {
-        Self::Command(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+        Self::Command(of_signal(signal))
     }
+}
+
+fn of_signal(signal: i32) -> u8 {
+    // No signal has a number above 64.
+    128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
 
 impl From<Exit> for ExitCode {

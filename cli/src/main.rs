@@ -32,7 +32,12 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error, &arguments),
     };
     let output = Output::new(cli.common.json);
-    told(output, carry_out(&cli, output)).into()
+    let exit = told(output, carry_out(&cli, output));
+    #[cfg(unix)]
+    if let Exit::Signal(signal) = exit {
+        run::die_of(signal);
+    }
+    exit.into()
 }
 
 /// What `run` starts this program with, for itself.
@@ -68,7 +73,7 @@ fn carry_out(cli: &Cli, output: Output) -> Result<Exit, Failure> {
     match &cli.command {
         #[cfg(unix)]
         Command::Run(args) => {
-            let terms = run::check(args)?;
+            let terms = run::check(common, args)?;
             in_runtime(run::run(common, args, terms, output))
         }
         #[cfg(not(unix))]

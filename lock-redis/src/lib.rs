@@ -4,7 +4,6 @@ mod backend;
 mod calls;
 mod capabilities;
 mod conn;
-mod epoch;
 mod errors;
 mod examine;
 mod fence;
@@ -18,7 +17,6 @@ mod settings;
 mod shared;
 #[cfg(feature = "tls")]
 mod tls;
-mod tombstones;
 mod views;
 mod wire;
 

@@ -23,6 +23,22 @@ pub(crate) enum Step {
     Warn,
 }
 
+/// What is left to a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// How long the lease is valid, unless it is renewed.
+    pub(crate) validity: Duration,
+    /// How long the longest hold lasts.
+    pub(crate) hold: Option<Duration>,
+}
+
+impl Left {
+    /// How long the command may still run, unless the lease is renewed.
+    pub(crate) fn least(self) -> Duration {
+        self.hold.map_or(self.validity, |hold| hold.min(self.validity))
+    }
+}
+
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
@@ -37,16 +53,24 @@ enum Stage {
 pub(crate) struct Ending {
     stage: Stage,
     grace: Duration,
+    /// The grace before the end of a lease. Shorter than the other while the lease has only the ttl of a place in a queue.
+    lease_grace: Duration,
+    /// The validity of a lease that was granted or renewed for the whole ttl.
+    whole: Duration,
     lead: Duration,
     nap: Duration,
     on_lost: OnLost,
 }
 
 impl Ending {
-    pub(crate) fn new(terms: &Terms) -> Self {
+    /// Begins with the validity that the lease was granted with. A lease that came out of a server's queue may have less than
+    /// the grace: the keeper renews it to its own ttl soon, and until then a third of that validity is the grace.
+    pub(crate) fn new(terms: &Terms, granted: Duration) -> Self {
         Self {
             stage: Stage::Running,
             grace: terms.grace,
+            lease_grace: terms.grace.min(granted / 3),
+            whole: terms.ttl * 2 / 3,
             lead: LEAD.min(terms.grace / 2),
             // The watcher is told of a longer lease at each wake-up: long before the one that it knows ends.
             nap: LONGEST_NAP.min(terms.ttl / 10),
@@ -56,11 +80,14 @@ impl Ending {
 
     /// What is to be done when `left` is left of the lease. Each step comes once. A lease that is renewed after the
     /// command was asked to end gives it until its new end.
-    pub(crate) fn step(&mut self, left: Duration) -> Option<Step> {
+    pub(crate) fn step(&mut self, left: Left) -> Option<Step> {
+        if left.validity >= self.whole {
+            self.lease_grace = self.grace;
+        }
         let (stage, step) = match self.on_lost {
-            OnLost::Warn if left.is_zero() => (Stage::Done, Step::Warn),
-            OnLost::Kill if left <= self.lead => (Stage::Done, Step::Kill),
-            OnLost::Kill if left <= self.grace => (Stage::Asked, Step::Ask),
+            OnLost::Warn if left.least().is_zero() => (Stage::Done, Step::Warn),
+            OnLost::Kill if left.least() <= self.lead => (Stage::Done, Step::Kill),
+            OnLost::Kill if self.until_ask(left).is_zero() => (Stage::Asked, Step::Ask),
             _ => return None,
         };
         if stage <= self.stage {
@@ -71,14 +98,19 @@ impl Ending {
     }
 
     /// When to look again.
-    pub(crate) fn look_in(&self, left: Duration) -> Duration {
+    pub(crate) fn look_in(&self, left: Left) -> Duration {
         let until = match (self.on_lost, self.stage) {
             (_, Stage::Done) => LONGEST_NAP,
-            (OnLost::Warn, _) => left,
-            (OnLost::Kill, Stage::Running) => left.saturating_sub(self.grace),
-            (OnLost::Kill, Stage::Asked) => left.saturating_sub(self.lead),
+            (OnLost::Warn, _) => left.least(),
+            (OnLost::Kill, Stage::Running) => self.until_ask(left),
+            (OnLost::Kill, Stage::Asked) => left.least().saturating_sub(self.lead),
         };
         until.min(self.nap)
+    }
+
+    fn until_ask(&self, left: Left) -> Duration {
+        let lease = left.validity.saturating_sub(self.lease_grace);
+        left.hold.map_or(lease, |hold| lease.min(hold.saturating_sub(self.grace)))
     }
 
     /// Whether the command was asked or made to end.
@@ -96,24 +128,31 @@ impl Ending {
 mod tests {
     use super::*;
 
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
     fn ending(on_lost: OnLost) -> Ending {
-        let ms = Duration::from_millis;
-        Ending::new(&Terms { ttl: ms(6000), grace: ms(1000), max_hold: None, on_lost })
+        Ending::new(&Terms { ttl: ms(6000), grace: ms(1000), max_hold: None, on_lost }, ms(5400))
+    }
+
+    fn left(validity: u64) -> Left {
+        Left { validity: ms(validity), hold: None }
     }
 
     fn steps(ending: &mut Ending, left_ms: &[u64]) -> Vec<Option<Step>> {
-        left_ms.iter().map(|&left| ending.step(Duration::from_millis(left))).collect()
+        left_ms.iter().map(|&ms| ending.step(left(ms))).collect()
     }
 
     #[test]
     fn asks_at_the_grace_and_kills_before_the_end() {
         let mut it = ending(OnLost::Kill);
-        assert_eq!(it.look_in(Duration::from_millis(1300)), Duration::from_millis(300));
+        assert_eq!(it.look_in(left(1300)), ms(300));
         assert_eq!(steps(&mut it, &[5000, 1001]), [None, None]);
         assert!(!it.has_begun());
         assert_eq!(steps(&mut it, &[1000, 999]), [Some(Step::Ask), None]);
         assert!(it.has_begun() && !it.was_killed());
-        assert_eq!(it.look_in(Duration::from_millis(300)), Duration::from_millis(290));
+        assert_eq!(it.look_in(left(300)), ms(290));
         assert_eq!(steps(&mut it, &[11, 10, 0]), [None, Some(Step::Kill), None]);
         assert!(it.was_killed());
     }
@@ -138,10 +177,27 @@ mod tests {
 
     #[test]
     fn sleeps_are_short_beside_a_short_ttl() {
-        let ms = Duration::from_millis;
-        let it = Ending::new(&Terms { ttl: ms(300), grace: ms(50), max_hold: None, on_lost: OnLost::Kill });
-        assert_eq!(it.look_in(ms(270)), ms(30));
-        let it = Ending::new(&Terms { ttl: ms(60_000), grace: ms(50), max_hold: None, on_lost: OnLost::Kill });
-        assert_eq!(it.look_in(ms(50_000)), ms(500));
+        let terms = |ttl| Terms { ttl, grace: ms(50), max_hold: None, on_lost: OnLost::Kill };
+        assert_eq!(Ending::new(&terms(ms(300)), ms(270)).look_in(left(270)), ms(30));
+        assert_eq!(Ending::new(&terms(ms(60_000)), ms(54_000)).look_in(left(50_000)), ms(500));
+    }
+
+    #[test]
+    fn the_validity_of_a_place_is_no_reason_to_ask() {
+        let terms = Terms { ttl: ms(30_000), grace: ms(9900), max_hold: None, on_lost: OnLost::Kill };
+        let mut it = Ending::new(&terms, ms(6000));
+        assert_eq!(steps(&mut it, &[6000, 5900, 26_900]), [None, None, None]);
+        assert_eq!(steps(&mut it, &[9901, 9900]), [None, Some(Step::Ask)], "from then on the grace counts");
+        let mut it = Ending::new(&terms, ms(6000));
+        assert_eq!(steps(&mut it, &[2001, 2000]), [None, Some(Step::Ask)], "it was never renewed");
+    }
+
+    #[test]
+    fn the_longest_hold_ends_a_lease_of_any_validity() {
+        let terms = Terms { ttl: ms(30_000), grace: ms(300), max_hold: Some(ms(2000)), on_lost: OnLost::Kill };
+        let mut it = Ending::new(&terms, ms(6000));
+        let mut at = |validity, hold| it.step(Left { validity: ms(validity), hold: Some(ms(hold)) });
+        assert_eq!([at(6000, 2000), at(27_000, 301)], [None, None]);
+        assert_eq!([at(26_000, 300), at(26_000, 10)], [Some(Step::Ask), Some(Step::Kill)]);
     }
 }

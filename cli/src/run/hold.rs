@@ -2,19 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Clock as _, ErrorKind, LockGuard, Stamp, SystemClock};
-use rustix::process::Signal;
+use leasehold::{Clock as _, DEFAULT_MARGIN_PERCENT, ErrorKind, LockClient, LockGuard, LossReason, Stamp, SystemClock};
+use rustix::process::{Signal, kill_current_process_group};
 
 use crate::args::OnLost;
 use crate::exit::{Exit, Failure, with_causes};
 use crate::output::Output;
-use crate::report::shown;
-use crate::run::ending::{Ending, Step};
+use crate::report::{rough, shown};
+use crate::run::ending::{Ending, Left, Step};
 use crate::run::job::{Change, Job, Outcome};
 use crate::run::signals::{Signals, stop_own_group};
 use crate::run::terminal::Terminal;
 use crate::run::terms::Terms;
 use crate::run::watcher::Watcher;
+
+/// What Ctrl-C and Ctrl-\ send.
+const INTERRUPTS: [Signal; 2] = [Signal::INT, Signal::QUIT];
 
 /// How often to look whether a group that was asked to end is empty.
 const LOOK: Duration = Duration::from_millis(20);
@@ -25,29 +28,35 @@ const GONE_BOUND: Duration = Duration::from_secs(10);
 /// How long to wait for the CONT of who was stopped. It has come by then: the system sends it before it lets us run.
 const CONTINUED_BOUND: Duration = Duration::from_millis(20);
 
+/// How long a release that has failed is tried again before the run ends all the same.
+const RELEASE_BOUND: Duration = Duration::from_secs(5);
+
 /// The lease of a run, with its own end where there is one.
 pub(crate) struct Lease {
     guard: LockGuard,
     clock: SystemClock,
     max_hold: Option<Stamp>,
+    margin: Duration,
 }
 
 impl Lease {
     pub(crate) fn new(guard: LockGuard, terms: &Terms) -> Self {
         let clock = SystemClock::new();
         let max_hold = terms.max_hold.map(|max| clock.now().plus(max));
-        Self { guard, clock, max_hold }
+        let margin = terms.ttl * u32::from(DEFAULT_MARGIN_PERCENT) / 100;
+        Self { guard, clock, max_hold, margin }
     }
 
-    /// How long the command may still run, unless the lease is renewed.
-    pub(crate) fn left(&self) -> Duration {
-        let max_hold = self.max_hold.map_or(Duration::MAX, |end| end.since(self.clock.now()));
-        self.guard.validity().min(max_hold)
+    /// What is left to the command.
+    pub(crate) fn left(&self) -> Left {
+        let hold = self.max_hold.map(|end| end.since(self.clock.now()));
+        Left { validity: self.guard.validity(), hold }
     }
 
-    /// Whether it is the longest hold that ends it.
-    fn ends_by_max_hold(&self) -> bool {
-        self.max_hold.is_some_and(|end| end.since(self.clock.now()) <= self.guard.validity())
+    /// Whether it is the longest hold that ends a lease which is still held. The last renewal asks for no more than what is left
+    /// of that hold, so the validity ends sooner than it, by the margin.
+    fn ends_by_max_hold(&self, left: Left) -> bool {
+        left.hold.is_some_and(|hold| hold <= left.validity + self.margin)
     }
 }
 
@@ -59,8 +68,11 @@ pub(crate) struct Hold {
     pub(crate) watcher: Option<Watcher>,
     pub(crate) terminal: Option<Terminal>,
     pub(crate) signals: Signals,
+    pub(crate) client: LockClient,
     pub(crate) terms: Terms,
     pub(crate) output: Output,
+    /// The last of INT and QUIT that came to this process, and went on to the command.
+    pub(crate) interrupt: Option<Signal>,
     /// Why the command was asked or made to end.
     pub(crate) cause: Option<Failure>,
 }
@@ -69,18 +81,20 @@ impl Hold {
     /// Until the command has ended and the lock is released.
     pub(crate) async fn see_through(mut self) -> Result<Exit, Failure> {
         let outcome = self.until_the_end().await;
+        let mut had_terminal = false;
         if let Some(terminal) = &mut self.terminal {
-            terminal.take_back();
+            had_terminal = terminal.take_back();
             if !matches!(outcome, Ok(Outcome::Code(_))) {
                 terminal.restore_modes();
             }
         }
         let outcome = outcome?;
-        let lost = let_go(self.lease.guard, self.output).await;
-        match (self.cause, lost) {
+        let Self { lease, client, mut signals, terms, output, interrupt, cause, .. } = self;
+        let lost = let_go(lease.guard, &client, &terms, &mut signals, output).await;
+        match (cause, lost) {
             (Some(failure), _) => Err(failure),
-            (None, Some(failure)) if self.terms.on_lost == OnLost::Kill => Err(failure),
-            _ => Ok(outcome.exit()),
+            (None, Some(failure)) if terms.on_lost == OnLost::Kill => Err(failure),
+            _ => Ok(exit(outcome, had_terminal, interrupt)),
         }
     }
 
@@ -90,10 +104,10 @@ impl Hold {
             // Before anything else, also after a pause: whatever came meanwhile is no reason to be later.
             let left = self.lease.left();
             if let Some(step) = self.ending.step(left) {
-                self.take(step).await;
+                self.take(step, left).await;
                 killed = self.ending.was_killed().then(Instant::now);
             }
-            self.tell_watcher(left).await;
+            self.look_after_watcher(left.least()).await;
             match self.job.look().map_err(|error| Failure::fault("cannot see how the command goes", error))? {
                 Some(Change::Ended(outcome)) => {
                     self.finish().await;
@@ -118,11 +132,14 @@ impl Hold {
         }
     }
 
-    async fn take(&mut self, step: Step) {
-        let max_hold = self.lease.ends_by_max_hold();
+    async fn take(&mut self, step: Step, left: Left) {
         let loss = match self.lease.guard.is_held() {
             true => None,
             false => Some(self.lease.guard.lost().await),
+        };
+        let max_hold = match loss {
+            Some(loss) => loss.reason == LossReason::MaxHold || left.hold.is_some_and(|hold| hold.is_zero()),
+            None => self.lease.ends_by_max_hold(left),
         };
         let name = shown(self.lease.guard.name().as_str());
         let why = match loss {
@@ -150,14 +167,12 @@ impl Hold {
         }
     }
 
-    /// The watcher kills at the end of the lease what this process, stopped or starved, cannot.
-    async fn tell_watcher(&mut self, left: Duration) {
-        if self.terms.on_lost == OnLost::Warn || left.is_zero() {
-            return;
-        }
-        if let Some(watcher) = &mut self.watcher
-            && watcher.until(left).is_err()
-        {
+    /// The watcher kills at the end of the lease what this process, stopped or starved, cannot. One that was stopped itself would
+    /// not: the system tells of it as of the end of a child.
+    async fn look_after_watcher(&mut self, left: Duration) {
+        let Some(watcher) = &mut self.watcher else { return };
+        let is_timed = self.terms.on_lost == OnLost::Kill && !left.is_zero();
+        if watcher.is_stopped() || is_timed && watcher.until(left).is_err() {
             self.on_watcher_ended().await;
         }
     }
@@ -165,7 +180,7 @@ impl Hold {
     async fn on_watcher_ended(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         // It ends by itself when the lease did.
-        if self.lease.left().is_zero() && self.terms.on_lost == OnLost::Kill {
+        if self.lease.left().least().is_zero() && self.terms.on_lost == OnLost::Kill {
             self.watcher = None;
         } else if let Err(error) = watcher.replace().await {
             self.watcher = None;
@@ -180,7 +195,12 @@ impl Hold {
         match signal {
             Signal::CHILD => {}
             Signal::CONT => self.resume(),
-            other => self.job.signal(other),
+            other => {
+                if INTERRUPTS.contains(&other) {
+                    self.interrupt = Some(other);
+                }
+                self.job.signal(other);
+            }
         }
     }
 
@@ -203,7 +223,7 @@ impl Hold {
 
     fn resume(&mut self) {
         // Who was stopped for too long has lost the lock: the command must not run for a moment before it is ended.
-        if self.terms.on_lost == OnLost::Kill && self.lease.left().is_zero() {
+        if self.terms.on_lost == OnLost::Kill && self.lease.left().least().is_zero() {
             return;
         }
         if let Some(terminal) = &mut self.terminal {
@@ -219,7 +239,7 @@ impl Hold {
             while !self.ending.was_killed() && !self.job.is_empty() {
                 let left = self.lease.left();
                 if let Some(step) = self.ending.step(left) {
-                    self.take(step).await;
+                    self.take(step, left).await;
                 }
                 tokio::time::sleep(LOOK.min(self.ending.look_in(left))).await;
             }
@@ -232,17 +252,57 @@ impl Hold {
     }
 }
 
-/// Releases the lock. A release without an answer is no fault of the command, which has ended. But when the lease was lost
-/// before, another may have held the lock while the command ran.
-async fn let_go(guard: LockGuard, output: Output) -> Option<Failure> {
-    let name = shown(guard.name().as_str());
+/// What the run ends with when nothing went wrong with the lock. A command that Ctrl-C has ended takes the run along, and whoever
+/// the terminal would have told beside the command if that had no process group of its own: a shell that runs a script ends
+/// by Ctrl-C only when it got the signal itself and sees its command end by it.
+fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit {
+    let by = INTERRUPTS.iter().copied().find(|signal| outcome == Outcome::Signal(signal.as_raw()));
+    match by {
+        Some(signal) if had_terminal => {
+            // Our own group takes it or there is nobody to tell.
+            let _ = kill_current_process_group(signal);
+            Exit::Signal(signal.as_raw())
+        }
+        Some(signal) if interrupt == Some(signal) => Exit::Signal(signal.as_raw()),
+        _ => outcome.exit(),
+    }
+}
+
+/// Releases the lock. A release without an answer is no fault of the command, which has ended: it is tried again for a bounded time.
+/// But when the lease was lost before, another may have held the lock while the command ran.
+async fn let_go(
+    guard: LockGuard,
+    client: &LockClient,
+    terms: &Terms,
+    signals: &mut Signals,
+    output: Output,
+) -> Option<Failure> {
+    let (name, begun) = (shown(guard.name().as_str()), Instant::now());
     let error = guard.release().await.err()?;
     if error.kind() == ErrorKind::Lost {
         let text = format!("lock `{name}` was lost before the end of the command was seen");
         return Some(Failure::new(Exit::Lost, text));
     }
-    let text = format!("the release has no answer, so the lock ends by its ttl at the latest: {}", with_causes(&error));
-    output.warn(Exit::from(error.kind()).word(), &text);
+    // The client tries again in the background, and a shutdown ends when it has an answer.
+    let again = async {
+        while client.shutdown().await.is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    let released = tokio::select! {
+        released = tokio::time::timeout(RELEASE_BOUND, again) => released.is_ok(),
+        // Somebody is in a hurry.
+        _ = signals.next_end() => false,
+    };
+    if !released {
+        // No renewal was sent after the release began.
+        let left = rough(terms.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
+        let text = format!(
+            "lock `{name}` could not be released ({}): it stays taken until its lease ends, in {left} at the latest",
+            with_causes(&error)
+        );
+        output.warn(Exit::from(error.kind()).word(), &text);
+    }
     None
 }
 

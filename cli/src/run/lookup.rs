@@ -1,9 +1,10 @@
 //! Whether there is such a command, before a lock is taken for it.
 
 use std::ffi::OsStr;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
@@ -21,9 +22,9 @@ pub(crate) fn check(program: &OsStr) -> Result<(), Failure> {
 fn check_in(program: &OsStr, path: &OsStr) -> Result<(), Failure> {
     let executable = |file: &Path| match file.metadata()? {
         folder if folder.is_dir() => Err(io::ErrorKind::PermissionDenied.into()),
-        _ => access(file, Access::EXEC_OK).map_err(io::Error::from),
+        _ => access(file, Access::EXEC_OK).map(|()| file.to_owned()).map_err(io::Error::from),
     };
-    let result = if program.is_empty() {
+    let found = if program.is_empty() {
         Err(io::ErrorKind::NotFound.into())
     } else if program.as_bytes().contains(&b'/') {
         executable(Path::new(program))
@@ -32,13 +33,41 @@ fn check_in(program: &OsStr, path: &OsStr) -> Result<(), Failure> {
         // One that is there and cannot be executed says more than ten that are not there.
         tries
             .reduce(|best, next| match (&best, &next) {
-                (Ok(()), _) => best,
+                (Ok(_), _) => best,
                 (Err(error), Err(_)) if error.kind() == io::ErrorKind::PermissionDenied => best,
                 _ => next,
             })
             .unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
     };
-    result.map_err(|error| failure(program, &error))
+    let file = found.map_err(|error| failure(program, &error))?;
+    match interpreter(&file) {
+        Some(interpreter) if access(&interpreter, Access::EXEC_OK).is_err() => {
+            Err(no_interpreter(program, Some(&interpreter)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The interpreter that the first line of a script names. None for what is no script, or cannot be read.
+fn interpreter(file: &Path) -> Option<PathBuf> {
+    /// More than a system reads of that line.
+    const LONGEST: u64 = 1024;
+    let mut begin = Vec::new();
+    File::open(file).ok()?.take(LONGEST).read_to_end(&mut begin).ok()?;
+    let line = begin.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let path = line.split(|&byte| byte == b' ' || byte == b'\t').find(|word| !word.is_empty())?;
+    Some(OsStr::from_bytes(path).into())
+}
+
+/// The command is there, and what it is run with is not: the interpreter of a script, the loader of a program.
+pub(crate) fn no_interpreter(program: &OsStr, interpreter: Option<&Path>) -> Failure {
+    let shown = |text: &OsStr| crate::report::shown(&text.to_string_lossy());
+    let name = interpreter.map(|path| format!(", `{}`,", shown(path.as_os_str()))).unwrap_or_default();
+    let text = format!(
+        "the command `{}` cannot be executed: its interpreter{name} is missing or not executable",
+        shown(program)
+    );
+    Failure::new(Exit::Command(126), text)
 }
 
 /// The failure to execute a command, with the codes that shells use.
@@ -65,8 +94,13 @@ mod tests {
         for folder in [&empty, &full] {
             std::fs::create_dir(folder).unwrap();
         }
-        for (name, mode) in [("tool", 0o755), ("text", 0o644)] {
-            std::fs::write(full.join(name), "").unwrap();
+        for (name, mode, begin) in [
+            ("tool", 0o755, ""),
+            ("text", 0o644, ""),
+            ("script", 0o755, "#! /bin/sh -e\nfalse\n"),
+            ("orphan", 0o755, "#!/nowhere/python -u\nprint()\n"),
+        ] {
+            std::fs::write(full.join(name), begin).unwrap();
             std::fs::set_permissions(full.join(name), std::fs::Permissions::from_mode(mode)).unwrap();
         }
         let path = std::env::join_paths([&empty, &full]).unwrap();
@@ -74,6 +108,10 @@ mod tests {
         assert_eq!(code("tool".as_ref()), 0);
         assert_eq!(code("text".as_ref()), 126);
         assert_eq!(code("none".as_ref()), 127);
+        assert_eq!(code("script".as_ref()), 0);
+        assert_eq!(code("orphan".as_ref()), 126);
+        let text = check_in("orphan".as_ref(), &path).unwrap_err().text;
+        assert!(text.contains("its interpreter, `/nowhere/python`, is missing"), "{text}");
         assert_eq!(code(full.join("tool").as_ref()), 0);
         assert_eq!(code(full.join("text").as_ref()), 126);
         assert_eq!(code(full.join("none").as_ref()), 127);

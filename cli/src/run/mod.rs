@@ -20,14 +20,16 @@ mod wait;
 mod watch;
 mod watcher;
 
+pub(crate) use self::signals::die_of;
 pub(crate) use self::start::start;
 pub(crate) use self::watch::watch;
 
-use leasehold::LockGuard;
+use leasehold::{LockClient, LockGuard};
 
 use crate::args::{Common, Run};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+use crate::report::shown;
 use crate::run::ending::Ending;
 use crate::run::hold::{Hold, Lease};
 use crate::run::job::Job;
@@ -39,14 +41,30 @@ use crate::run::watcher::Watcher;
 use crate::store;
 
 /// Checks everything that can be checked before the store is asked.
-pub(crate) fn check(args: &Run) -> Result<Terms, Failure> {
+pub(crate) fn check(common: &Common, args: &Run) -> Result<Terms, Failure> {
     let terms = Terms::of(args)?;
-    match args.command.first() {
+    match args.words().first() {
         Some(program) => lookup::check(program)?,
         None => return Err(Failure::input("there is no command")),
     }
+    let outer = |name| std::env::var(name).ok();
+    if outer(TOKEN).is_some()
+        && outer(NAME).as_ref() == Some(&args.name)
+        && outer(STORE).as_ref() == Some(&common.store)
+    {
+        return Err(Failure::input(format!(
+            "lock `{}` is held by the `leasehold run` that started this one, which would wait for itself ({NAME} and \
+             {STORE} say so)",
+            shown(&args.name)
+        )));
+    }
     Ok(terms)
 }
+
+/// What a command finds in its environment.
+const TOKEN: &str = "LEASEHOLD_FENCING_TOKEN";
+const NAME: &str = "LEASEHOLD_NAME";
+const STORE: &str = "LEASEHOLD_STORE";
 
 /// Holds the lock while the command runs.
 pub(crate) async fn run(common: &Common, args: &Run, terms: Terms, output: Output) -> Result<Exit, Failure> {
@@ -54,17 +72,21 @@ pub(crate) async fn run(common: &Common, args: &Run, terms: Terms, output: Outpu
     let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen to signals", error))?;
     // It gets ready while the store is asked.
     let watcher = Watcher::start().map_err(|error| Failure::fault("cannot start the watcher", error))?;
-    let client = tokio::select! {
-        biased;
-        signal = signals.next_end() => return Ok(Exit::of_signal(signal.as_raw())),
-        client = store::connect(common) => client?,
+    let client = if args.no_wait {
+        tokio::select! {
+            biased;
+            signal = signals.next_end() => return Ok(Exit::Signal(signal.as_raw())),
+            client = store::connect(common) => client?,
+        }
+    } else {
+        store::open(common)?
     };
     let guard = match wait::acquire(&client, args, &terms, &mut signals, output).await {
         Ok(guard) => guard,
         Err(Early::Failed(failure)) => return Err(failure),
-        Err(Early::Interrupted(signal)) => return Ok(Exit::of_signal(signal.as_raw())),
+        Err(Early::Interrupted(signal)) => return Ok(Exit::Signal(signal.as_raw())),
     };
-    match prepare(common, args, terms, (signals, watcher), guard, output).await {
+    match prepare(common, args, terms, (signals, watcher), (client, guard), output).await {
         Ok(hold) => hold.see_through().await,
         Err((guard, failure)) => {
             // Nothing was run, and nothing is to wait for us.
@@ -80,7 +102,7 @@ async fn prepare(
     args: &Run,
     terms: Terms,
     (mut signals, mut watcher): (Signals, Watcher),
-    guard: LockGuard,
+    (client, guard): (LockClient, LockGuard),
     output: Output,
 ) -> Result<Hold, (LockGuard, Failure)> {
     let begun = async {
@@ -88,13 +110,17 @@ async fn prepare(
         watcher.ready().await.map_err(fault("the watcher does not work"))?;
         signals.listen_to_stop().map_err(fault("cannot listen to signals"))?;
         let env = [
-            ("LEASEHOLD_FENCING_TOKEN", guard.fencing_token().to_string()),
-            ("LEASEHOLD_NAME", args.name.clone()),
+            (TOKEN, guard.fencing_token().to_string()),
+            (NAME, args.name.clone()),
             // As it was given, with a password if it has one: the command asks the same store with it. Only processes of
             // this user can read it.
-            ("LEASEHOLD_STORE", common.store.clone()),
+            (STORE, common.store.clone()),
         ];
-        let mut job = Job::prepare(&args.command, &env).map_err(fault("cannot start the command"))?;
+        if !guard.is_held() {
+            let text = format!("lock `{}` was lost before its command began; nothing was run", shown(&args.name));
+            return Err(Failure::new(Exit::NoAnswer, text));
+        }
+        let mut job = Job::prepare(&args.words(), &env).map_err(fault("cannot start the command"))?;
         watcher.guard(job.group()).map_err(fault("the watcher does not listen"))?;
         let mut terminal = Terminal::open();
         if let Some(terminal) = &mut terminal {
@@ -110,14 +136,16 @@ async fn prepare(
     };
     match begun.await {
         Ok((job, terminal)) => Ok(Hold {
+            ending: Ending::new(&terms, guard.validity()),
             lease: Lease::new(guard, &terms),
-            ending: Ending::new(&terms),
             job,
             watcher: Some(watcher),
             terminal,
             signals,
+            client,
             terms,
             output,
+            interrupt: None,
             cause: None,
         }),
         Err(failure) => Err((guard, failure)),

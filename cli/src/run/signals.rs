@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use nix::sys::signal::SigSet;
-use rustix::process::{Signal, kill_current_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_current_process_group, setrlimit};
 use tokio::signal::unix::{self, SignalKind};
 
 /// What is handed on to the command. TSTP comes only while a command runs.
@@ -110,6 +110,17 @@ fn ttou() -> SigSet {
     let mut set = SigSet::empty();
     set.add(nix::sys::signal::Signal::SIGTTOU);
     set
+}
+
+/// Ends this process by a signal that it has listened to, as if it had not. Comes back where that is not possible.
+pub(crate) fn die_of(signal: i32) {
+    // The first process of a container is ended by no signal.
+    if getpid() == Pid::INIT {
+        return;
+    }
+    // The core of this process is of no use to whoever wants that of the command.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: getrlimit(Resource::Core).maximum });
+    let _ = signal_hook::low_level::emulate_default_handler(signal);
 }
 
 /// Blocks everything that can be blocked, for good.

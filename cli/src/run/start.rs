@@ -27,7 +27,13 @@ pub(crate) fn start(command: &[OsString]) -> Failure {
     drop(stdin);
     let Some((program, arguments)) = command.split_first() else { return Failure::input("there is no command") };
     let error = Command::new(program).args(arguments).exec();
-    lookup::failure(program, &error)
+    match error.kind() {
+        // What is there and yet not found is one that the system cannot run: it misses the interpreter, or a program's loader.
+        io::ErrorKind::NotFound => {
+            lookup::check(program).err().unwrap_or_else(|| lookup::no_interpreter(program, None))
+        }
+        _ => lookup::failure(program, &error),
+    }
 }
 
 fn word() -> io::Result<Option<OwnedFd>> {

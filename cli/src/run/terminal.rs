@@ -49,12 +49,14 @@ impl Terminal {
         self.given == Some(group)
     }
 
-    /// Takes the foreground back, if the command has it.
-    pub(crate) fn take_back(&mut self) {
-        let Some(group) = self.given.take() else { return };
-        if tcgetpgrp(&self.tty).is_ok_and(|now| now == group) {
+    /// Takes the foreground back, if the command has it. Whether it had.
+    pub(crate) fn take_back(&mut self) -> bool {
+        let Some(group) = self.given.take() else { return false };
+        let had = tcgetpgrp(&self.tty).is_ok_and(|now| now == group);
+        if had {
             let _ = tcsetpgrp(&self.tty, getpgrp());
         }
+        had
     }
 
     /// Sets the modes that the terminal had in the beginning, after a command that was ended in the middle of what it did.

@@ -8,6 +8,7 @@ use crate::exit::Failure;
 /// Bounds and choices of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
+    /// At least as long as the shortest hold, so that the lock stays taken also when this process is killed.
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -17,7 +18,8 @@ pub(crate) struct Terms {
 impl Terms {
     /// Checks what only this command knows; the ttl's bounds are the store's.
     pub(crate) fn of(args: &Run) -> Result<Self, Failure> {
-        let Run { ttl, max_hold, on_lost, .. } = *args;
+        let Run { ttl, min_hold, max_hold, on_lost, .. } = *args;
+        let ttl = min_hold.map_or(ttl, |min_hold| min_hold.max(ttl));
         // A lease is renewed every third of its ttl: with less than that left, two renewals have failed.
         let shortest = max_hold.unwrap_or(ttl).min(ttl);
         // In whole milliseconds, which people read.
@@ -60,6 +62,8 @@ mod tests {
         assert_eq!(terms(&["--max-hold", "5ms"]).unwrap().grace, Duration::from_millis(5) / 6);
         assert_eq!(terms(&["--max-hold", "3s"]).unwrap().grace, Duration::from_millis(500));
         assert_eq!(terms(&["--ttl", "3s", "--grace", "999ms"]).unwrap().grace, Duration::from_millis(999));
+        assert_eq!(terms(&["--min-hold", "1m"]).unwrap().ttl, Duration::from_secs(60));
+        assert_eq!(terms(&["--min-hold", "2s"]).unwrap().ttl, Duration::from_secs(30));
         for (args, hint) in [
             (&["--ttl", "3s", "--grace", "1s"][..], "--ttl (3s)"),
             (&["--max-hold", "2s", "--grace", "2s"], "--max-hold"),

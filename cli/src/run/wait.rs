@@ -6,9 +6,9 @@ use leasehold::{ErrorKind, LockClient, LockGuard};
 use rustix::process::Signal;
 
 use crate::args::Run;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, with_causes};
 use crate::output::{Output, StatusLine};
-use crate::report::{LockReport, rough, shown};
+use crate::report::{LockReport, in_seconds, rough, shown};
 use crate::run::signals::Signals;
 use crate::run::terms::Terms;
 
@@ -31,7 +31,7 @@ impl From<Failure> for Early {
     }
 }
 
-/// Holds the lock, with so much of the lease left that a command may begin.
+/// Waits for the lock and holds it.
 pub(crate) async fn acquire(
     client: &LockClient,
     args: &Run,
@@ -42,7 +42,7 @@ pub(crate) async fn acquire(
     let signal = tokio::select! {
         biased;
         signal = signals.next_end() => signal,
-        guard = get(client, args, terms) => return Ok(guard?),
+        guard = wait(client, args, terms) => return Ok(guard?),
         never = tell(client, args, output) => match never {},
     };
     // The acquire was dropped, and is taken back in the background.
@@ -52,17 +52,6 @@ pub(crate) async fn acquire(
         _ = signals.next_end() => {}
     }
     Err(Early::Interrupted(signal))
-}
-
-async fn get(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuard, Failure> {
-    let guard = wait(client, args, terms).await?;
-    if has_settled(&guard, terms).await {
-        return Ok(guard);
-    }
-    // Without an answer the lease ends by itself.
-    let _ = guard.release().await;
-    let text = format!("the store fell silent as lock `{}` was granted; nothing was run", shown(&args.name));
-    Err(Failure::new(Exit::NoAnswer, text))
 }
 
 async fn wait(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuard, Failure> {
@@ -92,19 +81,8 @@ async fn held(client: &LockClient, args: &Run, how: &str) -> Failure {
         Ok(seen) => LockReport::new(client, &args.name, seen).in_words(),
         Err(_) => format!("{}: the store does not say who has it", shown(&args.name)),
     };
-    Failure::new(Exit::Held, format!("another has the lock {how}; nothing was run ({now})"))
-}
-
-/// A lease that came out of a queue begins with what is left of its place, and is renewed at once to its own ttl. Before that
-/// there may be less left of it than the grace.
-async fn has_settled(guard: &LockGuard, terms: &Terms) -> bool {
-    while guard.validity() < terms.ttl / 2 {
-        if !guard.is_held() {
-            return false;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    true
+    let exit = args.conflict_exit_code.map_or(Exit::Held, Exit::HeldAs);
+    Failure::new(exit, format!("another has the lock {how}; nothing was run ({now})"))
 }
 
 /// Tells whoever looks on how it goes, until it is dropped.
@@ -116,21 +94,34 @@ async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::
     let mut place = PlaceBound::default();
     tokio::time::sleep(SILENCE).await;
     loop {
-        let (place, now) = match client.inspect(&args.name).await {
+        let now = match client.inspect(&args.name).await {
             Ok(seen) => {
                 let seen = LockReport::new(client, &args.name, seen);
-                (place.look(seen.token, seen.waiters.unwrap_or(0)), seen.in_words())
+                progress(&seen, place.look(seen.token, seen.waiters.unwrap_or(0)))
             }
-            Err(error) => (None, format!("{}: {error}", shown(&args.name))),
+            Err(error) => format!("the store does not answer ({})", with_causes(&error)),
         };
-        let place = match place {
-            Some(1) => ", next in the queue".to_owned(),
-            Some(place) => format!(", place {place} in the queue at most"),
-            None => String::new(),
-        };
-        line.show(&format!("waiting {} of {}{place}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
+        line.show(&format!("waiting {} of {}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
         tokio::time::sleep(EVERY).await;
     }
+}
+
+/// What is in the way, in the order of how much a waiter wants to know it: a narrow terminal shows only the beginning.
+fn progress(seen: &LockReport, place: Option<u64>) -> String {
+    if !seen.held {
+        // The store is not writable at the moment, or grants nothing for a time after a restart.
+        return format!("`{}` is free, but the store does not grant it yet", shown(&seen.name));
+    }
+    let place = match place {
+        Some(1) => ", next in the queue".to_owned(),
+        Some(place) => format!(", place {place} at most"),
+        None => String::new(),
+    };
+    let waiters = match seen.waiters {
+        None | Some(0) => String::new(),
+        Some(waiters) => format!(", {waiters} waiting"),
+    };
+    format!("{} left{waiters}{place}; held by {}", in_seconds(seen.ttl_left_ms), seen.who())
 }
 
 /// Where this run stands in the queue, at most. The store tells how many wait, some of whom came later. But nobody passes, and
@@ -161,7 +152,22 @@ fn rough_wait(wait: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::{FencingToken, HolderInfo, Inspection, LeaseView};
+
     use super::*;
+
+    #[test]
+    fn a_narrow_terminal_shows_the_time_left_and_the_queue() {
+        let token = FencingToken::new(1_795_377_773_201_498);
+        let holder = HolderInfo::of_this_process("nightly").unwrap();
+        let lease = LeaseView::new(token, Duration::from_secs(86_399), Some(holder));
+        let seen = LockReport::of("x".repeat(100), Some(Inspection::new(Some(token), Some(lease), 1000)), true);
+        let line = format!("waiting 59m 59s of 1h: {}", progress(&seen, Some(1000)));
+        let begin: String = line.chars().take(79).collect();
+        assert!(begin.contains(": 86399.0 s left, 1000 waiting, place 1000 at most; held "), "{begin}");
+        let free = LockReport::of("x", None, true);
+        assert_eq!(progress(&free, None), "`x` is free, but the store does not grant it yet");
+    }
 
     #[test]
     fn a_place_only_gets_better() {

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::net::unix::pipe;
 
 use crate::run::clock::Deadline;
@@ -59,6 +59,13 @@ impl Watcher {
     /// Comes back when the watcher has ended. Cancel safe.
     pub(crate) async fn ended(&self) {
         while let Ok(1..) = self.hear().await {}
+    }
+
+    /// Whether it stands still: then it would not see the end of this process.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(Pid::from_child(&self.process)), look);
+        status.is_ok_and(|status| status.is_some_and(|status| status.stopped()))
     }
 
     async fn hear(&self) -> io::Result<usize> {

@@ -16,6 +16,7 @@ on_every_store!(
     a_wait_ends_in_time_or_with_the_lock,
     a_short_job_keeps_the_lock_for_its_shortest_hold,
     what_cannot_be_run_holds_no_lock,
+    what_only_the_system_can_find_out_releases_the_lock,
     one_run_holds_one_lock,
 );
 
@@ -115,13 +116,26 @@ fn what_cannot_be_run_holds_no_lock(store: &Store) {
     assert_eq!((code, &*stderr), (127, "leasehold: there is no command `no such command`"));
     let (code, _, stderr) = tell(store, &["run", "x", "--", "./text"]);
     assert_eq!(code, 126, "{stderr}");
-    let (_, stdout, _) = tell(store, &["status", "x", "--json"]);
-    assert!(stdout.contains(r#""last_token":null"#), "nothing was ever granted: {stdout}");
-    // What only the system can find out is told in the same way.
     let mut chmod = std::process::Command::new("chmod");
     assert!(output(chmod.arg("+x").arg(store.file("text"))).status.success());
     let (code, _, stderr) = tell(store, &["run", "x", "--", "./text"]);
-    assert_eq!((code, stderr.lines().count()), (127, 1), "{stderr}");
+    assert_eq!((code, stderr.lines().count()), (126, 1), "{stderr}");
+    assert!(stderr.contains("its interpreter, `/nowhere/interpreter`, is missing"), "{stderr}");
+    let (_, stdout, _) = tell(store, &["status", "x", "--json"]);
+    assert!(stdout.contains(r#""last_token":null"#), "nothing was ever granted: {stdout}");
+}
+
+fn what_only_the_system_can_find_out_releases_the_lock(store: &Store) {
+    // A program without its loader, on any processor.
+    let mut program = std::fs::read("/bin/true").unwrap();
+    let at = program.windows(4).position(|bytes| bytes == b"/ld-").expect("it has a loader");
+    program[at + 1] = b'-';
+    std::fs::write(store.file("program"), program).unwrap();
+    let mut chmod = std::process::Command::new("chmod");
+    assert!(output(chmod.arg("+x").arg(store.file("program"))).status.success());
+    let (code, _, stderr) = tell(store, &["run", "x", "--", "./program"]);
+    assert_eq!((code, stderr.lines().count()), (126, 1), "{stderr}");
+    assert!(stderr.contains("its interpreter is missing"), "{stderr}");
     assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
 }
 
@@ -153,6 +167,8 @@ fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
         (&["run", "x", "--ttl", "3s", "--grace", "1s", "--", "touch", "ran"], "--grace"),
         (&["run", "x", "--max-hold", "1s", "--min-hold", "2s", "--", "touch", "ran"], "min_hold"),
         (&["run", "x", "--no-wait", "--wait", "1s", "--", "touch", "ran"], "--wait"),
+        (&["run", "x", "-c", "touch ran", "--", "touch", "ran"], "--command"),
+        (&["run", "x", "-E", "256", "--", "touch", "ran"], "256"),
         (&["run", "x", "--label", "a\nb", "--", "touch", "ran"], "label"),
         (&["frobnicate"], "frobnicate"),
     ] {
@@ -167,16 +183,13 @@ fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
 #[test]
 fn a_store_that_is_not_there_has_a_code_of_its_own() {
     let store = Store::any();
-    let mut command = leasehold(&store, &["run", "x", "--", "touch", "ran"]);
-    if cfg!(feature = "redis") {
-        let (code, _, stderr) = told(&output(command.env("LEASEHOLD_STORE", "redis://:hunter2@127.0.0.1:1")));
-        assert_eq!(code, 122, "{stderr}");
-        assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");
-    }
-    if cfg!(feature = "sqlite") {
-        let store_of_nobody = "sqlite:///no/such/folder/locks.db";
-        let (code, _, stderr) = tell(&store, &["--store", store_of_nobody, "run", "x", "--", "touch", "ran"]);
-        assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
+    for url in ["redis://:hunter2@127.0.0.1:1", "sqlite:///no/such/folder/locks.db"] {
+        for wait in ["--no-wait", "--wait=300ms"] {
+            let args = ["--store", url, "run", "x", wait, "--", "touch", "ran"];
+            let (code, _, stderr) = tell(&store, &args);
+            assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
+            assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");
+        }
     }
 }
 

@@ -39,11 +39,11 @@ fn ctrl_c_reaches_the_command_only(store: &Store) {
     terminal.write("\x03");
     terminal.shows("caught");
     assert_eq!(terminal.end(), Some(9));
-    // One that does not catch it ends by it, and the code says so.
+    // One that does not catch it ends by it, and takes the run along.
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "sh", "-c", "echo go; exec sleep 600"]);
     terminal.shows("go");
     terminal.write("\x03");
-    assert_eq!(terminal.end(), Some(130));
+    assert_eq!(terminal.signal_at_end(), Some(2));
     assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
 }
 
@@ -159,10 +159,11 @@ fn who_waits_at_a_terminal_is_told_how_it_goes(store: &Store) {
         Running::start(store, &["run", "x", "--label", "nightly", "--", "sh", "-c", "echo $$ > id; read a < gate"]);
     id_of(&store.file("id"));
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "echo", "my turn"]);
-    let place = if store.has_queue() { ", next in the queue" } else { "" };
+    let place = if store.has_queue() { ", 1 waiting, next in the queue" } else { "" };
     // After a second, and later on a busy machine.
     terminal.shows("waiting ");
-    terminal.shows(&format!("s of 1m{place}: x: held by "));
+    terminal.shows("s of 1m: ");
+    terminal.shows(&format!(" s left{place}; held by "));
     terminal.shows("nightly");
     gate.open();
     terminal.shows("\r\x1b[Kmy turn");

@@ -11,6 +11,8 @@ use crate::store::Store;
 on_every_store!(
     killed_with_9_it_leaves_neither_child_nor_grandchild,
     a_watcher_that_is_killed_is_replaced,
+    a_watcher_that_is_stopped_is_replaced,
+    killed_with_9_it_keeps_the_shortest_hold,
     killed_while_it_waits_it_leaves_the_lock_to_others,
 );
 
@@ -34,10 +36,18 @@ fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
 }
 
 fn a_watcher_that_is_killed_is_replaced(store: &Store) {
+    a_watcher_that_gets_a_signal_is_replaced(store, Signal::KILL);
+}
+
+fn a_watcher_that_is_stopped_is_replaced(store: &Store) {
+    a_watcher_that_gets_a_signal_is_replaced(store, Signal::STOP);
+}
+
+fn a_watcher_that_gets_a_signal_is_replaced(store: &Store, signal: Signal) {
     let mut run = Running::start(store, &["run", "x", "--", "sh", "-c", FAMILY]);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let first = watcher(run.id());
-    kill_process(pid(first), Signal::KILL).unwrap();
+    kill_process(pid(first), signal).unwrap();
     until("the first is gone, also as a zombie", || state(first).is_none());
     let second = watcher(run.id());
     assert_ne!(first, second);
@@ -47,6 +57,22 @@ fn a_watcher_that_is_killed_is_replaced(store: &Store) {
     std::thread::sleep(Duration::from_millis(100));
     run.kill();
     until("nobody of the family runs", || !family.into_iter().any(runs));
+}
+
+fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
+    let (shortest, begin) = (Duration::from_secs(8), Instant::now());
+    let args = ["run", "x", "--ttl", "2s", "--min-hold", "8s", "--", "sh", "-c", "echo $$ > id; exec sleep 600"];
+    let mut run = Running::start(store, &args);
+    let command = id_of(&store.file("id"));
+    run.kill();
+    until("the command is gone", || !runs(command));
+    // Longer than its ttl.
+    std::thread::sleep(Duration::from_secs(4));
+    let (code, _, stderr) = tell(store, &["run", "x", "--no-wait", "--", "true"]);
+    // A machine that stood still for so long has shown nothing.
+    assert!(code == 120 || begin.elapsed() > shortest, "{code}: {stderr}");
+    assert_eq!(tell(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
+    assert!(begin.elapsed() >= shortest, "{:?}", begin.elapsed());
 }
 
 fn killed_while_it_waits_it_leaves_the_lock_to_others(store: &Store) {

@@ -16,12 +16,17 @@ macro_rules! on_every_store {
 }
 
 mod basics;
+mod handoff;
+mod interrupted;
 mod job_control;
 mod killed;
 mod loss;
 mod paused;
 mod print;
 mod process;
+mod reach;
+mod release;
+mod scripts;
 mod show;
 mod signals;
 mod store;

@@ -1,6 +1,7 @@
 //! The command under test as a process, and a look at others.
 
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -33,10 +34,11 @@ pub(crate) fn output(command: &mut Command) -> Output {
     Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped())).output()
 }
 
-/// What it wrote, with its exit code: `code|standard output|standard error`.
+/// What it wrote, with its exit code as a shell gives it, 128+n when signal n ended it: `code|standard output|standard error`.
 pub(crate) fn told(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
-    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+    let code = output.status.code().or_else(|| Some(128 + output.status.signal()?)).unwrap_or(-1);
+    (code, text(&output.stdout), text(&output.stderr))
 }
 
 /// Runs it to its end and says how it ended and what it wrote.

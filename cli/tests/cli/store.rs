@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 
 use conformance_tests::harness::folder;
 #[cfg(feature = "redis")]
-use conformance_tests::harness::{RedisServer, RedisSettings};
+use conformance_tests::{
+    Data,
+    harness::{RedisServer, RedisSettings},
+};
 use rustix::fs::OFlags;
 
 use crate::process::until;
@@ -91,6 +94,26 @@ impl Store {
                 connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
                 connection.execute("DELETE FROM leasehold_locks", []).unwrap();
             }
+        }
+    }
+
+    /// The server ends, and forgets everything.
+    #[cfg(feature = "redis")]
+    pub(crate) fn go_down(&self) {
+        match &self.kind {
+            Kind::Redis(server) => server.borrow_mut().kill().unwrap(),
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => panic!("a file has no server"),
+        }
+    }
+
+    /// The server is there again.
+    #[cfg(feature = "redis")]
+    pub(crate) fn come_up(&self) {
+        match &self.kind {
+            Kind::Redis(server) => server.borrow_mut().start_again(Data::Lost).unwrap(),
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => panic!("a file has no server"),
         }
     }
 

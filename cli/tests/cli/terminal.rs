@@ -2,7 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::process::Child;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use pty_process::blocking::{Command, Pty};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{Termios, tcgetattr, tcgetpgrp};
 
-use crate::process::{BOUND, NO_SIGNAL_IGNORED, pid, until};
+use crate::process::{BOUND, NO_SIGNAL_IGNORED, pid};
 use crate::store::Store;
 
 /// A terminal whose session a process of the test leads.
@@ -30,13 +31,17 @@ impl Terminal {
 
     /// An interactive shell, in which `leasehold` is on the search path.
     pub(crate) fn of_shell(store: &Store) -> Self {
-        let binary = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
-        let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
         let command = Command::new("env").args([NO_SIGNAL_IGNORED, "bash", "--norc", "--noprofile", "-i"]);
-        let command = command.env("PATH", path).env("PS1", "ready> ");
+        let command = command.env("PATH", search_path()).env("PS1", "ready> ");
         let terminal = Self::of(command, store);
         terminal.shows("ready> ");
         terminal
+    }
+
+    /// A script as the only job of the terminal, in which `leasehold` is on the search path.
+    pub(crate) fn of_script(store: &Store, shell: &str, script: &str) -> Self {
+        let command = Command::new("env").args([NO_SIGNAL_IGNORED, shell, "-c", script]);
+        Self::of(command.env("PATH", search_path()), store)
     }
 
     fn of(command: Command, store: &Store) -> Self {
@@ -101,13 +106,33 @@ impl Terminal {
     }
 
     /// Waits for the end of the leader: its exit code.
+    #[track_caller]
     pub(crate) fn end(&mut self) -> Option<i32> {
+        self.status().code()
+    }
+
+    /// Waits for the end of the leader: the signal that ended it.
+    #[track_caller]
+    pub(crate) fn signal_at_end(&mut self) -> Option<i32> {
+        self.status().signal()
+    }
+
+    /// Whether the leader, which has ended, left a core.
+    #[track_caller]
+    pub(crate) fn dumped_core(&mut self) -> bool {
+        self.status().core_dumped()
+    }
+
+    #[track_caller]
+    fn status(&mut self) -> ExitStatus {
         let mut status = None;
-        until("the leader of the terminal ends", || {
+        let begin = Instant::now();
+        while status.is_none() {
+            assert!(begin.elapsed() < BOUND, "the leader of the terminal does not end: {:?}", self.rest());
+            std::thread::sleep(Duration::from_millis(1));
             status = self.leader.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap().code()
+        }
+        status.unwrap()
     }
 }
 
@@ -116,6 +141,11 @@ impl Drop for Terminal {
         let _ = self.leader.kill();
         let _ = self.leader.wait();
     }
+}
+
+fn search_path() -> String {
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
+    format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap())
 }
 
 fn read_on(pty: &Pty, seen: &Mutex<String>) {

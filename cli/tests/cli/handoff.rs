@@ -1,0 +1,99 @@
+//! Handoffs from one process to the next, with the default options and with bounds in time.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::Canary;
+
+use crate::process::{Running, id_of, line_of, tell, until};
+use crate::store::Store;
+
+on_every_store!(
+    with_the_defaults_the_next_run_begins_when_the_last_one_ends,
+    a_crowd_with_the_defaults_takes_turns_without_stalls,
+    a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept,
+    a_long_grace_does_not_end_a_command_that_came_out_of_a_queue,
+);
+
+/// Far above what a handoff takes, and far below the seconds that one stalled before.
+const HANDOFF: Duration = Duration::from_millis(500);
+
+/// Starts a run that waits until the test lets the holder go.
+fn start_waiting(store: &Store, args: &[&str]) -> Running {
+    let run = Running::start(store, args);
+    if store.has_queue() {
+        until("it stands in the queue", || tell(store, &["status", "x", "--json"]).1.contains(r#""waiters":1"#));
+    } else {
+        crate::process::watcher(run.id());
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    run
+}
+
+fn with_the_defaults_the_next_run_begins_when_the_last_one_ends(store: &Store) {
+    let gate = store.gate();
+    for round in 0..3 {
+        let (ended, began) = (store.file(&format!("ended{round}")), store.file(&format!("began{round}")));
+        let script = format!("echo $$ > id{round}; read line < gate; date +%s%N > {}", ended.display());
+        let holder = Running::start(store, &["run", "x", "--", "sh", "-c", &script]);
+        id_of(&store.file(&format!("id{round}")));
+        let script = format!("date +%s%N > {}", began.display());
+        let next = start_waiting(store, &["run", "x", "--", "sh", "-c", &script]);
+        let canary = Canary::start();
+        gate.open();
+        let [ended, began] = [ended, began].map(|file| line_of(&file).parse::<u64>().unwrap());
+        let gap = Duration::from_nanos(began.checked_sub(ended).expect("they took turns"));
+        assert!(gap <= HANDOFF + canary.allowance(), "round {round}: {gap:?}");
+        assert_eq!(holder.end(), (0, String::new(), String::new()));
+        assert_eq!(next.end(), (0, String::new(), String::new()));
+    }
+}
+
+fn a_crowd_with_the_defaults_takes_turns_without_stalls(store: &Store) {
+    const PROCESSES: usize = 8;
+    const RUNS: usize = 4;
+    let script = format!("for i in $(seq {RUNS}); do \"$0\" run x -- true || exit; done");
+    let (canary, begin) = (Canary::start(), Instant::now());
+    let crowd: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", &script, env!("CARGO_BIN_EXE_leasehold")]);
+            Running::spawn(command.env("LEASEHOLD_STORE", store.url()).current_dir(store.folder()))
+        })
+        .collect();
+    for run in crowd {
+        assert_eq!(run.end().0, 0);
+    }
+    let (took, runs) = (begin.elapsed(), u32::try_from(PROCESSES * RUNS).unwrap());
+    assert!(took <= runs * (HANDOFF + canary.allowance()), "{took:?} for {runs} runs");
+}
+
+fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Store) {
+    let gate = store.gate();
+    let holder = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
+    id_of(&store.file("id"));
+    let script = "date +%s%N > began; sleep 600";
+    let next = start_waiting(store, &["run", "x", "--max-hold", "2s", "--", "sh", "-c", script]);
+    gate.open();
+    line_of(&store.file("began"));
+    let (canary, began) = (Canary::start(), Instant::now());
+    let (code, _, stderr) = next.end();
+    let took = began.elapsed();
+    assert_eq!(code, 124, "{stderr}");
+    assert!(stderr.contains("the longest hold of lock `x` is reached"), "{stderr}");
+    // TERM comes a sixth before the end, and `sh` ends with it.
+    assert!(took + canary.allowance() >= Duration::from_millis(1300), "{took:?}");
+    assert!(took <= Duration::from_secs(2) + canary.allowance(), "{took:?}");
+    assert_eq!(holder.end().0, 0);
+    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
+}
+
+fn a_long_grace_does_not_end_a_command_that_came_out_of_a_queue(store: &Store) {
+    let gate = store.gate();
+    let holder = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
+    id_of(&store.file("id"));
+    // Nearly a third of the ttl, and so more than may be left of a place.
+    let next = start_waiting(store, &["run", "x", "--grace", "9900ms", "--", "sh", "-c", "sleep 1; exit 7"]);
+    gate.open();
+    assert_eq!(next.end(), (7, String::new(), String::new()));
+    assert_eq!(holder.end().0, 0);
+}

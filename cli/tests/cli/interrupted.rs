@@ -1,0 +1,107 @@
+//! Ctrl-C in a script: it ends the script as well, as it does with any other command.
+
+use crate::process::{Running, id_of, tell, until};
+use crate::store::Store;
+use crate::terminal::Terminal;
+
+/// The shells that scripts are written for; each decides in its own way whether Ctrl-C was meant for it.
+const SHELLS: [&str; 2] = ["bash", "dash"];
+
+const INT: Option<i32> = Some(2);
+const QUIT: Option<i32> = Some(3);
+
+#[test]
+fn ctrl_c_ends_a_loop() {
+    for shell in SHELLS {
+        let store = Store::any();
+        let script = "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600'; done; echo survived";
+        let mut terminal = Terminal::of_script(&store, shell, script);
+        terminal.shows("turn");
+        terminal.write("\x03");
+        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
+        let rest = terminal.rest();
+        assert!(!rest.contains("turn") && !rest.contains("survived"), "{shell}: {rest}");
+        assert_eq!(tell(&store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "the lock was released");
+    }
+}
+
+#[test]
+fn ctrl_c_does_not_run_a_fallback() {
+    for shell in SHELLS {
+        let store = Store::any();
+        let script = "leasehold run x -- sh -c 'echo turn; exec sleep 600' || echo fallback; echo survived";
+        let mut terminal = Terminal::of_script(&store, shell, script);
+        terminal.shows("turn");
+        terminal.write("\x03");
+        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
+        let rest = terminal.rest();
+        assert!(!rest.contains("fallback") && !rest.contains("survived"), "{shell}: {rest}");
+    }
+}
+
+#[test]
+fn ctrl_c_while_waiting_ends_a_loop() {
+    let store = Store::any();
+    let holder = Running::start(&store, &["run", "x", "--", "sh", "-c", "echo $$ > id; exec sleep 600"]);
+    id_of(&store.file("id"));
+    for shell in SHELLS {
+        let script = "for i in 1 2 3; do leasehold run x -- true || echo fallback; done; echo survived";
+        let mut terminal = Terminal::of_script(&store, shell, script);
+        terminal.shows("waiting ");
+        terminal.write("\x03");
+        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
+        let rest = terminal.rest();
+        assert!(!rest.contains("fallback") && !rest.contains("survived"), "{shell}: {rest}");
+    }
+    drop(holder);
+}
+
+#[test]
+fn ctrl_c_through_a_pipeline_ends_a_loop() {
+    for shell in SHELLS {
+        let store = Store::any();
+        // The command never has the foreground: the signal reaches it through the run.
+        let script =
+            "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600' | cat; done; echo survived";
+        let mut terminal = Terminal::of_script(&store, shell, script);
+        terminal.shows("turn");
+        terminal.write("\x03");
+        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
+        let rest = terminal.rest();
+        assert!(!rest.contains("turn") && !rest.contains("survived"), "{shell}: {rest}");
+    }
+}
+
+#[test]
+fn quit_is_passed_on_as_well_and_dumps_no_core_of_ours() {
+    let store = Store::any();
+    let mut terminal = Terminal::of_leasehold(&store, &["run", "x", "--", "sh", "-c", "echo go; exec sleep 600"]);
+    terminal.shows("go");
+    terminal.write("\x1c");
+    assert_eq!(terminal.signal_at_end(), QUIT, "{}", terminal.rest());
+    assert!(!terminal.dumped_core());
+}
+
+#[test]
+fn a_command_that_handles_ctrl_c_does_not_end_the_script() {
+    for shell in SHELLS {
+        let store = Store::any();
+        let script = "leasehold run x -- sh -c 'trap \"exit 9\" INT; echo turn; while :; do sleep 0.05; done'; \
+                      echo code $?";
+        let mut terminal = Terminal::of_script(&store, shell, script);
+        terminal.shows("turn");
+        terminal.write("\x03");
+        terminal.shows("code 9");
+        assert_eq!(terminal.end(), Some(0), "{shell}");
+    }
+}
+
+#[test]
+fn a_command_that_somebody_else_interrupts_does_not_end_the_script() {
+    let store = Store::any();
+    let run = Running::start(&store, &["run", "x", "--", "sh", "-c", "echo $$ > id; exec sleep 600"]);
+    let id = id_of(&store.file("id"));
+    rustix::process::kill_process(crate::process::pid(id), rustix::process::Signal::INT).unwrap();
+    assert_eq!(run.output().status.code(), Some(130));
+    until("it is free", || tell(&store, &["run", "x", "--no-wait", "--", "true"]).0 == 0);
+}

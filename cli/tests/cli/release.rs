@@ -1,0 +1,60 @@
+//! The command has ended, and the store does not take the release.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::Canary;
+
+use crate::process::{Running, id_of, runs, tell, until};
+use crate::store::Store;
+
+on_every_store!(
+    a_release_that_fails_is_tried_again,
+    a_release_that_goes_on_failing_ends_with_a_warning,
+    a_signal_ends_the_attempts_to_release,
+);
+
+/// A run whose command has ended in front of a silent store.
+fn ended_in_silence(store: &Store) -> Running {
+    let gate = store.gate();
+    let run = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate; exit 4"]);
+    let command = id_of(&store.file("id"));
+    store.fall_silent();
+    gate.open();
+    until("the command has ended", || !runs(command));
+    run
+}
+
+fn a_release_that_fails_is_tried_again(store: &Store) {
+    let run = ended_in_silence(store);
+    // Longer than one attempt.
+    std::thread::sleep(Duration::from_secs(2));
+    store.speak_again();
+    assert_eq!(run.end(), (4, String::new(), String::new()));
+    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
+}
+
+fn a_release_that_goes_on_failing_ends_with_a_warning(store: &Store) {
+    let (canary, begin) = (Canary::start(), Instant::now());
+    let run = ended_in_silence(store);
+    let (code, _, stderr) = run.end();
+    let took = begin.elapsed();
+    store.speak_again();
+    assert_eq!((code, stderr.lines().count()), (4, 1), "{stderr}");
+    assert!(stderr.contains("warning: lock `x` could not be released"), "{stderr}");
+    assert!(stderr.contains("it stays taken until its lease ends, in 2"), "{stderr}");
+    // The call, and five seconds of further ones.
+    assert!(took <= Duration::from_secs(8) + canary.allowance(), "{took:?}");
+}
+
+fn a_signal_ends_the_attempts_to_release(store: &Store) {
+    let run = ended_in_silence(store);
+    std::thread::sleep(Duration::from_secs(2));
+    let (canary, asked) = (Canary::start(), Instant::now());
+    run.signal(rustix::process::Signal::TERM);
+    let (code, _, stderr) = run.end();
+    let took = asked.elapsed();
+    store.speak_again();
+    assert_eq!(code, 4, "{stderr}");
+    assert!(stderr.contains("could not be released"), "{stderr}");
+    assert!(took <= Duration::from_secs(1) + canary.allowance(), "{took:?}");
+}

@@ -1,0 +1,52 @@
+//! What users of flock(1) expect, and runs inside of runs.
+
+use crate::process::{Running, id_of, leasehold, output, tell, told};
+use crate::store::Store;
+
+on_every_store!(a_conflict_has_the_code_that_was_asked_for, a_run_inside_of_a_run_does_not_wait_for_itself);
+
+fn a_conflict_has_the_code_that_was_asked_for(store: &Store) {
+    let gate = store.gate();
+    let holder = Running::start(store, &["run", "x", "-c", "echo $$ > id; read line < gate"]);
+    id_of(&store.file("id"));
+    for wait in [&["-n"][..], &["-w", "0.3"]] {
+        let args = [&["--json", "run", "x"], wait, &["-E", "7", "-c", "touch ran"]].concat();
+        let (code, _, stderr) = tell(store, &args);
+        assert_eq!(code, 7, "{stderr}");
+        assert!(stderr.contains(r#""kind":"held""#) && stderr.ends_with(r#""exit_code":7}"#), "{stderr}");
+    }
+    let (code, _, stderr) = tell(store, &["run", "x", "--no-wait", "-E", "0", "--", "touch", "ran"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(!store.file("ran").exists());
+    gate.open();
+    assert_eq!(holder.end().0, 0);
+}
+
+fn a_run_inside_of_a_run_does_not_wait_for_itself(store: &Store) {
+    let nested = |inner: &str| {
+        let mut command = leasehold(store, &["run", "x", "--", "sh", "-c", &format!("\"$LEASEHOLD\" {inner}")]);
+        told(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))))
+    };
+    for wait in ["", "--no-wait", "--wait forever"] {
+        let (code, stdout, stderr) = nested(&format!("run x {wait} -- echo ran"));
+        assert_eq!((code, &*stdout), (2, ""), "{stderr}");
+        assert!(stderr.contains("would wait for itself") && stderr.lines().count() == 1, "{stderr}");
+    }
+    assert_eq!(nested("run y -- echo ran"), (0, "ran".to_owned(), String::new()));
+}
+
+#[test]
+fn a_text_is_run_by_the_shell() {
+    let store = Store::any();
+    let (code, stdout, stderr) = tell(&store, &["run", "x", "-w", "5", "-c", "echo one two | tr ' ' '\n'; exit 3"]);
+    assert_eq!((code, &*stdout, &*stderr), (3, "one\ntwo", ""));
+}
+
+#[test]
+fn another_store_is_another_lock_also_inside_of_a_run() {
+    let (store, other) = (Store::any(), Store::any());
+    let script = format!("\"$LEASEHOLD\" --store {} run x --no-wait -- echo ran", other.url());
+    let mut command = leasehold(&store, &["run", "x", "-c", &script]);
+    let out = told(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))));
+    assert_eq!(out, (0, "ran".to_owned(), String::new()));
+}
