@@ -22,9 +22,6 @@ use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, as_kept, lock, millis};
 
-/// How long a withdrawn owner is remembered, at least: longer than any request stays under way to a server that runs.
-const REMEMBER: Duration = Duration::from_secs(60);
-
 /// Locks on one Redis, version 6.2 or later.
 pub struct RedisBackend {
     pub(crate) shared: Arc<Shared>,
@@ -109,6 +106,7 @@ impl RedisBackend {
             return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
         }
         let terms = Terms { ttl, place: claim.wish() == IfHeld::Queue };
+        self.shared.tombstones.acquiring(*claim.owner(), ttl, Instant::now());
         let Answered { sent, told } = self.ask(claim, Want::Acquire(terms)).await?;
         let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
         match told {
@@ -127,12 +125,13 @@ impl RedisBackend {
     }
 
     async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let remember = (certainty == Certainty::Unsure).then(|| REMEMBER.max(lock(&self.shared.epoch).longest_ever));
-        match self.ask(claim, Want::Release(remember)).await?.told {
-            Told::Released(true) => Ok(Release::Released),
-            Told::Released(false) => Ok(Release::NotHeld),
-            Told::Acquired(_) => Err(Failure::Unreadable.into()),
-        }
+        let tombstones = &self.shared.tombstones;
+        let remember = (certainty == Certainty::Unsure).then(|| tombstones.ttl_of(claim.owner()));
+        let Told::Released(was_held) = self.ask(claim, Want::Release(remember)).await?.told else {
+            return Err(Failure::Unreadable.into());
+        };
+        tombstones.ended(claim.owner());
+        Ok(if was_held { Release::Released } else { Release::NotHeld })
     }
 
     /// Renews at most [`RENEW_BATCH`] leases.

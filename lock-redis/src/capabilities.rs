@@ -33,8 +33,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.renew_batch = RENEW_BATCH;
     it.exclusion_ends = match settings.on_restart {
         OnRestart::Trust => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_TRUSTED],
-        OnRestart::QuarantineKnown => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_UNKNOWN],
-        OnRestart::Quarantine => &[STEP, FAILOVER, FLUSH, EVICTION],
+        OnRestart::QuarantineKnown => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_UNHEARD, RESTART_UNKNOWN],
+        OnRestart::Quarantine => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_UNHEARD],
     };
     it
 }
@@ -44,5 +44,7 @@ const FAILOVER: &str = "an asynchronous failover promotes a replica that has not
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is told to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes (`restart=trust`)";
-const RESTART_UNKNOWN: &str =
-    "the server restarts without its data, and a client that never saw it before asks before any that had";
+const RESTART_UNHEARD: &str = "the server restarts without its data, and the message about a longer ttl that had come into use did not \
+     reach a client, which then waits for the longest ttl that it knows and its own";
+const RESTART_UNKNOWN: &str = "the server restarts without its data, and a client that never saw it before asks before any that had; \
+     from then on others that never saw it are served as well";

@@ -11,11 +11,12 @@ use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::errors::{Failure, checked, not_connected};
+use crate::epoch::{self, Check, Verdict};
+use crate::errors::{Failure, checked, not_connected, refused};
 use crate::replies;
 use crate::scripts::Script;
-use crate::settings::{OnEviction, OnRestart};
-use crate::shared::{Shared, lock, millis};
+use crate::settings::OnEviction;
+use crate::shared::{Shared, lock};
 use crate::wire::{self, Driver};
 
 /// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
@@ -44,6 +45,8 @@ enum Grants {
     Allowed,
     /// The server was restarted: not before this.
     From(Instant),
+    /// The server was restarted: the first call with a ttl decides.
+    Undecided,
 }
 
 #[derive(Default)]
@@ -80,14 +83,14 @@ impl Conn {
         let until = Instant::now() + shared.bound();
         let listens = async {
             if role == Role::AsksAndListens {
-                let channel = &shared.keys.channel;
-                conn.mux.clone().subscribe(channel).await.map_err(|error| lost(Failure::of(error)))?;
+                let channels = [shared.keys.channel.clone(), shared.keys.epoch_channel()];
+                conn.mux.clone().subscribe(&channels[..]).await.map_err(|error| lost(Failure::of(error)))?;
             }
             Ok::<_, Error>(())
         };
-        // At once: over a slow path each round trip counts.
-        let checked = async { conn.check_server(until).await.map_err(lost)? };
-        let ready = async { tokio::try_join!(listens, checked).map(drop) };
+        // At once: over a slow path each round trip counts. The subscription first: what is written after the check is heard.
+        let checked = async { conn.check_server(Duration::ZERO, until).await.map_err(lost)? };
+        let ready = async { tokio::try_join!(biased; listens, checked).map(drop) };
         let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::Silent))) };
         tokio::select! {
             ready = ready => ready?,
@@ -165,57 +168,65 @@ impl Conn {
     /// # Errors
     /// The call cannot be made: its ttl could not be made known.
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
-        let untold = lock(&self.shared.epoch).uses(ttl, Instant::now());
-        let over = match *lock(&self.grants) {
+        let unknown = lock(&self.shared.epoch).needs_reading(ttl, Instant::now());
+        let open = match *lock(&self.grants) {
             Grants::Allowed => false,
             Grants::From(at) => Instant::now() >= at,
+            Grants::Undecided => !ttl.is_zero(),
         };
-        if untold || over {
+        if unknown || open {
             let lost = |failure| not_connected(failure, &self.shared.address);
-            self.check_server(until).await.map_err(lost)??;
+            self.check_server(ttl, until).await.map_err(lost)??;
         }
         Ok(match *lock(&self.grants) {
-            Grants::Allowed => None,
+            Grants::Allowed | Grants::Undecided => None,
             Grants::From(at) => Some(at.saturating_duration_since(Instant::now())),
         })
     }
 
-    /// Reads which run of the server this is, and whether it can be used for locks.
-    async fn check_server(&self, until: Instant) -> Result<Result<()>, Failure> {
+    /// Reads which run of the server this is and whether it can be used for locks, and makes known what others have to know before
+    /// a call with this ttl.
+    async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
         let shared = &self.shared;
-        let (known, longest, asked) = {
-            let epoch = lock(&shared.epoch);
-            (epoch.run.clone(), epoch.longest(), Instant::now())
-        };
-        let mode = match shared.settings.on_restart {
-            OnRestart::QuarantineKnown => "known",
-            OnRestart::Quarantine => "quarantine",
-            OnRestart::Trust => "trust",
-        };
-        let mut call = script_call(&shared.scripts.epoch, 1);
-        call.arg(shared.keys.epoch()).arg(&known).arg(millis(longest)).arg(mode);
-        let server =
-            replies::server(self.run(&shared.scripts.epoch, &call, until).await?).ok_or(Failure::Unreadable)?;
-        if let Err(refused) = self.judge(&server) {
-            return Ok(Err(refused));
-        }
-        let mut epoch = lock(&shared.epoch);
-        epoch.told(longest, asked);
-        if server.wait.is_zero() {
-            // Who has not locked yet has nothing to fear from a restart.
-            if !longest.is_zero() {
-                epoch.run = server.run;
+        let key = shared.keys.epoch();
+        let mut write: Option<(String, String)> = None;
+        // Ends: whoever could not write reads what another has written, and each write says what all have to know.
+        let grants = loop {
+            let requested = Instant::now();
+            let mut call = script_call(&shared.scripts.epoch, 1);
+            call.arg(&key);
+            if let Some((read, new)) = &write {
+                call.arg(read).arg(new).arg(shared.keys.epoch_channel());
             }
-            *lock(&self.grants) = Grants::Allowed;
-        } else {
-            tracing::warn!(
-                backend = crate::errors::BACKEND,
-                address = shared.address,
-                wait_ms = u64::try_from(server.wait.as_millis()).unwrap_or(u64::MAX),
-                "the server was restarted and may have forgotten leases: no new grants until those have ended"
-            );
-            *lock(&self.grants) = Grants::From(Instant::now() + server.wait);
-        }
+            let value = self.run(&shared.scripts.epoch, &call, until).await?;
+            let server = replies::server(value).ok_or(Failure::Unreadable)?;
+            if write.is_none()
+                && let Err(unfit) = self.judge(&server)
+            {
+                return Ok(Err(unfit));
+            }
+            let on_restart = shared.settings.on_restart;
+            let check = Check { on_restart, ttl, requested, now: Instant::now() };
+            let verdict = lock(&shared.epoch).judge(&server.reading, check);
+            match verdict {
+                Ok(Verdict::Write(new)) => write = Some((server.reading.key, new)),
+                Ok(Verdict::Grants(grants)) => break grants,
+                Err(epoch::UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
+            }
+        };
+        *lock(&self.grants) = match grants {
+            epoch::Grants::Allowed => Grants::Allowed,
+            epoch::Grants::Undecided => Grants::Undecided,
+            epoch::Grants::After(wait) => {
+                tracing::warn!(
+                    backend = crate::errors::BACKEND,
+                    address = shared.address,
+                    wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                    "the server was restarted and may have forgotten leases: no new grants until those have ended"
+                );
+                Grants::From(Instant::now() + wait)
+            }
+        };
         Ok(Ok(()))
     }
 
@@ -262,7 +273,11 @@ fn listener(
         match push.kind {
             PushKind::Disconnection => health.cut(),
             PushKind::Message => {
-                if let (Some(core), Some((owner, place, token))) = (shared.core.get(), replies::handoff(&push.data)) {
+                let Some((channel, payload)) = replies::message(&push.data) else { return Ok(()) };
+                if channel == shared.keys.epoch_channel().as_bytes() {
+                    lock(&shared.epoch).hear(&String::from_utf8_lossy(payload), Instant::now());
+                } else if let (Some(core), Some((owner, place, token))) = (shared.core.get(), replies::handoff(payload))
+                {
                     core.event(Event::Granted {
                         owner: OwnerToken::from_bytes(owner),
                         place,

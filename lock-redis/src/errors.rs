@@ -84,9 +84,17 @@ pub(crate) fn refused(text: &str) -> Error {
     Error::new(kind, hint).with_source(Refusal(harmless(text)))
 }
 
+const PERMISSION: &str = "the user lacks a permission: `lock_redis::acl` gives those that are needed";
+
+/// What a refusal contains, whatever the version: the first row that fits.
 const REFUSALS: &[(&str, ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
+        // First, since these texts name a user, a key or a channel, which may look like any of the others.
+        ("NOPERM", Auth, PERMISSION),
+        ("ACL failure in script", Auth, PERMISSION),
+        ("The user executing the script can't", Auth, PERMISSION),
+        ("No permissions to access", Auth, PERMISSION),
         ("UNKNOWNFORMAT", Unsupported, "the lock's record was written in a format that this version does not know"),
         (
             "WRONGTYPE",
@@ -96,18 +104,6 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         ("WRONGPASS", Auth, "the server refused the user or the password"),
         ("NOAUTH", Auth, "the server wants a user or a password"),
         ("called without any password configured", Auth, "a password was given, and the server's user has none"),
-        ("NOPERM", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
-        ("No permissions", Auth, "the user lacks a permission: `lock_redis::acl` gives those that are needed"),
-        (
-            "can't run this command or subcommand",
-            Auth,
-            "the user lacks a permission: `lock_redis::acl` gives those that are needed",
-        ),
-        (
-            "can't access at least one of the keys",
-            Auth,
-            "the user lacks a permission: `lock_redis::acl` gives those that are needed",
-        ),
         ("OOM", Capacity, "the server's memory is full (`maxmemory`)"),
         ("max number of clients", Capacity, "the server has its greatest number of connections (`maxclients`)"),
         ("READONLY", Unavailable, "the server is a read-only replica: connect to the primary"),
@@ -125,8 +121,12 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
     ]
 };
 
-/// The server's own words. An unknown command is echoed with its arguments, and an owner token may be among them.
-fn harmless(text: &str) -> String {
+/// The server's own words. An unknown command is echoed with its arguments, and an owner token may be among them. A server puts the code
+/// before an error that a script raises, also when that has one already.
+fn harmless(mut text: &str) -> String {
+    while let Some(rest) = text.strip_prefix("ERR ").filter(|rest| rest.starts_with("ERR ")) {
+        text = rest;
+    }
     let end = text.find("with args beginning").unwrap_or(text.len());
     text[..end].trim_end_matches([' ', ',']).to_owned()
 }
@@ -186,8 +186,42 @@ mod tests {
             ("user_script:40: UNKNOWNFORMAT version 2 kind 120", Unsupported),
             ("WRONGPASS invalid username-password pair or user is disabled.", Auth),
             ("NOAUTH Authentication required.", Auth),
+            // Commands of clients: 6.2 and 7.0, later ones, and Valkey.
             ("NOPERM this user has no permissions to run the 'evalsha' command", Auth),
+            ("NOPERM this user has no permissions to run the 'set' command or its subcommand", Auth),
+            ("NOPERM this user has no permissions to access one of the keys used as arguments", Auth),
+            ("NOPERM this user has no permissions to access one of the channels used as arguments", Auth),
+            ("NOPERM User locks has no permissions to run the 'evalsha' command", Auth),
+            ("NOPERM No permissions to access a key", Auth),
+            ("NOPERM No permissions to access a channel", Auth),
+            ("NOPERM No permissions to access database", Auth),
+            // Commands of scripts: 6.2.
+            (
+                "ERR Error running script (call to f_104a): @user_script:3: @user_script: 3: -NOPERM this user has no permissions",
+                Auth,
+            ),
             ("ERR The user executing the script can't run this command or subcommand", Auth),
+            (
+                "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments",
+                Auth,
+            ),
+            // 7.0, where one script in another one's words repeats the code.
+            (
+                "ERR ERR The user executing the script can't run this command or subcommand script: 104a, on @user_script:1.",
+                Auth,
+            ),
+            (
+                "ERR The user executing the script can't publish to the channel mentioned in the command script: 104a",
+                Auth,
+            ),
+            // 7.2, 8.0, and Valkey 8 and 9.
+            (
+                "ERR ACL failure in script: User locks has no permissions to run the 'set' command script: 8a2f, on @user_script:4.",
+                Auth,
+            ),
+            ("ERR ERR ACL failure in script: User locks has no permissions to access the 'OOM:{READONLY}' key", Auth),
+            ("ERR ACL failure in script: User locks has no permissions to access the 'c:epoch' channel", Auth),
+            ("ERR ACL failure in script: No permissions to access database", Auth),
             ("OOM command not allowed when used memory > 'maxmemory'.", Capacity),
             ("user_script:60: @user_script: 60: -OOM command not allowed when used memory > 'maxmemory'.", Capacity),
             ("ERR max number of clients reached", Capacity),
@@ -204,6 +238,17 @@ mod tests {
             ("ERR something that nobody thought of", Indeterminate),
         ] {
             assert_eq!(refused(text).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_code_of_an_error_stands_once() {
+        for (text, shown) in [
+            ("ERR ERR ACL failure in script: User x", "ERR ACL failure in script: User x"),
+            ("ERR ERR ERR what", "ERR what"),
+            ("ERR ERRATIC", "ERR ERRATIC"),
+        ] {
+            assert_eq!(refused(text).source().unwrap().to_string(), shown);
         }
     }
 

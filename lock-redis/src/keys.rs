@@ -52,9 +52,14 @@ impl Keys {
         format!("{}:f:{suffix}", self.record(name))
     }
 
-    /// Names the last run of the server and the longest ttl in use.
+    /// Names the last run of the server and the ttls in use.
     pub(crate) fn epoch(&self) -> String {
         format!("{}epoch", self.prefix)
+    }
+
+    /// The channel on which all clients hear what was written to it.
+    pub(crate) fn epoch_channel(&self) -> String {
+        format!("{}c:epoch", self.prefix)
     }
 }
 
@@ -104,7 +109,7 @@ mod tests {
         let name = LockName::new("orders/{42}").unwrap();
         assert_eq!(keys.record(&name), "leasehold:{orders%2F%7B42%7D}");
         assert_eq!(keys.fenced(&name, "balance"), "leasehold:{orders%2F%7B42%7D}:f:balance");
-        assert_eq!(keys.epoch(), "leasehold:epoch");
+        assert_eq!((keys.epoch(), keys.epoch_channel()), ("leasehold:epoch".into(), "leasehold:c:epoch".into()));
         assert_eq!(keys.channel, "leasehold:c:00000000000000ab");
         let long = LockName::new("x".repeat(201)).unwrap();
         assert_eq!(keys.record(&long), "leasehold:{~84a0678c90937f5dcf9994d5866668da6b995109c8ad845410559b48a4ecafed}");

@@ -4,6 +4,7 @@ mod backend;
 mod calls;
 mod capabilities;
 mod conn;
+mod epoch;
 mod errors;
 mod examine;
 mod fence;
@@ -17,6 +18,7 @@ mod settings;
 mod shared;
 #[cfg(feature = "tls")]
 mod tls;
+mod tombstones;
 mod views;
 mod wire;
 

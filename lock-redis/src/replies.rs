@@ -5,6 +5,8 @@ use std::time::Duration;
 use lock_core::Place;
 use redis::Value;
 
+use crate::epoch::Reading;
+
 /// One lock's part of an answer, or the server's words on what was wrong with it.
 pub(crate) type PerLock<T> = Result<T, String>;
 
@@ -28,8 +30,7 @@ pub(crate) enum Renewed {
 /// What the server is, from `epoch.lua`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
-    pub(crate) run: String,
-    pub(crate) wait: Duration,
+    pub(crate) reading: Reading,
     pub(crate) version: (u32, u32),
     pub(crate) eviction: String,
 }
@@ -158,16 +159,23 @@ fn is_none(value: &Value) -> bool {
 
 pub(crate) fn server(value: Value) -> Option<Server> {
     let Value::Array(parts) = value else { return None };
-    let [run, wait, version, eviction] = &parts[..] else { return None };
+    let [run, uptime, now, key, version, eviction] = &parts[..] else { return None };
     let version = text(version)?;
     let mut numbers = version.split('.').map(str::parse);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-    Some(Server { run: text(run)?, wait: millis(wait)?, version, eviction: text(eviction)? })
+    let now = Duration::from_millis(text(now)?.parse().ok()?);
+    let reading = Reading { run: text(run)?, uptime: millis(uptime)?, now, key: text(key)? };
+    Some(Server { reading, version, eviction: text(eviction)? })
+}
+
+/// Channel and payload of a message.
+pub(crate) fn message(data: &[Value]) -> Option<(&[u8], &[u8])> {
+    let [Value::BulkString(channel), Value::BulkString(payload)] = data else { return None };
+    Some((channel, payload))
 }
 
 /// Owner, place and token of a grant that was published.
-pub(crate) fn handoff(data: &[Value]) -> Option<([u8; 16], Place, u64)> {
-    let [_channel, Value::BulkString(payload)] = data else { return None };
+pub(crate) fn handoff(payload: &[u8]) -> Option<([u8; 16], Place, u64)> {
     let (owner, rest) = payload.split_first_chunk::<16>()?;
     let (place, rest) = rest.split_first_chunk::<8>()?;
     let (token, rest) = rest.split_first_chunk::<8>()?;
@@ -254,7 +262,8 @@ mod tests {
         assert_eq!(renewed(array([Value::Int(5), words("rr")]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("g"), Value::Int(1)]), 1), None);
         assert_eq!(renewed(array([Value::Int(5), words("r"), Value::Int(1)]), 1), None);
-        assert_eq!(handoff(&[words("c"), words("short")]), None);
+        assert_eq!(handoff(b"short"), None);
+        assert_eq!(message(&[words("c")]), None);
     }
 
     #[test]
@@ -262,6 +271,8 @@ mod tests {
         let mut payload = vec![b'o'; 16];
         payload.extend(3u64.to_be_bytes());
         payload.extend(4u64.to_be_bytes());
-        assert_eq!(handoff(&[words("c"), Value::BulkString(payload)]), Some(([b'o'; 16], 3, 4)));
+        assert_eq!(handoff(&payload), Some(([b'o'; 16], 3, 4)));
+        let data = [words("c"), Value::BulkString(payload.clone())];
+        assert_eq!(message(&data), Some((&b"c"[..], &payload[..])));
     }
 }

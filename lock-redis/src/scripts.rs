@@ -1,4 +1,4 @@
-//! The scripts, each with the prelude before it and the library where it says so.
+//! The scripts, each with the prelude before it and the library where it says so. Those that work on several locks read them together.
 
 /// A script and the digest by which the server knows it.
 #[derive(Debug)]
@@ -27,6 +27,7 @@ pub(crate) struct Scripts {
 }
 
 const PRELUDE: &str = include_str!("scripts/prelude.lua");
+const BATCH: &str = include_str!("scripts/batch.lua");
 const LIBRARY: &str = include_str!("scripts/library.lua");
 
 /// Where a script wants the library.
@@ -35,9 +36,10 @@ const HERE: &str = "--@ library.lua\n";
 impl Scripts {
     pub(crate) fn new() -> Self {
         let whole = |body: &str| Script::new(&[PRELUDE, &body.replace(HERE, LIBRARY)]);
+        let batch = |bodies: &[&str]| whole(&[&[BATCH], bodies].concat().concat());
         Self {
-            exchange: whole(concat!(include_str!("scripts/acquire.lua"), include_str!("scripts/release.lua"))),
-            renew: whole(include_str!("scripts/renew.lua")),
+            exchange: batch(&[include_str!("scripts/acquire.lua"), include_str!("scripts/release.lua")]),
+            renew: batch(&[include_str!("scripts/renew.lua")]),
             inspect: whole(include_str!("scripts/inspect.lua")),
             break_lock: whole(include_str!("scripts/break.lua")),
             epoch: Script::new(&[include_str!("scripts/epoch.lua")]),

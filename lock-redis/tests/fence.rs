@@ -43,6 +43,21 @@ async fn a_late_write_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_fenced_write_reads_the_record_and_none_of_the_users_values() {
+    let server = Redis::start(&[]);
+    let (backend, client) = client(&server).await;
+    let guard = client.lock("files").acquire().await.unwrap();
+    let fence = backend.fence(&guard);
+    let keys = [fence.key("one"), fence.key("two")];
+    let touch = FencedScript::new("return redis.call('STRLEN', KEYS[2])");
+    let reads = || async { (server.sent("mget").await, server.sent("get").await) };
+    let before = reads().await;
+    assert_eq!(fence.run(&touch, &keys, &[""]).await.unwrap(), Value::Int(0));
+    let after = reads().await;
+    assert_eq!((after.0 - before.0, after.1 - before.1), (0, 1), "MGETs and GETs");
+}
+
+#[tokio::test]
 async fn a_script_may_have_several_keys_and_any_answer() {
     let server = Redis::start(&[]);
     let (backend, client) = client(&server).await;

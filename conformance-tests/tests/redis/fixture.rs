@@ -17,6 +17,9 @@ use super::stored::Stored;
 /// How long clients get to connect before the path breaks. They mostly need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
 
+/// The channels of single clients; all share one more.
+const CLIENT_CHANNELS: &str = "*c:????????????????";
+
 /// The user who lists locks, where [`Setup::USER`] may not.
 const OPERATOR: &str = "operator";
 
@@ -97,8 +100,9 @@ impl<S: Setup> RedisFixture<S> {
     pub(super) async fn connected_are(&self, clients: impl Fn() -> u64, bound: Duration) -> bool {
         let is_so = || {
             let server = self.server();
-            let channels =
-                server.command(&["PUBSUB", "CHANNELS", "*"]).map_or(u64::MAX, |reply| reply.items().len() as u64);
+            let channels = server
+                .command(&["PUBSUB", "CHANNELS", CLIENT_CHANNELS])
+                .map_or(u64::MAX, |reply| reply.items().len() as u64);
             let lines = server.clients().unwrap_or_default();
             channels >= clients() && lines.iter().all(|line| line.contains(" cmd=eval"))
         };

@@ -14,7 +14,7 @@ use lock_redis::{RedisBackend, Settings};
 use redis::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// A server on a unix socket in a folder of its own; ends with its owner.
 pub(crate) struct Redis {
@@ -63,6 +63,30 @@ impl Redis {
         format!("redis+unix://{}?prefix=test:", from.display())
     }
 
+    /// The URL of a path to it that can be closed.
+    pub(crate) fn gated_url(&self) -> (String, Gate) {
+        let (from, to) = (self.folder.path().join("gate.sock"), self.folder.path().join("redis.sock"));
+        let listener = UnixListener::bind(&from).expect("a socket");
+        let gate = Gate(watch::Sender::new(true));
+        let mut open = gate.0.subscribe();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                if *open.borrow_and_update()
+                    && let Ok(mut server) = UnixStream::connect(&to).await
+                {
+                    let mut open = open.clone();
+                    tokio::spawn(async move {
+                        tokio::select! {
+                            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                            _ = open.changed() => {}
+                        }
+                    });
+                }
+            }
+        });
+        (format!("redis+unix://{}?prefix=test:", from.display()), gate)
+    }
+
     /// Ends it without a word, as a crash does.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
@@ -104,6 +128,15 @@ impl Redis {
         let text = String::from_utf8(text).expect("text");
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
         line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
+    }
+}
+
+/// Lets connections pass, or cuts them.
+pub(crate) struct Gate(watch::Sender<bool>);
+
+impl Gate {
+    pub(crate) fn set_open(&self, open: bool) {
+        self.0.send_replace(open);
     }
 }
 
@@ -211,6 +244,18 @@ impl Backend {
             }
         };
         tokio::time::timeout(Duration::from_secs(10), next).await.expect("a push")
+    }
+
+    /// Waits until everything that was published so far has arrived.
+    pub(crate) async fn caught_up(&mut self, server: &Redis) {
+        let Value::Array(channels) = server.command(&["PUBSUB", "CHANNELS", "test:c:*"]).await else {
+            panic!("no list")
+        };
+        for channel in channels {
+            let channel: String = redis::from_redis_value(channel).expect("text");
+            server.command(&["PUBLISH", &channel, "an owner of 16 bnot a grant at a"]).await;
+        }
+        self.pushed().await;
     }
 
     /// Waits until the channel for grants is open.

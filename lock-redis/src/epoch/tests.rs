@@ -1,0 +1,266 @@
+use super::*;
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// One server and its epoch key, on a clock that the test moves.
+struct World {
+    begin: Instant,
+    time: Duration,
+    run: u32,
+    started: Duration,
+    key: String,
+    message: String,
+}
+
+impl World {
+    fn new() -> Self {
+        let message = String::new();
+        Self { begin: Instant::now(), time: s(1000), run: 1, started: Duration::ZERO, key: String::new(), message }
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.time += s(seconds);
+    }
+
+    fn restart(&mut self) {
+        self.run += 1;
+        self.started = self.time;
+    }
+
+    fn restart_empty(&mut self) {
+        self.restart();
+        self.key.clear();
+    }
+
+    fn now(&self) -> Instant {
+        self.begin + self.time
+    }
+
+    fn reading(&self) -> Reading {
+        let uptime = self.time - self.started;
+        Reading { run: format!("run{}", self.run), uptime, now: s(86_400) + self.time, key: self.key.clone() }
+    }
+
+    fn check_as(&mut self, client: &mut Epoch, ttl: Duration, on_restart: OnRestart) -> Grants {
+        let check = Check { on_restart, ttl, requested: self.now(), now: self.now() };
+        for _ in 0..2 {
+            match client.judge(&self.reading(), check).expect("a known format") {
+                Verdict::Write(key) => {
+                    self.message = format!("{} {key}", self.reading().now.as_millis());
+                    self.key = key;
+                }
+                Verdict::Grants(grants) => return grants,
+            }
+        }
+        panic!("it writes again and again: {}", self.key);
+    }
+
+    fn check(&mut self, client: &mut Epoch, ttl: Duration) -> Grants {
+        self.check_as(client, ttl, OnRestart::QuarantineKnown)
+    }
+
+    /// A client that has just connected.
+    fn client(&mut self) -> Epoch {
+        let mut client = Epoch::default();
+        assert_eq!(self.check(&mut client, Duration::ZERO), Grants::Allowed);
+        client
+    }
+}
+
+/// How long after an empty restart a client is granted a lock with a ttl of 1 s, when another had a lease of 6 s at the restart.
+fn granted_after(before: Option<Duration>, holder_reconnects: bool, heard: bool) -> u64 {
+    let mut world = World::new();
+    let (mut holder, mut client) = (world.client(), world.client());
+    if let Some(ttl) = before {
+        assert_eq!(world.check(&mut client, ttl), Grants::Allowed);
+    }
+    assert_eq!(world.check(&mut holder, s(6)), Grants::Allowed);
+    if heard {
+        client.hear(&world.message, world.now());
+    }
+    world.restart_empty();
+    // Each connects again.
+    world.check(&mut client, Duration::ZERO);
+    if holder_reconnects {
+        assert_ne!(world.check(&mut holder, Duration::ZERO), Grants::Allowed);
+    }
+    (0..100)
+        .find(|_| {
+            let granted = world.check(&mut client, s(1)) == Grants::Allowed;
+            world.pass(u64::from(!granted));
+            granted
+        })
+        .expect("it waits for ever")
+}
+
+#[test]
+fn a_client_waits_for_the_longest_ttl_that_it_used_or_learned_of() {
+    for (before, holder_reconnects, waits) in [
+        (None, true, 6),
+        (None, false, 6),
+        (Some(s(1)), true, 6),
+        (Some(s(1)), false, 6),
+        (Some(s(9)), true, 9),
+        (Some(s(9)), false, 9),
+    ] {
+        let waited = granted_after(before, holder_reconnects, true);
+        assert_eq!(waited, waits, "after {before:?}; the holder reconnects: {holder_reconnects}");
+    }
+    // The limit: a message that was lost leaves only what the holder says when it reconnects, and the client's own ttl.
+    assert_eq!(granted_after(None, false, false), 1);
+    assert_eq!(granted_after(Some(s(1)), true, false), 6);
+}
+
+#[test]
+fn what_was_in_use_before_a_client_connected_is_read() {
+    let mut world = World::new();
+    let mut holder = world.client();
+    world.check(&mut holder, s(6));
+    let mut client = world.client();
+    world.restart_empty();
+    assert_eq!(world.check(&mut client, Duration::ZERO), Grants::After(s(6)));
+    // And written down for those who come anew.
+    let mut newcomer = Epoch::default();
+    assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(6)));
+    world.restart_empty();
+    assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(6)), "also when the server restarts once more");
+}
+
+#[test]
+fn a_client_that_knows_of_no_lease_decides_with_its_first_call() {
+    let mut world = World::new();
+    let mut client = world.client();
+    world.restart_empty();
+    assert_eq!(world.check(&mut client, Duration::ZERO), Grants::Undecided);
+    assert_eq!(world.key, "");
+    world.pass(1);
+    assert_eq!(world.check(&mut client, s(3)), Grants::After(s(2)));
+    world.pass(2);
+    assert_eq!(world.check(&mut client, s(3)), Grants::Allowed);
+    assert!(world.key.starts_with("1 run2 "), "{}", world.key);
+    assert_eq!(world.check(&mut client, s(30)), Grants::Allowed, "the wait is over once");
+}
+
+#[test]
+fn a_run_that_others_use_is_left_alone_by_a_client_of_another_server() {
+    let mut world = World::new();
+    let mut stranger = world.client();
+    world.check(&mut stranger, s(30));
+    world.restart_empty();
+    let mut user = world.client();
+    assert_eq!(world.check(&mut user, s(10)), Grants::Allowed);
+    let key = world.key.clone();
+    assert_eq!(world.check(&mut stranger, Duration::ZERO), Grants::After(s(30)));
+    assert_eq!(world.check(&mut stranger, s(30)), Grants::After(s(30)));
+    assert_eq!(world.key, key);
+    assert_eq!(world.check(&mut user, s(20)), Grants::Allowed);
+    world.pass(30);
+    assert_eq!(world.check(&mut stranger, s(30)), Grants::Allowed);
+}
+
+#[test]
+fn trust_waits_for_nothing_and_others_go_on_waiting() {
+    let mut world = World::new();
+    let (mut trusting, mut usual) = (world.client(), world.client());
+    world.check(&mut trusting, s(6));
+    usual.hear(&world.message, world.now());
+    world.restart_empty();
+    assert_eq!(world.check_as(&mut trusting, Duration::ZERO, OnRestart::Trust), Grants::Allowed);
+    assert_eq!(world.check(&mut usual, s(1)), Grants::After(s(6)));
+    let mut newcomer = Epoch::default();
+    assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(6)));
+    assert_eq!(world.check_as(&mut trusting, s(9), OnRestart::Trust), Grants::Allowed);
+    assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(9)), "its lease may be of the run before");
+}
+
+#[test]
+fn quarantine_waits_also_where_nobody_knew_the_server() {
+    let mut world = World::new();
+    world.restart_empty();
+    let mut careful = Epoch::default();
+    assert_eq!(world.check_as(&mut careful, Duration::ZERO, OnRestart::Quarantine), Grants::Undecided);
+    assert_eq!(world.check_as(&mut careful, s(4), OnRestart::Quarantine), Grants::After(s(4)));
+    assert_eq!(world.check(&mut Epoch::default(), s(1)), Grants::After(s(4)));
+    world.pass(4);
+    assert_eq!(world.check_as(&mut careful, s(4), OnRestart::Quarantine), Grants::Allowed);
+}
+
+#[test]
+fn with_its_data_a_server_says_itself_what_was_in_use() {
+    let mut world = World::new();
+    let mut holder = world.client();
+    world.check(&mut holder, s(6));
+    world.restart();
+    world.pass(2);
+    assert_eq!(world.check(&mut Epoch::default(), s(1)), Grants::After(s(4)));
+    assert_eq!(world.check(&mut holder, s(6)), Grants::After(s(4)));
+}
+
+#[test]
+fn a_ttl_is_written_before_its_first_use_and_again_in_time_and_is_forgotten_when_nobody_uses_it() {
+    let mut world = World::new();
+    let mut client = world.client();
+    assert!(!client.needs_reading(Duration::ZERO, world.now()), "a release needs nothing");
+    assert!(client.needs_reading(s(100), world.now()), "nobody knows it");
+    world.check(&mut client, s(100));
+    assert_eq!(world.key, format!("1 run1 100000:{}", (86_400 + 1000 + 260) * 1000));
+    world.pass(120);
+    assert!(!client.needs_reading(s(100), world.now()) && !client.needs_reading(s(10), world.now()));
+    world.pass(1);
+    assert!(client.needs_reading(s(100), world.now()), "a client that missed a message would forget it too early");
+    assert!(!client.needs_reading(s(10), world.now()));
+    assert!(client.needs_reading(s(101), world.now()), "longer than all before");
+    world.pass(138);
+    world.restart_empty();
+    assert_eq!(world.check(&mut client, s(1)), Grants::After(s(100)), "a lease of it may still last");
+    world.pass(1);
+    assert_eq!(world.check(&mut client, s(1)), Grants::Allowed, "no lease of the longer one is left");
+}
+
+#[test]
+fn an_older_reading_that_arrives_later_says_nothing_new() {
+    let mut world = World::new();
+    let mut client = world.client();
+    let older =
+        Check { on_restart: OnRestart::default(), ttl: Duration::ZERO, requested: world.now(), now: world.now() };
+    let reading = world.reading();
+    world.pass(1);
+    world.check(&mut client, s(15));
+    // Another connection asked when no ttl was in use yet.
+    assert!(matches!(client.judge(&reading, older), Ok(Verdict::Write(_))), "the key that it read lacks the ttl");
+    assert!(!client.needs_reading(s(15), world.now()), "others know it");
+}
+
+#[test]
+fn the_key_is_read_as_it_was_always_written() {
+    let now = Instant::now();
+    let key = Key::parse("1 f00 1000:5000 30000:9000 400:200").unwrap();
+    assert_eq!(key.run, Some("f00"));
+    assert_eq!(
+        key.ttls(s(2), now).0,
+        [(s(30), now + s(7))],
+        "one that is as long and lasts as long stands for another"
+    );
+    assert_eq!(Key::parse("").unwrap().run, None);
+    for unknown in ["2 f00", "1", "1 f00 7", "1 f00 a:b", "x"] {
+        assert!(Key::parse(unknown).is_err(), "{unknown}");
+    }
+    // After a step of the server's clock back by a day.
+    let key = Key::parse("1 f00 1000:86400000").unwrap();
+    assert_eq!(key.ttls(Duration::ZERO, now).0, [(s(1), now + s(62))]);
+}
+
+#[test]
+fn of_many_ttls_the_shortest_count_as_longer_ones() {
+    let (mut ttls, now) = (Ttls::default(), Instant::now());
+    for number in 1..=40 {
+        ttls.add(s(number), now + s(100 - number));
+    }
+    assert_eq!(ttls.0.len(), MOST_TTLS);
+    assert_eq!(ttls.longest(), s(40));
+    for number in 1..=40 {
+        assert!(ttls.has(s(number), now + s(100 - number)), "{number}");
+    }
+}
