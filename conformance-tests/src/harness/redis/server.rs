@@ -22,6 +22,9 @@ const PROGRAM_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 /// How long a server may take until it answers. It mostly takes 10 ms.
 const START_BOUND: Duration = Duration::from_secs(20);
 
+/// A step of the clock that can be told from the time that passes while it is asked for, in microseconds.
+const SHOWN_STEP: u64 = 1_000_000;
+
 /// The user of the test itself, who may do everything whatever a case does to the others.
 const HARNESS_USER: &str = "harness";
 
@@ -200,13 +203,39 @@ impl RedisServer {
         self.running()?.resume()
     }
 
-    /// Steps its wall clock by so many microseconds, at once: forward, or back when they are negative.
+    /// Steps its wall clock by so many microseconds: forward, or back when they are negative. Returns when its answers show the
+    /// step: Valkey 9 reads the clock in a timer of its own, so that they do 0.7 ms later. Steps of less than a second are not
+    /// waited for.
     ///
     /// # Errors
-    /// When it was not started with [`RedisSettings::steppable_clock`].
+    /// When it was not started with [`RedisSettings::steppable_clock`], or the step does not show within seconds.
     pub fn step_clock(&self, micros: i64) -> io::Result<()> {
         let clock = self.clock.as_ref();
-        clock.ok_or_else(|| io::Error::other("start this redis-server with steppable_clock()"))?.step(micros)
+        let clock = clock.ok_or_else(|| io::Error::other("start this redis-server with steppable_clock()"))?;
+        if self.process.is_none() || micros.unsigned_abs() < SHOWN_STEP {
+            return clock.step(micros);
+        }
+        let before = self.wall_clock()?;
+        clock.step(micros)?;
+        let until = Instant::now() + START_BOUND;
+        while self.wall_clock()?.abs_diff(before.saturating_add(micros)) > micros.unsigned_abs() / 2 {
+            if Instant::now() > until {
+                return Err(io::Error::other(format!("the step of the clock by {micros} µs does not show")));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    /// Its wall clock, in microseconds.
+    fn wall_clock(&self) -> io::Result<i64> {
+        match &self.command(&["TIME"])?.items()[..] {
+            [seconds, micros] => {
+                let number = |reply: &Reply| reply.text().parse::<i64>().map_err(io::Error::other);
+                Ok(number(seconds)? * 1_000_000 + number(micros)?)
+            }
+            _ => Err(io::Error::other("TIME gives no time")),
+        }
     }
 
     /// Sends a command as a user who may do everything, beside the library under test. Blocks shortly, at most five
