@@ -37,11 +37,22 @@ pub trait Fixture: Send + Sync + 'static {
     /// runtime; what is still to be connected is connected by the first call.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend>;
 
+    /// As [`backend`](Self::backend) by the clear route, set to remove the record of a free lock after `retention`. A case asks for
+    /// one second.
+    ///
+    /// # Errors
+    /// When the store removes no record by its age.
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared>;
+
     /// A backend for an operator, who may list locks and examine the store. As [`backend`](Self::backend) by the clear route
     /// where that takes no permission of its own.
     async fn operator(&self) -> Arc<dyn LockBackend> {
         self.backend(Route::Clear).await
     }
+
+    /// A case calls this where the capabilities of the backend leave it nothing to prove. The runner of the suite records it; a
+    /// fixture has nothing to do.
+    fn empty(&self, _reason: &str) {}
 
     /// Waits until every client is connected in full, as far as the server is there: a store may tell its clients of grants over
     /// a connection that comes about beside their first calls. Cases ask this before they count requests or connections, want

@@ -20,6 +20,9 @@ pub(crate) const LOOK: Duration = Duration::from_millis(5);
 /// would notice by itself.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 
+/// How long a backend may take to notice that its server is back, beside the bound of a call: pauses between two tries.
+pub(crate) const BACK: Duration = Duration::from_secs(2);
+
 /// A loss is told so long after the validity has ended, at most.
 pub(crate) const LOST_BY: Duration = Duration::from_millis(5);
 

@@ -10,11 +10,13 @@ mod fixture;
 pub mod harness;
 pub mod history;
 pub mod hooks;
+mod jumping_clock;
 mod kit;
 mod list;
 mod logs;
 mod memory;
 mod prefixed;
+mod report;
 pub mod saboteurs;
 mod suite;
 
@@ -24,4 +26,7 @@ pub use faulty::{Faults, Faulty};
 pub use fixture::{Census, Fixture, Record, Route};
 pub use memory::MemoryFixture;
 pub use prefixed::PrefixedFixture;
+pub use report::REPORT_VARIABLE;
+#[doc(hidden)]
+pub use suite::run_reported;
 pub use suite::{CASES, Case, DEADLINE, run, run_case};

@@ -18,6 +18,14 @@ macro_rules! for_each_case {
                 many_locks_at_once
                 one_client_excludes_itself
             }
+            defaults {
+                an_acquire_is_at_once
+                a_wait_ends_with_the_release
+                clients_take_turns_in_time
+                a_lease_is_kept
+                a_loss_is_told
+                a_shortest_hold_is_kept_and_no_longer
+            }
             ownership {
                 stale_release_leaves_the_new_holder
                 stale_withdraw_leaves_the_new_holder
@@ -39,6 +47,9 @@ macro_rules! for_each_case {
                 one_call_renews_each_to_its_own_ttl
                 a_ttl_is_rounded_up_and_reported
                 a_slow_grant_leaves_a_true_validity
+                a_slow_renewal_leaves_a_true_validity
+                a_long_ttl_out_of_a_queue_is_a_true_one
+                a_hold_outlives_the_retention
                 the_holder_never_believes_longer_than_the_server
                 a_fixed_lease_is_not_renewed
                 a_fixed_lease_that_waited_has_its_whole_ttl
@@ -66,6 +77,8 @@ macro_rules! for_each_case {
             unsure {
                 a_stuck_request_has_no_effect_after_the_release
                 a_withdrawn_request_has_no_effect
+                a_withdrawn_claim_is_remembered
+                a_withdrawn_claim_outlives_a_crash
                 an_acquire_given_up_in_flight_leaves_nothing
                 a_grant_whose_answer_was_lost_is_withdrawn
                 a_late_answer_of_an_older_place_counts_for_nothing
@@ -74,6 +87,7 @@ macro_rules! for_each_case {
             cancellation {
                 an_acquire_dropped_at_every_await_leaves_nothing
                 a_waiter_dropped_at_every_await_leaves_nothing
+                dropped_calls_harm_no_later_call
                 an_acquire_that_is_never_polled_sends_nothing
                 an_acquire_dropped_with_its_answer_lost_leaves_nothing
                 a_waiter_dropped_as_it_is_granted_passes_the_lock_on
@@ -106,6 +120,7 @@ macro_rules! for_each_case {
                 silence_is_lost_when_the_validity_ends
                 a_cut_is_lost_when_the_validity_ends
                 a_late_renewal_revives_nothing
+                an_answer_after_an_end_that_nobody_saw_revives_nothing
                 a_slow_path_loses_nothing
                 a_release_during_a_renewal_stays_a_release
                 one_poisoned_lease_of_a_thousand
@@ -151,6 +166,10 @@ macro_rules! for_each_case {
                 a_wall_clock_set_forward_is_survived
                 a_wall_clock_set_back_is_survived
             }
+            reconnect {
+                a_waiter_asks_as_soon_as_it_is_back
+                a_waiter_is_told_after_a_reconnect
+            }
             names {
                 all_names_are_told_apart
                 a_strange_name_is_waited_for
@@ -183,6 +202,7 @@ macro_rules! for_each_case {
                 more_than_a_batch_is_renewed
                 inspection_is_true_or_unsupported
                 a_list_is_true_or_unsupported
+                a_prefix_is_taken_as_it_is
                 a_break_ends_the_lease_that_was_meant
                 an_examination_is_true_or_unsupported
             }

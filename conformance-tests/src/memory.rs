@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{LockBackend, LockName, MemoryBackend, MemoryStore};
+use lock_core::{Clock, LockBackend, LockName, MemoryBackend, MemoryStore};
 
 use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
 use crate::faulty::Faults;
@@ -19,6 +19,12 @@ pub struct MemoryFixture {
 }
 
 impl MemoryFixture {
+    /// Has leases end by this clock.
+    pub(crate) fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.store = MemoryStore::new(clock);
+        self
+    }
+
     /// Changes the store itself, behind the path.
     pub(crate) fn with_hooks(mut self, hooks: Arc<dyn Hooks>) -> Self {
         self.hooks = Some(hooks);
@@ -38,6 +44,10 @@ impl Fixture for MemoryFixture {
             None => Arc::new(self.faults.wrap(store, route)),
             Some(hooks) => Arc::new(self.faults.wrap(Arc::new(Hooked::new(store, 0, hooks.clone())), route)),
         }
+    }
+
+    async fn backend_with_retention(&self, _: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        Err(Declared::because("it keeps the counters of free locks, however old they are"))
     }
 
     fn ttl(&self) -> Duration {

@@ -113,6 +113,11 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         Arc::new(prefixed)
     }
 
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        let inner = self.0.backend_with_retention(retention).await;
+        inner.map(|inner| Arc::new(Prefixed { inner }) as Arc<dyn LockBackend>)
+    }
+
     async fn connected(&self) {
         self.0.connected().await;
     }

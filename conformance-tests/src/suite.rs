@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 use crate::fixture::Fixture;
+use crate::report::Reported;
 
 /// How long a case may take. Most take a second; the long ones a few.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -37,7 +38,8 @@ macro_rules! suite_tests {
         $(mod $group {
             $(#[test]
             fn $case() {
-                $crate::run_case::<super::SuiteFixture>($crate::DEADLINE, |fixture| {
+                let name = concat!(module_path!(), "::", stringify!($case));
+                $crate::run_reported::<super::SuiteFixture>(name, |fixture| {
                     Box::pin($crate::cases::$group::$case(fixture))
                 });
             })*
@@ -68,6 +70,15 @@ pub type Case = for<'a> fn(&'a dyn Fixture) -> Pin<Box<dyn Future<Output = ()> +
 pub fn run_case<F: Fixture>(deadline: Duration, case: Case) {
     on_a_runtime(deadline, move |runtime| {
         let fixture = runtime.block_on(F::new());
+        runtime.block_on(case(&fixture));
+    });
+}
+
+/// Runs a case as [`run_case`] does, and reports what it did not prove.
+#[doc(hidden)]
+pub fn run_reported<F: Fixture>(name: &'static str, case: Case) {
+    on_a_runtime(DEADLINE, move |runtime| {
+        let fixture = Reported::new(name, runtime.block_on(F::new()));
         runtime.block_on(case(&fixture));
     });
 }

@@ -12,6 +12,14 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// For each case the saboteur, and words of the text with which the case fails on it.
 macro_rules! saboteurs {
     ($($group:ident { $($case:ident: $saboteur:ident, $words:literal;)* })*) => {
+        fails! { $($group { $($case: $saboteur, $words;)* })* }
+
+        const TABLE: &[&str] = &[$($(concat!(stringify!($group), "::", stringify!($case)),)*)*];
+    };
+}
+
+macro_rules! fails {
+    ($($group:ident { $($case:ident: $saboteur:ident, $words:literal;)* })*) => {
         $(mod $group {
             use super::*;
 
@@ -26,8 +34,6 @@ macro_rules! saboteurs {
                 assert!(text.contains($words), "the case fails, but for another reason than {:?}:\n{text}", $words);
             })*
         })*
-
-        const TABLE: &[&str] = &[$($(concat!(stringify!($group), "::", stringify!($case)),)*)*];
     };
 }
 
@@ -42,6 +48,14 @@ saboteurs! {
         a_herd_without_a_lost_wakeup: LosesOnePush, "everybody in the herd";
         many_locks_at_once: CollidingNames, "held by the holder of another name";
         one_client_excludes_itself: OneOwnerPerClient, "one client holds a lock twice";
+    }
+    defaults {
+        an_acquire_is_at_once: LongLeases, "the store has";
+        a_wait_ends_with_the_release: PushesNothing, "ends with the release";
+        clients_take_turns_in_time: PushesNothing, "take turns in time";
+        a_lease_is_kept: RefusesRenewals, "after a third of the default ttl";
+        a_loss_is_told: RenewsInWordsOnly, "that is gone is told";
+        a_shortest_hold_is_kept_and_no_longer: RunsOutAtOnce, "within the shortest hold";
     }
     ownership {
         stale_release_leaves_the_new_holder: ReleasesByName, "NotHeld";
@@ -64,6 +78,9 @@ saboteurs! {
         one_call_renews_each_to_its_own_ttl: OneTtlForAll, "was renewed to";
         a_ttl_is_rounded_up_and_reported: RoundsDown, "asked for";
         a_slow_grant_leaves_a_true_validity: StampsTheAnswer, "valid of";
+        a_slow_renewal_leaves_a_true_validity: StampsRenewalsLate, "renewed on a slow path";
+        a_long_ttl_out_of_a_queue_is_a_true_one: ConfirmsTheWholeTtl, "a place confirms";
+        a_hold_outlives_the_retention: SweepsHeldLeases, "records of free locks";
         the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder believes in";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
         a_fixed_lease_that_waited_has_its_whole_ttl: RefusesRenewals, "that waited was lost early";
@@ -91,14 +108,17 @@ saboteurs! {
     unsure {
         a_stuck_request_has_no_effect_after_the_release: IgnoresCertainty, "took effect after the release";
         a_withdrawn_request_has_no_effect: IgnoresCertainty, "a withdrawn claim was granted";
+        a_withdrawn_claim_is_remembered: ForgetsWithdrawnClaims, "after it was withdrawn";
+        a_withdrawn_claim_outlives_a_crash: CrashForgetsWithdrawnClaims, "a crash made";
         an_acquire_given_up_in_flight_leaves_nothing: IgnoresCertainty, "took no effect";
         a_grant_whose_answer_was_lost_is_withdrawn: ForgetsReleases, "is withdrawn";
         a_late_answer_of_an_older_place_counts_for_nothing: StampsTheFuture, "do not prolong";
-        tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "never got the lock";
+        tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "when it is their turn";
     }
     cancellation {
         an_acquire_dropped_at_every_await_leaves_nothing: ForgetsReleases, "was dropped after";
         a_waiter_dropped_at_every_await_leaves_nothing: ForgetsWaiters, "leaves no place";
+        dropped_calls_harm_no_later_call: LeaksPermits, "after many that were dropped";
         an_acquire_that_is_never_polled_sends_nothing: Chatters, "never polled";
         an_acquire_dropped_with_its_answer_lost_leaves_nothing: ForgetsReleases, "is withdrawn";
         a_waiter_dropped_as_it_is_granted_passes_the_lock_on: ForgetsWaiters, "keeps nothing";
@@ -131,6 +151,7 @@ saboteurs! {
         silence_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
         a_cut_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
+        an_answer_after_an_end_that_nobody_saw_revives_nothing: ClockStandsStill, "revived the lease";
         a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has a line that is good";
         a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived what was released";
         one_poisoned_lease_of_a_thousand: StaysBroken, "cost others theirs";
@@ -176,6 +197,10 @@ saboteurs! {
         a_wall_clock_set_forward_is_survived: ClaimsAWallClock, "its leases end by it";
         a_wall_clock_set_back_is_survived: ClaimsAWallClock, "its leases end by it";
     }
+    reconnect {
+        a_waiter_asks_as_soon_as_it_is_back: HidesReconnects, "what it missed";
+        a_waiter_is_told_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
+    }
     names {
         all_names_are_told_apart: FoldsCase, "is taken for the name";
         a_strange_name_is_waited_for: PushesNothing, "a strange name holds at once";
@@ -208,8 +233,24 @@ saboteurs! {
         more_than_a_batch_is_renewed: RenewsOneBatch, "lease";
         inspection_is_true_or_unsupported: ShowsNothing, "it is held";
         a_list_is_true_or_unsupported: ShowsNothing, "complete";
+        a_prefix_is_taken_as_it_is: ListsByPattern, "no name begins with";
         a_break_ends_the_lease_that_was_meant: BreaksByName, "that nobody meant";
         an_examination_is_true_or_unsupported: FindsFault, "nothing is wrong with";
+    }
+}
+
+/// Cases that find a second mistake.
+mod further {
+    use super::*;
+
+    fails! {
+        keeper {
+            a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "a starved runtime cost renewals";
+        }
+        faults {
+            a_wall_clock_set_forward_is_survived: SendsTheClientsClock, "at the server";
+            a_wall_clock_set_back_is_survived: SendsTheClientsClock, "at the server";
+        }
     }
 }
 

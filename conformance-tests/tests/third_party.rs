@@ -32,6 +32,10 @@ impl Fixture for TableFixture {
         Arc::new(self.faults.wrap(Arc::new(TableBackend::new(&self.table)), route))
     }
 
+    async fn backend_with_retention(&self, _: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        Err(Declared::because("a row stays for ever"))
+    }
+
     fn ttl(&self) -> Duration {
         Duration::from_millis(600)
     }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lock_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
+use lock_core::{
+    Acquisition, Answers, Certainty, ErrorKind, KeeperHome, LeaseRef, LockClient, LockGuard, LockName, LossReason,
+    Stats,
+};
 use tokio::sync::oneshot;
 
 use crate::clients::{
@@ -10,9 +13,10 @@ use crate::clients::{
     steady_ttl,
 };
 use crate::control::in_time;
-use crate::fault::PathFault;
+use crate::direct::Direct;
+use crate::fault::{PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
+use crate::kit::{AT_ONCE, BACK, OwnRuntime, becomes, eventually, join, name};
 
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
@@ -65,6 +69,39 @@ pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixtur
     assert!(guard.is_held());
     guard.release().await.expect("a release");
     assert!(is_free(&bob, &name).await, "a dropped waiter was handed the lock");
+}
+
+/// Contract of `LockBackend`, "dropped calls": what a runtime drops when it shuts down, in front of a server that stands still, costs
+/// no later call its turn.
+pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
+    const CALLS: usize = 200;
+    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl());
+    let stands_still = fixture.server(ServerFault::Pause).await.is_ok();
+    if !stands_still {
+        fixture.path(PathFault::Silence).await;
+    }
+    for index in 0..CALLS {
+        let claim = ann.claim(&name(&format!("dropped {index}")));
+        // Never a second poll: there is nothing to wake it.
+        if index % 2 == 0 {
+            drop(polled(1, ann.backend().acquire(&claim, ttl)).await);
+        } else {
+            let (lease, answers) = ([LeaseRef::new(claim, 0, ttl)], Answers::new(1, |_, _| {}));
+            polled(1, ann.backend().renew(&lease, &answers)).await;
+        }
+    }
+    if stands_still {
+        fixture.server(ServerFault::Resume).await.expect("what was paused can go on");
+    } else {
+        fixture.heal().await;
+    }
+    let bound = BACK + ann.capabilities().call_bound;
+    for index in 0..3 {
+        let claim = ann.claim(&name(&format!("later {index}")));
+        let granted = async || matches!(ann.backend().acquire(&claim, ttl).await, Ok(Acquisition::Granted(_)));
+        eventually(bound, "a call after many that were dropped is answered", granted).await;
+        ann.release(&claim, Certainty::Sure).await.expect("a release");
+    }
 }
 
 /// Invariant 12: what was never polled has sent nothing.

@@ -178,7 +178,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     let offered = fixture.backend(Route::Clear).await.extensions().inspect.is_some();
     if !offered {
         assert_eq!(kind_of(&bob.inspect(name.as_str()).await), ErrorKind::Unsupported);
-        return;
+        return fixture.empty("it inspects no locks");
     }
     let fresh = bob.inspect(name.as_str()).await.expect("nothing is broken");
     assert!(fresh.is_none_or(|fresh| fresh.lease.is_none() && fresh.waiters == 0));
@@ -212,7 +212,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
     if fixture.operator().await.extensions().list.is_none() {
         assert_eq!(kind_of(&ops.list("", 10).await), ErrorKind::Unsupported);
-        return;
+        return fixture.empty("it lists no locks");
     }
     assert_eq!(kind_of(&ops.list("", 0).await), ErrorKind::InvalidInput);
     let names: Vec<_> = (0..20).map(|index| name(&format!("list/{index:02}"))).collect();
@@ -252,6 +252,30 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     );
 }
 
+/// A prefix is taken as it is: nothing in it stands for something else, and its case counts.
+pub async fn a_prefix_is_taken_as_it_is(fixture: &dyn Fixture) {
+    let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
+    if fixture.operator().await.extensions().list.is_none() {
+        return fixture.empty("it lists no locks");
+    }
+    let mut guards = Vec::new();
+    for plain in ["list/1", "list/2", "100%/a_b[c]?*\\"] {
+        guards.push(hold(&ann, &name(plain)).await);
+    }
+    fixture.connected().await;
+    let patterns =
+        ["li_t/", "%", "_", "*", "?", "l*", "li?t/", "[l]ist/", "LIST/", "List/", "list/\\", "^list/", "list/[12]"];
+    for prefix in patterns {
+        let listed = ops.list(prefix, 10).await.expect("nothing is broken");
+        assert_eq!(listed, [], "no name begins with {prefix:?}");
+    }
+    for prefix in ["100%", "100%/a_", "100%/a_b[c]", "100%/a_b[c]?*\\"] {
+        let listed = ops.list(prefix, 10).await.expect("nothing is broken");
+        assert_eq!(listed.len(), 1, "one name begins with {prefix:?}: {listed:?}");
+    }
+    assert_eq!(ops.list("list/", 10).await.expect("nothing is broken").len(), 2);
+}
+
 /// Breaking, where it is offered, ends the lease that was meant and no other, and raises the token; elsewhere it is
 /// `Unsupported`.
 pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
@@ -262,7 +286,7 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     if fixture.backend(Route::Clear).await.extensions().break_lock.is_none() {
         assert_eq!(kind_of(&bob.break_lock(name.as_str(), meant).await), ErrorKind::Unsupported);
         assert!(guard.is_held());
-        return;
+        return fixture.empty("it breaks no locks");
     }
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
@@ -286,7 +310,7 @@ pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
     let ops = operator(fixture).await;
     if fixture.operator().await.extensions().examine.is_none() {
         assert_eq!(kind_of(&ops.examine().await), ErrorKind::Unsupported);
-        return;
+        return fixture.empty("it is not examined");
     }
     let findings = ops.examine().await.expect("nothing is broken");
     let subjects: HashSet<_> = findings.iter().map(|finding| finding.about).collect();

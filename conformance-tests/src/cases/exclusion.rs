@@ -79,9 +79,14 @@ async fn count(fixture: &dyn Fixture, clients: usize, tasks: usize, rounds: usiz
             }
         }));
     }
-    for task in working {
-        join(task).await;
-    }
+    let turns = u32::try_from(tasks * rounds).expect("a few turns");
+    let bound = handoff_bound(&members[0].capabilities()) * turns;
+    in_time(bound, "everybody has had all turns", async {
+        for task in working {
+            join(task).await;
+        }
+    })
+    .await;
     assert_eq!(counter.0.load(Ordering::SeqCst), (tasks * rounds) as u64, "steps were lost: two held at once");
 }
 

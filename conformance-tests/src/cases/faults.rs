@@ -1,7 +1,5 @@
 //! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
 
-use std::time::Duration;
-
 use lock_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
 
 use crate::clients::{
@@ -11,10 +9,7 @@ use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, ENDS_BY, LOST_BY, Watch, eventually, join, name, still_held};
-
-/// How long a backend may take to notice that its server is back, beside the bound of a call: pauses between two tries.
-const BACK: Duration = Duration::from_secs(2);
+use crate::kit::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Watch, eventually, join, name, still_held};
 
 /// Invariant 11: in front of a server that is down, an acquire ends in time with `Unavailable`; when it is back, the
 /// same client works again.
@@ -358,6 +353,14 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
     drop((guard, next));
     let after = hold(&bob, &name).await;
     assert!(after.fencing_token() > stale, "the token fell with the clock");
+    // What is granted now ends a ttl later by the clock that was stepped, whatever the clock of its holder says.
+    let left = fixture.record(&name).await.lease.unwrap_or_default();
+    let granularity = ann.capabilities().ttl_granularity;
+    assert!(
+        left > ttl / 2 && left <= ttl + granularity,
+        "after the step a lease of {ttl:?} has {left:?} at the server"
+    );
+    assert!(!is_free(&ann, &name).await, "after the step a lock is granted that is held");
 }
 
 async fn start(fixture: &dyn Fixture, data: Data) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lock_core::{Clock, ErrorKind, KeeperHome, LossNotice, LossReason, Stamp, SystemClock};
+use lock_core::{ErrorKind, KeeperHome, LossNotice, LossReason};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
@@ -18,6 +18,7 @@ use crate::clients::{
 use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
+use crate::jumping_clock::JumpingClock;
 use crate::kit::{AT_ONCE, LOST_BY, OwnRuntime, Watch, eventually, join, name};
 
 /// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
@@ -205,6 +206,9 @@ pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     join(starved).await;
     watch.not_before(ttl * 3 / 2, "the runtime was not starved");
     assert!(guard.is_held() && ann.stats().lost == 0, "a starved runtime lost its lease");
+    let stats = ann.stats();
+    assert!(stats.renewed > 2, "the lease was hardly renewed in one and a half ttls: {stats:?}");
+    assert_eq!(stats.renewal_errors, 0, "a starved runtime cost renewals");
 }
 
 /// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the
@@ -243,27 +247,10 @@ pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) 
     process.join().expect("the process ends in good order");
 }
 
-/// A clock that can be set forward, as a suspend does.
-struct Jumping {
-    real: SystemClock,
-    ahead: AtomicU64,
-}
-
-impl Clock for Jumping {
-    fn now(&self) -> Stamp {
-        let ahead = Duration::from_nanos(self.ahead.load(Ordering::SeqCst));
-        self.real.now().plus(ahead)
-    }
-
-    fn nap(&self, until: Stamp) -> Duration {
-        until.since(self.now()).min(Duration::from_millis(10))
-    }
-}
-
 /// Invariants 5 and 6: when the holder's clock has passed the validity without a timer, as after a suspend of the machine,
 /// the guard knows at once and whoever waits for the loss is told.
 pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
-    let clock = Arc::new(Jumping { real: SystemClock::new(), ahead: 0.into() });
+    let clock = Arc::new(JumpingClock::default());
     let ann = build(builder(fixture, Route::Clear).await.clock(clock.clone()));
     let ttl = fixture.ttl() * 20;
     let guard = Arc::new(ann.lock("suspend").ttl(ttl).acquire().await.expect("nothing is broken"));
@@ -273,7 +260,7 @@ pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
     });
     tokio::time::sleep(AT_ONCE).await;
     assert!(guard.is_held());
-    clock.ahead.store(u64::try_from(ttl.as_nanos()).expect("a short ttl"), Ordering::SeqCst);
+    clock.jump(ttl);
     assert!(!guard.is_held(), "the guard asks a task and not the clock");
     let loss = in_time(AT_ONCE, "whoever waits for the loss is told", join(waiting)).await;
     assert_eq!(loss.reason, LossReason::Expired);

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use lock_core::{Answer, Certainty, DEFAULT_TTL, Extend, LeaseRef, LossReason, TtlScope};
+use lock_core::{
+    Acquisition, Answer, Certainty, Confirmation, DEFAULT_TTL, Extend, LeaseRef, LockClient, LossReason, TtlScope,
+};
 
 use crate::clients::{
-    LONG, becomes_free, client, default_client, handoff_bound, hold, is_free, long_client, lost, queued, steady_client,
-    steady_ttl, warm_client,
+    LONG, PATIENCE, becomes_free, build, builder, client, default_client, handoff_bound, hold, is_free, long_client,
+    lost, queued, steady_client, steady_ttl, warm_client,
 };
 use crate::control::in_time;
 use crate::direct::Direct;
@@ -62,7 +64,9 @@ pub async fn a_renewal_shortens_when_it_is_told_to(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("exactly"), fixture.ttl());
     if ann.capabilities().ttl_scope == TtlScope::Session {
-        // The store cannot; the client keeps the lease so long, which `min_hold_outlives_an_early_release` proves.
+        fixture.empty(
+            "a lease of a session cannot be shortened; `min_hold_outlives_an_early_release` proves what is done",
+        );
         return;
     }
     let claim = ann.claim(&name);
@@ -145,6 +149,90 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
         tokio::time::sleep(ttl / 100).await;
     }
     assert!(ann.stats().renewed > 2, "the lease was hardly renewed in two ttls");
+}
+
+/// Invariant 4: a renewal over a path that takes longer than the margin counts from when it was sent: with a stamp from its answer
+/// the holder would believe for longer than the server.
+pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
+    let (name, ttl) = (name("slow renewal"), fixture.ttl() * 2);
+    let ann = build(builder(fixture, Route::Faulty).await.ttl(ttl).margin_percent(1));
+    let guard = hold(&ann, &name).await;
+    eventually(ttl, "the keeper has a line that is good", async || ann.stats().renewed > 0).await;
+    let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
+    assert!(delay > ttl / 100 * 2, "the path is not slower than the margin");
+    fixture.path(PathFault::Delay(delay)).await;
+    let (renewed, watch) = (ann.stats().renewed, Watch::start());
+    while watch.elapsed() < ttl * 3 / 2 {
+        let before = fixture.served().await;
+        let left = fixture.record(&name).await.lease.unwrap_or_default();
+        let valid = guard.validity();
+        if fixture.served().await == before {
+            assert!(valid <= left, "renewed on a slow path, the holder believes in {valid:?}, the server in {left:?}");
+        }
+        tokio::time::sleep(ttl / 200).await;
+    }
+    assert!(ann.stats().renewed > renewed + 1, "the lease was hardly renewed on the slow path");
+}
+
+/// Invariant 4: a place has the ttl that the store gives to places, and so has the lease that it becomes, until that is renewed:
+/// nobody believes in more, whatever ttl was asked for.
+pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
+    let (holder, waiter) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
+    let name = name("long ttl in a queue");
+    let ttl = waiter.capabilities().max_place_ttl * 3;
+    let (held, waits) = (holder.claim(&name), waiter.claim(&name));
+    holder.granted(&held, ttl).await;
+    let place = match waiter.acquire(&waits, ttl).await.expect("nothing is broken") {
+        Acquisition::Queued { confirmation, .. } => confirmation,
+        _ => {
+            fixture.empty("no claim has a place in a queue of the server");
+            return;
+        }
+    };
+    holder.release(&held, Certainty::Sure).await.expect("a release");
+    // The lock was handed on, and that gives the lease no more than the place had.
+    let believed = |confirmation: &Confirmation| confirmation.ttl.saturating_sub(waiter.now().since(confirmation.sent));
+    let left = fixture.record(&name).await.lease.expect("the lock was handed on");
+    let valid = believed(&place);
+    assert!(valid <= left, "a place confirms {valid:?} for a lease that has {left:?}");
+    match waiter.renew(LeaseRef::new(waits.clone(), place.place, ttl)).await {
+        Answer::Granted(grant) => {
+            let left = fixture.record(&name).await.lease.expect("it was just renewed");
+            let valid = believed(&grant.confirmation);
+            assert!(
+                valid <= left && left > ttl / 2,
+                "renewed to {ttl:?}, confirmed {valid:?}, and the store has {left:?}"
+            );
+        }
+        other => panic!("the place was handed the lock, and its renewal says {other:?}"),
+    }
+}
+
+/// A lease that is renewed stays, though it has been held for longer than the store keeps the record of a free lock, and others
+/// come and go meanwhile.
+pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
+    const RETENTION: Duration = Duration::from_secs(1);
+    let (name, ttl) = (name("retention"), steady_ttl(fixture));
+    let client = async || {
+        let backend = match fixture.backend_with_retention(RETENTION).await {
+            Ok(backend) => backend,
+            // Nothing is removed by its age. Then it is a long hold.
+            Err(_) => fixture.backend(Route::Clear).await,
+        };
+        build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)))
+    };
+    let (ann, bob) = (client().await, client().await);
+    let (watch, guard) = (Watch::start(), hold(&ann, &name).await);
+    let mut others = 0;
+    while watch.elapsed() < RETENTION * 2 + ttl * 3 / 2 {
+        others += 1;
+        hold(&bob, &kit::name(&format!("other {others}"))).await.release().await.expect("a release");
+        assert!(guard.is_held(), "lost after {:?}, and records of free locks stay for {RETENTION:?}", watch.elapsed());
+        tokio::time::sleep(RETENTION / 20).await;
+    }
+    kit::still_held(fixture, &name, guard.fencing_token(), ttl / 3).await;
+    assert!(!is_free(&bob, &name).await, "a lock that is held was removed as one that is free");
+    guard.release().await.expect("a release");
 }
 
 /// A fixed lease is not renewed: it ends after its ttl, its holder is told, and the lock is free.

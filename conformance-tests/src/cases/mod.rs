@@ -4,6 +4,7 @@
 
 pub mod cancellation;
 pub mod capabilities;
+pub mod defaults;
 pub mod errors;
 pub mod exclusion;
 pub mod faults;
@@ -13,6 +14,7 @@ pub mod keeper;
 pub mod lease;
 pub mod names;
 pub mod ownership;
+pub mod reconnect;
 pub mod reentry;
 pub mod unsure;
 pub mod waiting;

@@ -44,6 +44,8 @@ plain! {
     ClaimsAWallClock;
     /// Shows every lock as free.
     ShowsNothing;
+    /// Takes a prefix for a pattern of SQL.
+    ListsByPattern;
     /// Breaks whatever lease there is.
     BreaksByName;
     /// Finds fault with a store that works.
@@ -135,5 +137,36 @@ impl Break for Inner {
             Some(lease) => breaks.break_lock(name, lease.token).await,
             None => Ok(None),
         }
+    }
+}
+
+impl Hooks for ListsByPattern {
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        let mut extensions = inner.backend.extensions();
+        extensions.list = Some(inner);
+        extensions
+    }
+}
+
+/// Lists as `LIKE prefix%` does: of any case, with `_` for any character and `%` for any number of them.
+#[async_trait]
+impl List for Inner {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        let Some(list) = self.backend.extensions().list else { return Ok(Vec::new()) };
+        let mut all = list.list("", usize::MAX).await?;
+        all.retain(|lock| is_like(&prefix.to_lowercase(), &lock.name.to_string().to_lowercase()));
+        all.truncate(limit);
+        Ok(all)
+    }
+}
+
+fn is_like(pattern: &str, text: &str) -> bool {
+    let mut rest = text.chars();
+    let Some(wanted) = pattern.chars().next() else { return true };
+    let pattern = &pattern[wanted.len_utf8()..];
+    match wanted {
+        '%' => text.char_indices().any(|(at, _)| is_like(pattern, &text[at..])) || is_like(pattern, ""),
+        '_' => rest.next().is_some() && is_like(pattern, rest.as_str()),
+        wanted => rest.next() == Some(wanted) && is_like(pattern, rest.as_str()),
     }
 }

@@ -1,12 +1,14 @@
 //! What is left behind.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use lock_core::{Acquisition, Certainty, Claim, LockBackend, LockName, Mode, OwnerToken, Release, Result};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;
@@ -97,5 +99,57 @@ impl Hooks for Chatters {
 
     async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
         inner.backend.release(claim, certainty).await
+    }
+}
+
+/// Has connections for a hundred calls at a time, and loses one with each acquire that is dropped.
+pub struct LeaksPermits {
+    connections: Semaphore,
+}
+
+impl Saboteur for LeaksPermits {
+    fn new() -> Self {
+        Self { connections: Semaphore::new(100) }
+    }
+}
+
+#[async_trait]
+impl Hooks for LeaksPermits {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.connections.acquire().await.expect("it is never closed").forget();
+        let answer = inner.backend.acquire(claim, ttl).await;
+        self.connections.add_permits(1);
+        answer
+    }
+}
+
+/// Takes a lease that began a while ago for the record of a free lock, and removes it with the next acquire of anybody.
+#[derive(Default)]
+pub struct SweepsHeldLeases {
+    granted: Mutex<HashMap<OwnerToken, (Claim, Instant)>>,
+}
+
+stateful! {
+    SweepsHeldLeases;
+}
+
+/// The retention that the case asks for.
+const RETENTION: Duration = Duration::from_secs(1);
+
+#[async_trait]
+impl Hooks for SweepsHeldLeases {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let old: Vec<_> = lock(&self.granted)
+            .extract_if(|_, (_, since)| since.elapsed() > RETENTION)
+            .map(|(_, (claim, _))| claim)
+            .collect();
+        for claim in old {
+            inner.backend.release(&claim, Certainty::Sure).await?;
+        }
+        let answer = inner.backend.acquire(claim, ttl).await;
+        if let Ok(Acquisition::Granted(_)) = &answer {
+            lock(&self.granted).insert(*claim.owner(), (claim.clone(), Instant::now()));
+        }
+        answer
     }
 }

@@ -3,6 +3,7 @@
 
 mod capabilities;
 mod errors;
+mod events;
 mod exclusion;
 mod leaks;
 mod ownership;
@@ -11,16 +12,18 @@ mod release;
 mod renewal;
 mod time;
 mod tokens;
+mod withdraw;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{ClientBuilder, LockBackend, LockName};
+use lock_core::{ClientBuilder, Clock, LockBackend, LockName};
 
 pub use self::capabilities::*;
 pub use self::errors::*;
+pub use self::events::*;
 pub use self::exclusion::*;
 pub use self::leaks::*;
 pub use self::ownership::*;
@@ -29,6 +32,7 @@ pub use self::release::*;
 pub use self::renewal::*;
 pub use self::time::*;
 pub use self::tokens::*;
+pub use self::withdraw::*;
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 use crate::fixture::{Census, Fixture, Record, Route};
 use crate::hooks::{Hooked, Hooks};
@@ -41,6 +45,16 @@ pub trait Saboteur: Hooks {
 
     /// Whether it sits in the server, behind the path, and not in the client's backend.
     const AT_SERVER: bool = false;
+
+    /// The clock of the server, where the saboteur needs one of its own.
+    fn store_clock(&self) -> Option<Arc<dyn Clock>> {
+        None
+    }
+
+    /// What the server makes of a fault, where it is the saboteur's and not the sound one's.
+    fn server(&self, _: &ServerFault) -> Option<Result<(), Declared>> {
+        None
+    }
 
     /// What else of a client it breaks.
     fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
@@ -60,6 +74,10 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     async fn new() -> Self {
         let saboteur = Arc::new(S::new());
         let sound = MemoryFixture::new().await;
+        let sound = match saboteur.store_clock() {
+            Some(clock) => sound.with_clock(clock),
+            None => sound,
+        };
         let sound = if S::AT_SERVER { sound.with_hooks(saboteur.clone()) } else { sound };
         Self { sound, saboteur, backends: AtomicUsize::new(0) }
     }
@@ -70,6 +88,10 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
             return backend;
         }
         Arc::new(Hooked::new(backend, self.backends.fetch_add(1, Ordering::SeqCst), self.saboteur.clone()))
+    }
+
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        self.sound.backend_with_retention(retention).await
     }
 
     fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
@@ -93,7 +115,10 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
-        self.sound.server(fault).await
+        match self.saboteur.server(&fault) {
+            Some(outcome) => outcome,
+            None => self.sound.server(fault).await,
+        }
     }
 
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {

@@ -257,3 +257,33 @@ impl Hooks for CriesWolf {
         answer
     }
 }
+
+/// Has its connection on the runtime that the first acquire came from: the first renewal that this one is too busy for fails, and
+/// the next one gets a connection of its own.
+#[derive(Default)]
+pub struct LosesARenewalWithTheUsersRuntime {
+    user: Mutex<Option<Handle>>,
+}
+
+stateful! {
+    LosesARenewalWithTheUsersRuntime;
+}
+
+#[async_trait]
+impl Hooks for LosesARenewalWithTheUsersRuntime {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        lock(&self.user).get_or_insert_with(Handle::current);
+        inner.backend.acquire(claim, ttl).await
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let user = lock(&self.user).clone();
+        if let Some(user) = user
+            && tokio::time::timeout(Duration::from_millis(200), user.spawn(async {})).await.is_err()
+        {
+            *lock(&self.user) = None;
+            return RefusesRenewals.renew(inner, leases).await;
+        }
+        inner.renew(leases).await
+    }
+}

@@ -1,14 +1,17 @@
 //! Time that is counted wrongly.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Acquisition, Answer, Claim, ClientBuilder, Clock, Confirmation, Extend, LeaseRef, Result, Stamp, SystemClock,
+    Acquisition, Answer, Capabilities, Claim, ClientBuilder, Clock, Confirmation, Extend, LeaseRef, Result, Stamp,
+    StoreClock, SystemClock,
 };
 
 use super::{Saboteur, plain};
+use crate::fault::{Declared, ServerFault};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
@@ -23,6 +26,10 @@ plain! {
     RoundsDown;
     /// Stamps answers when they come and not when the request goes.
     StampsTheAnswer;
+    /// Stamps the answers of renewals when they come and not when the request goes.
+    StampsRenewalsLate;
+    /// Confirms the whole ttl for a place, which the store keeps for less.
+    ConfirmsTheWholeTtl;
     /// Stamps answers two ttls into the future.
     StampsTheFuture;
     /// Lets every renewal move the deadline to earlier.
@@ -102,6 +109,20 @@ impl Hooks for StampsTheAnswer {
 
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         renewed(inner, leases, |confirmation| confirmation.sent = inner.now()).await
+    }
+}
+
+#[async_trait]
+impl Hooks for StampsRenewalsLate {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        StampsTheAnswer.renew(inner, leases).await
+    }
+}
+
+#[async_trait]
+impl Hooks for ConfirmsTheWholeTtl {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        confirmed(inner, claim, ttl, |confirmation| confirmation.ttl = ttl).await
     }
 }
 
@@ -200,5 +221,86 @@ impl Saboteur for ClockStandsStill {
 
     fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
         builder.clock(Arc::new(Dozing { real: SystemClock::new(), seen: Mutex::new((Stamp::ZERO, Stamp::ZERO)) }))
+    }
+}
+
+/// A server's wall clock that is stepped.
+struct Stepped {
+    real: SystemClock,
+    /// By so many nanoseconds.
+    step: AtomicI64,
+}
+
+/// More than any step back.
+const BEFORE_ANY_STEP: Duration = Duration::from_secs(24 * 3600);
+
+impl Stepped {
+    /// How long a lease lasts by this clock which is to end after `ttl` by one that nobody has stepped.
+    fn by_this_clock(&self, ttl: Duration) -> Duration {
+        let step = self.step.load(Ordering::SeqCst);
+        let by = Duration::from_nanos(step.unsigned_abs());
+        if step > 0 { ttl.saturating_sub(by) } else { ttl + by }
+    }
+}
+
+impl Clock for Stepped {
+    fn now(&self) -> Stamp {
+        let step = self.step.load(Ordering::SeqCst);
+        let now = self.real.now().plus(BEFORE_ANY_STEP);
+        let by = Duration::from_nanos(step.unsigned_abs());
+        if step > 0 { now.plus(by) } else { now.minus(by) }
+    }
+
+    fn nap(&self, until: Stamp) -> Duration {
+        until.since(self.now())
+    }
+}
+
+/// Writes deadlines of the client's clock into a store that ends leases by its own.
+pub struct SendsTheClientsClock {
+    server: Arc<Stepped>,
+}
+
+impl Saboteur for SendsTheClientsClock {
+    fn new() -> Self {
+        Self { server: Arc::new(Stepped { real: SystemClock::new(), step: 0.into() }) }
+    }
+
+    fn store_clock(&self) -> Option<Arc<dyn Clock>> {
+        Some(self.server.clone())
+    }
+
+    fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+        let (by, forward) = match fault {
+            ServerFault::ClockForward(by) => (by, true),
+            ServerFault::ClockBack(by) => (by, false),
+            _ => return None,
+        };
+        let nanos = i64::try_from(by.as_nanos()).expect("no case steps a clock so far");
+        self.server.step.fetch_add(if forward { nanos } else { -nanos }, Ordering::SeqCst);
+        Some(Ok(()))
+    }
+}
+
+#[async_trait]
+impl Hooks for SendsTheClientsClock {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let at_server = self.server.by_this_clock(ttl);
+        confirmed(inner, claim, at_server, |confirmation| confirmation.ttl = ttl).await
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut sent = leases.to_vec();
+        for lease in &mut sent {
+            lease.ttl = self.server.by_this_clock(lease.ttl);
+        }
+        let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
+        renewed(inner, &sent, |confirmation| confirmation.ttl = longest).await
+    }
+
+    fn capabilities(&self, real: Capabilities) -> Capabilities {
+        let mut claimed = real;
+        claimed.clock = StoreClock::ServerWall;
+        claimed
     }
 }

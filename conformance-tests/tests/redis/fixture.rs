@@ -201,6 +201,12 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         if S::WRAPPED { Arc::new(backend) } else { backend }
     }
 
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        let url = self.url(Route::Clear, &format!("&retention={}ms", retention.as_millis()));
+        let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
+        Ok(Arc::new(self.faults.wrap(Arc::new(backend), Route::Clear)))
+    }
+
     async fn operator(&self) -> Arc<dyn LockBackend> {
         let user = if S::PASSWORD.is_empty() { S::USER } else { OPERATOR };
         let addr = self.server().addr();

@@ -132,6 +132,12 @@ impl Fixture for SqliteFixture {
         Arc::new(self.faults.wrap(Arc::new(backend), route))
     }
 
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        let url = self.url(&format!("&retention={}ms", retention.as_millis()));
+        let backend = SqliteBackend::connect(&url).await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
+        Ok(Arc::new(self.faults.wrap(Arc::new(backend), Route::Clear)))
+    }
+
     fn ttl(&self) -> Duration {
         Duration::from_millis(600)
     }

@@ -1,7 +1,8 @@
 //! What the cases of the keeper plant between it and the backend.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{Answer, LeaseRef, LockName};
@@ -9,6 +10,7 @@ use tokio::sync::Notify;
 
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
+use crate::kit::Watch;
 
 /// Panics in every renewal of which this name is part.
 pub(super) struct Panics {
@@ -41,6 +43,30 @@ impl Hooks for LateAnswers {
         let answers = inner.renew(leases).await;
         *lock(&self.kept) += 1;
         self.go.notified().await;
+        answers
+    }
+}
+
+/// Has the store answer the first renewal at once, and lets nothing run on the keeper's thread until so long after `since`: then
+/// the answer is the first thing that the keeper sees.
+#[derive(Default)]
+pub(super) struct BlocksTheKeeper {
+    pub(super) since: Mutex<Option<Watch>>,
+    pub(super) until_after: Duration,
+    pub(super) blocked: AtomicBool,
+    pub(super) done: AtomicBool,
+}
+
+#[async_trait]
+impl Hooks for BlocksTheKeeper {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let answers = inner.renew(leases).await;
+        let since = *lock(&self.since);
+        if let (Some(since), false) = (since, self.done.swap(true, Ordering::SeqCst)) {
+            self.blocked.store(true, Ordering::SeqCst);
+            std::thread::sleep(self.until_after.saturating_sub(since.elapsed()));
+            self.blocked.store(false, Ordering::SeqCst);
+        }
         answers
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lock_core::{LockClient, LockGuard, LossReason};
 
-use super::planted::{LateAnswers, Panics};
+use super::planted::{BlocksTheKeeper, LateAnswers, Panics};
 use crate::clients::{becomes_free, build, client, hold, is_free, long_client, lost, steady_client, steady_ttl};
 use crate::control::in_time;
 use crate::fault::{PathFault, Tamper};
@@ -78,13 +78,14 @@ async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
 /// Invariants 4 and 6: a renewal that comes late revives nothing, neither its request at the server nor its answer
 /// at the holder.
 pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
-    let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl());
+    let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl() * 2);
     let (slow, late) = (name("late request"), name("late answer"));
-    let guard = hold(&ann, &slow).await;
+    let guard = ann.lock(slow.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
     fixture.path(PathFault::Hold).await;
     lost(&guard, ttl, "a renewal that does not arrive").await;
     let bound = ttl + ann.capabilities().takeover_slack;
     eventually(bound, "the lease ends at the server", async || fixture.record(&slow).await.lease.is_none()).await;
+    assert!(ann.stats().renewals_sent > 0, "no renewal was sent that could arrive late");
     fixture.heal().await;
     fixture.deliver().await;
     assert_eq!(fixture.record(&slow).await.lease, None, "a renewal that arrived late revived the lease");
@@ -94,14 +95,36 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
     let guard = hold(&ann, &late).await;
+    eventually(ttl * 2 / 3, "a renewal is under way", async || *lock(&hooks.kept) > 0).await;
     let reason = lost(&guard, ttl, "a renewal without an answer").await;
     assert_eq!(reason, LossReason::Expired);
-    assert!(*lock(&hooks.kept) > 0, "no renewal was under way when the lease was lost");
     hooks.go.notify_waiters();
     for _ in 0..5 {
         assert!(!guard.is_held() && guard.validity().is_zero(), "an answer that came late revived a lost lease");
         tokio::time::sleep(AT_ONCE / 5).await;
     }
+    let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
+    eventually(AT_ONCE, "the loss is counted, once", counted).await;
+}
+
+/// Invariants 4 and 5: the answer to a renewal comes after the end of the validity, and before anybody has noticed the end,
+/// neither the holder nor the keeper: the lease is lost all the same.
+pub async fn an_answer_after_an_end_that_nobody_saw_revives_nothing(fixture: &dyn Fixture) {
+    let ttl = fixture.ttl() * 2;
+    let hooks = Arc::new(BlocksTheKeeper { until_after: ttl, ..BlocksTheKeeper::default() });
+    let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
+    let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
+    let watch = Watch::start();
+    *lock(&hooks.since) = Some(watch);
+    let guard = hold(&ann, &name("unseen end")).await;
+    eventually(ttl, "the keeper's thread stands still", async || hooks.blocked.load(Ordering::SeqCst)).await;
+    eventually(ttl, "the answer is here", async || !hooks.blocked.load(Ordering::SeqCst)).await;
+    // The renewal that was answered, counted from when it was sent, would prolong the validity beyond now.
+    for _ in 0..5 {
+        assert!(!guard.is_held() && guard.validity().is_zero(), "an answer after the end revived the lease");
+        tokio::time::sleep(AT_ONCE / 20).await;
+    }
+    assert_eq!(lost(&guard, AT_ONCE, "the loss is told").await, LossReason::Expired);
     let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
     eventually(AT_ONCE, "the loss is counted, once", counted).await;
 }
@@ -131,8 +154,11 @@ pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
         fixture.path(PathFault::Hold).await;
         eventually(ttl / 2, "a renewal is sent", async || ann.stats().renewals_sent > sent).await;
         fixture.heal().await;
-        guard.release().await.expect("a release");
+        // The release overtakes the renewal where it has a connection of its own, and else waits behind it.
+        let release = tokio::spawn(guard.release());
+        tokio::time::sleep(AT_ONCE / 2).await;
         fixture.deliver().await;
+        join(release).await.expect("a release");
         assert_eq!(fixture.record(&name).await.lease, None, "a renewal that was under way revived what was released");
         // And nothing comes after it but that renewal, which may have left so late that it was not held.
         tokio::time::sleep(ttl / 4).await;

@@ -1,0 +1,125 @@
+//! What a program meets that sets nothing: the default ttl and wait, on every way through a lock's life, each with a bound in time.
+//!
+//! The other cases use short ttls. A defect that waits for a third of a ttl is 200 ms there, and 10 s here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{DEFAULT_TTL, LockClient, LossReason};
+
+use crate::clients::{build, default_client, handoff_bound, hold, lost, queued};
+use crate::control::in_time;
+use crate::fault::{PathFault, Tamper};
+use crate::fixture::{Fixture, Route};
+use crate::jumping_clock::JumpingClock;
+use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+
+/// A client with the defaults, and a clock that the case sets forward.
+async fn jumping_client(fixture: &dyn Fixture, route: Route) -> (LockClient, Arc<JumpingClock>) {
+    let clock = Arc::new(JumpingClock::default());
+    let builder = LockClient::builder(fixture.backend(route).await).clock(clock.clone());
+    (build(fixture.tune(builder)), clock)
+}
+
+/// An acquire of a lock that nobody has is at once and lasts for the whole ttl; after its release the lock is free.
+pub async fn an_acquire_is_at_once(fixture: &dyn Fixture) {
+    let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
+    let name = name("default acquire");
+    for client in [&ann, &bob, &ann] {
+        let bound = AT_ONCE + handoff_bound(&client.capabilities());
+        let guard = in_time(bound, "a free lock is acquired at once", hold(client, &name)).await;
+        let left = fixture.record(&name).await.lease.expect("it is held");
+        let most = DEFAULT_TTL + client.capabilities().ttl_granularity;
+        assert!(left > DEFAULT_TTL * 9 / 10 && left <= most, "the store has {left:?} of {DEFAULT_TTL:?}");
+        assert!(guard.validity() <= left, "valid for longer than the server has it");
+        in_time(bound, "a release is at once", guard.release()).await.expect("a release");
+    }
+}
+
+/// Invariants 10 and 13: a wait ends with the release.
+pub async fn a_wait_ends_with_the_release(fixture: &dyn Fixture) {
+    let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
+    let name = name("default wait");
+    let guard = hold(&ann, &name).await;
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(fixture, &bob, &name, (1, 1)).await;
+    guard.release().await.expect("a release");
+    let bound = handoff_bound(&bob.capabilities());
+    let next = in_time(bound, "a default wait ends with the release", join(waiter)).await;
+    let (valid, left) = (next.validity(), fixture.record(&name).await.lease.unwrap_or_default());
+    assert!(!valid.is_zero() && valid <= left + AT_ONCE, "valid for {valid:?}, and the server has {left:?}");
+}
+
+/// Clients take turns, and none of the turns waits for a timer.
+pub async fn clients_take_turns_in_time(fixture: &dyn Fixture) {
+    const CLIENTS: u32 = 3;
+    const TURNS: u32 = 8;
+    let (name, job) = (name("default turns"), Duration::from_millis(5));
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(default_client(fixture, Route::Clear).await);
+    }
+    let bound = (job + handoff_bound(&clients[0].capabilities())) * CLIENTS * TURNS;
+    let all = async {
+        let mut working = Vec::new();
+        for client in &clients {
+            let lock = client.lock(name.as_str());
+            working.push(tokio::spawn(async move {
+                for _ in 0..TURNS {
+                    let guard = lock.acquire().await.expect("everybody gets a turn");
+                    tokio::time::sleep(job).await;
+                    guard.release().await.expect("a release");
+                }
+            }));
+        }
+        for task in working {
+            join(task).await;
+        }
+    };
+    in_time(bound, "clients with default options take turns in time", all).await;
+}
+
+/// A lease is renewed when a third of the default ttl is over, again and again.
+pub async fn a_lease_is_kept(fixture: &dyn Fixture) {
+    let ((ann, clock), bob) =
+        (jumping_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
+    let guard = hold(&ann, &name("default hold")).await;
+    for renewals in 1..=4 {
+        clock.jump(DEFAULT_TTL / 3);
+        let renewed = async || ann.stats().renewed >= renewals;
+        eventually(AT_ONCE * 5, "a lease is renewed after a third of the default ttl", renewed).await;
+        assert!(guard.validity() > DEFAULT_TTL / 2, "renewed, and valid for {:?}", guard.validity());
+    }
+    assert!(bob.lock("default hold").try_acquire().await.expect("nothing is broken").is_none());
+    assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0));
+}
+
+/// Invariant 6: a loss is told: by the next renewal when the lease is gone, when the validity ends in front of silence.
+pub async fn a_loss_is_told(fixture: &dyn Fixture) {
+    let (ann, clock) = jumping_client(fixture, Route::Faulty).await;
+    let (gone, silent) = (name("default gone"), name("default silence"));
+    let guard = hold(&ann, &gone).await;
+    if fixture.tamper(&gone, Tamper::Remove).await.is_ok() {
+        clock.jump(DEFAULT_TTL / 3);
+        assert_eq!(lost(&guard, AT_ONCE * 5, "a default lease that is gone is told").await, LossReason::Gone);
+    }
+    let guard = hold(&ann, &silent).await;
+    fixture.path(PathFault::Silence).await;
+    clock.jump(DEFAULT_TTL);
+    assert!(!guard.is_held());
+    assert_eq!(lost(&guard, AT_ONCE, "the end of a default lease is told").await, LossReason::Expired);
+    fixture.heal().await;
+}
+
+/// `min_hold` with a default ttl: whoever waits holds when it is over, not before, and not a part of the ttl later.
+pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
+    let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
+    let (name, shortest) = (name("default min hold"), Duration::from_secs(1));
+    let watch = Watch::start();
+    let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
+    guard.release().await.expect("an early release");
+    let capabilities = bob.capabilities();
+    let bound = shortest + capabilities.takeover_slack + capabilities.ttl_granularity;
+    drop(in_time(bound, "free again after the shortest hold", hold(&bob, &name)).await);
+    watch.not_before(shortest, "held again within the shortest hold");
+}

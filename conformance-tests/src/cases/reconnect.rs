@@ -1,0 +1,46 @@
+//! What a waiter has after its connection was cut and is back.
+
+use crate::clients::{handoff_bound, hold, is_free, long_client, queued};
+use crate::control::in_time;
+use crate::fault::PathFault;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, BACK, eventually, join, name};
+
+/// Invariant 13: whatever a waiter was to be told while it was cut off, it asks for as soon as it is back, far before its next look.
+pub async fn a_waiter_asks_as_soon_as_it_is_back(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
+    let name = name("asks when it is back");
+    let guard = hold(&ann, &name).await;
+    let waiter = tokio::spawn(hold(&bob, &name));
+    queued(fixture, &bob, &name, (1, 1)).await;
+    fixture.path(PathFault::Cut).await;
+    // The handoff and its message fall into the time of the cut.
+    guard.release().await.expect("a release");
+    fixture.heal().await;
+    let bound = BACK + handoff_bound(&bob.capabilities());
+    let next = in_time(bound, "a waiter that is back asks at once what it missed", join(waiter)).await;
+    assert!(next.is_held());
+}
+
+/// Invariants 10 and 13: a client whose connection was cut is told again as before: it has subscribed again to what it needs.
+pub async fn a_waiter_is_told_after_a_reconnect(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
+    let name = name("told after a reconnect");
+    let bound = handoff_bound(&bob.capabilities());
+    for cut in [false, true] {
+        if cut {
+            fixture.path(PathFault::Cut).await;
+            tokio::time::sleep(AT_ONCE).await;
+            fixture.heal().await;
+            let back = async || bob.lock(name.as_str()).acquire().await.is_ok();
+            eventually(BACK + bob.capabilities().call_bound, "the client works again", back).await;
+            eventually(AT_ONCE, "what was just granted is released", async || is_free(&ann, &name).await).await;
+        }
+        let guard = hold(&ann, &name).await;
+        let waiter = tokio::spawn(hold(&bob, &name));
+        queued(fixture, &bob, &name, (1, 1)).await;
+        guard.release().await.expect("a release");
+        let next = in_time(bound, "a waiter is told after a reconnect as before", join(waiter)).await;
+        next.release().await.expect("a release");
+    }
+}

@@ -1,0 +1,113 @@
+//! What a run did not prove: which cases met the declared alternative instead of a fault, and which had nothing to prove.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{ClientBuilder, LockBackend, LockName};
+
+use crate::fault::{Declared, PathFault, ServerFault, Tamper};
+use crate::fixture::{Census, Fixture, Record, Route};
+
+/// The environment variable that names the file to which the cases append their lines:
+/// `<case>\t<declared or empty>\t<what>: <reason>`. Without it nothing is written.
+pub const REPORT_VARIABLE: &str = "LEASEHOLD_SUITE_REPORT";
+
+/// A fixture that reports what it declares, and what a case says of itself.
+pub(crate) struct Reported<F> {
+    case: &'static str,
+    fixture: F,
+}
+
+impl<F> Reported<F> {
+    pub(crate) fn new(case: &'static str, fixture: F) -> Self {
+        Self { case, fixture }
+    }
+
+    fn declared<T>(&self, what: &str, outcome: Result<T, Declared>) -> Result<T, Declared> {
+        outcome.inspect_err(|declared| self.write("declared", &format!("{what}: {}", declared.reason)))
+    }
+
+    /// Appends one line, in one write: several processes may write to one file.
+    fn write(&self, kind: &str, text: &str) {
+        let Some(path) = std::env::var_os(REPORT_VARIABLE) else { return };
+        let line = format!("{}\t{kind}\t{text}\n", self.case);
+        let opened = OpenOptions::new().append(true).create(true).open(&path);
+        let written = opened.and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("no report in {}: {error}", path.display()));
+    }
+}
+
+#[async_trait]
+impl<F: Fixture> Fixture for Reported<F> {
+    async fn new() -> Self {
+        Self::new("", F::new().await)
+    }
+
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        self.fixture.backend(route).await
+    }
+
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        self.declared("Retention", self.fixture.backend_with_retention(retention).await)
+    }
+
+    async fn operator(&self) -> Arc<dyn LockBackend> {
+        self.fixture.operator().await
+    }
+
+    fn empty(&self, reason: &str) {
+        self.write("empty", reason);
+    }
+
+    async fn connected(&self) {
+        self.fixture.connected().await;
+    }
+
+    fn secrets(&self) -> Vec<String> {
+        self.fixture.secrets()
+    }
+
+    fn ttl(&self) -> Duration {
+        self.fixture.ttl()
+    }
+
+    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+        self.fixture.tune(builder)
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.fixture.path(fault).await;
+    }
+
+    async fn heal(&self) {
+        self.fixture.heal().await;
+    }
+
+    async fn deliver(&self) {
+        self.fixture.deliver().await;
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        let what = format!("{fault:?}");
+        self.declared(&what, self.fixture.server(fault).await)
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        self.declared(&format!("{tamper:?}"), self.fixture.tamper(name, tamper).await)
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        self.fixture.record(name).await
+    }
+
+    async fn census(&self) -> Census {
+        self.fixture.census().await
+    }
+
+    async fn served(&self) -> u64 {
+        self.fixture.served().await
+    }
+}

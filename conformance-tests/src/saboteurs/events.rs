@@ -1,0 +1,47 @@
+//! A connection that came back, and does not do what it did before.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use lock_core::{CoreHandle, Event};
+
+use super::{plain, stateful};
+use crate::faulty::lock;
+use crate::hooks::{Hooks, Inner};
+
+plain! {
+    /// Does not say that messages may have been lost.
+    HidesReconnects;
+}
+
+#[async_trait]
+impl Hooks for HidesReconnects {
+    fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        if !matches!(event, Event::LookAtAll) {
+            core.event(event);
+        }
+    }
+}
+
+/// Subscribes to nothing again when it has connected again.
+#[derive(Default)]
+pub struct SubscribesOnce {
+    reconnected: Mutex<HashSet<usize>>,
+}
+
+stateful! {
+    SubscribesOnce;
+}
+
+#[async_trait]
+impl Hooks for SubscribesOnce {
+    fn event(&self, inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        if matches!(event, Event::LookAtAll) {
+            lock(&self.reconnected).insert(inner.nth);
+            core.event(event);
+        } else if !lock(&self.reconnected).contains(&inner.nth) {
+            core.event(event);
+        }
+    }
+}
