@@ -97,7 +97,7 @@ pub fn operator_acl(prefix: &str) -> String {
 /// What a client sends (first line) and what the scripts call (second line). `HELLO` is free for all. `CLIENT SETINFO` is sent
 /// as well and its answer ignored; servers before 7.2 refuse a rule that names it.
 const COMMANDS: &str = "+select +eval +evalsha +subscribe \
-    +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hlen +hgetall +publish";
+    +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hgetall +publish";
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,9 @@
 
 mod support;
 
-use lock_core::{Acquisition, Answer, ErrorKind, OwnerToken, Release};
+use std::sync::Arc;
+
+use lock_core::{Acquisition, Answer, Certainty, Claim, ErrorKind, LockBackend, Mode, OwnerToken, Release};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
 
@@ -212,5 +214,41 @@ async fn a_handoff_costs_two_commands_however_many_wait() {
             assert_eq!(backend.pushed().await.0, owner(number + 1));
         }
         assert_eq!(server.sent("evalsha").await - before, u64::from(waiters), "the release alone hands on");
+    }
+}
+
+#[tokio::test]
+async fn a_handoff_does_not_walk_the_places_that_were_given_up() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let inner = &backend.inner;
+    let party = |number: u16| {
+        let mut owner = [0xff; 16];
+        owner[..2].copy_from_slice(&number.to_be_bytes());
+        let any = claim("job", 0);
+        let holder = Arc::new(any.holder().clone());
+        Claim::new(any.name().clone(), OwnerToken::from_bytes(owner), Mode::Exclusive, holder)
+    };
+    for gone in [20, 2_000] {
+        backend.granted(&claim("job", 1), LONG).await;
+        backend.queued(&claim("job", 2), LONG).await;
+        // They come in a row, and go from both ends and from between.
+        for number in 0..gone {
+            backend.queued(&party(number), LONG).await;
+        }
+        let mut order: Vec<_> = (0..gone).collect();
+        order.sort_by_key(|number| (number % 3, number.wrapping_mul(7919) % 1009));
+        for number in order {
+            assert_eq!(inner.release(&party(number), Certainty::Sure).await.unwrap(), Release::Released);
+        }
+        let (last, _) = backend.queued(&claim("job", 3), LONG).await;
+        assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+        let before = server.sent("hget").await;
+        assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::Released);
+        let walked = server.sent("hget").await - before;
+        assert!(walked <= 10, "{walked} fields were read after {gone} places were given up");
+        assert!(matches!(backend.renew_one(&claim("job", 3), last, LONG).await, Answer::Granted(_)));
+        backend.release(&claim("job", 3)).await.unwrap();
+        assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
     }
 }

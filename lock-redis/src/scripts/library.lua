@@ -92,11 +92,40 @@ function lib.settle(it)
         return false
       end
       call('HDEL', it.queue, field, 'o' .. who)
+      number = number + 1
+    else
+      local last = call('HGET', it.queue, 's' .. field)
+      if last then call('HDEL', it.queue, 's' .. field, 'e' .. last) end
+      number = (tonumber(last) or number) + 1
     end
-    number = number + 1
   end
   lib.forget_queue(it)
   return true
+end
+
+-- Drops a place of this number. What is dropped at the head moves the head on, and what is dropped behind it becomes a gap together with
+-- its neighbours: a handoff never walks the places that were given up. The queue is forgotten with its last place.
+function lib.drop_place(it, number, who)
+  local head, first, last = tonumber(call('HGET', it.queue, 'h')), tonumber(number), tonumber(number)
+  call('HDEL', it.queue, number, 'o' .. who)
+  local before = call('HGET', it.queue, 'e' .. format('%d', first - 1))
+  if before then
+    call('HDEL', it.queue, 's' .. before, 'e' .. format('%d', first - 1))
+    first = tonumber(before)
+  end
+  local behind = call('HGET', it.queue, 's' .. format('%d', last + 1))
+  if behind then
+    call('HDEL', it.queue, 's' .. format('%d', last + 1), 'e' .. behind)
+    last = tonumber(behind)
+  end
+  if head and first > head then
+    local from, to = format('%d', first), format('%d', last)
+    call('HSET', it.queue, 's' .. from, to, 'e' .. to, from)
+  elseif last < it.places then
+    call('HSET', it.queue, 'h', format('%d', last + 1))
+  else
+    lib.forget_queue(it)
+  end
 end
 
 -- The place of an owner: number, deadline and the rest of the entry. Nil when it has none that lives; a dead one is dropped,
@@ -108,7 +137,7 @@ function lib.find_place(it, who)
   if not entry then return end
   local _, till = unpack('>c16I8', entry)
   if till > now then return number, till, sub(entry, 25) end
-  call('HDEL', it.queue, number, 'o' .. who)
+  lib.drop_place(it, number, who)
 end
 
 -- Writes a place that lasts for ttl, but never past the longest; `till` is its deadline so far.
@@ -130,12 +159,11 @@ function lib.new_place(it, who, ttl)
   lib.write(it)
 end
 
--- Gives up the place of an owner. True when it had one; the queue is forgotten with its last place.
+-- Gives up the place of an owner. True when it had one.
 function lib.leave_queue(it, who)
   local number = lib.find_place(it, who)
   if not number then return false end
-  call('HDEL', it.queue, number, 'o' .. who)
-  if call('HLEN', it.queue) == 1 then lib.forget_queue(it) end
+  lib.drop_place(it, number, who)
   return true
 end
 

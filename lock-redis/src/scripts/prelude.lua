@@ -18,6 +18,8 @@
 --            'h'            the lowest number that may be taken
 --            <number>       owner 16 bytes | deadline u64 | length of channel u8 | channel | holder information
 --            'o' .. owner   number
+--            's' .. first   last    } numbers between two places that were given up, each row of them as one gap. A reader who does not
+--            'e' .. last    first   } know gaps walks the numbers one by one
 -- GRAVE    KEYS[i] .. ':t:' .. owner: this owner was withdrawn, a late request of it must not apply
 --
 -- All keys of a lock are made from KEYS[i] and share its hash tag, hence its slot.
