@@ -39,7 +39,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it
 }
 
-const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early";
+const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (stepped back, they last for as much longer: exclusion \
+     holds, and the lock of a holder that died stays blocked for the ttl and the step)";
 const FAILOVER: &str = "an asynchronous failover promotes a replica that has not seen the last writes";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is told to evict keys (`maxmemory-policy`) after the check at connect";

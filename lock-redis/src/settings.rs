@@ -50,7 +50,8 @@ pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s: a renewal at a third of the ttl can then
     /// fail several times before a lease of 5 s is lost. 10 ms to 60 s.
     pub timeout: Duration,
-    /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes: a backward step of the
+    /// How long the record of a free lock, with its last fencing token, stays after the end of its last lease: at least this, and at
+    /// most twice this and a ttl, since most writes leave the time at which the server drops it alone. Default 10 minutes: a backward step of the
     /// server's clock up to this is survived by the order of the tokens. A record costs about 150 bytes. 1 s to 365 days.
     pub retention: Duration,
     /// What to do in front of a server that was restarted.
@@ -188,7 +189,9 @@ pub(crate) fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
 /// - RESP3, since pushes and answers share a connection.
 /// - No delay: a renewal must not wait for company.
 /// - Keepalive and user timeout: an idle or unanswered connection to a host that is gone ends by itself.
-/// - Linger 0: a socket that is given up is reset, so that a request in it which the server has not read yet never runs.
+/// - Linger 0: a socket that is given up is reset. What has not left this machine is not sent any more, and the server learns at once
+///   that nobody waits. What has arrived there runs all the same: only the tombstone of a withdrawn claim keeps it from having an
+///   effect.
 pub(crate) fn prepare(client: &redis::Client, timeout: Duration) -> Result<redis::Client> {
     use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
     let info = client.get_connection_info();

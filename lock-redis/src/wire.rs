@@ -122,7 +122,7 @@ async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<T
     }
     #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_user_timeout(settings.user_timeout())?;
-    // A socket that is given up is reset.
+    // A socket that is given up is reset, see `settings::prepare`.
     socket.set_linger(Some(std::time::Duration::ZERO))?;
     Ok(stream)
 }

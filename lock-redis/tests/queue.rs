@@ -175,6 +175,22 @@ async fn a_withdrawn_claim_does_not_come_back() {
 }
 
 #[tokio::test]
+async fn a_withdrawn_claim_is_remembered_for_its_own_ttl_and_a_minute_at_least() {
+    let server = Redis::start(&[]);
+    let backend = server.backend("").await;
+    let day = ms(24 * 3600 * 1000);
+    backend.granted(&claim("day", 3), day).await;
+    backend.release(&claim("day", 3)).await.unwrap();
+    for (owner, ttl, kept) in [(1, ms(120_000), 100_000..=120_000), (2, LONG, 40_000..=60_000)] {
+        backend.granted(&claim("job", owner), ttl).await;
+        backend.withdraw(&claim("job", owner)).await.unwrap();
+        let tombstone = format!("test:{{job}}:t:{}", char::from(owner).to_string().repeat(16));
+        let Value::Int(left) = server.command(&["PTTL", &tombstone]).await else { panic!("no time") };
+        assert!(kept.contains(&left), "with a ttl of {ttl:?}: {left} ms");
+    }
+}
+
+#[tokio::test]
 async fn a_record_that_was_removed_takes_its_queue_along() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;

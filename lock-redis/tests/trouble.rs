@@ -190,6 +190,31 @@ async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
     assert_eq!(kind(RedisBackend::connect(&server.url()).await), ErrorKind::Unavailable);
 }
 
+#[tokio::test]
+async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_withdrawn_has_no_effect() {
+    let server = Redis::start(&[]);
+    let (url, late) = server.late_url();
+    let backend = Backend::new(RedisBackend::connect(&format!("{url}&timeout=300ms")).await.unwrap());
+    for (name, withdrawn) in [("kept", false), ("withdrawn", true)] {
+        // The ttl is made known first, so that the acquire itself is what is late.
+        backend.granted(&claim("warm", 1), LONG).await;
+        late.keep();
+        assert_eq!(kind(backend.acquire(&claim(name, 1), LONG).await), ErrorKind::Indeterminate);
+        let until = Instant::now() + ms(5000);
+        while withdrawn && backend.withdraw(&claim(name, 1)).await.is_err() {
+            assert!(Instant::now() < until, "no new connection");
+        }
+        let before = server.sent("evalsha").await;
+        while late.deliver().await == 0 || server.sent("evalsha").await == before {
+            assert!(Instant::now() < until, "nothing arrives late");
+            tokio::time::sleep(ms(5)).await;
+        }
+        let direct = server.backend("").await;
+        let granted = matches!(direct.acquire(&hasty(name, 2), LONG).await.unwrap(), Acquisition::Granted(_));
+        assert_eq!(granted, withdrawn, "{name}");
+    }
+}
+
 /// Asks for far more locks at once than go out together. What the calls ended with, and the longest time that one took, less what
 /// the machine itself was late.
 async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use lock_core::{
@@ -13,6 +13,7 @@ use lock_core::{
 use lock_redis::{RedisBackend, Settings};
 use redis::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 
@@ -87,6 +88,36 @@ impl Redis {
         (format!("redis+unix://{}?prefix=test:", from.display()), gate)
     }
 
+    /// The URL of a path to it on which requests can be late: what was sent arrives after its connection is long gone.
+    pub(crate) fn late_url(&self) -> (String, Late) {
+        let (from, to) = (self.folder.path().join("late.sock"), self.folder.path().join("redis.sock"));
+        let listener = UnixListener::bind(&from).expect("a socket");
+        let late = Late::default();
+        let path = late.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = UnixStream::connect(&to).await.expect("a server");
+                let (mut requests, mut replies) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut replies).await });
+                let (path, round) = (path.clone(), path.0.lock().unwrap().rounds);
+                tokio::spawn(async move {
+                    let mut bytes = vec![0; 65_536];
+                    let mut kept = Vec::new();
+                    while let Ok(length @ 1..) = requests.read(&mut bytes).await {
+                        if path.0.lock().unwrap().rounds > round {
+                            kept.extend(&bytes[..length]);
+                        } else {
+                            let _ = to_server.write_all(&bytes[..length]).await;
+                        }
+                    }
+                    path.0.lock().unwrap().kept.push((to_server, kept));
+                });
+            }
+        });
+        (format!("redis+unix://{}?prefix=test:", from.display()), late)
+    }
+
     /// Ends it without a word, as a crash does.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
@@ -128,6 +159,34 @@ impl Redis {
         let text = String::from_utf8(text).expect("text");
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
         line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
+    }
+}
+
+/// Keeps what is sent, and delivers it later.
+#[derive(Clone, Default)]
+pub(crate) struct Late(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    rounds: u32,
+    kept: Vec<(OwnedWriteHalf, Vec<u8>)>,
+}
+
+impl Late {
+    /// From now on requests on the connections that are open are kept. New connections pass.
+    pub(crate) fn keep(&self) {
+        self.0.lock().unwrap().rounds += 1;
+    }
+
+    /// Delivers what was kept of connections that their client has closed. How many bytes that were.
+    pub(crate) async fn deliver(&self) -> usize {
+        let kept = std::mem::take(&mut self.0.lock().unwrap().kept);
+        let mut delivered = 0;
+        for (mut to_server, bytes) in kept {
+            to_server.write_all(&bytes).await.expect("the server's end is open");
+            delivered += bytes.len();
+        }
+        delivered
     }
 }
 
