@@ -10,33 +10,32 @@ const SHELLS: [&str; 2] = ["bash", "dash"];
 const INT: Option<i32> = Some(2);
 const QUIT: Option<i32> = Some(3);
 
-#[test]
-fn ctrl_c_ends_a_loop() {
+/// Runs a script in each shell, presses Ctrl-C when it shows a text, and finds that this was the end of the script.
+fn ctrl_c_ends(store: &Store, script: &str, when: &str) {
     for shell in SHELLS {
-        let store = Store::any();
-        let script = "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600'; done; echo survived";
-        let mut terminal = Terminal::of_script(&store, shell, script);
-        terminal.shows("turn");
+        let mut terminal = Terminal::of_script(store, shell, script);
+        terminal.shows(when);
         terminal.write("\x03");
         assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
         let rest = terminal.rest();
-        assert!(!rest.contains("turn") && !rest.contains("survived"), "{shell}: {rest}");
-        assert_eq!(tell(&store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "the lock was released");
+        for later in ["turn", "fallback", "survived"] {
+            assert!(!rest.contains(later), "{shell}: {rest}");
+        }
     }
 }
 
 #[test]
+fn ctrl_c_ends_a_loop() {
+    let store = Store::any();
+    let script = "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600'; done; echo survived";
+    ctrl_c_ends(&store, script, "turn");
+    assert_eq!(tell(&store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "the lock was released");
+}
+
+#[test]
 fn ctrl_c_does_not_run_a_fallback() {
-    for shell in SHELLS {
-        let store = Store::any();
-        let script = "leasehold run x -- sh -c 'echo turn; exec sleep 600' || echo fallback; echo survived";
-        let mut terminal = Terminal::of_script(&store, shell, script);
-        terminal.shows("turn");
-        terminal.write("\x03");
-        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
-        let rest = terminal.rest();
-        assert!(!rest.contains("fallback") && !rest.contains("survived"), "{shell}: {rest}");
-    }
+    let script = "leasehold run x -- sh -c 'echo turn; exec sleep 600' || echo fallback; echo survived";
+    ctrl_c_ends(&Store::any(), script, "turn");
 }
 
 #[test]
@@ -44,32 +43,16 @@ fn ctrl_c_while_waiting_ends_a_loop() {
     let store = Store::any();
     let holder = Running::start(&store, &["run", "x", "--", "sh", "-c", "echo $$ > id; exec sleep 600"]);
     id_of(&store.file("id"));
-    for shell in SHELLS {
-        let script = "for i in 1 2 3; do leasehold run x -- true || echo fallback; done; echo survived";
-        let mut terminal = Terminal::of_script(&store, shell, script);
-        terminal.shows("waiting ");
-        terminal.write("\x03");
-        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
-        let rest = terminal.rest();
-        assert!(!rest.contains("fallback") && !rest.contains("survived"), "{shell}: {rest}");
-    }
+    let script = "for i in 1 2 3; do leasehold run x -- true || echo fallback; done; echo survived";
+    ctrl_c_ends(&store, script, "waiting ");
     drop(holder);
 }
 
 #[test]
 fn ctrl_c_through_a_pipeline_ends_a_loop() {
-    for shell in SHELLS {
-        let store = Store::any();
-        // The command never has the foreground: the signal reaches it through the run.
-        let script =
-            "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600' | cat; done; echo survived";
-        let mut terminal = Terminal::of_script(&store, shell, script);
-        terminal.shows("turn");
-        terminal.write("\x03");
-        assert_eq!(terminal.signal_at_end(), INT, "{shell}: {}", terminal.rest());
-        let rest = terminal.rest();
-        assert!(!rest.contains("turn") && !rest.contains("survived"), "{shell}: {rest}");
-    }
+    // The command never has the foreground: the signal reaches it through the run.
+    let script = "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600' | cat; done; echo survived";
+    ctrl_c_ends(&Store::any(), script, "turn");
 }
 
 #[test]

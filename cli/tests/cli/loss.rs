@@ -10,6 +10,8 @@ use crate::store::Store;
 on_every_store!(
     a_record_that_is_gone_kills_at_once,
     in_front_of_a_silent_store_the_command_is_asked_and_then_killed,
+    with_the_defaults_a_silent_store_ends_the_command_in_time,
+    with_the_defaults_a_record_that_is_gone_ends_the_command,
     a_command_that_ends_when_it_is_asked_to_is_not_killed,
     a_silence_that_is_shorter_than_the_lease_changes_nothing,
     with_warn_the_command_goes_on,
@@ -24,14 +26,23 @@ const STUBBORN: &str = r#"trap "date +%s%N >> asked" TERM; sh -c 'trap "" TERM; 
 const TTL: Duration = Duration::from_secs(9);
 
 fn a_record_that_is_gone_kills_at_once(store: &Store) {
-    let run = Running::start(store, &["run", "x", "--ttl", "9s", "--", "sh", "-c", STUBBORN]);
+    killed_when_gone(store, &["--ttl", "9s"], TTL);
+}
+
+fn with_the_defaults_a_record_that_is_gone_ends_the_command(store: &Store) {
+    killed_when_gone(store, &[], Duration::from_secs(30));
+}
+
+/// Removes the record under a stubborn command, with these options and what they mean.
+fn killed_when_gone(store: &Store, options: &[&str], ttl: Duration) {
+    let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (canary, begin) = (Canary::start(), Instant::now());
     store.remove_records();
     until("nobody of the family runs", || !family.into_iter().any(runs));
     let took = begin.elapsed();
     // The store says it by the next renewal, a third of the ttl later at most, and one more where that one was under way.
-    assert!(took < TTL * 2 / 3 + canary.allowance(), "{took:?}");
+    assert!(took < ttl * 2 / 3 + canary.allowance(), "{took:?}");
     assert!(!store.file("asked").exists(), "there is no time to ask");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
@@ -43,8 +54,18 @@ fn a_record_that_is_gone_kills_at_once(store: &Store) {
 }
 
 fn in_front_of_a_silent_store_the_command_is_asked_and_then_killed(store: &Store) {
+    let stderr = asked_and_killed(store, &["--ttl", "9s", "--grace", "2s"], TTL, Duration::from_secs(2));
+    assert!(stderr.contains("does not confirm lock `x`") && stderr.contains("KILL follows in 2s"), "{stderr}");
+}
+
+fn with_the_defaults_a_silent_store_ends_the_command_in_time(store: &Store) {
+    asked_and_killed(store, &[], Duration::from_secs(30), Duration::from_secs(5));
+}
+
+/// Runs a stubborn command in front of a store that falls silent, with these options and what they mean: what it says.
+fn asked_and_killed(store: &Store, options: &[&str], ttl: Duration, grace: Duration) -> String {
     let canary = Canary::start();
-    let run = Running::start(store, &["run", "x", "--ttl", "9s", "--grace", "2s", "--", "sh", "-c", STUBBORN]);
+    let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (silent, silent_ns) = (Instant::now(), now_ns());
     store.fall_silent();
@@ -52,18 +73,18 @@ fn in_front_of_a_silent_store_the_command_is_asked_and_then_killed(store: &Store
     let took = silent.elapsed();
     store.speak_again();
     // Validity counts from before the last renewal was sent, which was before the silence, and leaves a tenth unused.
-    assert!(took <= TTL * 9 / 10 + canary.allowance(), "killed after the lease: {took:?}");
+    assert!(took <= ttl * 9 / 10 + canary.allowance(), "killed after the lease: {took:?}");
     // And the last renewal was due a third of the ttl ago at most.
-    let least = TTL * 9 / 10 - TTL / 3 - Duration::from_millis(300);
+    let least = ttl * 9 / 10 - ttl / 3 - Duration::from_millis(300);
     assert!(took + canary.allowance() >= least, "killed too early: {took:?}");
     let asked: u64 = line_of(&store.file("asked")).parse().unwrap();
     let asked = Duration::from_nanos(asked.saturating_sub(silent_ns));
     // The command notes it when it has looked at the signal and started `date`.
     let between = took.saturating_sub(asked) + canary.allowance();
-    assert!(between >= Duration::from_millis(1500), "asked at {asked:?}, gone at {took:?}");
+    assert!(between + Duration::from_millis(500) >= grace, "asked at {asked:?}, gone at {took:?}");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
-    assert!(stderr.contains("does not confirm lock `x`") && stderr.contains("KILL follows in 2s"), "{stderr}");
+    stderr
 }
 
 fn a_command_that_ends_when_it_is_asked_to_is_not_killed(store: &Store) {
