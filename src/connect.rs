@@ -61,8 +61,8 @@ pub async fn builder(url: &str) -> Result<ClientBuilder> {
 
 /// A client that connects by itself, with the first call: for a program that may start before its store. Sends nothing.
 ///
-/// Connecting belongs to the `wait` of an acquire: a store that cannot be reached is tried again, with growing pauses of at most
-/// half a second, until the wait is over, and the error is `Unavailable` then. [`try_acquire`](lock_core::Lock::try_acquire) and
+/// Connecting belongs to the `wait` of an acquire: a store that cannot be reached is tried again, with growing pauses, until the
+/// wait is over, and the error is `Unavailable` then. [`try_acquire`](lock_core::Lock::try_acquire) and
 /// every other call make one attempt. What waiting does not mend (`Auth`, `Unsupported`, `Capacity`) fails at once, as it does
 /// with [`connect`], but with the first call.
 ///
