@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{ErrorKind, LockClient, LockGuard};
+use leasehold::{Error, ErrorKind, LockClient, LockGuard};
 use rustix::process::Signal;
 
 use crate::args::Run;
@@ -99,11 +99,19 @@ async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::
                 let seen = LockReport::new(client, &args.name, seen);
                 progress(&seen, place.look(seen.token, seen.waiters.unwrap_or(0)))
             }
-            Err(error) => format!("the store does not answer ({})", with_causes(&error)),
+            Err(error) => format!("the store does not answer: {}", reason(&error)),
         };
         line.show(&format!("waiting {} of {}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
         tokio::time::sleep(EVERY).await;
     }
+}
+
+/// Why the store does not answer, without what a narrow terminal has no room for.
+fn reason(error: &Error) -> String {
+    let text = with_causes(error);
+    let tried = error.lock().zip(error.backend());
+    let tried = tried.map(|(lock, backend)| format!("cannot inspect lock {:?} on {backend}: ", lock.as_str()));
+    shown(tried.and_then(|tried| text.strip_prefix(&tried)).unwrap_or(&text))
 }
 
 /// What is in the way, in the order of how much a waiter wants to know it: a narrow terminal shows only the beginning.
@@ -165,6 +173,9 @@ mod tests {
         let line = format!("waiting 59m 59s of 1h: {}", progress(&seen, Some(1000)));
         let begin: String = line.chars().take(79).collect();
         assert!(begin.contains(": 86399.0 s left, 1000 waiting, place 1000 at most; held "), "{begin}");
+        let error = Error::new(ErrorKind::Unavailable, "cannot connect").with_source(std::io::Error::other("refused"));
+        let name = leasehold::LockName::new("x\ny").unwrap();
+        assert_eq!(reason(&error.during("inspect", &name, "redis")), "cannot connect: refused");
         let free = LockReport::of("x", None, true);
         assert_eq!(progress(&free, None), "`x` is free, but the store does not grant it yet");
     }
