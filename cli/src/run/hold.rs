@@ -179,10 +179,18 @@ impl Hold {
 
     async fn on_watcher_ended(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
+        let left = self.lease.left().least();
         // It ends by itself when the lease did.
-        if self.lease.left().least().is_zero() && self.terms.on_lost == OnLost::Kill {
+        if left.is_zero() && self.terms.on_lost == OnLost::Kill {
             self.watcher = None;
-        } else if let Err(error) = watcher.replace().await {
+            return;
+        }
+        // The new one must not take so long that the end of the lease is missed.
+        let bound = if self.terms.on_lost == OnLost::Kill { left / 2 } else { Duration::MAX };
+        let replaced = tokio::time::timeout(bound, watcher.replace()).await;
+        if let Err(error) = replaced.unwrap_or_else(|late| Err(late.into())) {
+            // One that was stopped would take the end of its pipe for an order when it goes on.
+            watcher.kill();
             self.watcher = None;
             let text = format!(
                 "the watcher is gone and there is no other ({error}): with KILL to leasehold the command would go on"

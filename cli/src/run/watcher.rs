@@ -114,7 +114,8 @@ impl Watcher {
         Ok(())
     }
 
-    fn kill(&mut self) {
+    /// Ends it, so that it does nothing to the group.
+    pub(crate) fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
