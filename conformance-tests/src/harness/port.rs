@@ -1,9 +1,9 @@
 //! Ports that nobody else takes.
 
-use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,43 @@ use tokio::net::TcpSocket;
 
 /// Below 32768, where Linux begins to give out ports to outgoing connections: a port that a server leaves
 /// for a moment is not taken by somebody's client.
-const RANGE: std::ops::Range<u16> = 10_240..32_768;
+const RANGE: Range<u16> = 10_240..32_768;
+
+/// So many ports belong together.
+const BLOCK: u16 = 256;
 
 /// How long a socket of this process that was closed may go on listening: a child that is just being started has a
 /// copy of it until it runs its program.
 const COPIES: Duration = Duration::from_secs(5);
 
-/// Those that were given out.
-static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+/// The ports that are this process's to give out.
+static BLOCKS: Mutex<Vec<Block>> = Mutex::new(Vec::new());
 
-/// A loopback port that is free, and that no other [`Port`] of this process is or was: a server can be stopped and started
-/// again on it, and a client that is left of one case cannot come to the server of another.
+/// Ports that no other process's suite takes, and the sign of that: the UDP socket of the first of them, which one process has.
+#[derive(Debug)]
+struct Block {
+    _sign: UdpSocket,
+    left: Range<u16>,
+}
+
+impl Block {
+    /// Takes one that nobody has.
+    fn take() -> io::Result<Self> {
+        let count = (RANGE.end - RANGE.start) / BLOCK;
+        let random = RandomState::new().hash_one(0) % u64::from(count);
+        let begin = u16::try_from(random).unwrap_or_default();
+        for index in (begin..count).chain(0..begin) {
+            let first = RANGE.start + index * BLOCK;
+            if let Ok(sign) = UdpSocket::bind((Ipv4Addr::LOCALHOST, first)) {
+                return Ok(Self { _sign: sign, left: first..first + BLOCK });
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::AddrInUse, "all loopback ports between 10240 and 32767 are taken"))
+    }
+}
+
+/// A loopback port that is free, and that no other [`Port`] of this process, or of another that runs beside it, is or was: a
+/// server can be stopped and started again on it, and a client that is left of one case cannot come to the server of another.
 #[derive(Debug)]
 pub struct Port(u16);
 
@@ -29,19 +55,18 @@ impl Port {
     /// Finds a free port.
     ///
     /// # Errors
-    /// When none is found in 1,000 tries.
+    /// When none is left.
     pub fn free() -> io::Result<Self> {
-        let random = RandomState::new();
-        for attempt in 0..1_000_u32 {
-            let offset = random.hash_one(attempt) % u64::from(RANGE.end - RANGE.start);
-            let port = RANGE.start + u16::try_from(offset).unwrap_or_default();
-            let is_new = TAKEN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(port);
-            let port = Self(port);
-            if is_new && reserve(port.addr()).is_ok() {
-                return Ok(port);
+        let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(block) = blocks.last_mut() {
+                let free = block.left.by_ref().map(Self).find(|port| reserve(port.addr()).is_ok());
+                if let Some(port) = free {
+                    return Ok(port);
+                }
             }
+            blocks.push(Block::take()?);
         }
-        Err(io::Error::new(io::ErrorKind::AddrInUse, "no free loopback port between 10240 and 32767"))
     }
 
     /// The number.
@@ -81,6 +106,7 @@ fn reserve(addr: SocketAddr) -> io::Result<TcpSocket> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::process::Command;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -104,6 +130,13 @@ mod tests {
             assert_eq!(numbers.len(), ports.len());
             assert!(numbers.iter().all(|number| RANGE.contains(number)));
         });
+    }
+
+    #[test]
+    fn two_processes_have_no_port_in_common() {
+        // What another process would see.
+        let (mine, other) = (Block::take().unwrap(), Block::take().unwrap());
+        assert!(mine.left.end <= other.left.start || other.left.end <= mine.left.start, "{mine:?} {other:?}");
     }
 
     #[test]
