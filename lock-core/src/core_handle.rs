@@ -29,7 +29,8 @@ pub enum Event {
         /// The claim's owner token.
         owner: OwnerToken,
     },
-    /// It is worth another look at this lock now.
+    /// It is worth another look at this lock now. Each client that waits for it sends one acquire: where many may wait and
+    /// the store keeps no queue, a backend reads first whether the lock is free.
     Look(LockName),
     /// It is worth another look at every lock: messages may have been lost, as after a reconnect.
     LookAtAll,
