@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::counts::Count;
 use crate::metadata::{Metadata, Package, text};
 use crate::process::{self, End};
+use crate::report;
 
 /// No test program may run longer. The longest ones take a few minutes.
 const BOUND: Duration = Duration::from_secs(30 * 60);
@@ -113,6 +114,7 @@ impl Program {
         };
         command.current_dir(folder);
         command.env("CARGO_MANIFEST_DIR", &self.package.folder).env("CARGO_PKG_NAME", &self.package.name);
+        command.env(report::VARIABLE, report::path());
         command
     }
 

@@ -14,6 +14,7 @@ mod metadata;
 mod parts;
 mod process;
 mod readme;
+mod report;
 mod server;
 mod test;
 

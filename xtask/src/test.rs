@@ -7,6 +7,7 @@ use crate::counts::{Counts, Target};
 use crate::harness::{self, Outcome, Program};
 use crate::metadata::Metadata;
 use crate::parts::Parts;
+use crate::report;
 use crate::server::Server;
 
 /// The package of the suite.
@@ -42,6 +43,9 @@ const BACKENDS: &[Backend] = &[
 /// Without BACKEND everything: unit tests, doc tests, models, simulations, the conformance suite on every backend,
 /// and all examples. With BACKEND only the suite on these. The tests start their servers themselves, on free ports
 /// of the loopback interface, and stop them again.
+///
+/// At the end stand the cases that could not prove what they are there for: a fault that a backend declares impossible, or
+/// something that it does not offer.
 ///
 /// What is missing is installed from Debian's packages, as root or with sudo. The cases that ran are held
 /// against conformance-tests/counts.toml.
@@ -113,6 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(format!("{} programs", programs.len()))
     });
     parts.result()?;
+    report::reset()?;
     for program in &programs {
         parts.run(&program.name(), || {
             let outcome = program.run(&[], &mut run.said)?;
@@ -152,6 +157,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         parts.run("counts", || run.counts.hold(&Counts::read()?, whole));
     }
 
+    let report = report::read()?;
+    if !report.is_empty() {
+        println!("\n=== cases that met what is declared instead of a fault, or had nothing to prove\n{report}");
+    }
     if !run.said.is_empty() {
         println!("\n=== what failed");
         run.said.iter().for_each(|line| println!("{line}"));
