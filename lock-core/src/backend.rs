@@ -43,7 +43,7 @@ pub trait LockBackend: Send + Sync + 'static {
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers);
 
     /// Ends the lease or place of a claim. With [`Certainty::Unsure`] also makes sure that a request of this claim that
-    /// is still under way cannot take effect later.
+    /// is still under way cannot take effect later, be it a minute later or after a restart of the store with its data.
     async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release>;
 
     /// What this backend promises. Constant once it is attached.
