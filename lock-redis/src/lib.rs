@@ -12,6 +12,7 @@ mod keys;
 mod line;
 mod outbox;
 mod replies;
+mod reply;
 mod scripts;
 mod server_clock;
 mod settings;

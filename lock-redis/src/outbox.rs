@@ -9,13 +9,14 @@ use std::pin::pin;
 use std::sync::Mutex;
 
 use lock_core::{Error, ErrorKind, Result};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::calls::{Answered, Ask, together};
 use crate::conn::Conn;
 use crate::errors::Failure;
 use crate::line::Inner;
+use crate::reply::{Callers, PendingReply, ReplySender, reply};
 use crate::shared::{Shared, lock};
 
 /// How many requests go out together: beyond that nothing is gained, and the server stands still for others meanwhile.
@@ -62,13 +63,13 @@ struct Waiting {
 /// How a request goes out.
 enum Put<'a> {
     Alone(Alone<'a>, Ask),
-    Waits(oneshot::Receiver<Result<Answered>>),
+    Waits(PendingReply<Result<Answered>>),
 }
 
 struct Letter {
     ask: Ask,
     until: Instant,
-    answer: oneshot::Sender<Result<Answered>>,
+    answer: ReplySender<Result<Answered>>,
 }
 
 impl Inner {
@@ -80,7 +81,7 @@ impl Inner {
             Put::Waits(told) => {
                 self.want();
                 // Whoever sends keeps to the bound, for all at once: a timer for each would cost more than the rest of this.
-                told.await.unwrap_or_else(|_| Err(Failure::closed().into()))
+                told.await.unwrap_or_else(|| Err(Failure::closed().into()))
             }
         }
     }
@@ -123,9 +124,9 @@ impl Outbox {
             waiting.alone += 1;
             return Put::Alone(Alone(self), ask);
         }
-        let (answer, told) = oneshot::channel();
+        let (answer, told) = reply();
         if waiting.closed {
-            let _ = answer.send(Err(shut_down()));
+            answer.send(Err(shut_down()), &mut Callers::default());
             return Put::Waits(told);
         }
         waiting.queue.push_back(Letter { ask, until, answer });
@@ -155,7 +156,7 @@ impl Outbox {
         let mut first: Option<usize> = None;
         while letters.len() < TOGETHER && others.len() < TOGETHER {
             let Some(letter) = waiting.queue.pop_front() else { break };
-            if letter.answer.is_closed() {
+            if letter.answer.is_abandoned() {
                 continue;
             }
             if letter.ask.is_acquire() {
@@ -183,8 +184,9 @@ impl Outbox {
     /// Answers everything that waits with an error: it was not sent.
     pub(crate) fn refuse_all(&self, why: &Error) {
         let letters = std::mem::take(&mut lock(&self.waiting).queue);
+        let mut callers = Callers::default();
         for letter in letters {
-            let _ = letter.answer.send(Err(why.clone()));
+            letter.answer.send(Err(why.clone()), &mut callers);
         }
     }
 
@@ -206,10 +208,12 @@ impl Outbox {
                 waiting.watched = next.is_some();
                 (late, next)
             };
+            let mut callers = Callers::default();
             for letter in late {
                 let text = "the request could not be sent within the bound (`timeout` in the URL)";
-                let _ = letter.answer.send(Err(Error::new(ErrorKind::Unavailable, text)));
+                letter.answer.send(Err(Error::new(ErrorKind::Unavailable, text)), &mut callers);
             }
+            drop(callers);
             match next {
                 Some(next) => sleep_until(next).await,
                 None => self.begun.notified().await,
@@ -256,15 +260,19 @@ async fn carry(shared: &Shared, conn: &Conn, letters: Vec<Letter>) {
             answers = &mut call => break answers,
             () = sleep_until(first) => {
                 if let Some((_, answer)) = open.pop_front() {
-                    let _ = answer.send(Err(Failure::Silent.into()));
+                    answer.send(Err(Failure::Silent.into()), &mut Callers::default());
                 }
             }
         }
     };
     let answers = answers.drain(asks.len() - open.len()..);
+    let mut callers = Callers::default();
     for ((_, sender), answer) in open.into_iter().zip(answers) {
-        let _ = sender.send(answer);
+        sender.send(answer, &mut callers);
     }
+    callers.wake_together();
+    // They are woken now, and the next call leaves after their turn.
+    tokio::task::yield_now().await;
 }
 
 /// A request that is under way alone.
