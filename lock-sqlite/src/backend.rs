@@ -32,7 +32,8 @@ use crate::worker::Worker;
 /// - **A process that stands still in the middle of a write** (SIGSTOP, a debugger, a frozen container) keeps all others from writing
 ///   until it goes on or ends. A write takes some 20 µs. Others get `Unavailable` after the call's bound, and holders that
 ///   cannot renew are told of their loss in time.
-/// - **Out of the domain**: the file is deleted or replaced under its users, or shared between machines. Then only the
+/// - **Out of the domain**: the file, its `-wal` or its `-shm` is deleted, replaced or truncated under its users, or the file is shared
+///   between machines or by two paths. Then only the
 ///   fencing token decides.
 pub struct SqliteBackend {
     pub(crate) shared: Arc<Shared>,
@@ -47,8 +48,8 @@ impl SqliteBackend {
     /// # Errors
     /// `InvalidInput` for a bad URL or the path of a folder; `Unavailable` when the folder is not there, when other processes
     /// write for the whole [`timeout`](Settings::timeout), or when the disk takes longer than that and than 10 s; `Auth` when one
-    /// may not write there; `Unsupported` on a file system that other machines may share, for a file that is not a database, and for
-    /// tables of another version.
+    /// may not write there; `Unsupported` on a file system that other machines may share, for a file with a second path (a hard link, a
+    /// mount of the file alone), for a file that is not a database, and for tables of another version.
     ///
     /// # Cancel safety
     /// Dropped, it may have made the file.
@@ -112,8 +113,9 @@ impl SqliteBackend {
     ) -> Result<T> {
         match self.shared.file.at_once(&work) {
             Some(Ok(done)) => Ok(done),
-            Some(Err(Failure::Busy)) | None => self.worker.run(self.until(), work).await,
-            Some(Err(failure)) => Err(failure.into()),
+            Some(Err(failure)) if !failure.is_transient() => Err(failure.into()),
+            // The file's thread waits for whoever writes, and makes room.
+            Some(Err(_)) | None => self.worker.run(self.until(), work).await,
         }
     }
 

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::open_files::beside;
+
 /// How often somebody looks by himself who cannot hear.
 const POLL: Duration = Duration::from_millis(25);
 
@@ -17,47 +19,57 @@ const POLL: Duration = Duration::from_millis(25);
 #[derive(Debug)]
 pub(crate) struct Bell {
     locks: PathBuf,
-    path: PathBuf,
 }
 
 impl Bell {
     pub(crate) fn of(locks: &Path) -> Self {
-        let mut path = locks.as_os_str().to_owned();
-        path.push("-bell");
-        Self { locks: locks.to_owned(), path: path.into() }
+        Self { locks: locks.to_owned() }
+    }
+
+    /// It lies beside the file itself, and not beside a symbolic link to it.
+    fn path(&self) -> PathBuf {
+        beside(&self.locks.canonicalize().unwrap_or_else(|_| self.locks.clone()), "-bell")
     }
 
     /// Tells everybody who listens. A bell that cannot be rung costs them time: they look by themselves within a second.
     pub(crate) fn ring(&self) {
-        match OpenOptions::new().write(true).open(&self.path) {
+        let path = self.path();
+        match OpenOptions::new().write(true).open(&path) {
             Ok(mut file) => {
                 let _ = file.write_all(b".");
             }
             // Whoever listens makes it first.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::debug!(path = %self.path.display(), %error, "those who wait for a lock cannot be told");
+                tracing::debug!(path = %path.display(), %error, "those who wait for a lock cannot be told");
             }
         }
     }
 
     /// Makes it, for those who may write to the file of the locks.
-    fn hang(&self) -> std::io::Result<()> {
+    fn hang(&self) -> std::io::Result<PathBuf> {
+        let path = self.path();
         let mut options = OpenOptions::new();
         options.create(true).write(true).truncate(false);
         #[cfg(unix)]
         {
-            use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-            let mode = std::fs::metadata(&self.locks)?.permissions().mode() & 0o777;
-            let made = options.mode(mode).open(&self.path)?;
-            // The user's mask may have taken something away. It is somebody else's file if that may not be changed.
-            if made.metadata()?.permissions().mode() & 0o777 != mode {
+            use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+            let locks = std::fs::metadata(&self.locks)?;
+            let mode = locks.mode() & 0o777;
+            let made = options.mode(mode).open(&path)?;
+            let found = made.metadata()?;
+            // It is somebody else's file if nothing of it may be changed. Root makes it for the owner of the locks.
+            if (found.uid(), found.gid()) != (locks.uid(), locks.gid()) {
+                let _ = fchown(&made, Some(locks.uid()), Some(locks.gid()));
+            }
+            // The user's mask may have taken something away.
+            if found.mode() & 0o777 != mode {
                 let _ = made.set_permissions(PermissionsExt::from_mode(mode));
             }
-            Ok(())
         }
         #[cfg(not(unix))]
-        options.open(&self.path).map(drop)
+        options.open(&path)?;
+        Ok(path)
     }
 }
 
@@ -100,10 +112,10 @@ impl<'a> Listener<'a> {
     }
 
     fn listen(&mut self) {
-        self.ears = match self.bell.hang().and_then(|()| ears::Ears::new(&self.bell.path, &self.alarm.ears)) {
+        self.ears = match self.bell.hang().and_then(|path| ears::Ears::new(&path, &self.alarm.ears)) {
             Ok(ears) => Some(ears),
             Err(error) => {
-                let path = self.bell.path.display();
+                let path = self.bell.locks.display();
                 tracing::debug!(%path, %error, "no ears for releases: looking every {} ms", POLL.as_millis());
                 None
             }
@@ -260,7 +272,7 @@ mod tests {
         let (bell, alarm) = (bell(&folder), Alarm::default());
         // Nobody listens: nothing is made for it.
         bell.ring();
-        assert!(!bell.path.exists());
+        assert!(!bell.path().exists());
         let mut listener = Listener::new(&bell, &alarm);
         assert!(listener.ears.is_some());
         let begin = Instant::now();
@@ -269,9 +281,9 @@ mod tests {
         listener.wait(LONG);
         alarm.raise();
         listener.wait(LONG);
-        std::fs::remove_file(&bell.path).unwrap();
+        std::fs::remove_file(bell.path()).unwrap();
         listener.wait(LONG);
-        assert!(bell.path.exists(), "it is made again");
+        assert!(bell.path().exists(), "it is made again");
         bell.ring();
         listener.wait(LONG);
         assert!(begin.elapsed() < LONG, "something was not noticed");
@@ -298,7 +310,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let bell = bell(&folder);
         std::fs::set_permissions(&bell.locks, PermissionsExt::from_mode(0o660)).unwrap();
-        bell.hang().unwrap();
-        assert_eq!(std::fs::metadata(&bell.path).unwrap().permissions().mode() & 0o777, 0o660);
+        let path = bell.hang().unwrap();
+        assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o660);
     }
 }

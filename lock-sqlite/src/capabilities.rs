@@ -32,8 +32,9 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
     it.exclusion_ends = &[
-        "somebody deletes or replaces the file, its `-wal` or its `-shm`, or puts an older copy in its place, while locks are held",
+        "somebody deletes, replaces or truncates the file, its `-wal` or its `-shm`, or puts an older copy in its place, while locks are held",
         "the file is reached from two machines, by a way that cannot be told from a local disk",
+        "the file is reached by two paths, and the second one (a bind mount in another mount namespace) cannot be seen",
         "somebody changes the table `leasehold_locks` by hand",
     ];
     it

@@ -20,7 +20,10 @@ pub(crate) enum Failure {
 impl From<rusqlite::Error> for Failure {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
+            // SQLite gives up on a lock of the WAL that many fight for with an error of its "locking protocol".
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => {
+                Self::Busy
+            }
             _ => Self::Sql(error),
         }
     }
@@ -47,6 +50,16 @@ impl Failure {
         }
     }
 
+    /// Whether the file's thread may succeed with the same: it had no effect, and was in the way of another or of a full disk.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Busy) || self.is_full_disk()
+    }
+
+    /// Whether the disk has no room for a write.
+    pub(crate) fn is_full_disk(&self) -> bool {
+        matches!(self, Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull))
+    }
+
     /// The same failure of something that certainly had no effect on any lock.
     pub(crate) fn without_effect(self) -> Error {
         let error = Error::from(self);
@@ -59,6 +72,30 @@ pub(crate) fn busy() -> Error {
     Error::new(
         ErrorKind::Unavailable,
         "another process was writing to the file for the whole call; does one hold a transaction open, or stand still in it?",
+    )
+}
+
+/// The files at the path are not those that SQLite works on.
+pub(crate) fn replaced() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the file, its `-wal` or its `-shm` was deleted or replaced, and a connection of this process still uses the old one: close it",
+    )
+}
+
+/// The `-wal` is not the one that other processes have written to.
+pub(crate) fn lost_wal() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the `-wal` was deleted or truncated while processes had the file open: SQLite can use the file when all have closed it (`fuser`)",
+    )
+}
+
+/// Nobody got to write within the bound of a call, to a file that is empty: others have it open, so it was not so before.
+pub(crate) fn truncated() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the file is empty and other processes have it open: was it truncated? Stop them (`fuser`), then try again",
     )
 }
 
@@ -119,6 +156,7 @@ mod tests {
             (ffi::SQLITE_BUSY_SNAPSHOT, Unavailable),
             (ffi::SQLITE_BUSY_RECOVERY, Unavailable),
             (ffi::SQLITE_LOCKED, Unavailable),
+            (ffi::SQLITE_PROTOCOL, Unavailable),
             (ffi::SQLITE_FULL, Capacity),
             (ffi::SQLITE_NOMEM, Capacity),
             (ffi::SQLITE_READONLY, Auth),

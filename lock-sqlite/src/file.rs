@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use lock_core::Result;
@@ -25,12 +25,15 @@ pub(crate) struct File {
     /// Empty until it is first needed, and after it has failed.
     writer: Mutex<Option<Store>>,
     writes: AtomicU32,
+    /// The last write found no room on the disk.
+    is_full: AtomicBool,
 }
 
 impl File {
     pub(crate) fn new(path: PathBuf, settings: Settings, machine: Machine) -> Self {
         let (writer, writes, upkeep) = (Mutex::default(), AtomicU32::new(0), Upkeep::default());
-        Self { path, settings, machine, upkeep, in_state_folder: false, writer, writes }
+        let is_full = AtomicBool::new(false);
+        Self { path, settings, machine, upkeep, in_state_folder: false, writer, writes, is_full }
     }
 
     /// The same in the user's state folder, which is made when the file is opened.
@@ -40,6 +43,10 @@ impl File {
 
     pub(crate) fn now(&self) -> Moment {
         self.machine.now()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|found| found.len() == 0)
     }
 
     /// Works with the connection here and now, if nothing is in the way: it is open, nobody of this process uses it, and it
@@ -56,8 +63,11 @@ impl File {
         };
         let store = writer.as_ref().filter(|store| store.is_current())?;
         let done = work(store, &self.now());
-        if done.as_ref().is_err_and(Failure::breaks_the_connection) {
-            *writer = None;
+        if let Err(failure) = &done {
+            self.note_failure(failure);
+            if failure.breaks_the_connection() {
+                *writer = None;
+            }
         }
         drop(writer);
         if done.is_ok() {
@@ -69,6 +79,25 @@ impl File {
     /// The connection for the file's thread, which may wait.
     pub(crate) fn writer(&self) -> Writer<'_> {
         Writer { file: self, slot: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// Has room made in the `-wal` before the next write of the file's thread, if there was none for this one.
+    pub(crate) fn note_failure(&self, failure: &Failure) {
+        if failure.is_full_disk() {
+            self.is_full.store(true, Ordering::Release);
+        }
+    }
+
+    /// Closes the connection if it is of no more use. While nobody calls, it would keep deleted files alive, and others from repairing
+    /// the database: SQLite does that when the last connection is closed.
+    pub(crate) fn check_connection(&self) {
+        let Ok(mut writer) = self.writer.try_lock() else { return };
+        if let Some(store) = &*writer
+            && !(store.is_in_place() && store.holds_our_tables().unwrap_or(false))
+        {
+            tracing::warn!(path = %self.path.display(), "the file of the locks was deleted, replaced or damaged");
+            *writer = None;
+        }
     }
 
     /// Has the file looked after, every so many writes.
@@ -96,17 +125,20 @@ impl Writer<'_> {
     /// The store; opened when it is not, or not the file at the path any more.
     pub(crate) fn store(&mut self) -> Result<&Store, Failure> {
         if let Some(store) = self.slot.take() {
-            if store.is_current() {
+            if store.is_in_place() {
+                if self.file.is_full.swap(false, Ordering::AcqRel) {
+                    store.make_room();
+                }
                 return Ok(self.slot.insert(store));
             }
             let path = self.file.path.display();
             tracing::warn!(%path, "the file of the locks was deleted or replaced; it is opened anew");
-            store.leave_quietly();
         }
         if self.file.in_state_folder {
             make_state_folder(&self.file.path).map_err(Failure::Found)?;
         }
         location::check(&self.file.path).map_err(Failure::Found)?;
+        location::make(&self.file.path);
         let store = Store::open(&self.file.path)?;
         store.prepare()?;
         if store.has_empty_wal() {
@@ -123,17 +155,13 @@ impl Writer<'_> {
         Ok(self.slot.insert(store))
     }
 
-    /// The store, if it is open.
+    /// The store, if it is open and still is the file at the path.
     pub(crate) fn opened(&self) -> Option<&Store> {
-        self.slot.as_ref()
+        self.slot.as_ref().filter(|store| store.is_current())
     }
 
     /// Closes the connection: what is in doubt is rolled back with it.
     pub(crate) fn close(mut self) {
-        if let Some(store) = self.slot.take()
-            && !store.is_current()
-        {
-            store.leave_quietly();
-        }
+        *self.slot = None;
     }
 }

@@ -8,6 +8,7 @@ mod fence;
 mod file;
 mod location;
 mod machine;
+mod open_files;
 mod settings;
 mod shared;
 mod store;

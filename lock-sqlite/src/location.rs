@@ -8,7 +8,7 @@ use lock_core::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// `Unavailable` when the folder is not there, `InvalidInput` for the path of a folder, `Auth` without the permission to write,
-/// `Unsupported` on a file system that is shared with other machines, where that can be told.
+/// `Unsupported` on a file system that is shared with other machines, where that can be told, and for a file that has a second path.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match std::fs::metadata(folder) {
@@ -34,6 +34,10 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         );
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
+    if let Some(why) = second_path(path) {
+        let text = format!("{} {why}", path.display());
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
     let (what, may_write) = match std::fs::metadata(path) {
         Ok(_) => (path, may_write(path)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => (folder, may_write(folder)),
@@ -43,6 +47,54 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         let text = format!("{} may not be written: check its permissions, and as whom you run", what.display());
         Error::new(ErrorKind::Auth, text).with_source(error)
     })
+}
+
+/// Makes a file that is not there. Its group may write to it if the group of the folder may write there, whatever the umask of
+/// whoever comes first; SQLite gives `-wal` and `-shm` the permissions of the file. Errors are left to whoever opens it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn make(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, chmod, mknodat, stat};
+    const GROUP_WRITES: u32 = 0o020;
+    let readable = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+    // It opens nothing: to close a file that SQLite has open as well would end its locks.
+    if mknodat(CWD, path, FileType::RegularFile, readable, 0).is_err() {
+        return;
+    }
+    let Some(folder) = path.parent().and_then(|folder| stat(folder).ok()) else { return };
+    let Ok(made) = stat(path) else { return };
+    if folder.st_mode & GROUP_WRITES != 0 && folder.st_gid == made.st_gid {
+        let _ = chmod(path, Mode::from_raw_mode(made.st_mode) | Mode::RGRP | Mode::WGRP);
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn make(_path: &Path) {}
+
+/// Why a file has a second path: SQLite would keep another `-wal` and `-shm` beside that one, and each path would have locks of its
+/// own.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn second_path(path: &Path) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let links = std::fs::metadata(path).ok()?.nlink();
+    if links > 1 {
+        return Some(format!("has {links} hard links: each would have locks of its own. Remove the others"));
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    is_mount_point(&mounts, &path.canonicalize().ok()?).then(|| {
+        "is a mount point: whoever reaches the file by another path would have locks of its own. Mount its folder instead"
+            .to_owned()
+    })
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn second_path(_path: &Path) -> Option<String> {
+    None
+}
+
+/// Whether a canonical path is a mount point, by the text of `/proc/self/mountinfo`.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn is_mount_point(mounts: &str, path: &Path) -> bool {
+    mounts.lines().filter_map(|line| line.split(' ').nth(4)).any(|point| Path::new(&unescape(point)) == path)
 }
 
 /// Asks the system, which opens nothing: to close a file that SQLite has open as well would end its locks. Without this SQLite
@@ -206,6 +258,24 @@ mod tests {
         assert_eq!(shared("/mnt/my share/a").as_deref(), Some("fuse.sshfs"));
         assert_eq!(shared("/mnt/local/over/a").as_deref(), Some("virtiofs"));
         assert_eq!(shared("/mnt/local/a"), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_file_with_a_second_path_is_refused() {
+        let mounts =
+            "22 1 8:1 / / rw - ext4 /dev/root rw\n30 22 8:1 /srv/l.db /my\\040locks.db rw - ext4 /dev/root rw\n";
+        assert!(is_mount_point(mounts, Path::new("/my locks.db")));
+        assert!(!is_mount_point(mounts, Path::new("/my")) && !is_mount_point(mounts, Path::new("/srv/l.db")));
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("locks.db"), folder.path().join("link.db"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(check(&file).is_ok() && check(&link).is_ok(), "SQLite follows symbolic links");
+        std::fs::remove_file(&link).unwrap();
+        std::fs::hard_link(&file, &link).unwrap();
+        assert_eq!(kind_of(check(&file)), ErrorKind::Unsupported);
+        assert_eq!(kind_of(check(&link)), ErrorKind::Unsupported);
     }
 
     #[test]

@@ -7,8 +7,9 @@ use lock_core::{Claim, Error, ErrorKind, Extend, FencingToken, IfHeld, LeaseRef,
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Params, Row, params};
 
-use crate::errors::Failure;
+use crate::errors::{Failure, lost_wal, replaced};
 use crate::machine::{Moment, micros};
+use crate::open_files::{FilesState, OpenFiles, beside};
 
 type Result<T> = std::result::Result<T, Failure>;
 
@@ -84,7 +85,7 @@ WHERE name = ?1 AND fence = ?2 AND owner <> x'' AND (boot <> ?5 OR until > ?4) A
 pub(crate) struct Store {
     connection: Connection,
     path: PathBuf,
-    identity: Option<(u64, u64)>,
+    files: OpenFiles,
 }
 
 /// Whether a claim was refused before and has waited since.
@@ -145,7 +146,12 @@ impl Store {
         // Writes are lost with the power only. Leases are judged by the boot then, and tokens rise by the wall clock.
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-        Ok(Self { connection, path: path.to_owned(), identity: identity(path) })
+        // What is read makes SQLite open all of its files.
+        connection.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
+        let resolved = connection.path().map_or_else(|| path.to_owned(), PathBuf::from);
+        let files = OpenFiles::of(path, &resolved).map_err(|error| Failure::Found(replaced().with_source(error)))?;
+        let store = Self { connection, path: path.to_owned(), files };
+        if store.has_whole_wal()? { Ok(store) } else { Err(Failure::Found(lost_wal())) }
     }
 
     /// Makes the tables when they are missing, and refuses another version of them.
@@ -153,6 +159,8 @@ impl Store {
         if !self.holds_our_tables()? {
             // One transaction: whoever opens it next finds all of it or nothing.
             self.together(|| self.connection.execute_batch(SCHEMA).map_err(Failure::from))??;
+            // What is in the file already can be written again on a full disk.
+            self.make_room();
         }
         let version: i64 =
             self.connection.query_row("SELECT max(version) FROM leasehold_format", [], |row| row.get(0))?;
@@ -172,11 +180,15 @@ impl Store {
         self.execute(TOUCH, []).map(drop)
     }
 
+    /// Copies the WAL into the file, so that the next write begins the WAL anew: that needs no room on the disk.
+    pub(crate) fn make_room(&self) {
+        // Where that fails too, the next write tells.
+        let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    }
+
     /// Whether the WAL has nothing in it: nobody else has the file open, or nobody has written yet.
     pub(crate) fn has_empty_wal(&self) -> bool {
-        let mut wal = self.path.as_os_str().to_owned();
-        wal.push("-wal");
-        std::fs::metadata(wal).is_ok_and(|found| found.len() == 0)
+        std::fs::metadata(beside(&self.path, "-wal")).is_ok_and(|found| found.len() == 0)
     }
 
     pub(crate) fn holds_our_tables(&self) -> Result<bool> {
@@ -184,9 +196,36 @@ impl Store {
         Ok(self.connection.query_row(known, [], |row| row.get::<_, i64>(0))? == 2)
     }
 
-    /// Whether the path still leads to the file that was opened: somebody may have deleted or replaced it.
+    /// Whether the path still leads to the files that were opened: somebody may have deleted, replaced or truncated one. Cheap
+    /// enough for each call.
     pub(crate) fn is_current(&self) -> bool {
-        self.identity.is_some() && identity(&self.path) == self.identity
+        match self.files.state() {
+            FilesState::Current => true,
+            FilesState::WalShrunk => self.has_whole_wal().unwrap_or(false),
+            FilesState::Replaced => false,
+        }
+    }
+
+    /// The same and more, for whoever is in no hurry: that nobody moved `-wal` or `-shm` away either.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.is_current() && self.files.are_at_their_paths()
+    }
+
+    /// Whether the `-wal` has all the frames that the `-shm` counts. One that was deleted or truncated under its users has not, and
+    /// what is written behind the gap would damage the database.
+    fn has_whole_wal(&self) -> Result<bool> {
+        let page: i64 = self.connection.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+        // Another program's checkpoint may truncate it between the two readings.
+        for _ in 0..3 {
+            let frames: i64 = self.connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get(1))?;
+            let length = self.files.wal_length();
+            // A header, then frames with a header each.
+            if frames <= 0 || (32 + frames * (24 + page)).unsigned_abs() <= length {
+                self.files.accept_wal(length);
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Leaves what belongs to the path alone when this is closed. The last connection to a file checkpoints and deletes `-wal`
@@ -379,6 +418,14 @@ impl Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        if !self.is_in_place() {
+            self.leave_quietly();
+        }
+    }
+}
+
 /// Refuses a row of another format.
 pub(crate) fn check_format(format: &str) -> Result<()> {
     if format == FORMAT {
@@ -387,19 +434,6 @@ pub(crate) fn check_format(format: &str) -> Result<()> {
     let text =
         format!("the lock's record has the format {format:?}, and this version knows {FORMAT:?}: update Leasehold");
     Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)))
-}
-
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = std::fs::metadata(path).ok()?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        Some((found.dev(), found.ino()))
-    }
-    #[cfg(not(unix))]
-    {
-        Some((0, u64::from(found.is_file())))
-    }
 }
 
 fn name_of(name: &LockName) -> &[u8] {

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lock_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
-use crate::errors::{Failure, busy, slow};
+use crate::errors::{Failure, busy, slow, truncated};
 use crate::file::File;
 use crate::machine::Moment;
 use crate::store::Store;
@@ -21,6 +21,9 @@ const BATCH: usize = 64;
 /// How long whoever waits for the file to be opened waits for the disk: making a file, or the log of one that nobody had open,
 /// waits for it several times, and a disk that others keep busy may take seconds.
 pub(crate) const OPENING: Duration = Duration::from_secs(10);
+
+/// How often the connection is checked, whether or not there are requests.
+const CHECK: Duration = Duration::from_secs(1);
 
 /// The pauses between two attempts to begin while another process writes.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
@@ -99,8 +102,12 @@ impl Fate {
     }
 
     /// Why it was not begun in time.
-    fn why_not(&self) -> Error {
-        if self.refused.load(Ordering::Acquire) { busy() } else { slow() }
+    fn why_not(&self, file: &File) -> Error {
+        match self.refused.load(Ordering::Acquire) {
+            true if file.is_empty() => truncated(),
+            true => busy(),
+            false => slow(),
+        }
     }
 }
 
@@ -157,7 +164,7 @@ impl Worker {
         self.send(Request { fate: caller.0.clone(), until: busy_until, work })?;
         match tokio::time::timeout_at(until.into(), answer).await {
             Ok(Ok(told)) => told,
-            Ok(Err(_)) | Err(_) if caller.0.decide(GIVEN_UP) => Err(caller.0.why_not()),
+            Ok(Err(_)) | Err(_) if caller.0.decide(GIVEN_UP) => Err(caller.0.why_not(&self.file)),
             Ok(Err(_)) | Err(_) => {
                 Err(Error::new(ErrorKind::Indeterminate, "the file did not take the write in time; is the disk slow?"))
             }
@@ -188,7 +195,15 @@ impl Worker {
 }
 
 fn serve(file: &Arc<File>, queue: &Receiver<Request>) {
-    while let Ok(first) = queue.recv() {
+    loop {
+        let first = match queue.recv_timeout(CHECK) {
+            Ok(first) => first,
+            Err(RecvTimeoutError::Timeout) => {
+                file.check_connection();
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
         let mut waiting = VecDeque::from([first]);
         // A panic leaves the callers of its batch without an answer, and nobody else.
         if catch_unwind(AssertUnwindSafe(|| serve_all(file, queue, &mut waiting))).is_err() {
@@ -254,7 +269,10 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
         done.push(request);
     }
     let outcome = if store.is_in_transaction() {
-        store.commit().map_err(Error::from)
+        store.commit().map_err(|failure| {
+            file.note_failure(&failure);
+            Error::from(failure)
+        })
     } else {
         Err(Error::new(ErrorKind::Unavailable, "the write was taken back, because another one with it failed"))
     };

@@ -58,3 +58,81 @@ async fn an_unopened_file_is_waited_for_within_the_wait_of_an_acquire() {
     other.execute_batch("ROLLBACK").unwrap();
     assert!(waiting.await.unwrap().unwrap().is_held());
 }
+
+fn beside(path: &Path, suffix: &str) -> std::path::PathBuf {
+    format!("{}{suffix}", path.display()).into()
+}
+
+/// SQLite has one `-shm` for all connections of a process to a file, and keeps it until the last of them is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_nobody_calls_lets_go_of_a_deleted_file() {
+    let folder = folder();
+    let path = folder.path().join("locks.db");
+    let (one, idle) = (client(&path).await, client(&path).await);
+    idle.lock("other").acquire().await.unwrap().release().await.unwrap();
+    std::fs::remove_file(beside(&path, "-shm")).unwrap();
+    one.lock("job").acquire().await.unwrap().release().await.unwrap();
+    assert!(beside(&path, "-shm").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_of_the_program_that_keeps_a_deleted_file_is_named() {
+    let folder = folder();
+    let path = folder.path().join("locks.db");
+    let client = client(&path).await;
+    let own = rusqlite::Connection::open(&path).unwrap();
+    own.query_row("SELECT count(*) FROM leasehold_locks", [], |_| Ok(())).unwrap();
+    std::fs::remove_file(beside(&path, "-shm")).unwrap();
+    let error = client.lock("job").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("connection of this process"), "{error}");
+    drop(own);
+    client.lock("job").acquire().await.unwrap().release().await.unwrap();
+}
+
+/// Another program is in the way of a start: of the change to WAL mode, of making the tables, or of the first write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_behind_another_programs_transaction_is_unavailable() {
+    let ours = "PRAGMA journal_mode = wal; CREATE TABLE t (a)";
+    let theirs = "CREATE TABLE t (a); INSERT INTO t VALUES (1)";
+    let mut settings = Settings::default();
+    settings.timeout = 200 * MS;
+    for (setup, begin) in [
+        (ours, "BEGIN IMMEDIATE"),
+        (ours, "BEGIN EXCLUSIVE"),
+        (theirs, "BEGIN; SELECT * FROM t"),
+        (theirs, "BEGIN IMMEDIATE"),
+        (theirs, "BEGIN IMMEDIATE; INSERT INTO t VALUES (2)"),
+        (theirs, "BEGIN EXCLUSIVE"),
+    ] {
+        let folder = folder();
+        let path = folder.path().join("app.db");
+        let other = rusqlite::Connection::open(&path).unwrap();
+        other.execute_batch(setup).unwrap();
+        other.execute_batch(begin).unwrap();
+        let started = std::time::Instant::now();
+        let error = SqliteBackend::at(&path, settings.clone()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{begin}: {error}");
+        assert!(error.to_string().contains("another process was writing"), "{begin}: {error}");
+        // A slow disk is given 10 s, and another program is not.
+        assert!(started.elapsed() < Duration::from_secs(8), "{begin}");
+        other.execute_batch("ROLLBACK").unwrap();
+        SqliteBackend::at(&path, settings.clone()).await.unwrap_or_else(|error| panic!("after {begin}: {error}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_symbolic_link_leads_to_the_same_locks() {
+    let folder = folder();
+    let path = folder.path().join("data.db");
+    let link = folder.path().join("locks.db");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let (one, two) = (client(&link).await, client(&path).await);
+    let guard = one.lock("job").acquire().await.unwrap();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_none());
+    let waiter = tokio::spawn(async move { two.lock("job").acquire().await });
+    tokio::time::sleep(50 * MS).await;
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+    assert!(beside(&path, "-bell").exists() && !beside(&link, "-bell").exists());
+}

@@ -82,10 +82,17 @@ impl SqliteFixture {
     }
 }
 
-/// How many times this process has a file open.
+/// How many times this process has a file open for reading or writing. What only names it (`O_PATH`) does not count.
 pub(super) fn open_files(path: &Path) -> u64 {
     let open = std::fs::read_dir("/proc/self/fd").unwrap_or_else(|error| panic!("/proc is not mounted: {error}"));
-    let leads_there = |entry: &std::fs::DirEntry| std::fs::read_link(entry.path()).is_ok_and(|link| link == path);
+    let leads_there = |entry: &std::fs::DirEntry| {
+        let is_open = || {
+            let info = std::fs::read_to_string(Path::new("/proc/self/fdinfo").join(entry.file_name())).ok()?;
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?.trim().to_owned();
+            Some(u32::from_str_radix(&flags, 8).ok()? & rustix::fs::OFlags::PATH.bits() == 0)
+        };
+        std::fs::read_link(entry.path()).is_ok_and(|link| link == path) && is_open().unwrap_or(false)
+    };
     open.filter_map(Result::ok).filter(leads_there).count() as u64
 }
 

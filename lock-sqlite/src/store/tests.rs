@@ -367,3 +367,34 @@ fn a_file_that_is_no_database_is_unsupported() {
     let error = Store::open(&path).err().expect("a text is no database").without_effect();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
 }
+
+#[test]
+fn only_a_wal_that_lacks_frames_is_damaged() {
+    let file = File::new();
+    let wal = beside(&file.store.path, "-wal");
+    let length = || std::fs::metadata(&wal).unwrap().len();
+    file.acquire(&claim(1), &at(100));
+    assert!(file.store.is_in_place() && length() > 0);
+    // Another program's checkpoint may truncate it.
+    let other = rusqlite::Connection::open(&file.store.path).unwrap();
+    other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    assert_eq!(length(), 0);
+    assert!(file.store.is_in_place());
+    file.release(&claim(1), &at(101));
+    assert!(file.store.is_in_place() && length() > 0);
+    std::fs::OpenOptions::new().write(true).open(&wal).unwrap().set_len(length() - 1).unwrap();
+    assert!(!file.store.is_current());
+    assert!(!file.store.is_current(), "it is not forgotten");
+}
+
+#[test]
+fn nobody_writes_behind_the_gap_of_a_truncated_wal() {
+    let file = File::new();
+    file.store.make_room();
+    file.acquire(&claim(1), &at(100));
+    let wal = std::fs::OpenOptions::new().write(true).open(beside(&file.store.path, "-wal")).unwrap();
+    wal.set_len(0).unwrap();
+    let error = Store::open(&file.store.path).err().expect("frames are missing").without_effect();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("truncated"), "{error}");
+}
