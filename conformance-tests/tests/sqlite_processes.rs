@@ -5,10 +5,14 @@
 mod bounds;
 #[path = "processes/chaos.rs"]
 mod chaos;
+#[path = "sqlite/damage.rs"]
+mod damage;
 #[path = "processes/endings.rs"]
 mod endings;
 #[path = "sqlite/file.rs"]
 mod file;
+#[path = "sqlite/place.rs"]
+mod place;
 #[path = "sqlite/stored.rs"]
 mod stored;
 #[path = "sqlite/world.rs"]

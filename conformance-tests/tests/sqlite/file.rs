@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use conformance_tests::harness::{ClockStep, Taker, TakerEvent, machine_now, micros};
 
 use super::bounds;
-use super::world::{CALL, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look, name};
+use super::world::{
+    CALL, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look, name, taker_for_all, under,
+};
 
 /// A waiter that was not told looks by itself after this, at the latest.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
@@ -23,7 +25,7 @@ fn delete(path: &Path) {
 }
 
 /// Waits until it says that something failed: the kind of the error, and its text.
-fn failed(taker: &mut Taker) -> (String, String) {
+pub(crate) fn failed(taker: &mut Taker) -> (String, String) {
     let failed = taker.next(SOON, |line| match &line.event {
         TakerEvent::Failed { kind, text, .. } => Some((kind.clone(), text.clone())),
         _ => None,
@@ -192,17 +194,8 @@ fn of_somebody_else(world: &World) -> Taker {
     if !rustix::process::geteuid().is_root() {
         return world.taker(&[]);
     }
-    // Where nobody else may look, nobody else may run anything.
-    let taker = world.path().with_file_name("taker");
-    if !taker.exists() {
-        // Not by this process: what another case starts meanwhile would have the copy open for writing, and so nobody could run it.
-        let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_taker")).arg(&taker).status().unwrap();
-        assert!(copied.success());
-    }
-    let mut arguments = ["--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned).to_vec();
-    arguments.push(taker.display().to_string());
-    arguments.extend(bounds::arguments(&world.url()));
-    Taker::start("setpriv", &arguments).unwrap_or_else(|error| panic!("`setpriv` (package util-linux): {error}"))
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    under("setpriv", &user, &taker_for_all(world), &world.url(), &[])
 }
 
 #[test]

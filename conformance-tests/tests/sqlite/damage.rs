@@ -1,0 +1,151 @@
+//! Somebody deletes, replaces or truncates one of the three files of a database that is in use. Exclusion ends there until each
+//! client has made its next call; afterwards all of them use the same files again, and nobody is stuck.
+
+use std::fs::{File, copy, remove_file, rename};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use conformance_tests::harness::{Taker, TakerEvent};
+
+use super::world::{CALL, SOON, Scene as _, TTL, World, look};
+
+/// So often a client that nobody calls checks its files, and closes them when they are not those at the path.
+const CHECK: Duration = Duration::from_secs(1);
+
+/// What can be done to a file.
+#[derive(Clone, Copy, Debug)]
+enum Damage {
+    Delete,
+    Replace,
+    MoveAway,
+    Truncate,
+}
+
+/// What the holder does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Hold,
+    Release,
+}
+
+impl Damage {
+    fn apply(self, file: &Path) {
+        let other = file.with_extension("other");
+        match self {
+            Self::Delete => remove_file(file).unwrap(),
+            Self::Replace => {
+                copy(file, &other).unwrap();
+                rename(&other, file).unwrap();
+            }
+            Self::MoveAway => rename(file, &other).unwrap(),
+            Self::Truncate => drop(File::create(file).unwrap()),
+        }
+    }
+}
+
+/// A process that comes now. While the others still have the damaged files open it may be refused, as by a store that is down.
+fn newcomer(world: &World) -> Taker {
+    let until = Instant::now() + SOON;
+    loop {
+        let mut taker = world.taker(&["--stay"]);
+        let refused = taker.next(SOON, |line| match &line.event {
+            TakerEvent::Waiting { .. } => Some(None),
+            TakerEvent::Failed { kind, text, .. } => Some(Some((kind.clone(), text.clone()))),
+            _ => None,
+        });
+        let Some((kind, text)) = refused.unwrap() else { return taker };
+        assert_eq!(kind, "Unavailable", "{text}");
+        assert!(Instant::now() < until, "still refused: {text}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// When it acquired, and with which token.
+fn grants(taker: &Taker) -> Vec<(u64, u64)> {
+    let grant = |line: &conformance_tests::harness::TakerLine| match line.event {
+        TakerEvent::Acquired { token, .. } => Some((line.at_us, token)),
+        _ => None,
+    };
+    taker.said().iter().filter_map(grant).collect()
+}
+
+/// Who holds, and everybody's turn after it: one at a time, until each has had the lock.
+fn take_turns(takers: &mut [Taker]) {
+    let until = Instant::now() + SOON;
+    loop {
+        let held: Vec<bool> = takers
+            .iter_mut()
+            .map(|taker| {
+                taker.tell("look").unwrap();
+                look(taker)
+            })
+            .collect();
+        let holders = held.iter().filter(|held| **held).count();
+        assert!(holders <= 1, "{holders} hold at once: {:#?}", takers.iter().map(Taker::said).collect::<Vec<_>>());
+        if let Some(holder) = held.iter().position(|held| *held) {
+            takers[holder].tell("release").unwrap();
+            let released = takers[holder].next(SOON, |line| match &line.event {
+                TakerEvent::Released { .. } => Some(Ok(())),
+                TakerEvent::Failed { text, .. } => Some(Err(text.clone())),
+                _ => None,
+            });
+            released.unwrap().unwrap();
+        } else if takers.iter().all(|taker| !grants(taker).is_empty()) {
+            return;
+        }
+        let said = || takers.iter().map(Taker::said).collect::<Vec<_>>();
+        assert!(Instant::now() < until, "somebody never had the lock: {:#?}", said());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn survives(suffix: &str, damage: Damage, then: Then) {
+    let world = World::new();
+    let (mut holder, _) = world.holder(&["--stay"]);
+    let waiter = world.waiter(&["--stay"]);
+    // A client that nobody calls: it must keep nobody from going on.
+    let (mut idle, _) = world.holder(&["--name", "another", "--stay"]);
+    idle.tell("release").unwrap();
+    damage.apply(&PathBuf::from(format!("{}{suffix}", world.path().display())));
+    if then == Then::Release {
+        holder.tell("release").unwrap();
+    }
+    let newcomer = newcomer(&world);
+    // By then the holder has made a call; a second holder would have taken over.
+    std::thread::sleep(TTL + CHECK + CALL);
+    let mut takers = [holder, waiter, newcomer];
+    take_turns(&mut takers);
+    let mut grants: Vec<_> = takers.iter().flat_map(grants).collect();
+    grants.sort_unstable();
+    assert!(grants.is_sorted_by_key(|(_, token)| token), "tokens do not rise: {grants:?}");
+    // Nothing is wrong with the database.
+    let state: String = world.stored().connection().query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(state, "ok");
+}
+
+/// Each damage to one file, at the same time, in worlds of their own.
+fn survives_all(suffix: &'static str) {
+    let all = [Damage::Delete, Damage::Replace, Damage::MoveAway, Damage::Truncate]
+        .into_iter()
+        .flat_map(|damage| [Then::Hold, Then::Release].map(|then| (damage, then)));
+    let started: Vec<_> = all
+        .map(|(damage, then)| ((damage, then), std::thread::spawn(move || survives(suffix, damage, then))))
+        .collect();
+    let failed: Vec<_> = started.into_iter().filter_map(|(case, thread)| thread.join().err().map(|_| case)).collect();
+    assert!(failed.is_empty(), "`locks.db{suffix}`: {failed:?}");
+}
+
+#[test]
+fn damage_to_the_database() {
+    survives_all("");
+}
+
+#[test]
+fn damage_to_the_wal() {
+    survives_all("-wal");
+}
+
+#[test]
+fn damage_to_the_shm() {
+    survives_all("-shm");
+}
