@@ -106,7 +106,7 @@ pub(crate) struct Run {
     #[arg(long, short, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// The longest hold: TERM to the command `--grace` before, KILL at its end.
+    /// The longest hold: TERM to the command `--grace` before, KILL by its end.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 

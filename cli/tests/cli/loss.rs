@@ -140,7 +140,8 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (canary, began) = (Canary::start(), Instant::now());
     until("nobody of the family runs", || !family.into_iter().any(runs));
-    assert!(begin.elapsed() >= Duration::from_millis(3900), "{:?}", begin.elapsed());
+    // No lease is asked for that lasts longer, and a holder leaves a tenth of it unused.
+    assert!(begin.elapsed() >= Duration::from_millis(3500), "{:?}", begin.elapsed());
     assert!(began.elapsed() <= Duration::from_secs(4) + canary.allowance(), "{:?}", began.elapsed());
     assert!(store.file("asked").exists());
     let (code, _, stderr) = run.end();
