@@ -298,3 +298,6 @@ impl Drop for Flight<'_> {
         waiting.looking += 1;
     }
 }
+
+#[cfg(test)]
+mod tests;
