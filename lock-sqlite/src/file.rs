@@ -165,3 +165,27 @@ impl Writer<'_> {
         *self.slot = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn only_a_broken_connection_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks.db");
+        let file = Arc::new(File::new(path, Settings::default(), Machine::this().unwrap()));
+        let fails = |failure: Failure| {
+            file.writer().store().unwrap();
+            file.at_once(move |_, _| Err::<(), _>(failure)).expect("the connection is open").unwrap_err();
+            file.writer().opened().is_some()
+        };
+        let sql = |code| Failure::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        assert!(fails(Failure::Busy));
+        assert!(fails(sql(ffi::SQLITE_FULL)));
+        assert!(!fails(sql(ffi::SQLITE_IOERR_WRITE)));
+        assert!(!fails(sql(ffi::SQLITE_CORRUPT)));
+    }
+}

@@ -453,4 +453,4 @@ pub(crate) fn duration(micros: i64) -> Duration {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

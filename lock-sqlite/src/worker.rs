@@ -288,6 +288,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::settings::Settings;
+    use crate::store::tests::UNCOMMITTABLE;
 
     fn worker(folder: &tempfile::TempDir) -> Arc<Worker> {
         let file = File::new(folder.path().join("locks.db"), Settings::default(), Machine::this().unwrap());
@@ -296,6 +297,10 @@ mod tests {
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(200)
+    }
+
+    fn later() -> Instant {
+        Instant::now() + OPENING
     }
 
     #[tokio::test]
@@ -335,5 +340,64 @@ mod tests {
         let error = called.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("is the disk slow"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_commit_that_fails_is_an_error_and_ends_the_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = worker(&folder);
+        worker.file.writer().store().unwrap().connection().execute_batch(UNCOMMITTABLE).unwrap();
+        let insert = |store: &Store, _: &Moment| {
+            store.connection().execute_batch("CREATE TEMP TABLE mark (a); INSERT INTO child VALUES (1)")?;
+            Ok(())
+        };
+        assert!(worker.run(later(), insert).await.is_err(), "what was not committed is answered as done");
+        let count = |table: &'static str| {
+            worker.run(later(), move |store, _| {
+                let sql = format!("SELECT count(*) FROM {table}");
+                Ok(store.connection().query_row(&sql, [], |row| row.get::<_, i64>(0))?)
+            })
+        };
+        assert_eq!(count("child").await.unwrap(), 0);
+        assert!(count("mark").await.is_err(), "the connection of the failed commit is used again");
+    }
+
+    #[tokio::test]
+    async fn what_was_given_up_while_another_wrote_is_never_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = worker(&folder);
+        worker.open(later()).await.unwrap();
+        let other = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let done = Arc::new(AtomicU8::new(0));
+        let work = || {
+            let done = done.clone();
+            move |_: &Store, _: &Moment| {
+                done.fetch_add(1, Ordering::AcqRel);
+                Ok(())
+            }
+        };
+        // One whose time is over, and one whose caller goes away.
+        assert_eq!(worker.run(soon(), work()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+        let dropped = tokio::time::timeout(Duration::from_millis(50), worker.run(later(), work())).await;
+        assert!(dropped.is_err());
+        other.execute_batch("ROLLBACK").unwrap();
+        worker.run(later(), |_, _| Ok(())).await.unwrap();
+        assert_eq!(done.load(Ordering::Acquire), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_given_up_at_the_last_moment_is_not_begun() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = worker(&folder);
+        let (caller, answer) = oneshot::channel();
+        let work = Job { work: Some(|_: &Store, _: &Moment| Ok(())), done: None, caller };
+        let request = Request { fate: Arc::default(), until: later(), work: Box::new(work) };
+        assert!(request.fate.decide(GIVEN_UP));
+        let mut writer = worker.file.writer();
+        let store = writer.store().unwrap();
+        store.begin().unwrap();
+        assert!(transact(&worker.file, store, std::iter::once(request)));
+        assert!(answer.await.is_err(), "it was done");
     }
 }

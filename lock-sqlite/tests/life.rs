@@ -136,3 +136,65 @@ async fn a_symbolic_link_leads_to_the_same_locks() {
     waiter.await.unwrap().unwrap().release().await.unwrap();
     assert!(beside(&path, "-bell").exists() && !beside(&link, "-bell").exists());
 }
+
+/// How a lease ends while another client waits for it. That one checks by itself once a second at the latest.
+async fn ends_at_once(what: &str, end: impl AsyncFn(&LockClient, lock_core::LockGuard)) {
+    const ROUNDS: u32 = 5;
+    let folder = folder();
+    let path = folder.path().join("locks.db");
+    let (one, two) = (client(&path).await, client(&path).await);
+    let mut waited = Duration::ZERO;
+    for _ in 0..ROUNDS {
+        let guard = one.lock("job").acquire().await.unwrap();
+        let waiter = tokio::spawn({
+            let lock = two.lock("job");
+            async move { lock.acquire().await.unwrap() }
+        });
+        // It has been refused, and its next check is far away.
+        tokio::time::sleep(200 * MS).await;
+        let begin = std::time::Instant::now();
+        end(&one, guard).await;
+        let next = waiter.await.unwrap();
+        waited += begin.elapsed();
+        next.release().await.unwrap();
+    }
+    let alone = (1000 - 200) * MS * ROUNDS;
+    assert!(waited < alone / 2, "{what}: {waited:?} for {ROUNDS} handoffs, and {alone:?} if nobody was notified");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_notified_of_a_release() {
+    ends_at_once("a release", async |_, guard| guard.release().await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_notified_of_a_lease_that_was_broken() {
+    ends_at_once("a break", async |client, guard| {
+        let broken = client.break_lock("job", guard.fencing_token()).await.unwrap();
+        assert!(broken.is_some());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_notified_that_a_lease_ends_sooner() {
+    let folder = folder();
+    let path = folder.path().join("locks.db");
+    let (one, two) = (client(&path).await, client(&path).await);
+    let mut waited = Duration::ZERO;
+    for _ in 0..5 {
+        let guard = one.lock("job").min_hold(400 * MS).acquire().await.unwrap();
+        let waiter = tokio::spawn({
+            let lock = two.lock("job");
+            async move { lock.acquire().await.unwrap() }
+        });
+        tokio::time::sleep(200 * MS).await;
+        let begin = std::time::Instant::now();
+        guard.release().await.unwrap();
+        let next = waiter.await.unwrap();
+        waited += begin.elapsed();
+        next.release().await.unwrap();
+    }
+    // The rest of the shortest hold is 200 ms of each, and the waiter's own check comes after 800 ms.
+    assert!(waited < 500 * MS * 5, "{waited:?}");
+}

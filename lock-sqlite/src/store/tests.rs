@@ -6,6 +6,11 @@ use lock_core::{HolderInfo, Mode, OwnerToken};
 
 use super::*;
 
+/// Tables of which a row of `child` is refused by the COMMIT, and not before.
+pub(crate) const UNCOMMITTABLE: &str = "\
+PRAGMA foreign_keys = on; CREATE TABLE parent (id INTEGER PRIMARY KEY); \
+CREATE TABLE child (id INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)";
+
 const TTL: Duration = Duration::from_secs(30);
 const SECOND: i64 = 1_000_000;
 
@@ -397,4 +402,24 @@ fn nobody_writes_behind_the_gap_of_a_truncated_wal() {
     let error = Store::open(&file.store.path).err().expect("frames are missing").without_effect();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("truncated"), "{error}");
+}
+
+#[test]
+fn an_expired_lease_of_the_same_claim_is_a_new_grant() {
+    let (file, a) = (File::new(), claim(1));
+    assert_eq!(file.acquire(&a, &at(100)), granted(0));
+    assert_eq!(file.acquire(&a, &at(130)), granted(1), "the holder of token 0 no longer holds");
+    assert_eq!(file.looks(&a, &at(160)), granted(2));
+}
+
+#[test]
+fn what_cannot_be_committed_is_rolled_back() {
+    let file = File::new();
+    file.execute(UNCOMMITTABLE);
+    let failed = file.store.together(|| file.execute("INSERT INTO child VALUES (1)"));
+    assert!(failed.is_err());
+    assert!(!file.store.is_in_transaction());
+    file.store.together(|| ()).unwrap();
+    let rows: i64 = file.store.connection().query_row("SELECT count(*) FROM child", [], |row| row.get(0)).unwrap();
+    assert_eq!(rows, 0);
 }
