@@ -340,14 +340,15 @@ impl Store {
         Ok(raised.map(token))
     }
 
-    /// Whether nobody has the lock now, on behalf of somebody who waits. Else its end will be told: whoever was granted the lock
-    /// since then does not know that somebody waits.
-    pub(crate) fn is_free(&self, name: &LockName, now: &Moment) -> Result<bool> {
-        let Some(row) = self.standing(name)? else { return Ok(true) };
-        if row.is_free(now) {
-            return Ok(true);
+    /// How long the lock is still held by its record, on behalf of somebody who waits; none when nobody has it now. An earlier end
+    /// is notified: whoever was granted the lock since then does not know that somebody waits.
+    pub(crate) fn held_for(&self, name: &LockName, now: &Moment) -> Result<Option<Duration>> {
+        let Some(row) = self.standing(name)?.filter(|row| !row.is_free(now)) else { return Ok(None) };
+        if row.boot != now.boot {
+            // Nobody knows: the next attempt adopts it.
+            return Ok(Some(Duration::MAX));
         }
-        Ok(row.boot == now.boot && !self.want(name, &row, now)?)
+        Ok(self.want(name, &row, now)?.then(|| duration(row.until - now.boottime)))
     }
 
     /// The row of a lock.

@@ -165,41 +165,45 @@ fn watch(shared: &Shared) {
     let mut idle_since = None;
     while let Next::Look(names, rest) = waiters.next(&mut idle_since) {
         let before = machine::thread_time();
-        let Looked { free, unsure } = look_at(&shared.file, names);
+        let Looked { free, unsure, first_end } = look_at(&shared.file, names);
         waiters.tell(&free);
         for name in free {
             core.event(Event::Look(name));
         }
         let spent = machine::thread_time().saturating_sub(before);
         std::thread::sleep((spent * SHARE).max(LEAST_PAUSE).min(rest));
+        // A lease that was shortened ends before its waiter's own check.
+        let rest = rest.min(first_end);
         listener.wait(if unsure { rest.min(AGAIN) } else { rest });
     }
 }
 
 /// What a look found.
-#[derive(Default)]
 struct Looked {
     /// The locks that nobody has.
     free: Vec<LockName>,
     /// Of some it could not be noted that somebody waits: another process was writing.
     unsure: bool,
+    /// When the first of the others ends, unless it is renewed.
+    first_end: Duration,
 }
 
 fn look_at(file: &File, mut names: Vec<LockName>) -> Looked {
     names.sort();
     names.dedup();
-    let mut looked = Looked::default();
+    let mut looked = Looked { free: Vec::new(), unsure: false, first_end: Duration::MAX };
     for some in names.chunks(LOOKS) {
         let writer = file.writer();
         // A file that is not open, or not there, is opened by the next call: the waiters' own looks.
         let Some(store) = writer.opened() else { break };
         let now = file.now();
         for name in some {
-            match store.is_free(name, &now) {
+            match store.held_for(name, &now) {
                 // The claim's own look tells what is wrong with the record.
-                Ok(true) | Err(Failure::Found(_)) => looked.free.push(name.clone()),
+                Ok(None) | Err(Failure::Found(_)) => looked.free.push(name.clone()),
+                Ok(Some(left)) => looked.first_end = looked.first_end.min(left),
                 Err(Failure::Busy) => looked.unsure = true,
-                Ok(false) | Err(Failure::Sql(_)) => {}
+                Err(Failure::Sql(_)) => {}
             }
         }
     }

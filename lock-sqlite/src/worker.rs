@@ -346,9 +346,10 @@ mod tests {
     async fn a_commit_that_fails_is_an_error_and_ends_the_connection() {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
-        worker.file.writer().store().unwrap().connection().execute_batch(UNCOMMITTABLE).unwrap();
+        let setup = format!("CREATE TEMP TABLE mark (a); {UNCOMMITTABLE}");
+        worker.file.writer().store().unwrap().connection().execute_batch(&setup).unwrap();
         let insert = |store: &Store, _: &Moment| {
-            store.connection().execute_batch("CREATE TEMP TABLE mark (a); INSERT INTO child VALUES (1)")?;
+            store.connection().execute_batch("INSERT INTO child VALUES (1)")?;
             Ok(())
         };
         assert!(worker.run(later(), insert).await.is_err(), "what was not committed is answered as done");

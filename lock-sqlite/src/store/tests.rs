@@ -249,7 +249,7 @@ fn waiting_is_noted_again_before_it_is_forgotten() {
 #[test]
 fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
     let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
-    let watch = |now: &Moment| file.store.is_free(c.name(), now).unwrap();
+    let watch = |now: &Moment| file.store.held_for(c.name(), now).unwrap().is_none();
     assert!(watch(&at(99)));
     file.acquire(&a, &at(100));
     assert_eq!(file.acquire(&c, &at(101)), held(29));
