@@ -214,6 +214,9 @@ impl LockClient {
     }
 }
 
+/// The longest call bound of a backend: every call of the client has an end.
+const LONGEST_CALL_BOUND: Duration = Duration::from_secs(3600);
+
 /// Sets what a client is made with.
 #[must_use]
 pub struct ClientBuilder {
@@ -281,11 +284,18 @@ impl ClientBuilder {
     /// Makes the client, and starts its keeper. Sends nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for a margin or label out of bounds, or a keeper on the current runtime where there is none;
+    /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or a keeper on the
+    /// current runtime where there is none;
     /// `Unavailable` when the system cannot start a thread.
     pub fn build(self) -> Result<LockClient> {
         if !(1..=50).contains(&self.margin_percent) {
             return Err(Error::invalid(format!("a margin is 1 to 50 percent, not {}", self.margin_percent)));
+        }
+        let call_bound = self.backend.capabilities().call_bound;
+        if call_bound > LONGEST_CALL_BOUND {
+            return Err(Error::invalid(format!(
+                "a backend's call bound is at most {LONGEST_CALL_BOUND:?}, not {call_bound:?}"
+            )));
         }
         let parts = Parts {
             holder_info: HolderInfo::of_this_process(&self.label)?,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::client::{Shared, on_tokio};
 use crate::error::{Error, Result};
 use crate::keeper::Hold;
-use crate::lease::{Look, Phase};
+use crate::lease::Phase;
 use crate::loss::Loss;
 use crate::name::LockName;
 use crate::renewal::LeaseRef;
@@ -47,7 +47,7 @@ impl LockGuard {
 
     /// Whether the lease is valid now. Asks the clock and no task, so the first call after any pause is right.
     pub fn is_held(&self) -> bool {
-        matches!(self.hold.look(), Look::Held { .. })
+        self.hold.look().is_ok()
     }
 
     /// How long the lease stays valid without another renewal; zero when it is lost.
@@ -67,8 +67,8 @@ impl LockGuard {
             let mut ended = pin!(self.hold.lease().ended.notified());
             ended.as_mut().enable();
             match self.hold.look() {
-                Look::JustLost(loss) | Look::Over(Phase::Lost(loss)) => return loss,
-                Look::Held { .. } | Look::Over(Phase::Held | Phase::Released) => ended.await,
+                Err(Phase::Lost(loss)) => return loss,
+                Ok(_) | Err(Phase::Held | Phase::Released) => ended.await,
             }
         }
     }
@@ -90,7 +90,7 @@ impl LockGuard {
             }
             let Poll::Ready(output) = work.as_mut().poll(cx) else { return Poll::Pending };
             Poll::Ready(match self.hold.look() {
-                Look::JustLost(loss) | Look::Over(Phase::Lost(loss)) => Err(self.lost_error(loss)),
+                Err(Phase::Lost(loss)) => Err(self.lost_error(loss)),
                 _ => Ok(output),
             })
         })

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
-use crate::grant::{Certainty, Confirmation, Place};
+use crate::grant::{Certainty, Confirmation, Grant, Place};
 use crate::holder::HolderId;
 use crate::loss::{Loss, LossReason};
 use crate::sync::lock;
@@ -24,6 +24,7 @@ pub(crate) enum Renewal {
 /// What a user asked for, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
+    /// No longer than `max_hold`, as far as the store has ttls that short.
     pub(crate) ttl: Duration,
     pub(crate) renewal: Renewal,
     pub(crate) max_hold: Option<Duration>,
@@ -63,6 +64,8 @@ pub(crate) struct Lease {
     pub(crate) token: FencingToken,
     pub(crate) place: Place,
     pub(crate) terms: Terms,
+    /// The longest ttl that a request of the claim asked for: what is left of it at the store has ended by itself then.
+    pub(crate) claim_ttl: Duration,
     pub(crate) granted: Stamp,
     state: Mutex<State>,
     pub(crate) ended: Notify,
@@ -72,11 +75,13 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     valid_until: Stamp,
+    /// What the store confirmed lasts until `max_hold` is reached: no renewal could prolong the hold.
+    reaches_max_hold: bool,
     guards: u32,
     certainty: Certainty,
 }
 
-/// What a look at a lease found.
+/// What a look at a lease found. Only `keeper/report.rs` looks: it accounts for the loss that a look found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     Held {
@@ -90,19 +95,51 @@ pub(crate) enum Look {
 impl Lease {
     pub(crate) fn new(
         claim: Claim,
-        token: FencingToken,
-        place: Place,
-        terms: Terms,
-        (granted, valid_until): (Stamp, Stamp),
+        grant: &Grant,
+        (terms, claim_ttl): (Terms, Duration),
+        granted: Stamp,
         certainty: Certainty,
+        margin_percent: u8,
     ) -> Self {
-        let state = State { phase: Phase::Held, valid_until, guards: 0, certainty };
-        Self { claim, token, place, terms, granted, state: Mutex::new(state), ended: Notify::new() }
+        let Grant { token, confirmation } = grant;
+        // A fixed lease whose ttl is `max_hold` ends by that, though it was sent a little earlier than it was granted.
+        let reaches_max_hold = terms.renewal == Renewal::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl);
+        let state = State { phase: Phase::Held, valid_until: Stamp::ZERO, reaches_max_hold, guards: 0, certainty };
+        let place = confirmation.place;
+        let lease = Self {
+            claim,
+            token: *token,
+            place,
+            terms,
+            claim_ttl,
+            granted,
+            state: Mutex::new(state),
+            ended: Notify::new(),
+        };
+        lease.count(&mut lock(&lease.state), confirmation, margin_percent);
+        lease
     }
 
-    /// When renewal stops for good.
-    pub(crate) fn renewed_until(&self) -> Stamp {
+    /// When the hold ends at the latest.
+    pub(crate) fn max_hold_ends(&self) -> Stamp {
         self.terms.max_hold.map_or(Stamp::ZERO.plus(Duration::MAX), |max| self.granted.plus(max))
+    }
+
+    /// The ttl that a renewal asks for that is sent now: no more than what is left of `max_hold`.
+    pub(crate) fn ttl_to_ask(&self, now: Stamp, min_ttl: Duration) -> Duration {
+        self.terms.ttl.min(self.max_hold_ends().since(now)).max(min_ttl)
+    }
+
+    /// Whether a renewal could prolong the hold.
+    pub(crate) fn can_be_prolonged(&self, now: Stamp) -> bool {
+        now < self.max_hold_ends() && !lock(&self.state).reaches_max_hold
+    }
+
+    /// Takes a confirmation of the store into account.
+    fn count(&self, state: &mut State, confirmation: &Confirmation, margin_percent: u8) {
+        let ends = self.max_hold_ends();
+        state.valid_until = state.valid_until.max(validity_end(confirmation, margin_percent).min(ends));
+        state.reaches_max_hold |= confirmation.sent.plus(confirmation.ttl) >= ends;
     }
 
     /// Asks the clock. `now` is read inside the critical section: a reading from before a pause proves nothing after it.
@@ -118,18 +155,18 @@ impl Lease {
         if now < state.valid_until {
             return Look::Held { valid_until: state.valid_until };
         }
-        let reached_max = self.terms.max_hold.is_some() && now >= self.renewed_until();
+        let reached_max = self.terms.max_hold.is_some() && (state.reaches_max_hold || now >= self.max_hold_ends());
         let loss = Loss::new(if reached_max { LossReason::MaxHold } else { LossReason::Expired });
         self.end(state, Phase::Lost(loss));
         Look::JustLost(loss)
     }
 
     /// Takes a confirmation, unless the validity is over: a late answer never revives a lease.
-    pub(crate) fn confirm(&self, now: impl FnOnce() -> Stamp, valid_until: Stamp) -> Look {
+    pub(crate) fn confirm(&self, now: impl FnOnce() -> Stamp, confirmation: &Confirmation, margin_percent: u8) -> Look {
         let mut state = lock(&self.state);
         let look = self.look_at(&mut state, now());
         if let Look::Held { .. } = look {
-            state.valid_until = state.valid_until.max(valid_until);
+            self.count(&mut state, confirmation, margin_percent);
             return Look::Held { valid_until: state.valid_until };
         }
         look

@@ -58,8 +58,17 @@ impl Lock {
         self
     }
 
-    /// The longest hold: no renewal is sent later than this after the grant, and the lease runs out. For work that
-    /// hangs while its process lives.
+    /// The longest hold, counted from the grant. For work that hangs while its process lives.
+    ///
+    /// The lease is asked for with the smaller of its ttl and `max_hold`, and each renewal asks for no more than what is left
+    /// of `max_hold`. So the holder is told [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin
+    /// of the ttl. At the store the lease is over by then too. It is later by at most the time that the last renewal was on its
+    /// way, plus the rounding of a ttl, and never ends before the store's shortest ttl
+    /// ([`min_ttl`](crate::Capabilities::min_ttl)) has passed. Where a ttl belongs to the session
+    /// ([`TtlScope::Session`](crate::TtlScope::Session)) only the holder is told, and the lock is free when its guard is gone.
+    ///
+    /// A place in a server's queue is asked for with the same ttl, so a short `max_hold` makes a waiter renew more often.
+    /// [`min_hold`](Self::min_hold) is at most `max_hold`.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.terms.max_hold = Some(max_hold);
         self
@@ -67,13 +76,17 @@ impl Lock {
 
     /// The shortest hold: after an earlier release the lease runs out this long after its grant. For a job that ends in
     /// 10 ms and must not run again on a host whose clock is 2 s behind.
+    ///
+    /// When a request of the claim has no answer, the keeper also withdraws the claim at the end of `min_hold`, so that a late copy
+    /// takes nothing. A process that exits before that leaves such a copy to the ttl.
     pub fn min_hold(mut self, min_hold: Duration) -> Self {
         self.terms.min_hold = Some(min_hold);
         self
     }
 
     /// Re-entry: acquires with the same holder on the same client share one lease and one token, which ends with the last
-    /// guard. They must agree in ttl and kind of renewal.
+    /// guard. They must agree in ttl, kind of renewal, `max_hold` and `min_hold`; one that does not gets
+    /// [`InvalidInput`](ErrorKind::InvalidInput).
     pub fn holder(mut self, holder: HolderId) -> Self {
         self.terms.holder = Some(holder);
         self
@@ -143,12 +156,12 @@ impl Lock {
         let backend = keeper.capabilities().backend;
         keeper.count_acquire();
         let acquired = match self.check(&name, wish) {
-            Ok(()) => {
+            Ok(terms) => {
                 let wait = if wish == IfHeld::Leave { keeper.call_bound() } else { self.wait };
                 if is_on_tokio() {
-                    acquire(&self.client, &name, self.terms, wish, wait).await
+                    acquire(&self.client, &name, terms, wish, wait).await
                 } else {
-                    let (client, name, terms) = (self.client.clone(), name.clone(), self.terms);
+                    let (client, name) = (self.client.clone(), name.clone());
                     elsewhere(keeper.home(), async move { acquire(&client, &name, terms, wish, wait).await }).await
                 }
             }
@@ -161,7 +174,8 @@ impl Lock {
         }
     }
 
-    fn check(&self, name: &LockName, wish: IfHeld) -> Result<()> {
+    /// The terms of an acquire. No lease is asked for that lasts longer than `max_hold`, where the store has ttls that short.
+    fn check(&self, name: &LockName, wish: IfHeld) -> Result<Terms> {
         let capabilities = self.client.keeper.capabilities();
         let Terms { ttl, max_hold, min_hold, .. } = self.terms;
         if ttl < capabilities.min_ttl || ttl > capabilities.max_ttl {
@@ -182,7 +196,8 @@ impl Lock {
             return Err(Error::invalid(format!("min_hold ({min:?}) is longer than max_hold ({max:?})")));
         }
         tracing::trace!(lock = %name, ?ttl, ?wish, "acquire");
-        Ok(())
+        let longest = max_hold.map_or(ttl, |max| max.max(capabilities.min_ttl));
+        Ok(Terms { ttl: ttl.min(longest), ..self.terms })
     }
 }
 
@@ -196,7 +211,7 @@ async fn acquire(client: &Shared, name: &LockName, terms: Terms, wish: IfHeld, w
         Entry::Queued(ticket, first) => (ticket, first),
     };
     let waited = {
-        let mut attempt = first.map(|first| RunToEnd::new(keeper.home(), keeper.clone().attempt(first)));
+        let mut attempt = first.map(|first| RunToEnd::new(keeper.home(), keeper.clone().attempt(first), ()));
         let answered = poll_fn(|cx| {
             // The attempt brings the outcome about, and a task that wakes itself costs another turn. So nobody is told of it
             // meanwhile, and it is looked at again afterwards. It may be known before, as at a shutdown.

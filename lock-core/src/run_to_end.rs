@@ -9,32 +9,53 @@ use tokio::runtime::Handle;
 /// A call that goes on in the background when it is dropped between its first poll and its end: many clients of
 /// stores misbehave when a future is dropped in the middle of a request. Costs no task while nobody drops it.
 ///
-/// A runtime that shuts down drops it all the same.
-pub(crate) struct RunToEnd<'a, F>
+/// It goes on where its connection is: on the caller's runtime. One that shuts down drops it all the same, and one that is not
+/// driven any more never ends it. So the keeper must not depend on its end.
+pub(crate) struct RunToEnd<'a, F, A>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
+    A: Abandoned,
 {
     call: Option<Pin<Box<F>>>,
     begun: bool,
     home: &'a Handle,
+    abandoned: Option<A>,
 }
 
-impl<'a, F> RunToEnd<'a, F>
+/// Is told what becomes of a call that its caller dropped in the middle.
+pub(crate) trait Abandoned: Send + Unpin + 'static {
+    /// It is about to go on in the background.
+    fn begins(&self);
+
+    /// It has come to its end there.
+    fn ended(self);
+}
+
+/// For whoever finds out in another way.
+impl Abandoned for () {
+    fn begins(&self) {}
+
+    fn ended(self) {}
+}
+
+impl<'a, F, A> RunToEnd<'a, F, A>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
+    A: Abandoned,
 {
     /// Dropped outside of a tokio runtime, it goes on on `home`.
-    pub(crate) fn new(home: &'a Handle, call: F) -> Self {
-        Self { call: Some(Box::pin(call)), begun: false, home }
+    pub(crate) fn new(home: &'a Handle, call: F, abandoned: A) -> Self {
+        Self { call: Some(Box::pin(call)), begun: false, home, abandoned: Some(abandoned) }
     }
 }
 
-impl<F> Future for RunToEnd<'_, F>
+impl<F, A> Future for RunToEnd<'_, F, A>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
+    A: Abandoned,
 {
     type Output = F::Output;
 
@@ -50,14 +71,19 @@ where
     }
 }
 
-impl<F> Drop for RunToEnd<'_, F>
+impl<F, A> Drop for RunToEnd<'_, F, A>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
+    A: Abandoned,
 {
     fn drop(&mut self) {
-        if let Some(call) = self.call.take().filter(|_| self.begun) {
-            Handle::try_current().as_ref().unwrap_or(self.home).spawn(call);
-        }
+        let Some(call) = self.call.take().filter(|_| self.begun) else { return };
+        let Some(abandoned) = self.abandoned.take() else { return };
+        abandoned.begins();
+        Handle::try_current().as_ref().unwrap_or(self.home).spawn(async move {
+            call.await;
+            abandoned.ended();
+        });
     }
 }

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{ErrorKind, HolderId, LockClient, LossReason, MemoryBackend, MemoryStore};
+use lock_core::{
+    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, ErrorKind, Extensions, HolderId, LeaseRef,
+    LockBackend, LockClient, LossReason, MemoryBackend, MemoryStore, Release, Result,
+};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -167,4 +170,42 @@ async fn an_operator_lists_and_breaks() {
     assert_eq!(two.break_lock("team/b", token).await.unwrap(), None);
     assert!(two.lock("team/b").acquire().await.unwrap().fencing_token() > raised);
     assert_eq!(guard.lost().await.reason, LossReason::Gone);
+}
+
+/// A backend that promises an end of its calls in a million years has none.
+struct Endless(MemoryBackend);
+
+#[async_trait::async_trait]
+impl LockBackend for Endless {
+    fn attach(&self, core: CoreHandle) {
+        self.0.attach(core);
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.0.acquire(claim, ttl).await
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        self.0.renew(leases, answers).await;
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        self.0.release(claim, certainty).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut it = self.0.capabilities();
+        it.call_bound = Duration::MAX;
+        it
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        self.0.extensions()
+    }
+}
+
+#[tokio::test]
+async fn an_endless_call_bound_is_refused() {
+    let built = LockClient::builder(Endless(MemoryBackend::new(&MemoryStore::default()))).build();
+    assert_eq!(built.map(|_| ()).unwrap_err().kind(), ErrorKind::InvalidInput);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::{Queue, Stage, held_by_another, no_answer};
-use super::run::OpenCall;
+use super::report::Report;
 use super::{LeaseKeeper, State};
 use crate::claim::{Claim, IfHeld};
 use crate::error::{ErrorKind, Result};
@@ -23,29 +23,30 @@ struct Unsettled {
     attempt: Attempt,
     open: bool,
     sent: bool,
-    call: OpenCall,
+    keeper: Arc<LeaseKeeper>,
 }
 
 impl Drop for Unsettled {
     fn drop(&mut self) {
         if self.open && self.sent {
-            self.call.keeper().settle(&self.attempt, Err(no_answer()));
+            self.keeper.settle(&self.attempt, Err(no_answer()));
         } else if self.open {
-            self.call.keeper().not_sent(&self.attempt.claim);
+            self.keeper.not_sent(&self.attempt.claim);
         }
     }
 }
 
 impl LeaseKeeper {
-    /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown.
+    /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown. It may
+    /// also never end: whoever depends on it has a task of the keeper that is due when it is overdue.
     pub(crate) fn attempt(self: Arc<Self>, attempt: Attempt) -> impl Future<Output = ()> + Send + 'static {
-        let mut unsettled = Unsettled { attempt, open: true, sent: false, call: self.open_call() };
+        let mut unsettled = Unsettled { attempt, open: true, sent: false, keeper: self };
         async move {
             unsettled.sent = true;
-            let Unsettled { attempt, call, .. } = &unsettled;
-            let answer = call.keeper().backend.acquire(&attempt.claim, attempt.ttl).await;
+            let Unsettled { attempt, keeper, .. } = &unsettled;
+            let answer = keeper.backend.acquire(&attempt.claim, attempt.ttl).await;
             unsettled.open = false;
-            unsettled.call.keeper().settle(&unsettled.attempt, answer);
+            unsettled.keeper.settle(&unsettled.attempt, answer);
         }
     }
 
@@ -61,6 +62,7 @@ impl LeaseKeeper {
             let name = claim.name();
             let Some(queue) = Self::queue_of(state, claim) else {
                 // Everybody left meanwhile.
+                self.call_ended(state, claim.owner());
                 match answer {
                     Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
                         self.withdraw(state, claim, *certainty, *ttl);
@@ -73,23 +75,23 @@ impl LeaseKeeper {
                 return;
             };
             queue.stage = Stage::Looking;
-            let only_tries = queue.waiters.front().is_some_and(|waiter| waiter.wish == IfHeld::Leave);
             match answer {
                 Ok(Acquisition::Granted(grant)) => self.granted(state, effects, name, grant),
-                Ok(Acquisition::Queued { .. }) if only_tries => {
-                    queue.at_store = true;
-                    self.refuse_front(state, effects, name, held_by_another());
-                }
-                Ok(Acquisition::Held { .. }) if only_tries => {
-                    self.refuse_front(state, effects, name, held_by_another());
-                }
                 Ok(Acquisition::Queued { confirmation, look_in }) => {
+                    queue.at_store = true;
+                    if self.refuse_tries(state, effects, name, held_by_another()) {
+                        return;
+                    }
                     self.counters.queued.add();
-                    tracing::debug!(lock = %name, place = confirmation.place, "queued");
+                    state.reports.debug(name, || Report::Queued { place: confirmation.place });
                     self.stands(state, effects, name, confirmation, look_in);
                 }
                 Ok(Acquisition::Held { look_in }) => {
                     queue.answered();
+                    if self.refuse_tries(state, effects, name, held_by_another()) {
+                        return;
+                    }
+                    let Some(queue) = Self::queue_of(state, claim) else { return };
                     // Others wait behind somebody who only tried and has left: they want a place.
                     let only_tried = queue.claim.wish() == IfHeld::Leave;
                     let look_in = if only_tried { Duration::ZERO } else { look_in };
@@ -97,15 +99,15 @@ impl LeaseKeeper {
                     self.look_at(state, name, self.now().plus(pause));
                 }
                 Err(error) => {
-                    tracing::debug!(lock = %name, %error, "attempt failed");
                     if error.kind() == ErrorKind::Indeterminate {
                         queue.doubt(self.now());
                     }
+                    state.reports.debug(name, || Report::AttemptFailed { error: error.clone() });
                     match error.kind() {
                         ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
                             self.fail_all(state, effects, name, &error)
                         }
-                        _ if only_tries => self.refuse_front(state, effects, name, error),
+                        _ if self.refuse_tries(state, effects, name, error.clone()) => {}
                         _ => self.failed(state, name, error),
                     }
                 }
@@ -118,6 +120,8 @@ impl LeaseKeeper {
         self.with_state(|state, _| {
             if Self::queue_of(state, claim).is_some() {
                 self.look_at(state, claim.name(), self.now());
+            } else {
+                self.call_ended(state, claim.owner());
             }
         });
     }

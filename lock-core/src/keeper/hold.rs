@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::report::{Held, Reports};
 use super::withdraw::{Ending, RunOut, Why};
 use super::{LeaseKeeper, State, Task};
+use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::grant::Certainty;
-use crate::lease::{Lease, Look, Phase, Terms};
+use crate::lease::{Lease, Phase, Terms};
 use crate::loss::{Loss, LossReason};
 use crate::name::LockName;
-use crate::run_to_end::RunToEnd;
+use crate::run_to_end::{Abandoned, RunToEnd};
 
 /// A share in a lease. The last one that goes gives the lease up.
 pub(crate) struct Hold {
@@ -30,19 +32,15 @@ impl Hold {
     }
 
     /// Asks the clock.
-    pub(crate) fn look(&self) -> Look {
-        let look = self.lease.look(|| self.keeper.now());
-        if let Look::JustLost(loss) = look {
-            self.keeper.note_loss(&self.lease, loss);
-        }
-        look
+    pub(crate) fn look(&self) -> Held {
+        let mut reports = Reports::default();
+        let held = self.keeper.look(&mut reports, &self.lease);
+        reports.emit();
+        held
     }
 
     pub(crate) fn validity(&self) -> Duration {
-        match self.look() {
-            Look::Held { valid_until } => valid_until.since(self.keeper.now()),
-            _ => Duration::ZERO,
-        }
+        self.look().map_or(Duration::ZERO, |valid_until| valid_until.since(self.keeper.now()))
     }
 
     /// Gives the share up; the last one waits for the store's answer.
@@ -55,7 +53,14 @@ impl Hold {
             End::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
             End::Now(ending) => ending,
         };
-        let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(ending));
+        // Counted as long as somebody waits for it; from then on the keeper has a withdrawal for it.
+        let _open = keeper.clone().open_call();
+        let abandoned = AbandonedRelease {
+            keeper: keeper.clone(),
+            ending: Ending { certainty: Certainty::Unsure, ..ending.clone() },
+            overdue: keeper.now().plus(keeper.call_bound()),
+        };
+        let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(ending), abandoned);
         tokio::time::timeout(keeper.call_bound(), call).await.unwrap_or_else(|_| {
             let text =
                 "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";
@@ -75,6 +80,26 @@ impl Drop for Hold {
     }
 }
 
+/// A release that nobody waits for any more. The runtime that it was called on may never be driven again, so the keeper sends
+/// it again when the call is overdue.
+struct AbandonedRelease {
+    keeper: Arc<LeaseKeeper>,
+    ending: Ending,
+    overdue: Stamp,
+}
+
+impl Abandoned for AbandonedRelease {
+    fn begins(&self) {
+        self.keeper.with_state(|state, _| {
+            self.keeper.end_when_overdue(state, self.ending.clone(), Why::Release, self.overdue);
+        });
+    }
+
+    fn ended(self) {
+        self.keeper.with_state(|state, _| self.keeper.call_ended(state, self.ending.claim.owner()));
+    }
+}
+
 /// How a lease that was given up ends.
 enum End {
     Lost(Loss),
@@ -83,10 +108,17 @@ enum End {
 
 impl LeaseKeeper {
     /// Another share in the lease that this holder has, if it has one.
-    pub(super) fn shared_hold(self: &Arc<Self>, state: &State, name: &LockName, terms: &Terms) -> Result<Option<Hold>> {
+    pub(super) fn shared_hold(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: &LockName,
+        terms: &Terms,
+    ) -> Result<Option<Hold>> {
         let Some(holder) = terms.holder else { return Ok(None) };
         let Some(lease) = state.reentrant.get(&(name.clone(), holder)) else { return Ok(None) };
-        let Look::Held { .. } = lease.look(|| self.now()) else { return Ok(None) };
+        if self.look(&mut state.reports, lease).is_err() {
+            return Ok(None);
+        }
         lease.terms.agree(terms)?;
         if !lease.share() {
             return Ok(None);
@@ -99,21 +131,14 @@ impl LeaseKeeper {
         if !lease.drop_guard() {
             return None;
         }
-        let (look, certainty) = lease.give_up(Phase::Released, || self.now());
         self.with_state(|state, _| {
+            let (held, certainty) = self.give_up_lease(&mut state.reports, lease);
             let certainty = certainty.and(Self::forget(state, lease));
             let ending = self.ending(lease, certainty);
-            let loss = match look {
-                Look::Held { .. } => {
-                    self.counters.held.sub();
-                    return Some(End::Now(ending));
-                }
-                Look::JustLost(loss) => {
-                    self.note_loss(lease, loss);
-                    loss
-                }
-                Look::Over(Phase::Lost(loss)) => loss,
-                Look::Over(_) => return None,
+            let loss = match held {
+                Ok(_) => return Some(End::Now(ending)),
+                Err(Phase::Lost(loss)) => loss,
+                Err(_) => return None,
             };
             // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done.
             if matches!(loss.reason, LossReason::Expired | LossReason::MaxHold) {
@@ -125,11 +150,12 @@ impl LeaseKeeper {
 
     /// How a lease is to end that is given up now.
     fn ending(&self, lease: &Lease, certainty: Certainty) -> Ending {
-        let run_out = lease.terms.min_hold.map(|min| RunOut { at: lease.granted.plus(min), place: lease.place });
+        let run_out =
+            lease.terms.min_hold.map(|min| RunOut { at: lease.granted.plus(min), place: lease.place, begun: false });
         Ending {
             claim: lease.claim.clone(),
             certainty,
-            ttl: lease.terms.ttl,
+            ttl: lease.claim_ttl,
             run_out: run_out.filter(|run_out| run_out.at > self.now()),
         }
     }
@@ -145,11 +171,9 @@ impl LeaseKeeper {
             })
             .collect();
         for lease in leases {
-            let shut = Phase::Lost(Loss::new(LossReason::Shutdown));
-            let (look, certainty) = lease.give_up(shut, || self.now());
+            let (held, certainty) = self.cut_off(&mut state.reports, &lease);
             let certainty = certainty.and(Self::forget(state, &lease));
-            if let Look::Held { .. } = look {
-                self.counters.held.sub();
+            if held.is_ok() {
                 self.end(state, self.ending(&lease, certainty), Why::Release);
             }
         }
@@ -159,11 +183,11 @@ impl LeaseKeeper {
 impl Terms {
     /// Two acquires of one holder share a lease, so they must want the same of it.
     pub(super) fn agree(&self, other: &Self) -> Result<()> {
-        if self.ttl == other.ttl && self.renewal == other.renewal {
+        if self == other {
             return Ok(());
         }
         Err(Error::invalid(
-            "acquires with the same holder share one lease: their ttl and their kind of renewal must agree",
+            "acquires with the same holder share one lease: their ttl, kind of renewal, max_hold and min_hold must agree",
         ))
     }
 }

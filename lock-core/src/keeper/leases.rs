@@ -4,14 +4,14 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::report::Report;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Standing, State, Task};
 use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::grant::{Certainty, Confirmation, Grant, Place};
-use crate::lease::{Lease, Look, Renewal, Terms, period, validity_end};
-use crate::loss::{Loss, LossReason};
+use crate::lease::{Lease, Renewal, Terms, period, validity_end};
 use crate::renewal::{Answer, LeaseRef};
 use crate::sync::lock;
 use crate::token::OwnerToken;
@@ -22,6 +22,8 @@ pub(super) struct LeaseTask {
     /// A renewal was sent then and is not answered.
     flight: Option<Stamp>,
     failures: u32,
+    /// The ttl of the last confirmation: it sets the pace of the next renewal and of what follows when that fails.
+    confirmed: Duration,
     /// It began as a place some time ago, or was asked for with a shorter ttl, and is yet to be renewed to its own ttl.
     top_up: bool,
 }
@@ -29,16 +31,11 @@ pub(super) struct LeaseTask {
 /// How long after the grant a lease that came out of a queue is renewed to its own ttl: a shorter hold never pays for it.
 const TOP_UP_DELAY: Duration = Duration::from_millis(100);
 
-/// When a lease with this confirmation is renewed next; a fixed lease that has its own ttl never is.
-fn next_renewal(
-    now: Stamp,
-    renewal: Renewal,
-    top_up: bool,
-    ttl: Duration,
-    confirmation: &Confirmation,
-) -> Option<Stamp> {
-    let regular = confirmation.sent.plus(period(confirmation.ttl.min(ttl)));
-    match renewal {
+/// When a lease with this confirmation is renewed next: never, once it is fixed and has its own ttl, or lasts until `max_hold`.
+fn next_renewal(now: Stamp, lease: &Lease, top_up: bool, confirmation: &Confirmation) -> Option<Stamp> {
+    let regular = confirmation.sent.plus(period(confirmation.ttl.min(lease.terms.ttl)));
+    match lease.terms.renewal {
+        _ if !lease.can_be_prolonged(now) => None,
         _ if top_up => Some(regular.min(now.plus(TOP_UP_DELAY))),
         Renewal::Kept => Some(regular),
         Renewal::Fixed => None,
@@ -48,6 +45,8 @@ fn next_renewal(
 /// What a lease begins with, besides its grant and its terms.
 pub(super) struct Start {
     pub(super) claim: Claim,
+    /// The ttl that its acquires asked for.
+    pub(super) asked: Duration,
     pub(super) certainty: Certainty,
     /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.
     pub(super) waited: bool,
@@ -56,16 +55,17 @@ pub(super) struct Start {
 impl LeaseKeeper {
     /// Begins a lease: from here on it is renewed.
     pub(super) fn start_lease(&self, state: &mut State, start: Start, grant: Grant, terms: Terms) -> Arc<Lease> {
-        let Start { claim, certainty, waited } = start;
+        let Start { claim, asked, certainty, waited } = start;
         let (now, confirmation) = (self.now(), grant.confirmation);
-        let valid_until = validity_end(&confirmation, self.margin_percent);
-        let times = (now, valid_until);
-        let lease = Arc::new(Lease::new(claim, grant.token, confirmation.place, terms, times, certainty));
+        let lease =
+            Arc::new(Lease::new(claim, &grant, (terms, asked.max(terms.ttl)), now, certainty, self.margin_percent));
+        let valid_until = validity_end(&confirmation, self.margin_percent).min(lease.max_hold_ends());
         let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
         let top_up = used_up || confirmation.ttl < terms.ttl;
-        let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, top_up };
+        let confirmed = confirmation.ttl.min(terms.ttl);
+        let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, confirmed, top_up };
         let id = state.schedule.insert(Task::Lease(task));
-        let due = next_renewal(now, terms.renewal, top_up, terms.ttl, &confirmation);
+        let due = next_renewal(now, &lease, top_up, &confirmation);
         state.schedule.at(id, due.map_or(valid_until, |due| due.min(valid_until)));
         state.owners.insert(*lease.claim.owner(), Standing::Holding(id));
         if let Some(holder) = terms.holder {
@@ -73,9 +73,8 @@ impl LeaseKeeper {
         }
         self.counters.granted.add();
         self.counters.held.add();
-        tracing::debug!(
-            lock = %lease.claim.name(), token = lease.token.get(), validity = ?valid_until.since(now), "granted"
-        );
+        let granted = || Report::Granted { token: lease.token, validity: valid_until.since(now) };
+        state.reports.debug(lease.claim.name(), granted);
         lease
     }
 
@@ -93,6 +92,7 @@ impl LeaseKeeper {
         if let Some((id, task)) = Self::lease_task(state, lease) {
             if task.flight.is_some() {
                 certainty = Certainty::Unsure;
+                lease.unsure();
             }
             state.schedule.remove(id);
             state.owners.remove(lease.claim.owner());
@@ -106,23 +106,14 @@ impl LeaseKeeper {
         certainty
     }
 
-    pub(super) fn note_loss(&self, lease: &Lease, loss: Loss) {
-        self.counters.lost.add();
-        self.counters.held.sub();
-        tracing::warn!(lock = %lease.claim.name(), token = lease.token.get(), reason = ?loss.reason, "lost");
-    }
-
     /// The store says that a lease is gone.
     fn gone(self: &Arc<Self>, lease: &Arc<Lease>) {
-        let lost = lease.lose(LossReason::Gone);
-        if lost.is_some() {
-            self.note_loss(lease, Loss::new(LossReason::Gone));
-        }
         self.with_state(|state, _| {
+            let lost = self.lose(&mut state.reports, lease);
             Self::forget(state, lease);
             if lost == Some(Certainty::Unsure) {
                 // A late copy of its acquire may still take the lock.
-                self.withdraw(state, &lease.claim, Certainty::Unsure, lease.terms.ttl);
+                self.withdraw(state, &lease.claim, Certainty::Unsure, lease.claim_ttl);
             }
         });
     }
@@ -131,21 +122,13 @@ impl LeaseKeeper {
     pub(super) fn lease_due(&self, state: &mut State, id: TaskId, at: Stamp) -> Option<(Arc<Lease>, LeaseRef)> {
         let Some(Task::Lease(task)) = state.schedule.get_mut(id) else { return None };
         let lease = task.lease.clone();
-        let terms = &lease.terms;
-        let valid_until = match lease.look(|| self.now()) {
-            Look::Held { valid_until } => valid_until,
-            Look::JustLost(loss) => {
-                self.note_loss(&lease, loss);
-                Self::forget(state, &lease);
-                return None;
-            }
-            Look::Over(_) => {
-                Self::forget(state, &lease);
-                return None;
-            }
+        let Ok(valid_until) = self.look(&mut state.reports, &lease) else {
+            Self::forget(state, &lease);
+            return None;
         };
         let now = self.now();
-        let bound = self.call_bound().min(period(terms.ttl));
+        let renewed = task.top_up || lease.terms.renewal == Renewal::Kept;
+        let bound = self.call_bound().min(period(task.confirmed));
         let next = match task.flight {
             Some(sent) if now < sent.plus(bound) => sent.plus(bound),
             Some(_) => {
@@ -153,12 +136,14 @@ impl LeaseKeeper {
                 task.failures += 1;
                 lease.unsure();
                 self.counters.renewal_errors.add();
-                tracing::warn!(lock = %lease.claim.name(), failures = task.failures, "renewal not answered");
-                now.plus(self.backoff(period(terms.ttl), task.failures))
+                let failures = task.failures;
+                state.reports.warn(lease.claim.name(), Report::RenewalUnanswered { failures });
+                now.plus(self.backoff(period(task.confirmed), failures))
             }
-            None if (task.top_up || terms.renewal == Renewal::Kept) && now < lease.renewed_until() => {
+            None if renewed && lease.can_be_prolonged(now) => {
                 task.flight = Some(now);
-                let renewal = LeaseRef::new(lease.claim.clone(), lease.place, terms.ttl);
+                let ttl = lease.ttl_to_ask(now, self.capabilities.min_ttl);
+                let renewal = LeaseRef::new(lease.claim.clone(), lease.place, ttl);
                 self.counters.renewal_lag(now.since(at));
                 state.schedule.at(id, now.plus(bound).min(valid_until));
                 return Some((lease, renewal));
@@ -173,9 +158,7 @@ impl LeaseKeeper {
     pub(super) fn may_go_along(state: &mut State, id: TaskId, early: Duration) -> bool {
         match state.schedule.get_mut(id) {
             // A short hold must not pay for a top-up because others are renewed just then.
-            Some(Task::Lease(task)) => {
-                task.flight.is_none() && !task.top_up && early <= period(task.lease.terms.ttl) / 32
-            }
+            Some(Task::Lease(task)) => task.flight.is_none() && !task.top_up && early <= period(task.confirmed) / 32,
             _ => false,
         }
     }
@@ -203,12 +186,13 @@ impl LeaseKeeper {
             task.flight = None;
             task.failures += 1;
             let failures = task.failures;
+            let next = now.plus(self.backoff(period(task.confirmed), failures));
             if let Some(error) = error {
-                tracing::warn!(lock = %lease.claim.name(), %error, failures, "renewal failed");
+                state.reports.warn(lease.claim.name(), Report::RenewalFailed { error: error.clone(), failures });
             }
-            let next = now.plus(self.backoff(period(lease.terms.ttl), failures));
-            if let Look::Held { valid_until } = lease.look(|| now) {
-                state.schedule.at(id, next.min(valid_until));
+            match self.look(&mut state.reports, lease) {
+                Ok(valid_until) => state.schedule.at(id, next.min(valid_until)),
+                Err(_) => drop(Self::forget(state, lease)),
             }
         });
     }
@@ -221,29 +205,20 @@ impl LeaseKeeper {
         if confirmation.place > lease.place {
             return self.gone(lease);
         }
-        let Some(valid_until) = self.prolong(lease, &confirmation) else { return };
         self.with_state(|state, _| {
+            let Ok(valid_until) = self.prolong(&mut state.reports, lease, &confirmation) else {
+                Self::forget(state, lease);
+                return;
+            };
             let Some((id, task)) = Self::lease_task(state, lease) else { return };
             task.flight = None;
             task.failures = 0;
             task.top_up = false;
+            task.confirmed = confirmation.ttl.min(lease.terms.ttl);
             self.counters.renewed.add();
-            let due = next_renewal(self.now(), lease.terms.renewal, false, lease.terms.ttl, &confirmation);
+            let due = next_renewal(self.now(), lease, false, &confirmation);
             state.schedule.at(id, due.map_or(valid_until, |due| due.min(valid_until)));
         });
-    }
-
-    /// Counts a confirmation of a lease's own place. The end of the validity, while it is held.
-    fn prolong(self: &Arc<Self>, lease: &Arc<Lease>, confirmation: &Confirmation) -> Option<Stamp> {
-        match lease.confirm(|| self.now(), validity_end(confirmation, self.margin_percent)) {
-            Look::Held { valid_until } => Some(valid_until),
-            Look::JustLost(loss) => {
-                self.note_loss(lease, loss);
-                self.with_state(|state, _| Self::forget(state, lease));
-                None
-            }
-            Look::Over(_) => None,
-        }
     }
 
     /// The answer to a renewal of a place that has become a lease meanwhile. What it confirms counts for the lease.
@@ -267,9 +242,11 @@ impl LeaseKeeper {
         match confirmation.place.cmp(&lease.place) {
             Ordering::Less => {}
             Ordering::Greater => self.gone(&lease),
-            Ordering::Equal => {
-                self.prolong(&lease, &confirmation);
-            }
+            Ordering::Equal => self.with_state(|state, _| {
+                if self.prolong(&mut state.reports, &lease, &confirmation).is_err() {
+                    Self::forget(state, &lease);
+                }
+            }),
         }
     }
 

@@ -4,6 +4,7 @@ mod attempt;
 mod hold;
 mod leases;
 mod queue;
+mod report;
 mod run;
 mod schedule;
 mod waiting;
@@ -23,6 +24,7 @@ use self::attempt::Attempt;
 pub(crate) use self::hold::Hold;
 pub(crate) use self::queue::Entry;
 use self::queue::Queue;
+use self::report::Reports;
 pub use self::run::KeeperHome;
 use self::schedule::{Schedule, TaskId};
 
@@ -61,7 +63,7 @@ pub struct LeaseKeeper {
     home: tokio::runtime::Handle,
     counters: Counters,
     state: Mutex<State>,
-    /// Acquires and releases that run apart from the keeper's loop.
+    /// Releases that somebody waits for: they run apart from the keeper's loop.
     open_calls: AtomicUsize,
     /// Somebody waits for their end: a shutdown, or the keeper itself once the last client and guard are gone.
     ending: AtomicBool,
@@ -81,6 +83,7 @@ struct State {
     withdrawals: usize,
     sleeps_until: Stamp,
     life: Life,
+    reports: Reports,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +169,7 @@ impl LeaseKeeper {
                     withdrawals: 0,
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
+                    reports: Reports::default(),
                 }),
                 open_calls: AtomicUsize::new(0),
                 ending: AtomicBool::new(false),
@@ -203,7 +207,7 @@ impl LeaseKeeper {
     /// Works on the state, then does what must not be done while it is locked.
     fn with_state<T>(self: &Arc<Self>, work: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
         let mut effects = Effects::default();
-        let (done, wake) = {
+        let (done, wake, reports) = {
             let mut state = lock(&self.state);
             let done = work(&mut state, &mut effects);
             let wake = state.schedule.next().is_some_and(|next| next < state.sleeps_until);
@@ -211,11 +215,12 @@ impl LeaseKeeper {
                 // Once is enough until the keeper has looked.
                 state.sleeps_until = Stamp::ZERO;
             }
-            (done, wake)
+            (done, wake, std::mem::take(&mut state.reports))
         };
         if wake {
             self.wake.notify_one();
         }
+        reports.emit();
         for (taker, outcome) in effects.deliveries {
             // A taker that is gone drops the hold, which releases it.
             let _ = taker.send(outcome);

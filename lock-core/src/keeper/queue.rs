@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::attempt::Attempt;
 use super::hold::Hold;
 use super::schedule::TaskId;
+use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
 use crate::claim::{Claim, IfHeld};
 use crate::clock::Stamp;
@@ -63,8 +64,22 @@ pub(super) enum Stage {
 /// One place in the local queue. Acquires with the same holder share one.
 pub(super) struct Waiter {
     pub(super) terms: Terms,
+    pub(super) takers: Vec<Taker>,
+}
+
+/// One acquire.
+pub(super) struct Taker {
+    id: u64,
     pub(super) wish: IfHeld,
-    pub(super) takers: Vec<(u64, oneshot::Sender<Result<Hold>>)>,
+    pub(super) outcome: oneshot::Sender<Result<Hold>>,
+}
+
+impl Waiter {
+    /// A place, as soon as one of the acquires wants to wait.
+    pub(super) fn wish(&self) -> IfHeld {
+        let waits = self.takers.iter().any(|taker| taker.wish == IfHeld::Queue);
+        if waits { IfHeld::Queue } else { IfHeld::Leave }
+    }
 }
 
 /// How an acquire begins.
@@ -141,19 +156,14 @@ impl Queue {
     }
 
     /// Adds a taker: to the waiter with the same holder, or at the end.
-    pub(super) fn join(
-        &mut self,
-        terms: Terms,
-        wish: IfHeld,
-        taker: (u64, oneshot::Sender<Result<Hold>>),
-    ) -> Result<()> {
+    pub(super) fn join(&mut self, terms: Terms, taker: Taker) -> Result<()> {
         let same = |waiter: &&mut Waiter| terms.holder.is_some() && waiter.terms.holder == terms.holder;
         match self.waiters.iter_mut().find(same) {
             Some(waiter) => {
                 waiter.terms.agree(&terms)?;
                 waiter.takers.push(taker);
             }
-            None => self.waiters.push_back(Waiter { terms, wish, takers: vec![taker] }),
+            None => self.waiters.push_back(Waiter { terms, takers: vec![taker] }),
         }
         Ok(())
     }
@@ -219,29 +229,30 @@ impl LeaseKeeper {
             if let Some(hold) = self.shared_hold(state, name, &terms)? {
                 return Ok(Entry::Shared(hold));
             }
-            let taker = state.next_waiter;
+            let id = state.next_waiter;
             let (sender, outcome) = oneshot::channel();
+            let taker = Taker { id, wish, outcome: sender };
             if let Some(queue) = state.queues.get_mut(name) {
                 if wish == IfHeld::Leave {
                     return Ok(Entry::Refused);
                 }
-                queue.join(terms, wish, (taker, sender))?;
+                queue.join(terms, taker)?;
                 // From now on somebody depends on a first attempt whose future may never be polled again.
                 if let (None, Stage::Calling(since)) = (queue.task, queue.stage) {
-                    let id = state.schedule.insert(Task::Queue(name.clone()));
-                    queue.task = Some(id);
-                    state.schedule.at(id, since.plus(self.call_bound()));
+                    let task = state.schedule.insert(Task::Queue(name.clone()));
+                    queue.task = Some(task);
+                    state.schedule.at(task, since.plus(self.call_bound()));
                 }
-                return Ok(Entry::Queued(self.ticket(state, name, taker, outcome), None));
+                return Ok(Entry::Queued(self.ticket(state, name, id, outcome), None));
             }
             let claim = self.draw_claim(name, wish);
             let now = self.now();
             state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
             let mut queue = Queue::new(claim.clone(), terms.ttl, now);
-            queue.waiters.push_back(Waiter { terms, wish, takers: vec![(taker, sender)] });
+            queue.waiters.push_back(Waiter { terms, takers: vec![taker] });
             state.queues.insert(name.clone(), queue);
             let first = Attempt { claim, ttl: terms.ttl, certainty: Certainty::Sure };
-            Ok(Entry::Queued(self.ticket(state, name, taker, outcome), Some(first)))
+            Ok(Entry::Queued(self.ticket(state, name, id, outcome), Some(first)))
         })
     }
 
@@ -259,7 +270,7 @@ impl LeaseKeeper {
     /// Takes a taker out of the local queue. Says why it has no lease, if it still waited.
     pub(super) fn leave(&self, state: &mut State, name: &LockName, taker: u64) -> Option<Error> {
         let queue = state.queues.get_mut(name)?;
-        let index = queue.waiters.iter().position(|waiter| waiter.takers.iter().any(|(id, _)| *id == taker))?;
+        let index = queue.waiters.iter().position(|waiter| waiter.takers.iter().any(|it| it.id == taker))?;
         let why = match &queue.trouble {
             Some(trouble) if queue.certainty == Certainty::Unsure || self.now() < queue.unknown_until => {
                 trouble.clone().with_kind(ErrorKind::Indeterminate)
@@ -269,7 +280,7 @@ impl LeaseKeeper {
             None => no_answer(),
         };
         let waiter = &mut queue.waiters[index];
-        waiter.takers.retain(|(id, _)| *id != taker);
+        waiter.takers.retain(|it| it.id != taker);
         if waiter.takers.is_empty() {
             queue.waiters.remove(index);
         }
@@ -289,13 +300,16 @@ impl LeaseKeeper {
         }
     }
 
-    /// Takes the queue's claim back, where the store may have anything of it. An acquire under way takes itself back when it
-    /// settles.
+    /// Takes the queue's claim back, where the store may have anything of it. What a first acquire under way leaves at the store
+    /// is seen from its answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
     pub(super) fn take_back(&self, state: &mut State, name: &LockName) {
         let Some(queue) = state.queues.get(name) else { return };
+        let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty_now(), queue.ttl);
         if queue.at_store || queue.certainty == Certainty::Unsure {
-            let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty_now(), queue.ttl);
             self.withdraw(state, &claim, certainty, ttl);
+        } else if let Stage::Calling(since) = queue.stage {
+            let ending = Ending { claim, certainty, ttl, run_out: None };
+            self.end_when_overdue(state, ending, Why::Withdraw, since.plus(self.call_bound()));
         }
     }
 
@@ -308,8 +322,8 @@ impl LeaseKeeper {
 
     pub(super) fn fail_all(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: &Error) {
         if let Some(queue) = state.queues.get_mut(name) {
-            for (_, taker) in queue.waiters.drain(..).flat_map(|waiter| waiter.takers) {
-                effects.deliveries.push((taker, Err(error.clone())));
+            for taker in queue.waiters.drain(..).flat_map(|waiter| waiter.takers) {
+                effects.deliveries.push((taker.outcome, Err(error.clone())));
             }
             self.disband(state, name);
         }

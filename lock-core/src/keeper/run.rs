@@ -57,14 +57,8 @@ impl Drop for Running {
     }
 }
 
-/// An acquire or release that runs apart from the keeper's loop: what becomes of it may need the keeper.
+/// A release that somebody waits for, apart from the keeper's loop.
 pub(super) struct OpenCall(Arc<LeaseKeeper>);
-
-impl OpenCall {
-    pub(super) fn keeper(&self) -> &Arc<LeaseKeeper> {
-        &self.0
-    }
-}
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
@@ -262,7 +256,7 @@ impl LeaseKeeper {
         state.withdrawals + self.open_calls.load(Ordering::SeqCst)
     }
 
-    /// Call it before the request is sent, and keep it until everything that follows from the answer has begun.
+    /// Call it before the request is sent, and keep it while somebody waits for the answer.
     pub(super) fn open_call(self: Arc<Self>) -> OpenCall {
         self.open_calls.fetch_add(1, Ordering::SeqCst);
         OpenCall(self)

@@ -39,29 +39,36 @@ impl LeaseKeeper {
         let Some(Waiter { terms, takers, .. }) = queue.waiters.pop_front() else { return };
         let start = Start {
             claim: queue.claim.clone(),
+            asked: queue.ttl,
             certainty: queue.certainty_now(),
             waited: queue.confirmation.is_some(),
         };
         queue.heard = true;
         let lease = self.start_lease(state, start, grant, terms);
-        for (_, taker) in takers {
-            effects.deliveries.push((taker, Ok(Hold::new(self, &lease))));
+        for taker in takers {
+            effects.deliveries.push((taker.outcome, Ok(Hold::new(self, &lease))));
         }
         self.next_claim(state, effects, name);
     }
 
-    /// The front does not want to wait.
-    pub(super) fn refuse_front(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: Error) {
-        let Some(queue) = state.queues.get_mut(name) else { return };
-        let Some(front) = queue.waiters.pop_front() else { return };
-        for (_, taker) in front.takers {
-            effects.deliveries.push((taker, Err(error.clone())));
+    /// Whoever only tries, at the front, does not want to wait. Whether the front consisted of such: then the claim goes back.
+    pub(super) fn refuse_tries(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: Error) -> bool {
+        let Some(queue) = state.queues.get_mut(name) else { return false };
+        let Some(front) = queue.waiters.front_mut() else { return false };
+        for taker in front.takers.extract_if(.., |taker| taker.wish == IfHeld::Leave) {
+            effects.deliveries.push((taker.outcome, Err(error.clone())));
         }
+        if !front.takers.is_empty() {
+            return false;
+        }
+        queue.waiters.pop_front();
         if queue.waiters.is_empty() {
-            return self.disband(state, name);
+            self.disband(state, name);
+        } else {
+            self.take_back(state, name);
+            self.next_claim(state, effects, name);
         }
-        self.take_back(state, name);
-        self.next_claim(state, effects, name);
+        true
     }
 
     /// Draws a claim for those who still wait, and sends it.
@@ -79,7 +86,7 @@ impl LeaseKeeper {
         if let Some(Standing::Waiting(_)) = state.owners.get(owner) {
             state.owners.remove(owner);
         }
-        let front = entry.get().waiters.front().map(|front| (front.terms.ttl, front.wish));
+        let front = entry.get().waiters.front().map(|front| (front.terms.ttl, front.wish()));
         let Some((ttl, wish)) = front else {
             if let Some(id) = entry.remove().task {
                 state.schedule.remove(id);

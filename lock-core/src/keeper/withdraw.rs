@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
 use crate::claim::Claim;
@@ -11,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grant::{Certainty, Place, Release};
 use crate::renewal::{Answer, Answers, Extend, LeaseRef};
 use crate::sync::lock;
+use crate::token::OwnerToken;
 
 /// A claim that is to be ended, until the store answers or its ttl has passed.
 pub(super) struct Withdrawal {
@@ -21,6 +23,9 @@ pub(super) struct Withdrawal {
     until: Stamp,
     failures: u32,
     sent: Option<Stamp>,
+    /// A call of the user's own may still end the claim, or show that there is nothing to end. Nothing is sent before it is
+    /// overdue.
+    awaits_call: bool,
 }
 
 /// How a claim is to end at the store.
@@ -37,6 +42,36 @@ pub(super) struct Ending {
 pub(super) struct RunOut {
     pub(super) at: Stamp,
     pub(super) place: Place,
+    /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no answer.
+    pub(super) begun: bool,
+}
+
+/// What the store says to one call that ends a claim.
+enum Ended {
+    Released,
+    NotHeld,
+    /// The lease runs out at the end of its `min_hold`.
+    RunsOut,
+    /// There is no lease that could run out.
+    NothingRunsOut,
+}
+
+impl Ending {
+    /// What is left to do after the store has said this: a claim of which a request has no answer is withdrawn when its
+    /// `min_hold` is over, or at once where nothing runs out.
+    fn rest(&self, ended: &Ended) -> Option<Self> {
+        if self.certainty == Certainty::Sure {
+            return None;
+        }
+        match ended {
+            Ended::Released | Ended::NotHeld => None,
+            Ended::RunsOut => {
+                let run_out = self.run_out.map(|run_out| RunOut { begun: true, ..run_out });
+                Some(Self { run_out, ..self.clone() })
+            }
+            Ended::NothingRunsOut => Some(Self { run_out: None, ..self.clone() }),
+        }
+    }
 }
 
 /// What a withdrawal counts as.
@@ -58,19 +93,37 @@ impl LeaseKeeper {
         self.end(state, Ending { claim: claim.clone(), certainty, ttl, run_out: None }, Why::Withdraw);
     }
 
-    /// Ends a claim in the background, beginning at once.
+    /// Ends a claim in the background, beginning at once, or at the end of a `min_hold` that the store has confirmed.
     pub(super) fn end(&self, state: &mut State, ending: Ending, why: Why) {
-        let now = self.now();
-        let from = ending.run_out.map_or(now, |run_out| run_out.at.max(now));
+        self.call_ended(state, ending.claim.owner());
+        let at = ending.run_out.filter(|run_out| run_out.begun).map_or(self.now(), |run_out| run_out.at);
+        self.end_at(state, ending, why, at, false);
+    }
+
+    /// A call that may end the claim is left to itself. When it has not ended by then, the claim is ended in the background.
+    pub(super) fn end_when_overdue(&self, state: &mut State, ending: Ending, why: Why, overdue: Stamp) {
+        self.end_at(state, ending, why, overdue, true);
+    }
+
+    fn end_at(&self, state: &mut State, ending: Ending, why: Why, at: Stamp, awaits_call: bool) {
+        let from = ending.run_out.map_or(at, |run_out| run_out.at.max(at));
         let until = from.plus(ending.ttl);
         let owner = *ending.claim.owner();
         state.next_serial += 1;
         let serial = state.next_serial;
-        let withdrawal = Withdrawal { serial, ending, why, until, failures: 0, sent: None };
+        let withdrawal = Withdrawal { serial, ending, why, until, failures: 0, sent: None, awaits_call };
         let id = state.schedule.insert(Task::Withdraw(withdrawal));
-        state.schedule.at(id, now);
+        state.schedule.at(id, at);
         state.owners.insert(owner, Standing::Ending(id));
         state.withdrawals += 1;
+    }
+
+    /// A call that was left to itself has ended: nobody has to end its claim when it is overdue.
+    pub(super) fn call_ended(&self, state: &mut State, owner: &OwnerToken) {
+        let Some(&Standing::Ending(id)) = state.owners.get(owner) else { return };
+        if let Some(Task::Withdraw(Withdrawal { awaits_call: true, .. })) = state.schedule.get_mut(id) {
+            self.withdrawal_done(state, id);
+        }
     }
 
     /// A withdrawal is due: a call to make, unless one is under way or the time is over.
@@ -78,13 +131,14 @@ impl LeaseKeeper {
         let bound = self.call_bound();
         let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
         if now > withdrawal.until && withdrawal.failures > 0 {
-            tracing::warn!(lock = %withdrawal.ending.claim.name(), "withdraw given up: the lease ends by its ttl");
+            state.reports.warn(withdrawal.ending.claim.name(), Report::WithdrawGivenUp);
             self.withdrawal_done(state, id);
             return None;
         }
         if withdrawal.sent.is_some() {
             withdrawal.ending.certainty = Certainty::Unsure;
         }
+        withdrawal.awaits_call = false;
         withdrawal.failures += 1;
         withdrawal.sent = Some(now);
         let due = (withdrawal.serial, withdrawal.ending.clone());
@@ -125,32 +179,40 @@ impl LeaseKeeper {
             if withdrawal.serial != serial {
                 return;
             }
-            match &answer {
-                Ok(_) => {
+            match answer {
+                Ok(ended) => {
                     match withdrawal.why {
                         Why::Release => self.counters.released.add(),
                         Why::Withdraw => self.counters.withdrawn.add(),
                     }
+                    let rest = withdrawal.ending.rest(&ended);
                     self.withdrawal_done(state, id);
+                    if let Some(rest) = rest {
+                        self.end(state, rest, Why::Withdraw);
+                    }
                 }
                 Err(error) => {
-                    tracing::debug!(lock = %ending.claim.name(), %error, "withdraw failed");
                     withdrawal.sent = None;
                     if error.kind() != ErrorKind::Unavailable {
                         withdrawal.ending.certainty = Certainty::Unsure;
                     }
                     let next = now.plus(self.backoff(PATIENCE, withdrawal.failures));
                     state.schedule.at(id, next);
+                    state.reports.debug(ending.claim.name(), || Report::WithdrawFailed { error });
                 }
             }
         });
     }
 
     /// One call that ends a claim, now or at the end of its `min_hold`.
-    async fn call_end(&self, ending: &Ending) -> Result<Release> {
-        let left = ending.run_out.map(|run_out| (run_out.place, run_out.at.since(self.now())));
+    async fn call_end(&self, ending: &Ending) -> Result<Ended> {
+        let left = ending.run_out.filter(|run_out| !run_out.begun);
+        let left = left.map(|run_out| (run_out.place, run_out.at.since(self.now())));
         let Some((place, left)) = left.filter(|(_, left)| !left.is_zero()) else {
-            return self.backend.release(&ending.claim, ending.certainty).await;
+            return match self.backend.release(&ending.claim, ending.certainty).await? {
+                Release::Released => Ok(Ended::Released),
+                Release::NotHeld => Ok(Ended::NotHeld),
+            };
         };
         let ttl = left.max(self.capabilities.min_ttl);
         let renewal = LeaseRef { extend: Extend::Exactly, ..LeaseRef::new(ending.claim.clone(), place, ttl) };
@@ -163,28 +225,29 @@ impl LeaseKeeper {
         drop(answers);
         let answer = lock(&taken).take();
         match answer {
-            Some(Answer::Renewed(_) | Answer::Granted(_)) => Ok(Release::Released),
+            Some(Answer::Renewed(_) | Answer::Granted(_)) => Ok(Ended::RunsOut),
             Some(Answer::Unknown(error)) => Err(error),
-            _ => Ok(Release::NotHeld),
+            _ => Ok(Ended::NothingRunsOut),
         }
     }
 
     /// Ends a claim for a caller who waits. What fails goes on in the background.
     pub(super) async fn end_now(self: Arc<Self>, ending: Ending) -> Result<()> {
-        // Before `unanswered`, so that it is dropped after it.
-        let call = self.open_call();
-        let keeper = call.keeper();
+        let keeper = &self;
         let mut unanswered = Unanswered { keeper, ending: Some(&ending), certainty: Certainty::Unsure };
         let answer = keeper.call_end(&ending).await;
-        if answer.is_ok() {
+        if let Ok(ended) = &answer {
             unanswered.ending = None;
+            if let Some(rest) = ending.rest(ended) {
+                keeper.with_state(|state, _| keeper.end(state, rest, Why::Withdraw));
+            }
         }
         let error = match answer {
-            Ok(Release::Released) => {
+            Ok(Ended::Released | Ended::RunsOut) => {
                 keeper.counters.released.add();
                 return Ok(());
             }
-            Ok(Release::NotHeld) => {
+            Ok(Ended::NotHeld | Ended::NothingRunsOut) => {
                 Error::new(ErrorKind::Lost, "the store no longer had this lease when it was released")
             }
             Err(error) => {

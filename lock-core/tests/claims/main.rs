@@ -1,5 +1,7 @@
 //! What lock-core asks a store for, call by call, where an answer is missing or late, or somebody goes away meanwhile.
 
 mod answers;
+mod doubts;
 mod endings;
 mod scripted;
+mod terms;

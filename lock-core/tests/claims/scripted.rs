@@ -1,6 +1,6 @@
 //! A store whose every answer the test gives, call by call, on paused time.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,6 +25,7 @@ pub(crate) enum Call {
 struct Scripted {
     calls: mpsc::UnboundedSender<Call>,
     core: Arc<OnceLock<CoreHandle>>,
+    asked: Arc<Mutex<Duration>>,
 }
 
 impl Scripted {
@@ -45,7 +46,8 @@ impl LockBackend for Scripted {
         let _ = self.core.set(core);
     }
 
-    async fn acquire(&self, claim: &Claim, _: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        *self.asked.lock().unwrap() = ttl;
         self.ask(|send| Call::Acquire(claim.clone(), send)).await.unwrap_or_else(|| Err(no_answer()))
     }
 
@@ -89,20 +91,22 @@ impl Clock for Paused {
 pub(crate) struct Store {
     calls: mpsc::UnboundedReceiver<Call>,
     core: Arc<OnceLock<CoreHandle>>,
+    asked: Arc<Mutex<Duration>>,
 }
 
 /// A client, and the store behind it.
 pub(crate) fn scripted() -> (LockClient, Store) {
     let (send, calls) = mpsc::unbounded_channel();
     let core: Arc<OnceLock<CoreHandle>> = Arc::default();
-    let client = LockClient::builder(Scripted { calls: send, core: core.clone() })
+    let asked: Arc<Mutex<Duration>> = Arc::default();
+    let client = LockClient::builder(Scripted { calls: send, core: core.clone(), asked: asked.clone() })
         .clock(Arc::new(Paused(Instant::now())))
         .keeper(KeeperHome::CurrentRuntime)
         .seed(1)
         .ttl(TTL)
         .build()
         .unwrap();
-    (client, Store { calls, core })
+    (client, Store { calls, core, asked })
 }
 
 impl Store {
@@ -165,6 +169,11 @@ impl Store {
 
     pub(crate) fn now(&self) -> Stamp {
         self.core().stamp()
+    }
+
+    /// The ttl of the last acquire.
+    pub(crate) fn asked_ttl(&self) -> Duration {
+        *self.asked.lock().unwrap()
     }
 
     /// A confirmation whose request was sent just now.

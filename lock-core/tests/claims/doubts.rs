@@ -1,0 +1,154 @@
+//! Calls that never end by themselves: the keeper owns the end of each of them.
+
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use lock_core::{Acquisition, Certainty, Confirmation, FencingToken, Grant, LossReason, Release, Stamp};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::scripted::{CALL_BOUND, Call, TTL, scripted};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// An acquire is dropped in flight, and the runtime that finishes it never does: its claim is withdrawn when the call is past
+/// its bound. A shutdown does not wait for the call.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_was_dropped_and_never_ends_is_withdrawn() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let begun = Instant::now();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (claim, _never) = store.acquire().await;
+    sleep(10 * MS).await;
+    waiter.abort();
+    let (withdrawn, certainty, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
+    assert_eq!((withdrawn.owner(), certainty), (claim.owner(), Certainty::Unsure));
+    assert!(begun.elapsed() >= CALL_BOUND && begun.elapsed() <= CALL_BOUND * 3 / 2, "after {:?}", begun.elapsed());
+    answer.send(Ok(Release::NotHeld)).unwrap();
+    timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
+    drop(client);
+    store.is_silent(TTL).await;
+}
+
+/// Shut down while such a call is still within its bound, the client ends all the same.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_outlasts_an_acquire_that_never_ends() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (_, _never) = store.acquire().await;
+    waiter.abort();
+    let shutdown = tokio::spawn(async move { client.shutdown().await });
+    let (_, certainty, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
+    assert_eq!(certainty, Certainty::Unsure);
+    answer.send(Ok(Release::NotHeld)).unwrap();
+    timeout(CALL_BOUND, shutdown).await.expect("the shutdown ends").unwrap().unwrap();
+}
+
+/// What the call says after all is taken all the same, and nothing is sent where it says that there is nothing.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_more() {
+    let (client, mut store) = scripted();
+    for granted in [true, false] {
+        let lock = client.lock("job");
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let (_, answer) = store.acquire().await;
+        waiter.abort();
+        sleep(10 * MS).await;
+        if granted {
+            answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+            let (_, certainty, answer) = timeout(MS * 5, store.release()).await.expect("it is taken back at once");
+            assert_eq!(certainty, Certainty::Sure);
+            answer.send(Ok(Release::Released)).unwrap();
+        } else {
+            answer.send(Ok(Acquisition::Held { look_in: TTL })).unwrap();
+        }
+        store.is_silent(TTL).await;
+    }
+}
+
+/// A late grant, long after the withdraw, is taken back too.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_is_granted_after_its_withdraw_is_taken_back() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (claim, late) = store.acquire().await;
+    waiter.abort();
+    store.release().await.2.send(Ok(Release::NotHeld)).unwrap();
+    sleep(TTL).await;
+    late.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let (withdrawn, _, answer) = timeout(MS * 5, store.release()).await.expect("it is taken back at once");
+    assert_eq!(withdrawn.owner(), claim.owner());
+    answer.send(Ok(Release::Released)).unwrap();
+}
+
+/// The same for a release: it is sent again, as unsure, by the keeper.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_was_dropped_and_never_ends_is_sent_again() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    store.grants(1, 1).await;
+    let guard = acquire.await.unwrap().unwrap();
+    let begun = Instant::now();
+    let release = tokio::spawn(guard.release());
+    let (_, _, _never) = store.release().await;
+    release.abort();
+    let (_, certainty, answer) = timeout(TTL, store.release()).await.expect("it is sent again");
+    assert_eq!(certainty, Certainty::Unsure);
+    assert!(begun.elapsed() >= CALL_BOUND && begun.elapsed() <= CALL_BOUND * 3 / 2, "after {:?}", begun.elapsed());
+    answer.send(Ok(Release::Released)).unwrap();
+    timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
+}
+
+/// The validity ends while a renewal has no answer: the lease is released as unsure, also when its guard is dropped later.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_lost_during_a_renewal_is_released_as_unsure() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job");
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    let (_, answer) = store.acquire().await;
+    // So much of it is over that the first renewal is still within its bound when the validity ends.
+    sleep(TTL / 2).await;
+    let confirmation = Confirmation { sent: Stamp::from_start(Duration::ZERO), ..store.confirms(1) };
+    sleep(TTL * 35 / 100).await;
+    answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+    let guard = acquire.await.unwrap().unwrap();
+    let (_, _never) = store.renew().await;
+    assert_eq!(guard.lost().await.reason, LossReason::Expired);
+    sleep(CALL_BOUND).await;
+    drop(guard);
+    assert_eq!(store.release().await.1, Certainty::Unsure);
+}
+
+/// A first future that is not polled any more, and that another one waits behind: its claim is withdrawn, and the next one is
+/// for whoever is still there.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_first_acquire_holds_nobody_up() {
+    let (client, mut store) = scripted();
+    let (stalls, waits) = (client.lock("job"), client.lock("job"));
+    let mut stalls = Box::pin(stalls.acquire());
+    assert!(stalls.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let (first, _never) = store.acquire().await;
+    let waits = tokio::spawn(async move { waits.acquire().await });
+    let (mut withdrawn, mut next) = (None, None);
+    while withdrawn.is_none() || next.is_none() {
+        match timeout(CALL_BOUND * 2, store.call()).await.expect("the stalled claim is withdrawn, and a new one drawn")
+        {
+            Call::Release(claim, certainty, answer) => {
+                answer.send(Ok(Release::NotHeld)).unwrap();
+                withdrawn = Some((*claim.owner(), certainty));
+            }
+            Call::Acquire(claim, answer) => next = Some((claim, answer)),
+            Call::Renew(..) => panic!("nothing was granted"),
+        }
+    }
+    assert_eq!(withdrawn, Some((*first.owner(), Certainty::Unsure)));
+    let (second, answer) = next.unwrap();
+    assert_ne!(first.owner(), second.owner());
+    drop(stalls);
+    answer.send(Ok(Acquisition::Granted(store.grant(2, 1)))).unwrap();
+    let guard = timeout(5 * MS, waits).await.expect("granted").unwrap().unwrap();
+    assert!(guard.is_held());
+}

@@ -1,0 +1,178 @@
+//! What a holder asked for: `max_hold`, `min_hold` and re-entry.
+
+use std::time::Duration;
+
+use lock_core::{
+    Acquisition, Answer, Certainty, Confirmation, ErrorKind, Extend, FencingToken, Grant, HolderId, IfHeld, LossReason,
+    Release,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::scripted::{TTL, scripted};
+
+const MS: Duration = Duration::from_millis(1);
+const AT_ONCE: Duration = Duration::from_millis(5);
+
+/// The first ttl is no longer than `max_hold`, each renewal asks for what is left of it, and nothing is asked after that.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_asked_for_no_longer_than_max_hold() {
+    for (max_hold, first) in [(TTL / 3, TTL / 3), (TTL * 3 / 2, TTL)] {
+        let (client, mut store) = scripted();
+        let lock = client.lock("job").max_hold(max_hold);
+        let acquire = tokio::spawn(async move { lock.acquire().await });
+        let (_, answer) = store.acquire().await;
+        assert_eq!(store.asked_ttl(), first);
+        let confirmation = Confirmation { ttl: first, ..store.confirms(1) };
+        sleep(AT_ONCE).await;
+        let begun = Instant::now();
+        answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+        let guard = acquire.await.unwrap().unwrap();
+        let mut asked = Duration::ZERO;
+        while begun.elapsed() + asked + MS < max_hold {
+            let (lease, answer) = timeout(TTL, store.renew()).await.expect("it is renewed until `max_hold`");
+            asked = lease.ttl;
+            let left = max_hold - begun.elapsed();
+            assert!(asked <= left.min(TTL) + MS, "{asked:?} asked for, {left:?} left");
+            let confirmation = Confirmation { ttl: asked, ..store.confirms(1) };
+            answer.send(Answer::Renewed(confirmation)).map_err(drop).unwrap();
+        }
+        assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
+        let held = begun.elapsed();
+        assert!(held <= max_hold + AT_ONCE && held >= max_hold * 85 / 100, "held for {held:?} of {max_hold:?}");
+    }
+}
+
+/// The same for a fixed lease: it lasts for `max_hold` where that is shorter than its ttl.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_is_asked_for_no_longer_than_max_hold() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").max_hold(TTL / 3).without_renewal();
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    let (_, answer) = store.acquire().await;
+    assert_eq!(store.asked_ttl(), TTL / 3);
+    let confirmation = Confirmation { ttl: TTL / 3, ..store.confirms(1) };
+    answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+    let guard = acquire.await.unwrap().unwrap();
+    store.is_silent(TTL / 4).await;
+    assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
+}
+
+/// A store that grants more than it was asked for does not prolong the hold.
+#[tokio::test(start_paused = true)]
+async fn a_longer_confirmation_does_not_outlast_max_hold() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").max_hold(TTL / 3);
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    store.grants(1, 1).await;
+    let guard = acquire.await.unwrap().unwrap();
+    assert!(guard.validity() <= TTL / 3, "{:?}", guard.validity());
+    let loss = timeout(TTL / 3 + AT_ONCE, guard.lost()).await.expect("the hold ends by `max_hold`");
+    assert_eq!(loss.reason, LossReason::MaxHold);
+}
+
+/// An acquire that waits gets a place, though it joined a try of the same holder that was refused.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
+    let (client, mut store) = scripted();
+    let holder = HolderId::new();
+    let (tries, waits) = (client.lock("job").holder(holder), client.lock("job").holder(holder).wait(TTL * 10));
+    let tries = tokio::spawn(async move { tries.try_acquire().await });
+    let (claim, answer) = store.acquire().await;
+    assert_eq!(claim.wish(), IfHeld::Leave);
+    let waits = tokio::spawn(async move { waits.acquire().await });
+    sleep(MS).await;
+    answer.send(Ok(Acquisition::Held { look_in: TTL * 10 })).unwrap();
+    let refused = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
+    assert!(refused.unwrap().is_none());
+    let (next, _answer) = timeout(AT_ONCE, store.acquire()).await.expect("the waiter asks for a place");
+    assert_eq!(next.wish(), IfHeld::Queue);
+    assert!(!waits.is_finished());
+}
+
+/// When the try is granted, both share the lease.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_joins_a_try_of_the_same_holder_shares_its_grant() {
+    let (client, mut store) = scripted();
+    let holder = HolderId::new();
+    let (tries, waits) = (client.lock("job").holder(holder), client.lock("job").holder(holder));
+    let tries = tokio::spawn(async move { tries.try_acquire().await });
+    let (_, answer) = store.acquire().await;
+    let waits = tokio::spawn(async move { waits.acquire().await });
+    sleep(MS).await;
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let tried = timeout(AT_ONCE, tries).await.expect("granted").unwrap().unwrap().expect("granted");
+    let waited = timeout(AT_ONCE, waits).await.expect("granted").unwrap().unwrap();
+    assert_eq!(tried.fencing_token(), waited.fencing_token());
+}
+
+/// One lease cannot keep two different terms: whoever asks for others is refused, before and after the grant.
+#[tokio::test(start_paused = true)]
+async fn acquires_of_one_holder_agree_in_max_hold_and_min_hold() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").holder(HolderId::new());
+    let first = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await }
+    });
+    let (_, answer) = store.acquire().await;
+    let others = [lock.clone().max_hold(TTL), lock.clone().min_hold(TTL / 4)];
+    for other in &others {
+        let refused = timeout(AT_ONCE, other.acquire()).await.expect("refused at once");
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    let _guard = first.await.unwrap().unwrap();
+    for other in &others {
+        let refused = timeout(AT_ONCE, other.acquire()).await.expect("refused at once");
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    drop(lock.acquire().await.expect("the same terms share the lease"));
+}
+
+/// A release within `min_hold` after an acquire or a renewal without an answer: the lease runs out, and then the claim is
+/// withdrawn, so that a late copy of that request takes nothing.
+#[tokio::test(start_paused = true)]
+async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
+    for unanswered_renewal in [false, true] {
+        let (client, mut store) = scripted();
+        let shortest = TTL / 2;
+        let lock = client.lock("job").min_hold(shortest);
+        let acquire = tokio::spawn(async move { lock.acquire().await });
+        if !unanswered_renewal {
+            let (_, answer) = store.acquire().await;
+            answer.send(Err(lock_core::Error::new(ErrorKind::Indeterminate, "planted"))).unwrap();
+        }
+        let claim = store.grants(1, 1).await;
+        let begun = Instant::now();
+        let guard = acquire.await.unwrap().unwrap();
+        if unanswered_renewal {
+            drop(store.renew().await.1);
+            sleep(MS).await;
+        }
+        let release = tokio::spawn(guard.release());
+        let (lease, answer) = store.renew().await;
+        assert_eq!(lease.extend, Extend::Exactly);
+        answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+        timeout(AT_ONCE, release).await.expect("a release does not wait for `min_hold`").unwrap().unwrap();
+        let (withdrawn, certainty, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
+        assert!(begun.elapsed() >= shortest, "withdrawn within `min_hold`, after {:?}", begun.elapsed());
+        assert!(begun.elapsed() <= shortest + 20 * MS, "withdrawn late, after {:?}", begun.elapsed());
+        assert_eq!((withdrawn.owner(), certainty), (claim.owner(), Certainty::Unsure));
+        answer.send(Ok(Release::NotHeld)).unwrap();
+        store.is_silent(TTL * 2).await;
+    }
+}
+
+/// Without a doubt there is nothing to withdraw.
+#[tokio::test(start_paused = true)]
+async fn min_hold_ends_in_silence_when_everything_was_answered() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").min_hold(TTL / 2);
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    store.grants(1, 1).await;
+    let release = tokio::spawn(acquire.await.unwrap().unwrap().release());
+    let (_, answer) = store.renew().await;
+    answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+    release.await.unwrap().unwrap();
+    store.is_silent(TTL * 2).await;
+}

@@ -1,0 +1,79 @@
+//! Calls that are dropped on a runtime that is not driven any more, as behind a synchronous wrapper: the keeper ends their claims,
+//! and then itself.
+
+#![cfg(target_os = "linux")]
+
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, LockClient,
+    LockName, MemoryBackend, MemoryStore, Release, Result,
+};
+
+const MS: Duration = Duration::from_millis(1);
+const DELAY: Duration = Duration::from_millis(50);
+
+/// Answers acquires late.
+struct Slow(MemoryBackend);
+
+#[async_trait]
+impl LockBackend for Slow {
+    fn attach(&self, core: CoreHandle) {
+        self.0.attach(core);
+    }
+
+    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let answer = self.0.acquire(claim, ttl).await;
+        tokio::time::sleep(DELAY).await;
+        answer
+    }
+
+    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+        self.0.renew(leases, answers).await;
+    }
+
+    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        self.0.release(claim, certainty).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        self.0.extensions()
+    }
+}
+
+fn keeper_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("leasehold-keep")).count()
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{what}");
+        std::thread::sleep(5 * MS);
+    }
+}
+
+#[test]
+fn an_orphan_ends_soon_and_so_does_the_keeper() {
+    let (store, name) = (MemoryStore::default(), LockName::new("job").unwrap());
+    let client = LockClient::new(Slow(MemoryBackend::new(&store)));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let lock = client.lock("job");
+    let dropped = runtime.block_on(async { tokio::time::timeout(10 * MS, lock.acquire()).await });
+    assert!(dropped.is_err());
+    let held = || store.inspect(&name).is_some_and(|seen| seen.lease.is_some());
+    assert!(held(), "the store has granted it");
+    // Its ttl is 30 s.
+    eventually("nobody took back what the dropped acquire was granted", || !held());
+    assert_eq!(keeper_threads(), 1);
+    drop((lock, client));
+    eventually("the keeper waits for a runtime that stands still", || keeper_threads() == 0);
+    drop(runtime);
+}
