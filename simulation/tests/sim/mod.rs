@@ -284,7 +284,7 @@ async fn settle(world: &Arc<World>, machines: &[Arc<Machine>]) {
     sleep(world.ttl + LATEST + Duration::from_secs(5)).await;
     let census = world.store.census();
     world.oracle.check(census.leases + census.places == 0, Rule::NothingLeft, || format!("the store has {census:?}"));
-    world.oracle.check_releases(world.ttl);
+    world.oracle.check_releases();
     for machine in machines {
         let stats = machine.client().stats();
         world.oracle.check(stats.held == 0 && stats.waiting == 0, Rule::NothingLeft, || format!("{stats:?}"));

@@ -78,8 +78,14 @@ struct State {
 /// What the oracle knows of a claim from the line.
 #[derive(Default)]
 struct ClaimBook {
+    /// Who claims.
+    process: Option<Arc<Process>>,
+    /// What its acquires ask for: the ttl of the lock, or a shorter `max_hold`.
+    ttl: Duration,
     /// Acquire calls without a clear answer.
     open: u32,
+    /// Renewals without a clear answer.
+    open_renewals: u32,
     /// It was given back, and how that went.
     releases: Option<Releases>,
     /// The store has worked on an unsure release.
@@ -165,8 +171,12 @@ impl Oracle {
 
     // What the line sees.
 
-    pub(crate) fn acquire_begins(&self, owner: &OwnerToken) {
-        self.state().claims.entry(*owner).or_default().open += 1;
+    pub(crate) fn acquire_begins(&self, owner: &OwnerToken, ttl: Duration, process: &Arc<Process>) {
+        let mut state = self.state();
+        let claim = state.claims.entry(*owner).or_default();
+        claim.open += 1;
+        claim.ttl = ttl;
+        claim.process.get_or_insert_with(|| process.clone());
     }
 
     /// The client has a clear answer to one acquire.
@@ -210,17 +220,29 @@ impl Oracle {
 
     /// Every release was repeated until it was answered, or until the ttl had passed and the store has ended by itself what it had
     /// granted. Called when this must have come to its end.
-    pub(crate) fn check_releases(&self, ttl: Duration) {
+    pub(crate) fn check_releases(&self) {
         let mut claims = std::mem::take(&mut self.state().claims);
         let mut given_back: Vec<_> =
-            claims.iter().filter_map(|(owner, claim)| Some((owner, claim.releases.as_ref()?))).collect();
+            claims.iter().filter_map(|(owner, claim)| Some((owner, claim.ttl, claim.releases.as_ref()?))).collect();
         // A map has no order, and a seed replays exactly.
-        given_back.sort_unstable_by_key(|(owner, releases)| (releases.first, id(owner)));
-        for (owner, Releases { first, last, answered, process, .. }) in given_back {
+        given_back.sort_unstable_by_key(|(owner, _, releases)| (releases.first, id(owner)));
+        for (owner, ttl, Releases { first, last, answered, process, .. }) in given_back {
             // By a fast clock the ttl passes earlier, and the last call may have been unanswered for its whole bound and a pause after it.
             let long = *last + CALL_BOUND * 2 >= *first + ttl * 9 / 10;
             self.check(*answered || long || process.was_paused_since(*first), Rule::Certainty, || {
                 format!("claim {:016x} is given back unanswered from {first:?} to {last:?} only", id(owner))
+            });
+        }
+        // Else a late copy of the request takes the lock, or prolongs the lease, when nobody wants it any more.
+        let mut doubtful: Vec<_> = claims.iter().filter(|(_, claim)| claim.open + claim.open_renewals > 0).collect();
+        doubtful.sort_unstable_by_key(|(owner, _)| id(owner));
+        for (owner, claim) in doubtful {
+            let unsure = claim.releases.as_ref().is_some_and(|releases| releases.unsure);
+            // A pause may outlast the time in which the lease was to run out.
+            let paused = claim.ended.zip(claim.process.as_ref()).is_some_and(|(at, it)| it.was_paused_since(at));
+            self.check(unsure || paused, Rule::Certainty, || {
+                let (acquires, renewals) = (claim.open, claim.open_renewals);
+                format!("claim {:016x} ends with {acquires} acquires and {renewals} renewals unanswered", id(owner))
             });
         }
         claims.retain(|_, claim| claim.releases.is_none());
@@ -233,8 +255,16 @@ impl Oracle {
         }
     }
 
+    /// The client has a clear answer to one renewal.
+    pub(crate) fn renewal_answered(&self, owner: &OwnerToken) {
+        if let Some(claim) = self.state().claims.get_mut(owner) {
+            claim.open_renewals -= 1;
+        }
+    }
+
     pub(crate) fn renewal_begins(&self, lease: &LeaseRef) {
         let now = self.now();
+        self.state().claims.entry(*lease.claim.owner()).or_default().open_renewals += 1;
         let ended = self.state().claims.get(lease.claim.owner()).and_then(|claim| claim.ended);
         // What was on its way in that same instant is not held against anybody.
         if let Some(ended) = ended.filter(|ended| *ended < now && lease.extend == Extend::AtLeast) {

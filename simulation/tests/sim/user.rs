@@ -48,7 +48,7 @@ pub(super) async fn live(world: Arc<World>, machine: Arc<Machine>, end: Instant)
         let lock = lock.wait(if longer { wait + Duration::from_secs(1) } else { wait });
         let lock = match action {
             0 | 1 => lock.without_renewal(),
-            2 | 3 => lock.max_hold(hold / 2 + Duration::from_millis(1)),
+            2 | 3 => lock.max_hold(hold / 2 + world.ttl / 8),
             4 => lock.min_hold(hold / 2),
             5 | 6 => lock.holder(holder),
             _ => lock,

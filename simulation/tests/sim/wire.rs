@@ -169,7 +169,7 @@ impl LockBackend for Wire {
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
         let (sent, owner) = (self.stamp(), *claim.owner());
         let oracle = &self.world.oracle;
-        oracle.acquire_begins(&owner);
+        oracle.acquire_begins(&owner, ttl, &self.process);
         oracle.note("acquire", id(&owner), ttl.as_millis() as u64);
         let outcome = self
             .call({
@@ -228,7 +228,12 @@ impl LockBackend for Wire {
             })
             .await;
         match outcome {
-            Err(error) => answers.fail_rest(&error),
+            Err(error) => {
+                if error.kind() == ErrorKind::Unavailable {
+                    leases.iter().for_each(|lease| oracle.renewal_answered(lease.claim.owner()));
+                }
+                answers.fail_rest(&error);
+            }
             Ok(collected) => {
                 for (index, answer) in collected {
                     // A part of the answers may be lost.
@@ -237,6 +242,7 @@ impl LockBackend for Wire {
                         let invented = self.sabotaged(Sabotage::LossIsInvented) && self.world.chance().permille(50);
                         let answer = if invented { Answer::Lost } else { answer };
                         oracle.note("renew answered", id(lease.claim.owner()), renewal_code(&answer));
+                        oracle.renewal_answered(lease.claim.owner());
                         answers.put(index, self.rewrite(lease, answer, sent, begun));
                     }
                 }
