@@ -55,6 +55,7 @@ macro_rules! for_each_case {
                 a_fixed_lease_that_waited_has_its_whole_ttl
                 the_default_ttl_is_whole_soon_after_a_grant
                 max_hold_ends_the_renewal
+                max_hold_bounds_a_longer_ttl
                 min_hold_outlives_an_early_release
                 min_hold_outlives_the_client
                 validity_keeps_a_margin_and_shrinks
@@ -97,6 +98,7 @@ macro_rules! for_each_case {
                 a_leaked_guard_ends_with_its_client
                 a_runtime_that_is_shut_down_leaves_nothing
                 a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl
+                a_runtime_that_stands_still_leaves_nothing
                 a_hundred_waiters_torn_down_at_once_leave_nothing
                 a_client_that_goes_with_an_acquire_under_way_leaves_nothing
                 a_shutdown_releases_everything

@@ -86,6 +86,7 @@ saboteurs! {
         a_fixed_lease_that_waited_has_its_whole_ttl: RefusesRenewals, "that waited was lost early";
         the_default_ttl_is_whole_soon_after_a_grant: RefusesRenewals, "soon has its whole ttl";
         max_hold_ends_the_renewal: RenewsByItself, "longest hold";
+        max_hold_bounds_a_longer_ttl: LongLeases, "at the server ends by `max_hold`";
         min_hold_outlives_an_early_release: RunsOutAtOnce, "within `min_hold`";
         min_hold_outlives_the_client: RunsOutAtOnce, "outlives the client";
         validity_keeps_a_margin_and_shrinks: ReportsTooMuch, "is valid for";
@@ -128,6 +129,7 @@ saboteurs! {
         a_leaked_guard_ends_with_its_client: ForgetsReleases, "a shutdown releases";
         a_runtime_that_is_shut_down_leaves_nothing: ForgetsReleases, "went down with its runtime";
         a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl: RenewsByItself, "ends by its ttl";
+        a_runtime_that_stands_still_leaves_nothing: ForgetsReleases, "stands still";
         a_hundred_waiters_torn_down_at_once_leave_nothing: ForgetsWaiters, "stand in the way";
         a_client_that_goes_with_an_acquire_under_way_leaves_nothing: ForgetsReleases, "went with its client";
         a_shutdown_releases_everything: ForgetsReleases, "a shutdown waits";

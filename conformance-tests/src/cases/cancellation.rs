@@ -233,6 +233,40 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that went down with its runtime is withdrawn").await;
 }
 
+/// Invariant 12: the same where that runtime is not shut down, but not driven any more either, as behind a synchronous wrapper. The
+/// client can be shut down meanwhile.
+pub async fn a_runtime_that_stands_still_leaves_nothing(fixture: &dyn Fixture) {
+    const DELAY: Duration = Duration::from_millis(50);
+    let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
+    let (acquired, released) = (name("acquired, then still"), name("released, then still"));
+    let first = hold(&ann, &released);
+    let (runtime, guard) = outside(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let guard = runtime.block_on(first);
+        (runtime, guard)
+    })
+    .await;
+    fixture.path(PathFault::Delay(DELAY)).await;
+    let lock = ann.lock(acquired.as_str());
+    let runtime = outside(move || {
+        runtime.block_on(async {
+            let dropped = tokio::time::timeout(DELAY / 5, lock.acquire()).await;
+            assert!(dropped.is_err(), "the acquire was answered on a slow path");
+            drop(tokio::time::timeout(DELAY / 5, guard.release()).await);
+        });
+        runtime
+    })
+    .await;
+    tokio::time::sleep(DELAY * 3).await;
+    let bound = ann.capabilities().call_bound * 3 / 2 + DELAY * 4;
+    let what = "a call that was dropped on a runtime that stands still is ended by the keeper";
+    leaves_nothing(fixture, &bob, &acquired, bound, what).await;
+    leaves_nothing(fixture, &bob, &released, bound, what).await;
+    let shutdown = in_time(bound, "a shutdown waits for no runtime that stands still", ann.shutdown()).await;
+    shutdown.expect("nothing is left to release");
+    outside(move || drop(runtime)).await;
+}
+
 /// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is told, and the lease ends by
 /// its ttl.
 pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixture: &dyn Fixture) {
@@ -362,14 +396,11 @@ pub async fn a_dropped_run_releases(fixture: &dyn Fixture) {
 }
 
 /// Does something on a thread without a runtime.
-async fn outside(work: impl FnOnce() + Send + 'static) {
+async fn outside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = oneshot::channel();
-    let thread = std::thread::spawn(move || {
-        work();
-        let _ = done.send(());
-    });
-    if ended.await.is_err() {
-        let panic = thread.join().expect_err("it ended without saying so");
-        std::panic::resume_unwind(panic);
+    let thread = std::thread::spawn(move || drop(done.send(work())));
+    match ended.await {
+        Ok(output) => output,
+        Err(_) => std::panic::resume_unwind(thread.join().expect_err("it ended without saying so")),
     }
 }

@@ -14,7 +14,7 @@ use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, AT_ONCE, Watch, becomes, eventually, join, name};
+use crate::kit::{self, AT_ONCE, LOST_BY, Watch, becomes, eventually, join, name};
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
@@ -279,18 +279,46 @@ pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) 
     }
 }
 
-/// `max_hold` ends the renewal: the lease is lost for that reason, by `max_hold` + ttl, and is over at the server too.
+/// `max_hold` ends the renewal: the holder is told by then, and the lease at the server is over by then too.
 pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("max hold"), steady_ttl(fixture));
     let longest = ttl * 2;
     let watch = Watch::start();
     let guard = ann.lock(name.as_str()).max_hold(longest).acquire().await.expect("nothing is broken");
-    let reason = lost(&guard, longest + ttl, "the lease runs out after its longest hold").await;
+    let reason = lost(&guard, longest + LOST_BY, "the lease runs out after its longest hold").await;
     assert_eq!(reason, LossReason::MaxHold);
-    watch.not_before(longest, "the lease was not renewed until its longest hold");
-    let bound = ttl + ann.capabilities().takeover_slack;
+    // What is left for the margin of the last renewal, which asked for less than a ttl.
+    watch.not_before(longest - ttl / 8, "the lease was not renewed until its longest hold");
+    let bound = ttl / 8 + ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
     becomes_free(&bob, &name, bound, "nobody renews what has reached its longest hold").await;
+}
+
+/// A `max_hold` that is shorter than the default ttl bounds the hold, after a free lock and after a queue, for renewed and for
+/// fixed leases, and no lease of this holder blocks the others for longer.
+pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
+    let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
+    let (longest, per_lease) = (fixture.ttl() * 2, ann.capabilities().ttl_scope == TtlScope::Lease);
+    for (waits, renewed) in [(false, true), (false, false), (true, true), (true, false)] {
+        let name = name(&format!("max hold, waits: {waits}, renewed: {renewed}"));
+        let lock = ann.lock(name.as_str()).max_hold(longest);
+        let lock = if renewed { lock } else { lock.without_renewal() };
+        let before = if waits { Some(hold(&bob, &name).await) } else { None };
+        let acquire = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
+        if let Some(before) = before {
+            queued(fixture, &ann, &name, (1, 1)).await;
+            before.release().await.expect("a release");
+        }
+        let guard = join(acquire).await;
+        assert!(guard.validity() <= longest, "valid for {:?} of at most {longest:?}", guard.validity());
+        let reason = lost(&guard, longest + LOST_BY, "the hold ends by `max_hold`").await;
+        assert_eq!(reason, LossReason::MaxHold);
+        if per_lease {
+            let bound = longest / 4 + ann.capabilities().ttl_granularity;
+            let over = async || fixture.record(&name).await.lease;
+            becomes(bound, "the lease at the server ends by `max_hold`", over, Option::is_none).await;
+        }
+    }
 }
 
 /// `min_hold` outlives an early release: nobody holds before it is over, and somebody does soon after.
