@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, IfHeld, Release};
+use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, IfHeld, LossReason, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{CALL_BOUND, Call, TTL, scripted};
@@ -163,4 +163,44 @@ async fn a_late_answer_ends_no_other_withdraw() {
     answer.send(Err(refused())).unwrap();
     store.release().await.2.send(Ok(Release::Released)).unwrap();
     store.is_silent(TTL).await;
+}
+
+/// Whatever ends a lease, it is one loss, and no lease is counted as held afterwards.
+#[tokio::test(start_paused = true)]
+async fn each_loss_is_counted_once() {
+    let (client, mut store) = scripted();
+    for (token, reason) in [(1, LossReason::Gone), (2, LossReason::Expired), (3, LossReason::Shutdown)] {
+        let lock = client.lock("job");
+        let acquire = tokio::spawn(async move { lock.acquire().await });
+        store.grants(token, token).await;
+        let guard = acquire.await.unwrap().unwrap();
+        assert_eq!((client.stats().held, client.stats().lost), (1, token - 1));
+        let shutdown = match reason {
+            LossReason::Gone => {
+                store.renew().await.1.send(Answer::Lost).map_err(drop).unwrap();
+                None
+            }
+            LossReason::Shutdown => {
+                let client = client.clone();
+                Some(tokio::spawn(async move { client.shutdown().await }))
+            }
+            // Each renewal fails.
+            _ => None,
+        };
+        while reason == LossReason::Expired && guard.is_held() {
+            if let Ok((_, answer)) = timeout(MS, store.renew()).await {
+                answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+            }
+        }
+        assert_eq!(guard.lost().await.reason, reason);
+        assert_eq!((client.stats().held, client.stats().lost), (0, token));
+        drop(guard);
+        if reason != LossReason::Gone {
+            store.release().await.2.send(Ok(Release::Released)).unwrap();
+        }
+        if let Some(shutdown) = shutdown {
+            shutdown.await.unwrap().unwrap();
+        }
+        assert_eq!((client.stats().held, client.stats().lost), (0, token));
+    }
 }
