@@ -203,8 +203,8 @@ impl LockClient {
     /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has answered.
     ///
     /// # Errors
-    /// [`Indeterminate`](ErrorKind::Indeterminate) when the store has not answered for two call bounds; what is left
-    /// goes on in the background, and ends by its ttl at the latest.
+    /// [`Indeterminate`](ErrorKind::Indeterminate) when the store has not answered for two call bounds, or not until the ttl was over;
+    /// what is left goes on in the background, and ends by its ttl at the latest.
     ///
     /// # Cancel safety
     /// What has begun goes on; calling it again waits again.

@@ -95,7 +95,8 @@ impl Lock {
     /// Waits for the lock and holds it.
     ///
     /// # Errors
-    /// - [`Timeout`](ErrorKind::Timeout): another had it for the whole wait.
+    /// - [`Timeout`](ErrorKind::Timeout): another had it for the whole wait, by an answer to a request of its last moments: not older
+    ///   than the backend's call bound and a quarter.
     /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait, without effect.
     /// - [`Indeterminate`](ErrorKind::Indeterminate): no answer; not held, but others may see it as held until it was
     ///   withdrawn in the background or its ttl has passed.
@@ -203,7 +204,7 @@ impl Lock {
 
 async fn acquire(client: &Shared, name: &LockName, terms: Terms, wish: IfHeld, wait: Duration) -> Result<Hold> {
     let keeper = &client.keeper;
-    let (mut ticket, first) = match keeper.enter(name, terms, wish)? {
+    let (mut ticket, first) = match keeper.enter(name, terms, wish, wait)? {
         Entry::Shared(hold) => return Ok(hold),
         Entry::Refused => {
             return Err(Error::new(ErrorKind::Timeout, "others of this client hold it or wait for it"));

@@ -81,6 +81,8 @@ struct State {
     next_waiter: u64,
     next_serial: u64,
     withdrawals: usize,
+    /// How many withdrawals were given up without an answer.
+    unanswered: usize,
     sleeps_until: Stamp,
     life: Life,
     reports: Reports,
@@ -167,6 +169,7 @@ impl LeaseKeeper {
                     next_waiter: 0,
                     next_serial: 0,
                     withdrawals: 0,
+                    unanswered: 0,
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
                     reports: Reports::default(),

@@ -71,6 +71,8 @@ pub(super) struct Waiter {
 pub(super) struct Taker {
     id: u64,
     pub(super) wish: IfHeld,
+    /// The place has to be confirmed by a request that is sent then or later: else nothing is known of it when the wait ends.
+    confirm_after: Stamp,
     pub(super) outcome: oneshot::Sender<Result<Hold>>,
 }
 
@@ -197,6 +199,13 @@ impl Queue {
         }
     }
 
+    /// When the place has to be confirmed for those whose wait ends soon.
+    pub(super) fn confirmation_due(&self) -> Option<Stamp> {
+        let newest = self.confirmation?.sent;
+        let takers = self.waiters.iter().flat_map(|waiter| &waiter.takers);
+        takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
+    }
+
     /// A call that is under way has no answer either.
     pub(super) fn certainty_now(&self) -> Certainty {
         match self.stage {
@@ -221,7 +230,13 @@ pub(super) fn held_by_another() -> Error {
 
 impl LeaseKeeper {
     /// Begins an acquire.
-    pub(crate) fn enter<'a>(self: &'a Arc<Self>, name: &'a LockName, terms: Terms, wish: IfHeld) -> Result<Entry<'a>> {
+    pub(crate) fn enter<'a>(
+        self: &'a Arc<Self>,
+        name: &'a LockName,
+        terms: Terms,
+        wish: IfHeld,
+        wait: Duration,
+    ) -> Result<Entry<'a>> {
         self.with_state(|state, _| {
             if state.life != Life::Open {
                 return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
@@ -231,12 +246,17 @@ impl LeaseKeeper {
             }
             let id = state.next_waiter;
             let (sender, outcome) = oneshot::channel();
-            let taker = Taker { id, wish, outcome: sender };
+            let now = self.now();
+            let confirm_after = now.plus(wait.saturating_sub(self.call_bound()));
+            let taker = Taker { id, wish, confirm_after, outcome: sender };
             if let Some(queue) = state.queues.get_mut(name) {
                 if wish == IfHeld::Leave {
                     return Ok(Entry::Refused);
                 }
                 queue.join(terms, taker)?;
+                if let (Some(id), Stage::Standing(None)) = (queue.task, queue.stage) {
+                    state.schedule.at_the_latest(id, confirm_after);
+                }
                 // From now on somebody depends on a first attempt whose future may never be polled again.
                 if let (None, Stage::Calling(since)) = (queue.task, queue.stage) {
                     let task = state.schedule.insert(Task::Queue(name.clone()));
@@ -246,7 +266,6 @@ impl LeaseKeeper {
                 return Ok(Entry::Queued(self.ticket(state, name, id, outcome), None));
             }
             let claim = self.draw_claim(name, wish);
-            let now = self.now();
             state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
             let mut queue = Queue::new(claim.clone(), terms.ttl, now);
             queue.waiters.push_back(Waiter { terms, takers: vec![taker] });
@@ -270,17 +289,21 @@ impl LeaseKeeper {
     /// Takes a taker out of the local queue. Says why it has no lease, if it still waited.
     pub(super) fn leave(&self, state: &mut State, name: &LockName, taker: u64) -> Option<Error> {
         let queue = state.queues.get_mut(name)?;
-        let index = queue.waiters.iter().position(|waiter| waiter.takers.iter().any(|it| it.id == taker))?;
+        let is_taker = |waiter: &Waiter| waiter.takers.iter().position(|it| it.id == taker);
+        let (index, at) =
+            queue.waiters.iter().enumerate().find_map(|(index, waiter)| Some((index, is_taker(waiter)?)))?;
+        let confirm_after = queue.waiters[index].takers[at].confirm_after;
+        // A place may have become a lease since it was last confirmed.
+        let in_doubt = queue.certainty == Certainty::Unsure || queue.at_store || self.now() < queue.unknown_until;
+        let unconfirmed = queue.confirmation.is_some_and(|newest| newest.sent < confirm_after);
         let why = match &queue.trouble {
-            Some(trouble) if queue.certainty == Certainty::Unsure || self.now() < queue.unknown_until => {
-                trouble.clone().with_kind(ErrorKind::Indeterminate)
-            }
+            Some(trouble) if in_doubt => trouble.clone().with_kind(ErrorKind::Indeterminate),
             Some(trouble) => trouble.clone(),
-            None if queue.heard => held_by_another(),
+            None if queue.heard && !unconfirmed => held_by_another(),
             None => no_answer(),
         };
         let waiter = &mut queue.waiters[index];
-        waiter.takers.retain(|it| it.id != taker);
+        waiter.takers.remove(at);
         if waiter.takers.is_empty() {
             queue.waiters.remove(index);
         }

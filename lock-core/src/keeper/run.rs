@@ -277,14 +277,22 @@ impl LeaseKeeper {
     /// without any for two call bounds it ends with an error.
     pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
         self.ending.store(true, Ordering::SeqCst);
+        let before = crate::sync::lock(&self.state).unanswered;
         self.end_everything();
         loop {
             let progress = self.progress.notified();
             let mut progress = std::pin::pin!(progress);
             progress.as_mut().enable();
-            let left = self.left(&crate::sync::lock(&self.state));
-            if left == 0 {
+            let (left, unanswered) = {
+                let state = crate::sync::lock(&self.state);
+                (self.left(&state), state.unanswered - before)
+            };
+            if left == 0 && unanswered == 0 {
                 return Ok(());
+            }
+            if left == 0 {
+                let text = format!("the store did not answer the release of {unanswered} claims; their ttl is over");
+                return Err(Error::new(ErrorKind::Indeterminate, text));
             }
             if tokio::time::timeout(self.call_bound() * 2, progress).await.is_err() {
                 return Err(Error::new(

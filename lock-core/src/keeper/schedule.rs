@@ -41,6 +41,13 @@ impl<T> Schedule<T> {
         }
     }
 
+    /// Makes a task due by then, unless it is due before.
+    pub(crate) fn at_the_latest(&mut self, id: TaskId, at: Stamp) {
+        if self.tasks.get(id).is_some_and(|(_, due)| due.is_none_or(|due| at < due)) {
+            self.at(id, at);
+        }
+    }
+
     pub(crate) fn remove(&mut self, id: TaskId) {
         if let Some((_, Some(at))) = self.tasks.try_remove(id) {
             self.due.remove(&(at, id));

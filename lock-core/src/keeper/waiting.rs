@@ -121,12 +121,14 @@ impl LeaseKeeper {
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
         queue.confirm(confirmation);
+        let confirmation_due = queue.confirmation_due();
         if self.join_push(state, effects, name) {
             return;
         }
         let renewal = confirmation.sent.plus(period(confirmation.ttl));
         let look = now.plus(look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2))));
-        self.due(state, name, if again { now } else { renewal.min(look) });
+        let next = renewal.min(look).min(confirmation_due.unwrap_or(renewal));
+        self.due(state, name, if again { now } else { next });
     }
 
     /// A grant that was pushed and a live confirmation of its very place are a lease together.

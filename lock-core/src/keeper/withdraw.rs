@@ -132,6 +132,7 @@ impl LeaseKeeper {
         let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
         if now > withdrawal.until && withdrawal.failures > 0 {
             state.reports.warn(withdrawal.ending.claim.name(), Report::WithdrawGivenUp);
+            state.unanswered += 1;
             self.withdrawal_done(state, id);
             return None;
         }

@@ -10,7 +10,7 @@ use lock_core::{Answer, Certainty, Error, ErrorKind, LockClient, LockGuard, Loss
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scripted::{TTL, scripted};
+use crate::scripted::{Call, TTL, scripted};
 
 const MS: Duration = Duration::from_millis(1);
 const AT_ONCE: Duration = Duration::from_millis(5);
@@ -377,4 +377,58 @@ async fn an_acquire_is_woken_by_its_answer_alone() {
     let Poll::Ready(Ok(guard)) = acquire.as_mut().poll(&mut cx) else { panic!("it is granted") };
     assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
     assert!(guard.is_held());
+}
+
+/// The wait of somebody with a place ends in front of a store that is silent: it may have handed the lock over. What was heard before
+/// proves nothing, so shortly before the end the place is renewed once more.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_in_silence_is_indeterminate() {
+    for (answered, kind) in [(true, ErrorKind::Timeout), (false, ErrorKind::Indeterminate)] {
+        let (client, mut store) = scripted();
+        let lock = client.lock("job").wait(TTL / 4);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let claim = store.queues(1).await;
+        let (lease, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
+        assert_eq!(lease.claim.owner(), claim.owner());
+        if answered {
+            answer.send(Answer::Waiting { confirmation: store.confirms(1), look_in: TTL }).map_err(drop).unwrap();
+        }
+        assert_eq!(waiter.await.unwrap().unwrap_err().kind(), kind, "answered: {answered}");
+        store.release().await;
+    }
+}
+
+/// The same for a second waiter, which joins while the first one's place stands.
+#[tokio::test(start_paused = true)]
+async fn a_later_wait_that_ends_in_silence_is_indeterminate_too() {
+    let (client, mut store) = scripted();
+    let first = acquire(&client);
+    store.queues(1).await;
+    sleep(MS).await;
+    let lock = client.lock("job").wait(TTL / 4);
+    let second = tokio::spawn(async move { lock.acquire().await });
+    let (_, _answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
+    assert_eq!(second.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
+    drop(first);
+}
+
+/// A place that could not be renewed may have become a lease, also where the renewal certainly had no effect.
+#[tokio::test(start_paused = true)]
+async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").wait(TTL / 4);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    store.queues(1).await;
+    for _ in 0..3 {
+        let (_, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks again");
+        answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+    }
+    let outcome = loop {
+        match store.call().await {
+            Call::Renew(_, answer) => answer.send(Answer::Unknown(refused())).map_err(drop).unwrap(),
+            Call::Release(..) => break waiter.await.unwrap(),
+            Call::Acquire(..) => panic!("it has a place"),
+        }
+    };
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Indeterminate);
 }

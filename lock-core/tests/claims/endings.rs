@@ -204,3 +204,22 @@ async fn each_loss_is_counted_once() {
         assert_eq!((client.stats().held, client.stats().lost), (0, token));
     }
 }
+
+/// The store answers no release until the ttl, which is short, is over. The shutdown says so.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_before_a_silent_store_does_not_end_well() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").ttl(CALL_BOUND);
+    let acquire = tokio::spawn(async move { lock.acquire().await });
+    store.grants(1, 1).await;
+    let guard = acquire.await.unwrap().unwrap();
+    let shutdown = tokio::spawn(async move { client.shutdown().await });
+    while !shutdown.is_finished() {
+        if let Ok((_, _, answer)) = timeout(CALL_BOUND, store.release()).await {
+            sleep(CALL_BOUND / 2).await;
+            let _ = answer.send(Err(Error::new(ErrorKind::Indeterminate, "planted")));
+        }
+    }
+    assert_eq!(shutdown.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
+    drop(guard);
+}
