@@ -249,6 +249,9 @@ mod further {
         keeper {
             a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "a starved runtime cost renewals";
         }
+        defaults {
+            a_shortest_hold_is_kept_and_no_longer: HidesShortenedLeases, "soon after the shortest hold";
+        }
         faults {
             a_wall_clock_set_forward_is_survived: SendsTheClientsClock, "at the server";
             a_wall_clock_set_back_is_survived: SendsTheClientsClock, "at the server";

@@ -39,7 +39,9 @@ pub trait LockBackend: Send + Sync + 'static {
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition>;
 
     /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
-    /// when the call ends is unknown, and only that.
+    /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`](crate::Extend::Exactly))
+    /// lets a waiter know, by [`Event::EndsSooner`](crate::Event::EndsSooner) or [`Event::Look`](crate::Event::Look): whoever waits
+    /// holds when the lease ends, and not a part of its place's ttl later.
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers);
 
     /// Ends the lease or place of a claim. With [`Certainty::Unsure`] also makes sure that a request of this claim that

@@ -29,6 +29,12 @@ pub enum Event {
         /// The claim's owner token.
         owner: OwnerToken,
     },
+    /// The holder's lease ends sooner than this claim, which has a place, was answered last. The keeper renews the place at once, and
+    /// the answer says when the lease ends.
+    EndsSooner {
+        /// The claim's owner token.
+        owner: OwnerToken,
+    },
     /// It is worth another look at this lock now. Each client that waits for it sends one acquire: where many may wait and
     /// the store keeps no queue, a backend reads first whether the lock is free.
     Look(LockName),

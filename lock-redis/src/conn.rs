@@ -276,18 +276,21 @@ fn listener(
                 let Some((channel, payload)) = replies::message(&push.data) else { return Ok(()) };
                 if channel == shared.keys.epoch_channel().as_bytes() {
                     lock(&shared.epoch).hear(&String::from_utf8_lossy(payload), Instant::now());
-                } else if let (Some(core), Some((owner, place, token))) = (shared.core.get(), replies::handoff(payload))
-                {
-                    core.event(Event::Granted {
-                        owner: OwnerToken::from_bytes(owner),
-                        place,
-                        token: FencingToken::new(token),
-                        confirmation: None,
-                    });
+                } else if let (Some(core), Some(event)) = (shared.core.get(), event(payload)) {
+                    core.event(event);
                 }
             }
             _ => {}
         }
         Ok(())
     }
+}
+
+/// What a message on the client's own channel says.
+fn event(payload: &[u8]) -> Option<Event> {
+    if let Some((owner, place, token)) = replies::handoff(payload) {
+        let (owner, token) = (OwnerToken::from_bytes(owner), FencingToken::new(token));
+        return Some(Event::Granted { owner, place, token, confirmation: None });
+    }
+    replies::ends_sooner(payload).map(|owner| Event::EndsSooner { owner: OwnerToken::from_bytes(owner) })
 }

@@ -174,6 +174,11 @@ pub(crate) fn message(data: &[Value]) -> Option<(&[u8], &[u8])> {
     Some((channel, payload))
 }
 
+/// The owner of a place whose lock's holder has shortened its lease.
+pub(crate) fn ends_sooner(payload: &[u8]) -> Option<[u8; 16]> {
+    payload.try_into().ok()
+}
+
 /// Owner, place and token of a grant that was published.
 pub(crate) fn handoff(payload: &[u8]) -> Option<([u8; 16], Place, u64)> {
     let (owner, rest) = payload.split_first_chunk::<16>()?;
@@ -272,6 +277,8 @@ mod tests {
         payload.extend(3u64.to_be_bytes());
         payload.extend(4u64.to_be_bytes());
         assert_eq!(handoff(&payload), Some(([b'o'; 16], 3, 4)));
+        assert_eq!(ends_sooner(&payload), None);
+        assert_eq!((ends_sooner(b"oooooooooooooooo"), handoff(b"oooooooooooooooo")), (Some([b'o'; 16]), None));
         let data = [words("c"), Value::BulkString(payload.clone())];
         assert_eq!(message(&data), Some((&b"c"[..], &payload[..])));
     }

@@ -115,11 +115,22 @@ pub async fn a_loss_is_told(fixture: &dyn Fixture) {
 pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let (name, shortest) = (name("default min hold"), Duration::from_secs(1));
-    let watch = Watch::start();
-    let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
-    guard.release().await.expect("an early release");
     let capabilities = bob.capabilities();
     let bound = shortest + capabilities.takeover_slack + capabilities.ttl_granularity;
-    drop(in_time(bound, "free again after the shortest hold", hold(&bob, &name)).await);
-    watch.not_before(shortest, "held again within the shortest hold");
+    for waits_before in [false, true] {
+        let watch = Watch::start();
+        let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
+        let next = hold(&bob, &name);
+        let next = if waits_before {
+            let waiter = tokio::spawn(next);
+            queued(fixture, &bob, &name, (1, 1)).await;
+            guard.release().await.expect("an early release");
+            in_time(bound, "a waiter holds soon after the shortest hold", join(waiter)).await
+        } else {
+            guard.release().await.expect("an early release");
+            in_time(bound, "free again after the shortest hold", next).await
+        };
+        watch.not_before(shortest, "held again within the shortest hold");
+        next.release().await.expect("a release");
+    }
 }

@@ -24,6 +24,20 @@ impl Hooks for HidesReconnects {
     }
 }
 
+plain! {
+    /// Lets nobody know that a lease ends sooner.
+    HidesShortenedLeases;
+}
+
+#[async_trait]
+impl Hooks for HidesShortenedLeases {
+    fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        if !matches!(event, Event::EndsSooner { .. }) {
+            core.event(event);
+        }
+    }
+}
+
 /// Subscribes to nothing again when it has connected again.
 #[derive(Default)]
 pub struct SubscribesOnce {

@@ -269,6 +269,7 @@ impl LeaseKeeper {
                 self.on_pushed_grant(owner, place, token, confirmation);
             }
             Event::Gone { owner } => self.on_gone(owner),
+            Event::EndsSooner { owner } => self.look_again_for(&owner),
             Event::Look(name) => self.look_again(Some(&name)),
             Event::LookAtAll => self.look_again(None),
         }

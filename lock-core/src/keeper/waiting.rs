@@ -341,6 +341,16 @@ impl LeaseKeeper {
         });
     }
 
+    /// The same for the queue for which this claim stands.
+    pub(super) fn look_again_for(self: &Arc<Self>, owner: &OwnerToken) {
+        self.with_state(|state, _| {
+            if let Some(Standing::Waiting(name)) = state.owners.get(owner) {
+                let name = name.clone();
+                Self::look_now(state, &name, self.now());
+            }
+        });
+    }
+
     fn look_now(state: &mut State, name: &LockName, now: Stamp) {
         let Some(queue) = state.queues.get_mut(name) else { return };
         match (queue.stage, queue.task) {

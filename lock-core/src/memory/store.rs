@@ -12,7 +12,7 @@ use crate::core_handle::{CoreHandle, Event};
 use crate::extensions::{Inspection, LeaseView, Listed, ListedName};
 use crate::grant::{Certainty, Place};
 use crate::name::LockName;
-use crate::renewal::LeaseRef;
+use crate::renewal::{Extend, LeaseRef};
 use crate::sync::lock;
 use crate::token::FencingToken;
 
@@ -184,7 +184,8 @@ impl MemoryStore {
     }
 
     pub(super) fn renew(&self, leases: &[LeaseRef], line: &Line) -> Vec<Standing> {
-        self.work(|state, now, handoffs| {
+        let mut shortened = Vec::new();
+        let standings = self.work(|state, now, handoffs| {
             state.counts.renew_calls += 1;
             state.counts.renewals += leases.len() as u64;
             let mut standings = Vec::with_capacity(leases.len());
@@ -195,13 +196,23 @@ impl MemoryStore {
                         entry.renewals += 1;
                         let party = Party { claim: lease.claim.clone(), line: line.clone() };
                         let place_ttl = lease.ttl.min(MAX_PLACE_TTL);
-                        entry.record.renew(&party, lease.ttl, place_ttl, lease.extend, now, handoffs)
+                        let standing = entry.record.renew(&party, lease.ttl, place_ttl, lease.extend, now, handoffs);
+                        if lease.extend == Extend::Exactly && matches!(standing, Standing::Holds { .. }) {
+                            shortened.extend(entry.record.live_places(now).next().map(|place| place.party.clone()));
+                        }
+                        standing
                     }
                 };
                 standings.push(standing);
             }
             standings
-        })
+        });
+        for Party { claim, line } in shortened {
+            if let Some(core) = line.get() {
+                core.event(Event::EndsSooner { owner: *claim.owner() });
+            }
+        }
+        standings
     }
 
     pub(super) fn release(&self, claim: &Claim, line: &Line, certainty: Certainty) -> bool {

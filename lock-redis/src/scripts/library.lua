@@ -103,6 +103,14 @@ function lib.settle(it)
   return true
 end
 
+-- Tells the client of the oldest place that the holder's lease ends sooner than it knows: the owner alone. Only a hint, as above.
+function lib.notify_head(it)
+  local entry = it.queued and call('HGET', it.queue, call('HGET', it.queue, 'h') or '')
+  if not entry then return end
+  local who, _, channel = unpack('>c16I8Bc0', entry)
+  redis.pcall('PUBLISH', channel, who)
+end
+
 -- Drops a place of this number. What is dropped at the head moves the head on, and what is dropped behind it becomes a gap together with
 -- its neighbours: a handoff never walks the places that were given up. The queue is forgotten with its last place.
 function lib.drop_place(it, number, who)

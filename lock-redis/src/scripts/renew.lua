@@ -49,8 +49,10 @@ for i = 1, #KEYS do
       if not it then return 'l' end
       if lib.settle(it) then lib.write(it, true) end
       if it.owner == who and it.deadline > now then
+        local ends_sooner = extend == 'e' and till < it.deadline
         it.deadline = extend == 'e' and till or math.max(it.deadline, till)
         lib.write(it, true)
+        if ends_sooner then lib.notify_head(it) end
         if it.place == known and not it.came_from_place then return 'r' end
         return 'g', it.place, it.fence
       end
