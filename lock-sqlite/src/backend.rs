@@ -15,7 +15,7 @@ use crate::capabilities::{self, LONGEST_LOOK, RENEW_BATCH};
 use crate::errors::{BACKEND, Failure};
 use crate::file::File;
 use crate::machine::{Machine, Moment};
-use crate::settings::{Place, Settings, read_url, state_file};
+use crate::settings::{Place, Settings, file_of, read_url};
 use crate::shared::Shared;
 use crate::store::{Ended, Store, Taken};
 use crate::waiters::Waiters;
@@ -84,17 +84,12 @@ impl SqliteBackend {
     fn unopened(place: Place, settings: Settings) -> Result<Self> {
         let settings = settings.check()?;
         let capabilities = capabilities::of(&settings);
-        let file = match place {
-            Place::At(path) => {
-                // The working directory may change while the file is open.
-                let path = std::path::absolute(&path).unwrap_or(path);
-                File::new(path, settings, Machine::this()?)
-            }
-            Place::State => {
-                let path = state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))?;
-                File::new(path, settings, Machine::this()?).in_state_folder()
-            }
-        };
+        let in_state_folder = place == Place::State;
+        let path = file_of(place)?;
+        // The working directory may change while the file is open.
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let file = File::new(path, settings, Machine::this()?);
+        let file = if in_state_folder { file.in_state_folder() } else { file };
         let shared = Arc::new(Shared::new(file));
         let worker = Worker::new(shared.file.clone());
         Ok(Self { shared, worker, capabilities })

@@ -135,7 +135,8 @@ impl Writer<'_> {
             tracing::warn!(%path, "the file of the locks was deleted or replaced; it is opened anew");
         }
         if self.file.in_state_folder {
-            make_state_folder(&self.file.path).map_err(Failure::Found)?;
+            let home = std::env::var_os("HOME").map(PathBuf::from);
+            make_state_folder(&self.file.path, home.as_deref()).map_err(Failure::Found)?;
         }
         location::check(&self.file.path).map_err(Failure::Found)?;
         location::make(&self.file.path);

@@ -20,7 +20,7 @@ mod worker;
 pub use backend::SqliteBackend;
 pub use fence::fence;
 pub use rusqlite;
-pub use settings::{SCHEMES, Settings};
+pub use settings::{SCHEMES, Settings, resolve};
 
 /// The tables, for whoever wants to make them by hand or to look at them.
 pub const SCHEMA: &str = include_str!("schema.sql");

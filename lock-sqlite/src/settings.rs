@@ -91,6 +91,32 @@ fn place(text: &str, url: &Url) -> Result<Place> {
     Ok(Place::At(path))
 }
 
+/// The path of the file that a URL means for this user. Creates nothing.
+pub(crate) fn file_of(place: Place) -> Result<PathBuf> {
+    match place {
+        Place::At(path) => Ok(path),
+        Place::State => state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
+    }
+}
+
+/// The same URL with the path of the file in it: what `sqlite://` means depends on the user and on the environment, and the result
+/// does not. Creates nothing.
+///
+/// # Errors
+/// `InvalidInput` for a bad URL, and for `sqlite://` without a home.
+pub fn resolve(url: &str) -> Result<String> {
+    match read_url(url)?.0 {
+        Place::At(_) => Ok(url.to_owned()),
+        place @ Place::State => {
+            let file = file_of(place)?;
+            let path = Url::from_file_path(&file)
+                .map_err(|()| Error::invalid(format!("{} is not an absolute path", file.display())))?;
+            let query = url.split_once('?').map(|(_, query)| format!("?{query}")).unwrap_or_default();
+            Ok(format!("sqlite://{}{query}", path.path()))
+        }
+    }
+}
+
 #[cfg(unix)]
 fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
     if bytes.contains(&0) {
@@ -118,9 +144,20 @@ pub(crate) fn state_file(xdg_state_home: Option<OsString>, home: Option<OsString
     Ok(state.join("leasehold").join("locks.db"))
 }
 
-/// Makes the folder of the file in the user's state folder, for nobody but the user.
-pub(crate) fn make_state_folder(file: &Path) -> Result<()> {
+/// Makes the folder of the file in the user's state folder, for nobody but the user. A home that does not exist is not made: its
+/// user (`nobody`, a service) would find the file nowhere.
+pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> {
     let Some(folder) = file.parent() else { return Ok(()) };
+    let missing =
+        |home: &&Path| home.is_absolute() && folder.starts_with(home) && home.try_exists().is_ok_and(|there| !there);
+    if let Some(home) = home.filter(missing) {
+        let text = format!(
+            "the home {} does not exist, so that `sqlite://` has no place: set XDG_STATE_HOME, or give a path: \
+             `sqlite:///path/locks.db`",
+            home.display()
+        );
+        return Err(Error::new(lock_core::ErrorKind::Unavailable, text));
+    }
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
@@ -190,11 +227,33 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
         let file = state_file(None, Some(home.path().into())).unwrap();
-        make_state_folder(&file).unwrap();
-        make_state_folder(&file).unwrap();
+        make_state_folder(&file, Some(home.path())).unwrap();
+        make_state_folder(&file, Some(home.path())).unwrap();
         let mode = std::fs::metadata(file.parent().unwrap()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         std::fs::write(&file, "").unwrap();
-        assert_eq!(make_state_folder(&file.join("below")).unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(make_state_folder(&file.join("below"), None).unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn a_home_that_does_not_exist_is_not_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("nobody");
+        let file = state_file(None, Some(home.clone().into())).unwrap();
+        let error = make_state_folder(&file, Some(&home)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("sqlite:///path/locks.db"), "{error}");
+        assert!(!home.exists());
+    }
+
+    #[test]
+    fn a_resolved_url_means_the_same_file_for_everybody() {
+        for url in ["sqlite:///var/lib/my%20app/l.db?timeout=2s", "sqlite:///l.db"] {
+            assert_eq!(resolve(url).unwrap(), url);
+        }
+        let (resolved, file) = (resolve("sqlite://?timeout=2s").unwrap(), file_of(Place::State).unwrap());
+        let (place, settings) = read_url(&resolved).unwrap();
+        assert_eq!((place, settings.timeout), (Place::At(file), Duration::from_secs(2)));
+        assert_eq!(resolve("sqlite://locks.db").unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 }
