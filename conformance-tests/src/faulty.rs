@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Event,
-    Extensions, Grant, LeaseRef, LockBackend, LockName, Release, Result, Stamp,
+    Extensions, Grant, LeaseRef, List, ListedName, Listing, LockBackend, LockName, Release, Result, Stamp,
 };
 
 pub use self::control::Faults;
@@ -135,7 +135,24 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
     }
 
     fn extensions(&self) -> Extensions<'_> {
-        self.inner.extensions()
+        let mut extensions = self.inner.extensions();
+        extensions.list = extensions.list.map(|_| self as &dyn List);
+        extensions
+    }
+}
+
+/// Names what is spoilt as unreadable.
+#[async_trait]
+impl<B: LockBackend + ?Sized> List for Faulty<B> {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        let list = self.inner.extensions().list.ok_or_else(|| Error::new(ErrorKind::Unsupported, "no list"))?;
+        let mut listing = list.list(prefix, limit).await?;
+        let readable =
+            |name: &ListedName| !matches!(name, ListedName::Whole(name) if self.faults.check_record(name).is_err());
+        let (locks, spoilt): (Vec<_>, Vec<_>) = listing.locks.into_iter().partition(|lock| readable(&lock.name));
+        listing.locks = locks;
+        listing.unreadable.extend(spoilt.into_iter().map(|lock| lock.name));
+        Ok(listing)
     }
 }
 

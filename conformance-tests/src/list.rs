@@ -205,6 +205,7 @@ macro_rules! for_each_case {
                 inspection_is_true_or_unsupported
                 a_list_is_true_or_unsupported
                 a_prefix_is_taken_as_it_is
+                a_list_names_what_it_cannot_read
                 a_break_ends_the_lease_that_was_meant
                 an_examination_is_true_or_unsupported
             }

@@ -236,6 +236,7 @@ saboteurs! {
         inspection_is_true_or_unsupported: ShowsNothing, "it is held";
         a_list_is_true_or_unsupported: ShowsNothing, "complete";
         a_prefix_is_taken_as_it_is: ListsByPattern, "no name begins with";
+        a_list_names_what_it_cannot_read: ListsByPattern, "cannot read";
         a_break_ends_the_lease_that_was_meant: BreaksByName, "that nobody meant";
         an_examination_is_true_or_unsupported: FindsFault, "nothing is wrong with";
     }

@@ -14,7 +14,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::{Finding, Inspection, Listed, MAX_LISTED};
+use crate::extensions::{Finding, Inspection, Listing, MAX_LISTED};
 use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::name::LockName;
@@ -106,7 +106,7 @@ impl LockClient {
     ///
     /// # Cancel safety
     /// Reads only.
-    pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+    pub async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         if limit == 0 || limit > MAX_LISTED {
             return Err(Error::invalid(format!("1 to {MAX_LISTED} locks can be listed, not {limit}")));
         }

@@ -48,9 +48,27 @@ pub const MAX_LISTED: usize = 10_000;
 #[async_trait]
 pub trait List: Send + Sync {
     /// The locks whose names begin with `prefix`, those that are held first, else in no order that is promised; at most `limit`
-    /// and [`MAX_LISTED`]. Reads in steps that hold nobody up, so the states are of different moments, and ends within
-    /// ten call bounds.
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>>;
+    /// and [`MAX_LISTED`]. Records that cannot be read are named, and not left out. Reads in steps that hold nobody up, so the
+    /// states are of different moments, and ends within ten call bounds.
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing>;
+}
+
+/// The result of a [`List`] call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The locks, those that are held first.
+    pub locks: Vec<Listed>,
+    /// Records that this version cannot read, such as those of a newer format, as many as the limit at most. Each may be a lock
+    /// that is held.
+    pub unreadable: Vec<ListedName>,
+}
+
+impl Listing {
+    /// A listing of these locks and unreadable records.
+    pub const fn new(locks: Vec<Listed>, unreadable: Vec<ListedName>) -> Self {
+        Self { locks, unreadable }
+    }
 }
 
 /// A lock in a list.
@@ -75,7 +93,8 @@ impl Listed {
 pub enum ListedName {
     /// The name.
     Whole(LockName),
-    /// The store keeps only a digest of so long a name: as much as it has for people.
+    /// The store keeps only a digest of so long a name: as much as it has for people, and in [`Listing::unreadable`] the
+    /// digest.
     Cut(String),
 }
 

@@ -78,7 +78,8 @@ pub use core_handle::{CoreHandle, Event};
 pub use defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT, RENEWALS_PER_TTL};
 pub use error::{Error, ErrorKind, Result};
 pub use extensions::{
-    Break, Examine, Extensions, Finding, Inspect, Inspection, LeaseView, List, Listed, ListedName, MAX_LISTED, Verdict,
+    Break, Examine, Extensions, Finding, Inspect, Inspection, LeaseView, List, Listed, ListedName, Listing, MAX_LISTED,
+    Verdict,
 };
 pub use grant::{Acquisition, Certainty, Confirmation, Grant, Place, Release};
 pub use guard::LockGuard;

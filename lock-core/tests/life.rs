@@ -160,8 +160,8 @@ async fn an_operator_lists_and_breaks() {
     one.lock("team/a").acquire().await.unwrap().release().await.unwrap();
     let _other = one.lock("other").acquire().await.unwrap();
     let names = |listed: Vec<lock_core::Listed>| listed.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
-    assert_eq!(names(two.list("team/", 10).await.unwrap()), ["team/b", "team/a"]);
-    assert_eq!(names(two.list("", 2).await.unwrap()), ["other", "team/b"]);
+    assert_eq!(names(two.list("team/", 10).await.unwrap().locks), ["team/b", "team/a"]);
+    assert_eq!(names(two.list("", 2).await.unwrap().locks), ["other", "team/b"]);
     assert_eq!(two.list("", 0).await.unwrap_err().kind(), ErrorKind::InvalidInput);
 
     let token = guard.fencing_token();

@@ -84,13 +84,18 @@ pub(crate) fn refused(text: &str) -> Error {
     Error::new(kind, hint).with_source(Refusal(harmless(text)))
 }
 
-const PERMISSION: &str = "the user lacks a permission: `lock_redis::acl` gives those that are needed";
+const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` gives those that are needed";
 
 /// What a refusal contains, whatever the version: the first row that fits.
 const REFUSALS: &[(&str, ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
         // First, since these texts name a user, a key or a channel, which may look like any of the others.
+        (
+            "no permissions to run the 'scan' command",
+            Auth,
+            "the user may not list locks: `leasehold acl redis --operator` gives the permissions that it takes",
+        ),
         ("NOPERM", Auth, PERMISSION),
         ("ACL failure in script", Auth, PERMISSION),
         ("The user executing the script can't", Auth, PERMISSION),

@@ -144,7 +144,7 @@ fn user(answer: Result<Value, Failure>) -> Result<Finding> {
                 user,
                 Verdict::Doubtful(
                     "who reaches the server as `default` may lock and break everything: make a user with the least permissions \
-                     (`leasehold acl`)"
+                     (`leasehold acl redis`)"
                         .to_owned(),
                 ),
             ),

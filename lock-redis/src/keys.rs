@@ -94,6 +94,15 @@ pub fn operator_acl(prefix: &str) -> String {
     format!("{} +scan +acl|whoami", acl(prefix))
 }
 
+/// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`): the scripts of such a
+/// user can call only commands that read.
+pub fn read_only_acl(prefix: &str) -> String {
+    format!("resetkeys ~{}* resetchannels nocommands {READING}", escaped(prefix))
+}
+
+/// What inspecting a lock sends, and what its scripts call.
+const READING: &str = "+select +eval +evalsha +time +info +get +mget +exists +hget +hlen +hgetall";
+
 /// What a client sends (first line) and what the scripts call (second line). `HELLO` is free for all. `CLIENT SETINFO` is sent
 /// as well and its answer ignored; servers before 7.2 refuse a rule that names it.
 const COMMANDS: &str = "+select +eval +evalsha +subscribe \

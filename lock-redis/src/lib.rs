@@ -25,5 +25,5 @@ mod wire;
 
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};
-pub use keys::{acl, operator_acl};
+pub use keys::{acl, operator_acl, read_only_acl};
 pub use settings::{OnEviction, OnRestart, SCHEMES, Settings};

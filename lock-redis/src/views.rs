@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Break, Error, ErrorKind, FencingToken, HolderInfo, Inspect, Inspection, LeaseView, List, Listed, ListedName,
-    LockName, Result,
+    Listing, LockName, Result,
 };
 use redis::Cmd;
 use tokio::time::Instant;
@@ -49,12 +49,13 @@ impl RedisBackend {
         }
     }
 
-    async fn try_list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+    async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let bound = self.shared.bound();
         let end = Instant::now() + bound * LIST_BOUNDS;
         let step_ends = || (Instant::now() + bound).min(end);
         let conn = self.line()?.conn(step_ends()).await?;
-        let (mut held, mut free, mut known, mut cursor) = (Vec::new(), Vec::new(), HashSet::new(), 0);
+        let (mut held, mut free, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut known, mut cursor) = (HashSet::new(), 0);
         loop {
             let mut scan = Cmd::new();
             scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(STEP);
@@ -65,7 +66,12 @@ impl RedisBackend {
             for some in found.chunks(TOGETHER) {
                 let keys: Vec<_> = some.iter().map(|found| &*found.key).collect();
                 let shown = self.shown(&conn, &keys, step_ends()).await?;
-                for lock in some.iter().zip(shown).filter_map(|(found, shown)| found.listed(shown, prefix)) {
+                for (found, shown) in some.iter().zip(shown) {
+                    let Ok(seen) = shown else {
+                        unreadable.push(found.name_in_key());
+                        continue;
+                    };
+                    let Some(lock) = seen.and_then(|seen| found.listed(seen, prefix)) else { continue };
                     let list = if lock.state.lease.is_some() { &mut held } else { &mut free };
                     if list.len() < limit {
                         list.push(lock);
@@ -83,15 +89,16 @@ impl RedisBackend {
         }
         held.append(&mut free);
         held.truncate(limit);
-        Ok(held)
+        unreadable.truncate(limit);
+        Ok(Listing::new(held, unreadable))
     }
 
     /// Reads a key. `None` for one that is no record of a lock whose name may begin so.
     fn found(&self, key: String, prefix: &str) -> Option<Found> {
         let encoded = self.shared.keys.encoded_name(&key)?;
         let name = match encoded.starts_with('~') {
-            true => None,
-            false => Some(LockName::decode(encoded).filter(|name| name.as_str().starts_with(prefix))?),
+            true => Err(encoded.to_owned()),
+            false => Ok(LockName::decode(encoded).filter(|name| name.as_str().starts_with(prefix))?),
         };
         Some(Found { key, name })
     }
@@ -112,20 +119,24 @@ impl RedisBackend {
 /// The key of a record.
 struct Found {
     key: String,
-    /// The lock's name, where the key has more than its digest.
-    name: Option<LockName>,
+    /// The lock's name, or its digest where the key has no more.
+    name: Result<LockName, String>,
 }
 
 impl Found {
-    fn listed(&self, shown: PerLock<Option<Inspected>>, prefix: &str) -> Option<Listed> {
-        let seen = shown.unwrap_or_else(|why| {
-            tracing::warn!(backend = BACKEND, key = self.key, why, "a key that is no record is not listed");
-            None
-        })?;
+    /// What the key says of a record that cannot be read. A digest may stand for a name with any prefix.
+    fn name_in_key(&self) -> ListedName {
+        match &self.name {
+            Ok(name) => ListedName::Whole(name.clone()),
+            Err(digest) => ListedName::Cut(digest.clone()),
+        }
+    }
+
+    fn listed(&self, seen: Inspected, prefix: &str) -> Option<Listed> {
         let (begin, state) = view(seen);
         let name = match &self.name {
-            Some(name) => ListedName::Whole(name.clone()),
-            None => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
+            Ok(name) => ListedName::Whole(name.clone()),
+            Err(_) => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
         };
         Some(Listed::new(name, state))
     }
@@ -148,7 +159,7 @@ impl Inspect for RedisBackend {
 
 #[async_trait]
 impl List for RedisBackend {
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         self.try_list(prefix, limit).await
     }
 }

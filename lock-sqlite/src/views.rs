@@ -7,7 +7,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use lock_core::{
     Break, Error, ErrorKind, Examine, FencingToken, Finding, HolderInfo, Inspect, Inspection, LeaseView, List, Listed,
-    ListedName, LockName, Result, Verdict,
+    ListedName, Listing, LockName, Result, Verdict,
 };
 use rusqlite::{Row, params};
 
@@ -26,6 +26,9 @@ const LIST: &str = "\
 SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks \
 WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format = '1x' \
 ORDER BY NOT (owner <> x'' AND (boot <> ?2 OR until > ?3)), name LIMIT ?4";
+
+const UNREADABLE: &str = "\
+SELECT name FROM leasehold_locks WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
 
 /// A row, as it is shown.
 fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, Inspection)> {
@@ -46,8 +49,8 @@ fn inspect(store: &Store, name: &LockName, now: &Moment) -> Result<Option<Inspec
 }
 
 /// On a connection of its own: a long table must not hold up anybody's calls.
-fn list(file: &File, prefix: &str, limit: usize) -> Result<Vec<Listed>, Failure> {
-    let Some(store) = reader(file)? else { return Ok(Vec::new()) };
+fn list(file: &File, prefix: &str, limit: usize) -> Result<Listing, Failure> {
+    let Some(store) = reader(file)? else { return Ok(Listing::default()) };
     let now = file.now();
     let mut statement = store.connection().prepare(LIST)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -60,7 +63,19 @@ fn list(file: &File, prefix: &str, limit: usize) -> Result<Vec<Listed>, Failure>
             listed.push(Listed::new(ListedName::Whole(name), seen));
         }
     }
-    Ok(listed)
+    let mut statement = store.connection().prepare(UNREADABLE)?;
+    let names = statement.query_map(params![prefix.as_bytes(), limit], |row| row.get(0))?;
+    let unreadable = names.map(|name| Ok(name_in_row(name?))).collect::<Result<_, Failure>>()?;
+    Ok(Listing::new(listed, unreadable))
+}
+
+/// The name of a row that cannot be read, as far as it is a name.
+fn name_in_row(bytes: Vec<u8>) -> ListedName {
+    match String::from_utf8(bytes).map(LockName::new) {
+        Ok(Ok(name)) => ListedName::Whole(name),
+        Ok(Err(_)) => ListedName::Cut(String::new()),
+        Err(error) => ListedName::Cut(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+    }
 }
 
 /// Another connection, if there is anything to read.
@@ -157,7 +172,7 @@ impl Inspect for SqliteBackend {
 
 #[async_trait]
 impl List for SqliteBackend {
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let prefix = prefix.to_owned();
         self.aside(move |file| list(file, &prefix, limit).map_err(Failure::without_effect)).await?
     }

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use lock_core::{Acquisition, Answer, Certainty, ErrorKind, LeaseRef, LossNotice, TtlScope, Verdict, Waiting};
+use lock_core::{
+    Acquisition, Answer, Certainty, ErrorKind, LeaseRef, ListedName, Listing, LossNotice, TtlScope, Verdict, Waiting,
+};
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
 use crate::control::in_time;
@@ -228,7 +230,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     fixture.connected().await;
     let free = async || fixture.census().await.leases == guards.len() as u64;
     eventually(AT_ONCE, "what was dropped is free", free).await;
-    let listed = ops.list("list/", 100).await.expect("nothing is broken");
+    let listed = ops.list("list/", 100).await.expect("nothing is broken").locks;
     let held: Vec<_> =
         listed.iter().take_while(|lock| lock.state.lease.is_some()).map(|lock| lock.name.to_string()).collect();
     let mut sorted = held.clone();
@@ -240,11 +242,11 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
             .iter()
             .all(|lock| lock.state.lease.is_none() && lock.name.to_string().starts_with("list/"))
     );
-    assert_eq!(ops.list("list/", 4).await.expect("nothing is broken").len(), 4, "the limit");
-    assert_eq!(ops.list("nothing begins so", 4).await.expect("nothing is broken"), []);
+    assert_eq!(ops.list("list/", 4).await.expect("nothing is broken").locks.len(), 4, "the limit");
+    assert_eq!(ops.list("nothing begins so", 4).await.expect("nothing is broken"), Listing::default());
     let long = name(&format!("long/{}", "ü".repeat(400)));
     guards.push(hold(&ann, &long).await);
-    let listed = ops.list("long/", 10).await.expect("nothing is broken");
+    let listed = ops.list("long/", 10).await.expect("nothing is broken").locks;
     let shown: Vec<_> = listed.iter().map(|lock| lock.name.to_string()).collect();
     assert!(
         matches!(&shown[..], [shown] if long.as_str().starts_with(shown.trim_end_matches('…'))),
@@ -266,14 +268,40 @@ pub async fn a_prefix_is_taken_as_it_is(fixture: &dyn Fixture) {
     let patterns =
         ["li_t/", "%", "_", "*", "?", "l*", "li?t/", "[l]ist/", "LIST/", "List/", "list/\\", "^list/", "list/[12]"];
     for prefix in patterns {
-        let listed = ops.list(prefix, 10).await.expect("nothing is broken");
+        let listed = ops.list(prefix, 10).await.expect("nothing is broken").locks;
         assert_eq!(listed, [], "no name begins with {prefix:?}");
     }
     for prefix in ["100%", "100%/a_", "100%/a_b[c]", "100%/a_b[c]?*\\"] {
-        let listed = ops.list(prefix, 10).await.expect("nothing is broken");
+        let listed = ops.list(prefix, 10).await.expect("nothing is broken").locks;
         assert_eq!(listed.len(), 1, "one name begins with {prefix:?}: {listed:?}");
     }
-    assert_eq!(ops.list("list/", 10).await.expect("nothing is broken").len(), 2);
+    assert_eq!(ops.list("list/", 10).await.expect("nothing is broken").locks.len(), 2);
+}
+
+/// A list names the records that this version cannot read, since each may be a lock that is held.
+pub async fn a_list_names_what_it_cannot_read(fixture: &dyn Fixture) {
+    let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
+    if fixture.operator().await.extensions().list.is_none() {
+        return fixture.empty("it lists no locks");
+    }
+    let guard = hold(&ann, &name("mixed/readable")).await;
+    let mut expected = Vec::new();
+    for (unreadable, tamper) in [("mixed/newer", Tamper::OtherVersion), ("mixed/spoilt", Tamper::Spoil)] {
+        let name = name(unreadable);
+        hold(&ann, &name).await.release().await.expect("a release");
+        if fixture.tamper(&name, tamper).await.is_ok() {
+            expected.push(ListedName::Whole(name));
+        }
+    }
+    let mut listing = ops.list("mixed/", 10).await.expect("nothing is broken");
+    listing.unreadable.sort();
+    assert_eq!(listing.unreadable, expected, "the records that the backend cannot read");
+    let held = listing.locks.first().expect("the lock that is held");
+    assert_eq!((&held.name, held.state.lease.is_some()), (&ListedName::Whole(guard.name().clone()), true));
+    assert!(listing.locks.iter().all(|lock| !expected.contains(&lock.name)), "{listing:?}");
+    assert!(ops.list("mixed/", 1).await.expect("nothing is broken").unreadable.len() <= 1, "the limit");
+    assert_eq!(ops.list("other/", 10).await.expect("nothing is broken"), Listing::default());
+    guard.release().await.expect("a release");
 }
 
 /// Breaking, where it is offered, ends the lease that was meant and no other, and raises the token; elsewhere it is

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Acquisition, Break, Capabilities, Claim, Error, Examine, Extensions, FencingToken, Finding, Inspect, Inspection,
-    List, Listed, LockName, LossNotice, Result, StoreClock, TtlScope, Verdict, Waiting,
+    List, Listing, LockName, LossNotice, Result, StoreClock, TtlScope, Verdict, Waiting,
 };
 
 use super::{plain, stateful};
@@ -44,7 +44,7 @@ plain! {
     ClaimsAWallClock;
     /// Shows every lock as free.
     ShowsNothing;
-    /// Takes a prefix for a pattern of SQL.
+    /// Takes a prefix for a pattern of SQL, and says nothing of what it cannot read.
     ListsByPattern;
     /// Breaks whatever lease there is.
     BreaksByName;
@@ -99,8 +99,8 @@ impl Inspect for ShowsNothing {
 
 #[async_trait]
 impl List for ShowsNothing {
-    async fn list(&self, _: &str, _: usize) -> Result<Vec<Listed>> {
-        Ok(Vec::new())
+    async fn list(&self, _: &str, _: usize) -> Result<Listing> {
+        Ok(Listing::default())
     }
 }
 
@@ -151,12 +151,12 @@ impl Hooks for ListsByPattern {
 /// Lists as `LIKE prefix%` does: of any case, with `_` for any character and `%` for any number of them.
 #[async_trait]
 impl List for Inner {
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
-        let Some(list) = self.backend.extensions().list else { return Ok(Vec::new()) };
-        let mut all = list.list("", usize::MAX).await?;
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        let Some(list) = self.backend.extensions().list else { return Ok(Listing::default()) };
+        let mut all = list.list("", usize::MAX).await?.locks;
         all.retain(|lock| is_like(&prefix.to_lowercase(), &lock.name.to_string().to_lowercase()));
         all.truncate(limit);
-        Ok(all)
+        Ok(Listing::new(all, Vec::new()))
     }
 }
 

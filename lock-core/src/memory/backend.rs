@@ -13,7 +13,7 @@ use crate::claim::Claim;
 use crate::clock::Stamp;
 use crate::core_handle::CoreHandle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::{Break, Extensions, Inspect, Inspection, List, Listed};
+use crate::extensions::{Break, Extensions, Inspect, Inspection, List, Listing};
 use crate::grant::{Acquisition, Certainty, Confirmation, Grant, Release};
 use crate::name::LockName;
 use crate::renewal::{Answer, Answers, LeaseRef};
@@ -117,8 +117,8 @@ impl Inspect for MemoryBackend {
 
 #[async_trait]
 impl List for MemoryBackend {
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
-        Ok(self.store.list(prefix, limit))
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        Ok(Listing::new(self.store.list(prefix, limit), Vec::new()))
     }
 }
 
