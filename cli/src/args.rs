@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::RangedU64ValueParser;
+use clap::error::ErrorKind as ClapErrorKind;
+use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use crate::exit::TABLE;
 
@@ -12,127 +14,200 @@ use crate::exit::TABLE;
 ///
 /// The lock renews itself while the command runs. When it is lost the command is ended before anybody else can get it.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, after_long_help = TABLE, max_term_width = 100)]
+#[command(name = "leasehold", version, after_help = MORE, max_term_width = 100)]
 pub(crate) struct Cli {
-    #[command(flatten)]
-    pub(crate) common: Common,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What every subcommand takes.
+/// Below each short help.
+const MORE: &str = "`leasehold help COMMAND` and the man page of a command say more.";
+
+/// What every subcommand takes that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// Where the locks are kept. `sqlite://` is a file of yours on this machine; `redis://HOST` a Redis.
+    /// Where the locks are kept: `sqlite:///PATH`, `redis://HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
     ///
-    /// A password here can be read by everybody on this machine (`ps`): put the URL into LEASEHOLD_STORE.
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        env = "LEASEHOLD_STORE",
-        hide_env_values = true,
-        default_value = "sqlite://"
-    )]
-    pub(crate) store: String,
+    /// `sqlite://` is a file in your state folder, and so another one for each user: give cron jobs and services a path. Every
+    /// user of this machine can read a password that stands here (`ps`): put the URL into LEASEHOLD_STORE instead. An empty
+    /// LEASEHOLD_STORE counts as unset.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
 
-    /// Print JSON, for scripts: results on standard output, messages on standard error, one object a line.
-    #[arg(long, global = true)]
+    /// Print JSON, for scripts
+    ///
+    /// Results go to standard output and messages to standard error, one object a line.
+    #[arg(long)]
     pub(crate) json: bool,
 
-    /// What `status` and `ls` of others show beside host and process. At most 128 bytes.
-    #[arg(long, global = true, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    pub(crate) label: String,
+    /// Say which store is used
+    ///
+    /// On standard error: the resolved URL, without a password. For `sqlite://` it names the file.
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Hold a lock while a command runs.
+    /// Hold a lock while a command runs
     ///
     /// The command stands after `--`, as in `leasehold run nightly -- ./report.sh --all`. It finds the fencing token in
-    /// LEASEHOLD_FENCING_TOKEN, the lock in LEASEHOLD_NAME and the store's URL in LEASEHOLD_STORE.
-    #[command(after_long_help = TABLE)]
+    /// LEASEHOLD_FENCING_TOKEN, the lock in LEASEHOLD_NAME and the store's resolved URL in LEASEHOLD_STORE. A name that begins with
+    /// `-` stands after a `--` of its own: `leasehold run -- -nightly -- ./report.sh`.
+    #[command(
+        after_long_help = TABLE,
+        override_usage = "leasehold run [OPTIONS] <NAME> -- <CMD>...\n       leasehold run [OPTIONS] -- <-NAME> -- <CMD>..."
+    )]
     Run(Run),
-    /// Show who holds a lock.
+    /// Show who holds a lock
+    ///
+    /// It only reads. A Redis user with the rules of `leasehold acl redis --read-only` may do it.
     Status(Status),
-    /// List locks.
+    /// List locks
+    ///
+    /// It only reads. On a Redis it takes the permissions of `leasehold acl redis --operator`, because it goes through the names of
+    /// all keys.
     Ls(Ls),
-    /// Show who holds a lock, live, until it is interrupted.
+    /// Show who holds a lock, live
+    ///
+    /// It prints a line for each change, and on a terminal the time that is left, until it is interrupted or its reader goes
+    /// away. It only reads.
     Watch(Watch),
-    /// End the lease of whoever holds a lock, on your word.
+    /// End the lease of whoever holds a lock
     ///
     /// The token is raised; the old holder learns of it with its next renewal and may still be writing until then.
     Break(Break),
-    /// Print the SQL that makes the tables of a SQL store.
-    Schema,
-    /// Print the least permissions that the store's user needs.
-    ///
-    /// For Redis the rules of a user: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl)`.
-    Acl {
-        /// With what `ls` and `doctor` need besides.
-        #[arg(long)]
-        operator: bool,
+    /// Print the SQL that makes the tables of a SQL store
+    #[cfg(feature = "sqlite")]
+    Schema {
+        /// The kind of store
+        store: SqlStore,
     },
-    /// Look whether the store is fit for locks, and say how to mend what is not.
-    Doctor,
-    /// Print the completions for a shell.
+    /// Print the least permissions that a store's user needs
+    #[command(subcommand)]
+    #[cfg(any(feature = "redis", feature = "sqlite"))]
+    Acl(Acl),
+    /// Check whether the store is fit for locks
+    ///
+    /// It connects, measures the round trip, takes a lock and releases it, reads the store's version, settings and clock, and says
+    /// how to put right what is wrong.
+    Doctor(Common),
+    /// Print the completions for a shell
     Completions {
-        /// The shell.
+        /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write the man pages into a folder.
+    /// Write the man pages into a folder
     Man {
-        /// The folder; it is made when it is missing.
+        /// The folder; it is made when it is missing
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
 }
 
+impl Command {
+    /// Whether output is for scripts.
+    pub(crate) fn json(&self) -> bool {
+        match self {
+            Self::Run(Run { common, .. })
+            | Self::Status(Status { common, .. })
+            | Self::Ls(Ls { common, .. })
+            | Self::Watch(Watch { common, .. })
+            | Self::Break(Break { common, .. })
+            | Self::Doctor(common) => common.json,
+            _ => false,
+        }
+    }
+}
+
+/// The SQL stores.
+#[cfg(feature = "sqlite")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SqlStore {
+    /// A SQLite file.
+    Sqlite,
+}
+
+/// The stores whose users differ in what they may do.
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+pub(crate) enum Acl {
+    /// The rules of a Redis user
+    ///
+    /// As `ACL SETUSER` takes them: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)`.
+    #[cfg(feature = "redis")]
+    Redis {
+        /// With what `ls` and `doctor` need besides
+        #[arg(long, conflicts_with = "read_only")]
+        operator: bool,
+        /// Only what `status` and `watch` need
+        #[arg(long)]
+        read_only: bool,
+        /// The `prefix` of the store's URL
+        #[arg(long, value_name = "TEXT", default_value_t = leasehold::redis::Settings::default().prefix)]
+        prefix: String,
+    },
+    /// How to make a SQLite file for one user or for a group
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+}
+
 /// What `run` takes.
 #[derive(Args, Debug)]
 pub(crate) struct Run {
-    /// The lock: any name of 1 to 1024 bytes.
+    /// The lock: any name of 1 to 1024 bytes
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) name: String,
 
-    /// How long the lease lasts unless it is renewed, and so how long a dead holder blocks the others.
+    /// How long the lease lasts unless it is renewed, and so how long a dead holder blocks the others
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub(crate) ttl: Duration,
 
-    /// How long to wait for the lock, reaching the store included: a duration, a number of seconds, or `forever`.
+    /// How long to wait for the lock, reaching the store included: a duration, a number of seconds, or `forever`
     #[arg(long, short, value_name = "DURATION", value_parser = wait, default_value = "60s")]
     pub(crate) wait: Duration,
 
-    /// Do not wait: end with 120 at once when another has the lock or waits for it.
+    /// Do not wait: end with 120 at once when another has the lock or waits for it
     #[arg(long, short, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// The longest hold: TERM to the command `--grace` before, KILL by its end.
+    /// The longest hold: TERM to the command `--grace` before, KILL by its end
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// The shortest hold: when the command ends earlier, the lock stays taken until then. For jobs of a few
-    /// milliseconds that must not run again on a host whose clock is behind.
+    /// The shortest hold: when the command ends earlier, the lock stays taken until then
+    ///
+    /// For jobs of a few milliseconds that must not run again on a host whose clock is behind.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
 
-    /// What to do when the lease is about to be lost.
+    /// What to do when the lease is about to be lost
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
 
-    /// How long before the end of the lease the command gets TERM; at the end it gets KILL. Less than a third of the ttl.
-    /// [default: a sixth of the ttl, or of --max-hold where that is shorter]
+    /// How long before the end of the lease the command gets TERM [default: a sixth of the ttl]
+    ///
+    /// At the end it gets KILL. Less than a third of the ttl. The default is a sixth of --max-hold where that is shorter than the
+    /// ttl.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
-    /// What to end with, instead of 120, when another has the lock: 0 to 255.
+    /// What to end with, instead of 120, when another has the lock: 0 to 255
     #[arg(long, short = 'E', value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
 
-    /// Run this text with `/bin/sh -c`, instead of a command after `--`.
+    /// Run this text with `/bin/sh -c`, instead of a command after `--`
     #[arg(long = "command", short = 'c', value_name = "TEXT", conflicts_with = "command")]
     pub(crate) shell_text: Option<OsString>,
 
-    /// The command and its arguments, after `--`.
+    /// What `status` and `ls` of others show beside host and process. At most 128 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) label: String,
+
+    #[command(flatten)]
+    pub(crate) common: Common,
+
+    /// The command and its arguments, after `--`
     #[arg(last = true, required_unless_present = "shell_text", value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
@@ -159,45 +234,92 @@ pub(crate) enum OnLost {
 /// What `status` takes.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
-    /// The lock.
+    /// The lock
     pub(crate) name: String,
-    /// End with 1 when the lock is free.
+    /// End with 1 when the lock is free
     #[arg(long)]
     pub(crate) exit_code: bool,
+    #[command(flatten)]
+    pub(crate) common: Common,
 }
 
 /// What `ls` takes.
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
-    /// Only names that begin so.
+    /// Only names that begin so
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
-    /// Locks that are free, too, as far as the store has a record of them.
+    /// Locks that are free, too, as far as the store has a record of them
     #[arg(long, short)]
     pub(crate) all: bool,
-    /// At most so many.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    /// At most so many
+    #[arg(long, value_name = "NUMBER", value_parser = listed(), default_value_t = 1000)]
     pub(crate) limit: usize,
+    #[command(flatten)]
+    pub(crate) common: Common,
 }
 
 /// What `watch` takes.
 #[derive(Args, Debug)]
 pub(crate) struct Watch {
-    /// The lock.
+    /// The lock
     pub(crate) name: String,
-    /// How often to look.
+    /// How often to read the store
     #[arg(long, value_name = "DURATION", value_parser = interval, default_value = "500ms")]
     pub(crate) every: Duration,
+    #[command(flatten)]
+    pub(crate) common: Common,
 }
 
 /// What `break` takes.
 #[derive(Args, Debug)]
 pub(crate) struct Break {
-    /// The lock.
+    /// The lock
     pub(crate) name: String,
-    /// Do not ask.
+    /// Do not ask
     #[arg(long, short)]
     pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+/// The command line, as it is parsed, completed and described.
+///
+/// `--help` of a subcommand is short; `leasehold help` and the man pages have the long texts.
+pub(crate) fn command() -> clap::Command {
+    Cli::command().mut_subcommands(with_short_help)
+}
+
+fn with_short_help(command: clap::Command) -> clap::Command {
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
+    command.disable_help_flag(true).arg(help).mut_subcommands(with_short_help)
+}
+
+/// Parses the arguments.
+///
+/// # Errors
+/// They are wrong, or ask for help or the version.
+pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let parsed = command.try_get_matches_from_mut(arguments)?;
+    let mut cli = Cli::from_arg_matches(&parsed).map_err(|error| error.format(&mut command))?;
+    if let Command::Run(run) = &mut cli.command
+        && run.name.is_empty()
+    {
+        // `run -- -NAME -- CMD`: for clap everything after the first `--` is the command.
+        match &run.command[..] {
+            [name, dashes, _, ..] if name.to_string_lossy().starts_with('-') && dashes == "--" => {
+                let not_text = |_| command.error(ClapErrorKind::InvalidUtf8, "a name is UTF-8");
+                run.name = name.clone().into_string().map_err(not_text)?;
+                run.command.drain(..2);
+            }
+            _ => {
+                let text = "the name of the lock, <NAME>, is missing or empty";
+                return Err(command.error(ClapErrorKind::MissingRequiredArgument, text));
+            }
+        }
+    }
+    Ok(cli)
 }
 
 /// The longest duration, and what `forever` stands for: ten years.
@@ -212,6 +334,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         long if long > LONGEST => Err("a duration is at most ten years".to_owned()),
         other => Ok(other),
     }
+}
+
+/// How many locks can be listed.
+fn listed() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=leasehold::MAX_LISTED as u64)
 }
 
 fn wait(text: &str) -> Result<Duration, String> {
@@ -241,24 +368,22 @@ pub(crate) fn in_one_line(error: &clap::Error) -> String {
     line.extend(text.lines().find_map(|line| line.trim().strip_prefix("tip: ").map(|_| line.trim())));
     let line = line.join(" ").replace(" tip: ", "; ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
-    let after = text.contains("leasehold run ") && error.kind() == clap::error::ErrorKind::UnknownArgument;
+    let after = text.contains("leasehold run ") && error.kind() == ClapErrorKind::UnknownArgument;
     let hint = if after { "; the command of `run` stands after `--`" } else { "" };
     format!("{line}{hint} (see `leasehold --help`)")
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(["leasehold"].iter().chain(args))
+        super::parse(&["leasehold"].iter().chain(args).map(OsString::from).collect::<Vec<_>>())
     }
 
     #[test]
     fn the_arguments_are_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
@@ -282,6 +407,55 @@ mod tests {
         assert_eq!((it.wait, it.conflict_exit_code), (Duration::from_millis(250), Some(255)));
         for wrong in ["-1", "0", "0.0", "NaN", "inf", "1e300", ""] {
             assert!(parse(&["run", "x", "-w", wrong, "-c", "true"]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_name_may_begin_with_a_dash() {
+        for (args, name, words) in [
+            (&["run", "--", "-x", "--", "echo", "--", "y"][..], "-x", &["echo", "--", "y"][..]),
+            (&["run", "--ttl", "9s", "--", "--", "--", "echo"], "--", &["echo"]),
+            (&["run", "x", "--", "-p", "--", "echo"], "x", &["-p", "--", "echo"]),
+        ] {
+            let Command::Run(run) = parse(args).unwrap().command else { panic!("{args:?}") };
+            assert_eq!(
+                (&*run.name, &run.command[..]),
+                (name, &words.iter().map(OsString::from).collect::<Vec<_>>()[..])
+            );
+        }
+        let Command::Status(status) = parse(&["status", "--", "-x"]).unwrap().command else { panic!("no status") };
+        assert_eq!(status.name, "-x");
+        // Without a dash the name was forgotten.
+        for args in [&["run", "--", "git", "--", "x"][..], &["run", "--", "-x", "--"], &["run", "--", "-x"]] {
+            assert_eq!(parse(args).unwrap_err().kind(), ClapErrorKind::MissingRequiredArgument, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn an_option_that_means_nothing_for_a_subcommand_is_refused() {
+        for args in [
+            &["completions", "bash", "--json"][..],
+            &["completions", "bash", "--label", "x"],
+            &["man", "pages", "--store", "sqlite://"],
+            &["acl", "redis", "--json"],
+            &["acl", "sqlite", "--operator"],
+            &["schema", "sqlite", "--store", "sqlite://"],
+            &["status", "x", "--label", "x"],
+            &["ls", "--label", "x"],
+            &["doctor", "--label", "x"],
+        ] {
+            assert_eq!(parse(args).unwrap_err().kind(), ClapErrorKind::UnknownArgument, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_a_subcommand_is_short() {
+        for name in ["run", "status", "ls", "watch", "break", "doctor", "acl", "schema", "completions", "man"] {
+            let short = parse(&[name, "--help"]).unwrap_err().to_string();
+            assert!(short.lines().count() <= 28, "{short}");
+            assert_eq!(short, parse(&[name, "-h"]).unwrap_err().to_string());
+            let long = parse(&["help", name]).unwrap_err().to_string();
+            assert!(long.len() >= short.len(), "{long}");
         }
     }
 

@@ -4,11 +4,11 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
-use crate::args::{Break, Common};
+use crate::args::Break;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::report::{LockReport, shown};
-use crate::store;
+use crate::store::Store;
 
 /// What `break --json` prints. Fields are added, never renamed or removed.
 #[derive(Serialize)]
@@ -23,12 +23,12 @@ struct Broken {
 }
 
 /// Ends the lease of whoever holds the lock, if the user means it.
-pub(crate) async fn break_lock(common: &Common, args: &Break, output: Output) -> Result<Exit, Failure> {
-    let client = store::connect(common).await?;
+pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Failure> {
+    let client = Store::of(&args.common, output)?.connect("").await?;
     let Some(seen) = client.inspect(&args.name).await?.filter(|seen| seen.lease.is_some()) else {
         let before = LockReport::new(&client, &args.name, None);
         let answer = Broken { name: args.name.clone(), broken: false, raised_token: None, before };
-        output.result(&answer, || format!("{}: free, there is nothing to break", shown(&args.name)));
+        output.result(&answer, || format!("{}: free, there is nothing to break", shown(&args.name)))?;
         return Ok(Exit::Fine);
     };
     let token = seen.lease.as_ref().map(|lease| lease.token);
@@ -55,7 +55,7 @@ pub(crate) async fn break_lock(common: &Common, args: &Break, output: Output) ->
             answer.before.who()
         ),
         None => format!("{}: that lease was over before it could be broken; nothing was changed", shown(&args.name)),
-    });
+    })?;
     Ok(Exit::Fine)
 }
 

@@ -9,7 +9,7 @@ use crate::args::Common;
 use crate::exit::{Exit, Failure, with_causes};
 use crate::output::Output;
 use crate::report::shown;
-use crate::store;
+use crate::store::Store;
 
 /// How many round trips are measured.
 const TRIPS: usize = 20;
@@ -48,24 +48,26 @@ impl From<Finding> for Row {
 
 /// Looks at everything, and says how to mend what is wrong.
 pub(crate) async fn doctor(common: &Common, output: Output) -> Result<Exit, Failure> {
+    let store = Store::of(common, output)?;
+    let mut findings = vec![Finding::new("store", store.shown(), Verdict::Fine)];
     let begin = Instant::now();
-    let findings = match store::connect(common).await {
-        // With a wrong URL there is nothing to look at.
+    match store.connect("").await {
+        // With a wrong URL there is nothing to examine.
         Err(failure) if failure.exit == Exit::BadInput => return Err(failure),
-        Err(failure) => vec![Finding::new("connection", failure.text, Verdict::Wrong(connection_hint(failure.exit)))],
+        Err(failure) => {
+            findings.push(Finding::new("connection", failure.text, Verdict::Wrong(connection_hint(failure.exit))));
+        }
         Ok(client) => {
-            let connected = Finding::new("connection", format!("made in {:.1?}", begin.elapsed()), Verdict::Fine);
-            let mut findings = vec![connected];
+            findings.push(Finding::new("connection", format!("made in {:.1?}", begin.elapsed()), Verdict::Fine));
             findings.extend(round_trip(&client).await);
             findings.extend(trial(&client).await);
             findings.extend(examined(&client).await);
             findings.push(reach(&client));
-            findings
         }
-    };
+    }
     let rows: Vec<Row> = findings.into_iter().map(Row::from).collect();
     let report = Report { fit: rows.iter().all(|row| row.verdict != "wrong"), findings: rows };
-    output.result(&report, || report.in_words());
+    output.result(&report, || report.in_words())?;
     Ok(if report.fit { Exit::Fine } else { Exit::No })
 }
 
@@ -119,7 +121,7 @@ async fn trial(client: &LockClient) -> Option<Finding> {
         Ok(()) => Finding::new("acquire and release", format!("done in {:.1?}", begin.elapsed()), Verdict::Fine),
         Err(error) => {
             let mend = match error.kind() {
-                ErrorKind::Auth => "give the user what `leasehold acl` prints",
+                ErrorKind::Auth => "give the user what `leasehold acl redis` prints",
                 ErrorKind::Capacity => "the store is full: make room, or raise its limits",
                 _ => "what the store says tells more",
             };

@@ -4,6 +4,7 @@ mod args;
 mod break_lock;
 mod doctor;
 mod exit;
+mod man;
 mod output;
 mod pages;
 mod report;
@@ -15,8 +16,6 @@ mod store;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 use crate::args::{Cli, Command};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, told};
@@ -27,11 +26,11 @@ fn main() -> ExitCode {
     if let Some(exit) = hidden(&arguments) {
         return exit;
     }
-    let cli = match Cli::try_parse_from(&arguments) {
+    let cli = match args::parse(&arguments) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error, &arguments),
     };
-    let output = Output::new(cli.common.json);
+    let output = Output::new(cli.command.json());
     let exit = told(output, carry_out(&cli, output));
     #[cfg(unix)]
     if let Exit::Signal(signal) = exit {
@@ -69,24 +68,26 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 }
 
 fn carry_out(cli: &Cli, output: Output) -> Result<Exit, Failure> {
-    let common = &cli.common;
     match &cli.command {
         #[cfg(unix)]
         Command::Run(args) => {
-            let terms = run::check(common, args)?;
-            in_runtime(run::run(common, args, terms, output))
+            let store = store::Store::of(&args.common, output)?;
+            let terms = run::check(&store, args)?;
+            in_runtime(run::run(&store, args, terms, output))
         }
         #[cfg(not(unix))]
         Command::Run(_) => Err(Failure::input("`run` needs a Unix system: process groups and signals")),
-        Command::Status(args) => in_runtime(show::status(common, args, output)),
-        Command::Ls(args) => in_runtime(show::ls(common, args, output)),
-        Command::Watch(args) => in_runtime(show::watch(common, args, output)),
-        Command::Break(args) => in_runtime(break_lock::break_lock(common, args, output)),
-        Command::Doctor => in_runtime(doctor::doctor(common, output)),
-        Command::Schema => pages::schema(common),
-        Command::Acl { operator } => pages::acl(common, *operator),
-        Command::Completions { shell } => Ok(pages::completions(*shell)),
-        Command::Man { folder } => pages::man(folder),
+        Command::Status(args) => in_runtime(show::status(args, output)),
+        Command::Ls(args) => in_runtime(show::ls(args, output)),
+        Command::Watch(args) => in_runtime(show::watch(args, output)),
+        Command::Break(args) => in_runtime(break_lock::break_lock(args, output)),
+        Command::Doctor(common) => in_runtime(doctor::doctor(common, output)),
+        #[cfg(feature = "sqlite")]
+        Command::Schema { store } => pages::schema(*store),
+        #[cfg(any(feature = "redis", feature = "sqlite"))]
+        Command::Acl(store) => pages::acl(store),
+        Command::Completions { shell } => pages::completions(*shell),
+        Command::Man { folder } => man::write(folder),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is written where: results to standard output, messages to standard error.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) struct Output {
 /// A message on standard error, with `--json`.
 #[derive(Serialize)]
 struct Message<'a> {
-    /// `error` ends the command, `warning` does not.
+    /// `error` ends the command, `warning` and `info` do not.
     level: &'static str,
     /// A word of [`Exit`] for errors.
     kind: &'static str,
@@ -50,12 +50,12 @@ impl Output {
     }
 
     /// Writes a result as one line of JSON, or in words.
-    pub(crate) fn result<T: Serialize>(self, result: &T, in_words: impl FnOnce() -> String) {
-        if self.json {
-            write_out(&json(result));
-        } else {
-            write_out(in_words().trim_end_matches('\n'));
-        }
+    ///
+    /// # Errors
+    /// It cannot be written, as on a full disk.
+    pub(crate) fn result<T: Serialize>(self, result: &T, in_words: impl FnOnce() -> String) -> Result<Reader, Failure> {
+        let text = if self.json { json(result) } else { in_words() };
+        write_out(&format!("{}\n", text.trim_end_matches('\n')))
     }
 
     /// Says why the command ends, as the last line.
@@ -81,6 +81,12 @@ impl Output {
         *ASIDE.lock().unwrap_or_else(PoisonError::into_inner) = Some(written);
     }
 
+    /// Says what was asked for beside the result.
+    pub(crate) fn info(self, kind: &'static str, text: &str) {
+        let message = Message { level: "info", kind, message: text, exit_code: None };
+        write_err(&if self.json { json(&message) } else { format!("leasehold: {text}") });
+    }
+
     /// Warns.
     pub(crate) fn warn(self, kind: &'static str, text: &str) {
         write_err(&self.warning_line(kind, text));
@@ -102,10 +108,49 @@ fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"level\":\"error\",\"message\":\"{error}\"}}"))
 }
 
-/// A reader that went away (`| head`) is no fault of ours.
-fn write_out(text: &str) {
+/// Whoever reads standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// It got the text.
+    Present,
+    /// It went away, as `head` does once it has its line. That is no fault of ours.
+    Gone,
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// It cannot be written, as on a full disk.
+pub(crate) fn write_out(text: &str) -> Result<Reader, Failure> {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(Reader::Present),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => Err(Failure::fault("cannot write to standard output", error)),
+    }
+}
+
+/// Resolves when the reader of standard output has gone away. A command that writes seldom would learn of it only from its next
+/// write. Never resolves where standard output is a file.
+///
+/// # Cancel safety
+/// Reads and writes nothing.
+pub(crate) async fn reader_gone() {
+    #[cfg(unix)]
+    {
+        use rustix::event::{PollFd, PollFlags, poll};
+        // No event is asked for: an error is always reported, and a pipe has one once nobody can read it.
+        let watch = || loop {
+            match poll(&mut [PollFd::new(&std::io::stdout(), PollFlags::empty())], None) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return other.is_ok(),
+            }
+        };
+        if tokio::task::spawn_blocking(watch).await.unwrap_or(false) {
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 fn write_err(text: &str) {

@@ -2,29 +2,32 @@
 
 use std::io::IsTerminal as _;
 
-use leasehold::ListedName;
+use leasehold::{ListedName, MAX_LISTED};
 use serde::Serialize;
 
-use crate::args::{Common, Ls, Status, Watch};
+use crate::args::{Ls, Status, Watch};
 use crate::exit::{Exit, Failure};
-use crate::output::{Output, StatusLine};
+use crate::output::{Output, Reader, StatusLine, reader_gone};
 use crate::report::{LockReport, age, in_seconds, moment, shown};
-use crate::store;
+use crate::store::Store;
 
 /// `status NAME`.
-pub(crate) async fn status(common: &Common, args: &Status, output: Output) -> Result<Exit, Failure> {
-    let client = store::connect(common).await?;
+pub(crate) async fn status(args: &Status, output: Output) -> Result<Exit, Failure> {
+    let client = Store::of(&args.common, output)?.reader()?;
     let report = LockReport::new(&client, &args.name, client.inspect(&args.name).await?);
-    output.result(&report, || in_lines(&report));
+    output.result(&report, || in_lines(&report))?;
     Ok(if args.exit_code && !report.held { Exit::No } else { Exit::Fine })
 }
 
 /// `ls`.
-pub(crate) async fn ls(common: &Common, args: &Ls, output: Output) -> Result<Exit, Failure> {
-    let client = store::connect(common).await?;
-    let listed = client.list(&args.prefix, args.limit).await?;
-    let whole = listed.len() < args.limit;
-    let mut locks: Vec<ListedReport> = listed
+pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
+    let client = Store::of(&args.common, output)?.reader()?;
+    // One more tells whether there are more.
+    let asked = (args.limit + 1).min(MAX_LISTED);
+    let found = client.list(&args.prefix, asked).await?;
+    let listed = found.locks.len();
+    let mut locks: Vec<ListedReport> = found
+        .locks
         .into_iter()
         .map(|lock| ListedReport {
             whole_name: matches!(lock.name, ListedName::Whole(_)),
@@ -32,18 +35,24 @@ pub(crate) async fn ls(common: &Common, args: &Ls, output: Output) -> Result<Exi
         })
         .filter(|listed| args.all || listed.lock.held)
         .collect();
+    // Those that are held come first: where free ones were left out, all that are held were listed.
+    let whole = locks.len() <= args.limit && (listed < asked || locks.len() < listed);
+    locks.truncate(args.limit);
     locks.sort_by(|a, b| a.lock.name.cmp(&b.lock.name));
-    let listing = Listing { locks, whole };
-    output.result(&listing, || listing.in_words());
+    let mut unreadable: Vec<_> = found.unreadable.iter().map(ListedName::to_string).collect();
+    unreadable.sort();
+    let listing = Listing { locks, whole, unreadable };
+    output.result(&listing, || listing.in_words())?;
     Ok(Exit::Fine)
 }
 
-/// `watch NAME`: a line that is written over on a terminal, else a line for each change. Ends by a signal.
-pub(crate) async fn watch(common: &Common, args: &Watch, output: Output) -> Result<Exit, Failure> {
-    let client = store::connect(common).await?;
+/// `watch NAME`: a line that is written over on a terminal, else a line for each change. Ends by a signal, or with its reader.
+pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure> {
+    let client = Store::of(&args.common, output)?.reader()?;
     let live = !output.json() && std::io::stdout().is_terminal() && output.somebody_looks_on();
     let mut line = StatusLine::default();
     let mut last = None;
+    let mut gone = std::pin::pin!(reader_gone());
     loop {
         let seen = match client.inspect(&args.name).await {
             Ok(seen) => Ok(LockReport::new(&client, &args.name, seen)),
@@ -60,18 +69,26 @@ pub(crate) async fn watch(common: &Common, args: &Watch, output: Output) -> Resu
             Ok(report) if live => {
                 if changed {
                     line.clear();
-                    output.result(report, || format!("{} {}", clock(), report.in_words()));
+                    output.result(report, || format!("{} {}", clock(), report.in_words()))?;
                 }
                 line.show(&live_line(report));
             }
-            Ok(report) if changed => output.result(report, || format!("{} {}", clock(), report.in_words())),
+            Ok(report) if changed => {
+                let reader = output.result(report, || format!("{} {}", clock(), report.in_words()))?;
+                if reader == Reader::Gone {
+                    return Ok(Exit::Fine);
+                }
+            }
             Err(error) if changed => {
                 line.clear();
                 output.warn(Exit::from(error.kind()).word(), &crate::exit::with_causes(error));
             }
             _ => {}
         }
-        tokio::time::sleep(args.every).await;
+        tokio::select! {
+            () = tokio::time::sleep(args.every) => {}
+            () = &mut gone => return Ok(Exit::Fine),
+        }
     }
 }
 
@@ -81,6 +98,8 @@ struct Listing {
     locks: Vec<ListedReport>,
     /// Whether nothing was left off.
     whole: bool,
+    /// Names of records that this version cannot read: each may be a lock that is held.
+    unreadable: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -94,6 +113,12 @@ struct ListedReport {
 impl Listing {
     fn in_words(&self) -> String {
         let mut text: Vec<String> = self.locks.iter().map(|listed| listed.lock.in_words()).collect();
+        for name in &self.unreadable {
+            text.push(format!(
+                "{}: not readable by this version of leasehold, and perhaps held: is it out of date?",
+                shown(name)
+            ));
+        }
         if !self.whole {
             text.push("there are more: see --limit and --prefix".to_owned());
         }
@@ -161,14 +186,19 @@ mod tests {
 
     #[test]
     fn a_listing_says_when_it_is_not_whole() {
-        let listing = Listing { locks: Vec::new(), whole: true };
+        let listing = Listing { locks: Vec::new(), whole: true, unreadable: Vec::new() };
         assert_eq!(listing.in_words(), "no locks");
-        assert_eq!(serde_json::to_string(&listing).unwrap(), r#"{"locks":[],"whole":true}"#);
+        assert_eq!(serde_json::to_string(&listing).unwrap(), r#"{"locks":[],"whole":true,"unreadable":[]}"#);
         let lock = LockReport::of("x", None, true);
-        let listing = Listing { locks: vec![ListedReport { lock, whole_name: true }], whole: false };
+        let listing = Listing {
+            locks: vec![ListedReport { lock, whole_name: true }],
+            whole: false,
+            unreadable: vec!["y".into()],
+        };
         assert!(listing.in_words().ends_with("there are more: see --limit and --prefix"));
+        assert!(listing.in_words().contains("y: not readable"), "{}", listing.in_words());
         let json = serde_json::to_string(&listing).unwrap();
         assert!(json.starts_with(r#"{"locks":[{"name":"x","held":false"#), "{json}");
-        assert!(json.ends_with(r#""whole_name":true}],"whole":false}"#), "{json}");
+        assert!(json.ends_with(r#""whole_name":true}],"whole":false,"unreadable":["y"]}"#), "{json}");
     }
 }

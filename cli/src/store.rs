@@ -1,28 +1,175 @@
-//! The store that is asked.
+//! The store that is used: from the options and the environment to a client.
 
 use leasehold::LockClient;
+use url::Url;
 
 use crate::args::Common;
 use crate::exit::Failure;
+use crate::output::Output;
 
-/// A client for the store of `--store`, which answers.
-pub(crate) async fn connect(common: &Common) -> Result<LockClient, Failure> {
-    check(common)?;
-    Ok(leasehold::builder(&common.store).await?.label(&common.label).build()?)
+/// Where the URL of the store stands when no option gives it.
+pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
+
+/// The store of a user who names none.
+const DEFAULT: &str = "sqlite://";
+
+/// A scheme, the feature of this command that it needs, and whether that is on.
+const SCHEMES: &[(&str, &str, bool)] = &[
+    ("sqlite", "sqlite", cfg!(feature = "sqlite")),
+    ("redis", "redis", cfg!(feature = "redis")),
+    ("redis+unix", "redis", cfg!(feature = "redis")),
+    ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+];
+
+/// A store that this command can use.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Store {
+    /// As it was given: only for `sqlite://` its folder is made.
+    given: String,
+    /// With the path of its file.
+    resolved: String,
 }
 
-/// A client for the store of `--store`, which may not answer yet.
-#[cfg(unix)]
-pub(crate) fn open(common: &Common) -> Result<LockClient, Failure> {
-    check(common)?;
-    Ok(leasehold::builder_lazy(&common.store)?.label(&common.label).build()?)
-}
-
-fn check(common: &Common) -> Result<(), Failure> {
-    if common.store.starts_with("memory:") {
-        let text = "`memory://` is inside one process, where no other command sees the lock: give a file, like \
-                    `sqlite:///path/locks.db`, or a server";
-        return Err(Failure::input(text));
+impl Store {
+    /// The store of the options, else of the environment, else the user's own file. Says which one it is when asked to.
+    ///
+    /// # Errors
+    /// The URL cannot be read, or its scheme is none of this command. Nothing was sent.
+    pub(crate) fn of(common: &Common, output: Output) -> Result<Self, Failure> {
+        let store = Self::choose(common.store.as_deref(), std::env::var_os(VARIABLE))?;
+        if common.verbose {
+            output.info("store", &format!("the store is {}", store.shown()));
+        }
+        Ok(store)
     }
-    Ok(())
+
+    fn choose(option: Option<&str>, variable: Option<std::ffi::OsString>) -> Result<Self, Failure> {
+        let variable = variable.filter(|url| !url.is_empty()).map(std::ffi::OsString::into_string).transpose();
+        let variable = variable.map_err(|_| Failure::input(format!("{VARIABLE} is not UTF-8")))?;
+        let url = option.or(variable.as_deref()).unwrap_or(DEFAULT);
+        check_scheme(url)?;
+        #[cfg(feature = "sqlite")]
+        if url.starts_with("sqlite:") {
+            return Ok(Self { given: url.to_owned(), resolved: leasehold::sqlite::resolve(url)? });
+        }
+        Ok(Self { given: url.to_owned(), resolved: url.to_owned() })
+    }
+
+    /// The URL with the path of its file, and with its password if it has one.
+    pub(crate) fn url(&self) -> &str {
+        &self.resolved
+    }
+
+    /// The URL for people, without a password.
+    pub(crate) fn shown(&self) -> String {
+        let Ok(mut url) = Url::parse(&self.resolved) else { return "not a URL".to_owned() };
+        if url.password().is_some() {
+            // Only a URL that has no host cannot have a password.
+            let _ = url.set_password(Some("***"));
+        }
+        let hidden = |(key, value): (std::borrow::Cow<'_, str>, std::borrow::Cow<'_, str>)| match &*key {
+            "pass" => (key.into_owned(), "***".to_owned()),
+            _ => (key.into_owned(), value.into_owned()),
+        };
+        if url.query_pairs().any(|(key, _)| key == "pass") {
+            let pairs: Vec<_> = url.query_pairs().map(hidden).collect();
+            url.query_pairs_mut().clear().extend_pairs(pairs);
+        }
+        url.into()
+    }
+
+    /// A client whose store answers.
+    pub(crate) async fn connect(&self, label: &str) -> Result<LockClient, Failure> {
+        Ok(leasehold::builder(&self.given).await?.label(label).build()?)
+    }
+
+    /// A client whose store may not answer yet.
+    #[cfg(unix)]
+    pub(crate) fn connect_lazily(&self, label: &str) -> Result<LockClient, Failure> {
+        Ok(leasehold::builder_lazy(&self.given)?.label(label).build()?)
+    }
+
+    /// A client for questions: it connects with the first.
+    pub(crate) fn reader(&self) -> Result<LockClient, Failure> {
+        Ok(leasehold::builder_lazy(&self.given)?.build()?)
+    }
+}
+
+fn check_scheme(url: &str) -> Result<(), Failure> {
+    let scheme = Url::parse(url).map_err(|why| {
+        Failure::input(format!(
+            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"
+        ))
+    })?;
+    let scheme = scheme.scheme();
+    if scheme == "memory" {
+        return Err(Failure::input(
+            "`memory://` is inside one process, where no other command sees the lock: give a file, like \
+             `sqlite:///path/locks.db`, or a server",
+        ));
+    }
+    match SCHEMES.iter().find(|(known, ..)| *known == scheme) {
+        Some((.., true)) => Ok(()),
+        Some((_, feature, false)) => Err(Failure::input(format!(
+            "this `leasehold` was built without `{scheme}://`: `cargo install --path cli --features {feature}` builds it with it"
+        ))),
+        None => {
+            let known = SCHEMES.iter().filter(|(.., is_on)| *is_on).map(|(scheme, ..)| format!("`{scheme}://`"));
+            let known = known.collect::<Vec<_>>().join(", ");
+            Err(Failure::input(format!("no store has URLs with `{scheme}://`; there are {known}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Exit;
+
+    fn refused(url: &str) -> String {
+        let Err(failure) = Store::choose(Some(url), None) else { panic!("{url} is accepted") };
+        assert_eq!(failure.exit, Exit::BadInput);
+        failure.text
+    }
+
+    #[test]
+    fn a_scheme_that_is_not_there_names_only_those_that_can_be_used() {
+        let text = refused("consul://u:hunter2@host");
+        assert!(text.contains("`consul://`") && !text.contains("memory") && !text.contains("hunter2"), "{text}");
+        for (scheme, _, is_on) in SCHEMES {
+            assert_eq!(text.contains(&format!("`{scheme}://`")), *is_on, "{text}");
+        }
+        assert!(refused("memory://").contains("inside one process"));
+        assert!(refused("").contains("sqlite:///path"));
+    }
+
+    #[test]
+    fn a_scheme_that_was_left_out_names_the_line_that_builds_it() {
+        for (scheme, feature, _) in SCHEMES.iter().filter(|(.., is_on)| !is_on) {
+            let text = refused(&format!("{scheme}://:hunter2@host"));
+            let line = format!("cargo install --path cli --features {feature}");
+            assert!(text.contains(&line) && !text.contains("hunter2"), "{text}");
+        }
+    }
+
+    #[cfg(all(feature = "redis", feature = "sqlite"))]
+    #[test]
+    fn an_option_comes_before_the_environment_and_an_empty_variable_is_none() {
+        let choose = |option, variable: &str| Store::choose(option, Some(variable.into())).ok().unwrap();
+        assert_eq!(choose(Some("redis://a"), "redis://b").url(), "redis://a");
+        assert_eq!(choose(None, "redis://b").url(), "redis://b");
+        assert!(choose(None, "").url().ends_with("/leasehold/locks.db"));
+    }
+
+    #[cfg(all(feature = "redis", feature = "sqlite"))]
+    #[test]
+    fn no_password_is_shown() {
+        for (url, shown) in [
+            ("redis://u:hunter2@host:7000/1?prefix=a", "redis://u:***@host:7000/1?prefix=a"),
+            ("redis+unix:///run/r.sock?user=u&pass=hunter2", "redis+unix:///run/r.sock?user=u&pass=***"),
+            ("sqlite:///var/lib/locks.db?timeout=2s", "sqlite:///var/lib/locks.db?timeout=2s"),
+        ] {
+            assert_eq!(Store::choose(Some(url), None).ok().unwrap().shown(), shown);
+        }
+    }
 }

@@ -21,7 +21,7 @@ pub(crate) struct File {
     pub(crate) machine: Machine,
     pub(crate) upkeep: Upkeep,
     /// Its folder is made when it is not there.
-    in_state_folder: bool,
+    pub(crate) in_state_folder: bool,
     /// Empty until it is first needed, and after it has failed.
     writer: Mutex<Option<Store>>,
     writes: AtomicU32,

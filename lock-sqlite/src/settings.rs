@@ -156,7 +156,7 @@ pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> 
              `sqlite:///path/locks.db`",
             home.display()
         );
-        return Err(Error::new(lock_core::ErrorKind::Unavailable, text));
+        return Err(Error::invalid(text));
     }
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
@@ -241,7 +241,7 @@ mod tests {
         let home = folder.path().join("nobody");
         let file = state_file(None, Some(home.clone().into())).unwrap();
         let error = make_state_folder(&file, Some(&home)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains("sqlite:///path/locks.db"), "{error}");
         assert!(!home.exists());
     }

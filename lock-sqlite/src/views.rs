@@ -15,6 +15,7 @@ use crate::backend::SqliteBackend;
 use crate::bell;
 use crate::errors::{BACKEND, Failure};
 use crate::file::File;
+use crate::location;
 use crate::machine::Moment;
 use crate::store::{Store, check_format, duration, token};
 
@@ -80,10 +81,14 @@ fn name_in_row(bytes: Vec<u8>) -> ListedName {
 
 /// Another connection, if there is anything to read.
 fn reader(file: &File) -> Result<Option<Store>, Failure> {
-    if !file.path.exists() {
-        return Ok(None);
-    }
-    let store = Store::open(&file.path)?;
+    let may_write = location::check(&file.path);
+    let there = file.path.try_exists();
+    let store = match may_write {
+        Ok(()) if matches!(there, Ok(false)) => return Ok(None),
+        // The state folder is made by who first locks.
+        Err(_) if matches!(there, Ok(false)) && file.in_state_folder => return Ok(None),
+        other => other.map_err(Failure::Found).and_then(|()| Store::open(&file.path))?,
+    };
     store.leave_quietly();
     Ok(if store.holds_our_tables()? { Some(store) } else { None })
 }

@@ -26,7 +26,7 @@ pub(crate) use self::watch::watch;
 
 use leasehold::{LockClient, LockGuard};
 
-use crate::args::{Common, Run};
+use crate::args::Run;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::report::shown;
@@ -38,10 +38,10 @@ use crate::run::terminal::Terminal;
 use crate::run::terms::Terms;
 use crate::run::wait::Early;
 use crate::run::watcher::Watcher;
-use crate::store;
+use crate::store::{self, Store};
 
 /// Checks everything that can be checked before the store is asked.
-pub(crate) fn check(common: &Common, args: &Run) -> Result<Terms, Failure> {
+pub(crate) fn check(store: &Store, args: &Run) -> Result<Terms, Failure> {
     let terms = Terms::of(args)?;
     match args.words().first() {
         Some(program) => lookup::check(program)?,
@@ -50,12 +50,13 @@ pub(crate) fn check(common: &Common, args: &Run) -> Result<Terms, Failure> {
     let outer = |name| std::env::var(name).ok();
     if outer(TOKEN).is_some()
         && outer(NAME).as_ref() == Some(&args.name)
-        && outer(STORE).as_ref() == Some(&common.store)
+        && outer(store::VARIABLE).as_deref() == Some(store.url())
     {
         return Err(Failure::input(format!(
             "lock `{}` is held by the `leasehold run` that started this one, which would wait for itself ({NAME} and \
-             {STORE} say so)",
-            shown(&args.name)
+             {} say so)",
+            shown(&args.name),
+            store::VARIABLE
         )));
     }
     Ok(terms)
@@ -64,10 +65,9 @@ pub(crate) fn check(common: &Common, args: &Run) -> Result<Terms, Failure> {
 /// What a command finds in its environment.
 const TOKEN: &str = "LEASEHOLD_FENCING_TOKEN";
 const NAME: &str = "LEASEHOLD_NAME";
-const STORE: &str = "LEASEHOLD_STORE";
 
 /// Holds the lock while the command runs.
-pub(crate) async fn run(common: &Common, args: &Run, terms: Terms, output: Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(store: &Store, args: &Run, terms: Terms, output: Output) -> Result<Exit, Failure> {
     signals::block_ttou().map_err(|error| Failure::fault("cannot prepare the terminal", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen to signals", error))?;
     // It gets ready while the store is asked.
@@ -76,17 +76,17 @@ pub(crate) async fn run(common: &Common, args: &Run, terms: Terms, output: Outpu
         tokio::select! {
             biased;
             signal = signals.next_end() => return Ok(Exit::Signal(signal.as_raw())),
-            client = store::connect(common) => client?,
+            client = store.connect(&args.label) => client?,
         }
     } else {
-        store::open(common)?
+        store.connect_lazily(&args.label)?
     };
     let guard = match wait::acquire(&client, args, &terms, &mut signals, output).await {
         Ok(guard) => guard,
         Err(Early::Failed(failure)) => return Err(failure),
         Err(Early::Interrupted(signal)) => return Ok(Exit::Signal(signal.as_raw())),
     };
-    match prepare(common, args, terms, (signals, watcher), (client, guard), output).await {
+    match prepare(store, args, terms, (signals, watcher), (client, guard), output).await {
         Ok(hold) => hold.see_through().await,
         Err((guard, failure)) => {
             // Nothing was run, and nothing is to wait for us.
@@ -98,7 +98,7 @@ pub(crate) async fn run(common: &Common, args: &Run, terms: Terms, output: Outpu
 
 /// Lets the command begin.
 async fn prepare(
-    common: &Common,
+    store: &Store,
     args: &Run,
     terms: Terms,
     (mut signals, mut watcher): (Signals, Watcher),
@@ -112,9 +112,9 @@ async fn prepare(
         let env = [
             (TOKEN, guard.fencing_token().to_string()),
             (NAME, args.name.clone()),
-            // As it was given, with a password if it has one: the command asks the same store with it. Only processes of
-            // this user can read it.
-            (STORE, common.store.clone()),
+            // The resolved one, so that the command uses this very store whatever its own HOME is; with a password if it has
+            // one, which only processes of this user can read.
+            (store::VARIABLE, store.url().to_owned()),
         ];
         if !guard.is_held() {
             let text = format!("lock `{}` was lost before its command began; nothing was run", shown(&args.name));

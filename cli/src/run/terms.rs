@@ -43,15 +43,17 @@ impl Terms {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
+    use std::ffi::OsString;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Command, parse};
     use crate::exit::Exit;
 
     fn terms(args: &[&str]) -> Result<Terms, Failure> {
         let words = ["leasehold", "run", "x"].iter().chain(args).chain(&["--", "true"]);
-        let Command::Run(run) = Cli::try_parse_from(words).unwrap().command else { panic!("not a run") };
+        let Command::Run(run) = parse(&words.map(OsString::from).collect::<Vec<_>>()).unwrap().command else {
+            panic!("not a run")
+        };
         Terms::of(&run)
     }
 

@@ -72,7 +72,7 @@ fn a_held_lock_has_a_code_of_its_own(store: &Store) {
         assert!(stderr.contains(how) && stderr.contains("nightly"), "{stderr}");
         assert!(stderr.contains(&format!("process {}", holder.id())) && stderr.lines().count() == 1, "{stderr}");
     }
-    let (code, _, stderr) = tell(store, &["--json", "run", "held", "-n", "--", "touch", "ran"]);
+    let (code, _, stderr) = tell(store, &["run", "held", "--json", "-n", "--", "touch", "ran"]);
     assert_eq!(code, 120);
     assert!(stderr.starts_with(r#"{"level":"error","kind":"held","message":""#), "{stderr}");
     assert!(stderr.ends_with(r#","exit_code":120}"#), "{stderr}");
@@ -154,9 +154,9 @@ fn one_run_holds_one_lock(store: &Store) {
 fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
     let store = Store::any();
     for (args, hint) in [
-        (&["--store", "consul://u:hunter2@host", "run", "x", "--", "touch", "ran"][..], "consul://"),
-        (&["--store", "nonsense hunter2", "run", "x", "--", "touch", "ran"], "sqlite:///path/locks.db"),
-        (&["--store", "memory://", "run", "x", "--", "touch", "ran"], "inside one process"),
+        (&["run", "x", "--store", "consul://u:hunter2@host", "--", "touch", "ran"][..], "consul://"),
+        (&["run", "x", "--store", "nonsense hunter2", "--", "touch", "ran"], "sqlite:///path/locks.db"),
+        (&["run", "x", "--store", "memory://", "--", "touch", "ran"], "inside one process"),
         (&["run", "x"], "CMD"),
         (&["run", "x", "touch", "ran"], "touch"),
         (&["run", "--", "touch", "ran"], "NAME"),
@@ -185,7 +185,7 @@ fn a_store_that_is_not_there_has_a_code_of_its_own() {
     let store = Store::any();
     for url in ["redis://:hunter2@127.0.0.1:1", "sqlite:///no/such/folder/locks.db"] {
         for wait in ["--no-wait", "--wait=300ms"] {
-            let args = ["--store", url, "run", "x", wait, "--", "touch", "ran"];
+            let args = ["run", "x", "--store", url, wait, "--", "touch", "ran"];
             let (code, _, stderr) = tell(&store, &args);
             assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
             assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");

@@ -16,15 +16,18 @@ macro_rules! on_every_store {
 }
 
 mod basics;
+mod choice;
 mod handoff;
 mod interrupted;
 mod job_control;
 mod killed;
 mod loss;
 mod paused;
+mod pipes;
 mod print;
 mod process;
 mod reach;
+mod reader;
 mod release;
 mod scripts;
 mod show;

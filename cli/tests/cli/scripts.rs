@@ -10,7 +10,7 @@ fn a_conflict_has_the_code_that_was_asked_for(store: &Store) {
     let holder = Running::start(store, &["run", "x", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
     for wait in [&["-n"][..], &["-w", "0.3"]] {
-        let args = [&["--json", "run", "x"], wait, &["-E", "7", "-c", "touch ran"]].concat();
+        let args = [&["run", "x", "--json"], wait, &["-E", "7", "-c", "touch ran"]].concat();
         let (code, _, stderr) = tell(store, &args);
         assert_eq!(code, 7, "{stderr}");
         assert!(stderr.contains(r#""kind":"held""#) && stderr.ends_with(r#""exit_code":7}"#), "{stderr}");
@@ -45,7 +45,7 @@ fn a_text_is_run_by_the_shell() {
 #[test]
 fn another_store_is_another_lock_also_inside_of_a_run() {
     let (store, other) = (Store::any(), Store::any());
-    let script = format!("\"$LEASEHOLD\" --store {} run x --no-wait -- echo ran", other.url());
+    let script = format!("\"$LEASEHOLD\" run x --store {} --no-wait -- echo ran", other.url());
     let mut command = leasehold(&store, &["run", "x", "-c", &script]);
     let out = told(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))));
     assert_eq!(out, (0, "ran".to_owned(), String::new()));

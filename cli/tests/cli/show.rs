@@ -9,6 +9,8 @@ use crate::store::Store;
 on_every_store!(
     status_shows_who_holds,
     ls_shows_what_is_held,
+    ls_counts_its_limit_after_filtering,
+    ls_names_what_it_cannot_read,
     watch_tells_of_each_change,
     break_ends_the_lease_and_raises_the_token,
     break_without_a_terminal_needs_the_word,
@@ -82,9 +84,42 @@ fn ls_shows_what_is_held(store: &Store) {
     assert_eq!(run.end().0, 0);
 }
 
+fn ls_counts_its_limit_after_filtering(store: &Store) {
+    let gate = store.gate();
+    for name in ["a", "b"] {
+        assert_eq!(tell(store, &["run", name, "--", "true"]).0, 0);
+    }
+    let run = Running::start(store, &[&["run", "held", "--"][..], &WAITS].concat());
+    id_of(&store.file("id"));
+    for limit in ["1", "2", "3", "4"] {
+        let listing = json(store, &["ls", "--json", "--limit", limit]);
+        assert_eq!((listing["locks"].as_array().unwrap().len(), &listing["whole"]), (1, &true.into()), "{listing}");
+        let listing = json(store, &["ls", "--json", "--all", "--limit", limit]);
+        let (shown, whole) = (limit.parse::<usize>().unwrap().min(3), matches!(limit, "3" | "4"));
+        assert_eq!(
+            (listing["locks"].as_array().unwrap().len(), &listing["whole"]),
+            (shown, &whole.into()),
+            "{listing}"
+        );
+    }
+    gate.open();
+    assert_eq!(run.end().0, 0);
+}
+
+fn ls_names_what_it_cannot_read(store: &Store) {
+    assert_eq!(tell(store, &["run", "jobs/newer", "--", "true"]).0, 0);
+    store.age_format("jobs/newer");
+    let listing = json(store, &["ls", "--json"]);
+    assert_eq!(listing["unreadable"], serde_json::json!(["jobs/newer"]), "{listing}");
+    let (code, text, _) = tell(store, &["ls", "--prefix", "jobs/"]);
+    assert_eq!(code, 0);
+    assert!(text.contains("jobs/newer: not readable by this version"), "{text}");
+    assert_eq!(tell(store, &["ls", "--prefix", "other/"]).1, "no locks");
+}
+
 fn watch_tells_of_each_change(store: &Store) {
     let watch = Running::spawn(
-        leasehold(store, &["--json", "watch", "x", "--every", "50ms"])
+        leasehold(store, &["watch", "x", "--json", "--every", "50ms"])
             .stdout(std::fs::File::create(store.file("seen")).unwrap()),
     );
     let seen = || -> Vec<Value> {
@@ -157,10 +192,22 @@ fn a_store_that_is_fit_passes_the_doctor(store: &Store) {
 #[test]
 fn a_store_that_is_not_there_fails_the_doctor_with_how_to_mend_it() {
     let store = Store::any();
-    let mut command = leasehold(&store, &["--json", "doctor"]);
+    let mut command = leasehold(&store, &["doctor", "--json"]);
     let (code, stdout, _) = told(&output(command.env("LEASEHOLD_STORE", "redis://127.0.0.1:1")));
     assert_eq!(code, 1);
     let report: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((&report["fit"], &report["findings"][0]["verdict"]), (&false.into(), &"wrong".into()));
-    assert!(report["findings"][0]["mend"].as_str().unwrap().contains("firewall"), "{report}");
+    assert_eq!((&report["fit"], &report["findings"][1]["verdict"]), (&false.into(), &"wrong".into()));
+    assert!(report["findings"][1]["mend"].as_str().unwrap().contains("firewall"), "{report}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn ls_without_the_rights_names_the_command_that_prints_them() {
+    let store = Store::redis();
+    let url = store.user(&tell(&store, &["acl", "redis"]).1);
+    let (code, _, stderr) = told(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url)));
+    assert_eq!(code, 123, "{stderr}");
+    assert!(stderr.contains("`leasehold acl redis --operator`") && !stderr.contains("lock_redis"), "{stderr}");
+    let url = store.user(&tell(&store, &["acl", "redis", "--operator"]).1);
+    assert_eq!(told(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url))).0, 0);
 }

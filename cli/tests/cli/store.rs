@@ -117,6 +117,38 @@ impl Store {
         }
     }
 
+    /// The record of a lock becomes one of a later format.
+    pub(crate) fn age_format(&self, name: &str) {
+        match &self.kind {
+            #[cfg(feature = "redis")]
+            Kind::Redis(server) => {
+                let key = format!("leasehold:{{{}}}", name.replace('/', "%2F"));
+                assert!(
+                    !server.borrow().command(&["GET", &key]).unwrap().text().is_empty(),
+                    "there is no record {key}"
+                );
+                server.borrow().command(&["SETRANGE", &key, "0", "\x02"]).unwrap();
+            }
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => {
+                let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
+                connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+                let sql = "UPDATE leasehold_locks SET format = '2x' WHERE name = CAST(?1 AS BLOB)";
+                assert_eq!(connection.execute(sql, [name]).unwrap(), 1);
+            }
+        }
+    }
+
+    /// The URL of a user with these rules and no others.
+    #[cfg(feature = "redis")]
+    pub(crate) fn user(&self, rules: &str) -> String {
+        let Kind::Redis(server) = &self.kind else { panic!("only a Redis has users") };
+        let rules: Vec<&str> =
+            ["ACL", "SETUSER", "ann", "reset", "on", ">secret"].into_iter().chain(rules.split(' ')).collect();
+        server.borrow().command(&rules).unwrap();
+        self.url.replace("redis://", "redis://ann:secret@")
+    }
+
     /// From now on nothing is answered, or at least nothing that is written.
     pub(crate) fn fall_silent(&self) {
         match &self.kind {
