@@ -31,14 +31,14 @@ impl World {
     }
 
     /// A taker that stands in the queue, and hears that it is its turn. Every taker has a line for its calls and one on which it
-    /// hears of grants; each begins with a script.
+    /// hears of grants and of ttls in use; each begins with a script.
     pub(crate) fn waiter(&self, more: &[&str]) -> Taker {
         let waiting = self.record().waiters;
         let taker = self.taker(more);
         eventually("the waiter stands in the queue", || self.record().waiters == waiting + 1);
         eventually("every taker hears of grants", || {
             let lines = self.server.clients().unwrap();
-            let listening = lines.iter().filter(|line| line.contains(" sub=1 ")).count();
+            let listening = lines.iter().filter(|line| line.contains(" sub=2 ")).count();
             listening * 2 == lines.len() && lines.iter().all(|line| line.contains(" cmd=eval"))
         });
         taker
