@@ -41,6 +41,8 @@ pub(crate) struct Epoch {
     /// What others can read, by the newest reading, and when that one was requested: each connection reads on its own.
     published: Ttls,
     requested: Option<Instant>,
+    /// The run of the server that answered last, and for how long it had run, at least, at a moment.
+    running: Option<(String, Duration, Instant)>,
 }
 
 /// What `epoch.lua` reads.
@@ -122,7 +124,8 @@ impl Epoch {
         let run = &*reading.run;
         let before = self.run_before(run, key.run, on_restart).map(str::to_owned);
         let longest = self.in_use.longest();
-        let wait = if before.is_some() { longest.saturating_sub(reading.uptime) } else { Duration::ZERO };
+        let uptime = self.uptime(reading, requested, now);
+        let wait = if before.is_some() { longest.saturating_sub(uptime) } else { Duration::ZERO };
 
         let name = match &before {
             _ if wait.is_zero() => self.locks.then_some(run),
@@ -146,6 +149,17 @@ impl Epoch {
         let waits = !wait.is_zero() && !trusts;
         self.run = if waits { before } else { Some(run.to_owned()) };
         Ok(Verdict::Grants(if waits { Grants::After(wait) } else { Grants::Allowed }))
+    }
+
+    /// For how long the server has run, at least. It counts in whole seconds, and one of them may have just begun; what has passed
+    /// here between two readings of one run is exact.
+    fn uptime(&mut self, reading: &Reading, requested: Instant, now: Instant) -> Duration {
+        let known = self.running.as_ref().filter(|(run, ..)| *run == reading.run);
+        let known = known.map_or(Duration::ZERO, |(_, uptime, at)| *uptime + requested.saturating_duration_since(*at));
+        if known == Duration::ZERO || reading.uptime > known {
+            self.running = Some((reading.run.clone(), reading.uptime, now));
+        }
+        reading.uptime.max(known)
     }
 
     /// The run before this one, whose leases may still be believed in. None where there was none that anybody knew.

@@ -96,6 +96,24 @@ fn granted_after(before: Option<Duration>, holder_reconnects: bool, heard: bool)
 }
 
 #[test]
+fn a_server_that_counts_in_whole_seconds_is_not_waited_for_longer() {
+    let mut epoch = Epoch::default();
+    let begin = Instant::now();
+    let ms = Duration::from_millis;
+    let mut uptime = |run: &str, told: u64, requested: u64, answered: u64| {
+        let reading = Reading { run: run.into(), uptime: ms(told), now: s(1), key: String::new() };
+        epoch.uptime(&reading, begin + ms(requested), begin + ms(answered))
+    };
+    assert_eq!(uptime("a", 0, 10, 30), ms(0));
+    assert_eq!(uptime("a", 0, 600, 610), ms(570), "from the first answer to the second request");
+    assert_eq!(uptime("a", 1000, 700, 710), ms(1000));
+    assert_eq!(uptime("a", 1000, 910, 920), ms(1200));
+    assert_eq!(uptime("a", 0, 100, 920), ms(1000), "a request that was sent before");
+    assert_eq!(uptime("b", 0, 1000, 1010), ms(0), "another run");
+    assert_eq!(uptime("b", 0, 1110, 1120), ms(100));
+}
+
+#[test]
 fn a_client_waits_for_the_longest_ttl_that_it_used_or_learned_of() {
     for (before, holder_reconnects, waits) in [
         (None, true, 6),
