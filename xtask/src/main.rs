@@ -1,4 +1,4 @@
-//! Commands for people who work on Leasehold: `cargo xtask check`, `test` and `bench`.
+//! Commands for people who work on Leasehold: `cargo xtask check`, `test`, `bench` and `mutants`.
 
 mod apt;
 mod architecture;
@@ -11,6 +11,7 @@ mod harness;
 mod hygiene;
 mod licence;
 mod metadata;
+mod mutants;
 mod parts;
 mod process;
 mod readme;
@@ -35,6 +36,7 @@ enum Command {
     Check(check::Args),
     Test(test::Args),
     Bench(bench::Args),
+    Mutants(mutants::Args),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
