@@ -17,7 +17,7 @@ use accepted::Accepted;
 ///
 /// Runs lock-core's own tests and 300 seeds of the simulation against each mutant. A mutant that survives has to stand in
 /// `lock-core/mutants.toml` with the reason why it is accepted. The whole run takes one to two hours on two cores; `--since`
-/// takes a minute for each ten changed lines. The full output stays in `target/mutants/mutants.out`.
+/// takes a few minutes for a change of 100 lines. The full output stays in `target/mutants/mutants.out`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only mutants of these files, for example `lock-core/src/keeper/queue.rs`.
