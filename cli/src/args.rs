@@ -61,7 +61,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Show who holds a lock
     ///
-    /// It only reads. A Redis user with the rules of `leasehold acl redis --read-only` may do it.
+    /// It only reads. A Redis user with the rules of `leasehold acl redis --read-only` may do it, and a user who may only read the
+    /// SQLite file.
     Status(Status),
     /// List locks
     ///

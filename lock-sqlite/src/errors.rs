@@ -1,7 +1,7 @@
 //! What goes wrong between us and a file, and what it says about the lock. The one place where errors are mapped.
 
 use lock_core::{Error, ErrorKind};
-use rusqlite::ErrorCode;
+use rusqlite::{ErrorCode, ffi};
 
 /// The backend's name in errors and capabilities.
 pub(crate) const BACKEND: &str = "sqlite";
@@ -53,6 +53,12 @@ impl Failure {
     /// Whether the file's thread may succeed with the same: it had no effect, and was in the way of another or of a full disk.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Busy) || self.is_full_disk()
+    }
+
+    /// Whether a read-only connection met a `-shm` that only a writer can begin or repair.
+    pub(crate) fn needs_a_writer(&self) -> bool {
+        let Self::Sql(rusqlite::Error::SqliteFailure(error, _)) = self else { return false };
+        [ffi::SQLITE_READONLY_RECOVERY, ffi::SQLITE_READONLY_CANTINIT].contains(&error.extended_code)
     }
 
     /// Whether the disk has no room for a write.
@@ -140,8 +146,6 @@ fn native(error: rusqlite::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use rusqlite::ffi;
-
     use super::*;
 
     fn of(code: i32) -> Error {

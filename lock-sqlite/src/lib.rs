@@ -9,6 +9,7 @@ mod file;
 mod location;
 mod machine;
 mod open_files;
+mod read_only;
 mod settings;
 mod shared;
 mod store;

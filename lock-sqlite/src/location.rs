@@ -39,14 +39,24 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     let (what, may_write) = match std::fs::metadata(path) {
-        Ok(_) => (path, may_write(path)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (folder, may_write(folder)),
+        Ok(_) => (path, allows(path, WRITE)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (folder, allows(folder, WRITE)),
         Err(error) => (path, Err(error)),
     };
-    may_write.map_err(|error| {
-        let text = format!("{} may not be written: check its permissions, and as whom you run", what.display());
-        Error::new(ErrorKind::Auth, text).with_source(error)
-    })
+    may_write.map_err(|error| refused(what, "written", error))
+}
+
+/// Checks that one may read a file.
+///
+/// # Errors
+/// `Auth` without the permission.
+pub(crate) fn check_readable(path: &Path) -> Result<()> {
+    allows(path, READ).map_err(|error| refused(path, "read", error))
+}
+
+fn refused(what: &Path, verb: &str, error: std::io::Error) -> Error {
+    let text = format!("{} may not be {verb}: check its permissions, and as whom you run", what.display());
+    Error::new(ErrorKind::Auth, text).with_source(error)
 }
 
 /// Makes a file that is not there. Its group may write to it if the group of the folder may write there, whatever the umask of
@@ -100,10 +110,9 @@ fn is_mount_point(mounts: &str, path: &Path) -> bool {
 /// Asks the system, which opens nothing: to close a file that SQLite has open as well would end its locks. Without this SQLite
 /// opens a file for reading only, and says of a folder no more than that nothing can be opened in it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn may_write(path: &Path) -> std::io::Result<()> {
-    use rustix::fs::Access;
+fn allows(path: &Path, access: rustix::fs::Access) -> std::io::Result<()> {
     use rustix::io::Errno;
-    match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+    match rustix::fs::access(path, access) {
         Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => Err(error.into()),
         // Whatever else it is, opening it tells.
         _ => Ok(()),
@@ -111,9 +120,18 @@ fn may_write(path: &Path) -> std::io::Result<()> {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn may_write(_path: &Path) -> std::io::Result<()> {
+fn allows(_path: &Path, _access: ()) -> std::io::Result<()> {
     Ok(())
 }
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const READ: rustix::fs::Access = rustix::fs::Access::READ_OK;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const WRITE: rustix::fs::Access = READ.union(rustix::fs::Access::WRITE_OK);
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const READ: () = ();
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const WRITE: () = ();
 
 /// The name of a folder's file system, when other machines may share it.
 #[cfg(any(target_os = "linux", target_os = "android"))]

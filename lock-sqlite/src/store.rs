@@ -192,8 +192,7 @@ impl Store {
     }
 
     pub(crate) fn holds_our_tables(&self) -> Result<bool> {
-        let known = "SELECT count(*) FROM sqlite_schema WHERE name IN ('leasehold_locks', 'leasehold_format')";
-        Ok(self.connection.query_row(known, [], |row| row.get::<_, i64>(0))? == 2)
+        holds_our_tables(&self.connection)
     }
 
     /// Whether the path still leads to the files that were opened: somebody may have deleted, replaced or truncated one. Cheap
@@ -373,18 +372,14 @@ impl Store {
         }
     }
 
-    /// Runs a statement that gives one row at most, to its end: what it writes is only then committed.
+    /// [`one`] on this connection.
     pub(crate) fn one<T>(
         &self,
         sql: &str,
         params: impl Params,
         read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<T>> {
-        let mut statement = self.connection.prepare_cached(sql)?;
-        let mut rows = statement.query(params)?;
-        let found = rows.next()?.map(read).transpose();
-        rows.next()?;
-        Ok(found?)
+        one(&self.connection, sql, params, read)
     }
 
     fn execute(&self, sql: &str, params: impl Params) -> Result<usize> {
@@ -425,6 +420,26 @@ impl Drop for Store {
             self.leave_quietly();
         }
     }
+}
+
+/// Runs a statement that gives one row at most, to its end: what it writes is only then committed.
+pub(crate) fn one<T>(
+    connection: &Connection,
+    sql: &str,
+    params: impl Params,
+    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<Option<T>> {
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query(params)?;
+    let found = rows.next()?.map(read).transpose();
+    rows.next()?;
+    Ok(found?)
+}
+
+/// Whether both of our tables are there.
+pub(crate) fn holds_our_tables(connection: &Connection) -> Result<bool> {
+    let known = "SELECT count(*) FROM sqlite_schema WHERE name IN ('leasehold_locks', 'leasehold_format')";
+    Ok(connection.query_row(known, [], |row| row.get::<_, i64>(0))? == 2)
 }
 
 /// Refuses a row of another format.

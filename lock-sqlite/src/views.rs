@@ -9,7 +9,7 @@ use lock_core::{
     Break, Error, ErrorKind, Examine, FencingToken, Finding, HolderInfo, Inspect, Inspection, LeaseView, List, Listed,
     ListedName, Listing, LockName, Result, Verdict,
 };
-use rusqlite::{Row, params};
+use rusqlite::{Connection, Row, params};
 
 use crate::backend::SqliteBackend;
 use crate::bell;
@@ -17,7 +17,8 @@ use crate::errors::{BACKEND, Failure};
 use crate::file::File;
 use crate::location;
 use crate::machine::Moment;
-use crate::store::{Store, check_format, duration, token};
+use crate::read_only;
+use crate::store::{Store, check_format, duration, holds_our_tables, one, token};
 
 const INSPECT: &str = "\
 SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks WHERE name = ?1";
@@ -42,29 +43,26 @@ fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, Insp
     Ok((row.get(0)?, row.get(7)?, Inspection::new(Some(token(fence)), lease, 0)))
 }
 
-fn inspect(store: &Store, name: &LockName, now: &Moment) -> Result<Option<Inspection>, Failure> {
-    let found = store.one(INSPECT, params![name.as_str().as_bytes()], |row| shown(row, now))?;
+fn inspect(connection: &Connection, name: &LockName, now: &Moment) -> Result<Option<Inspection>, Failure> {
+    let found = one(connection, INSPECT, params![name.as_str().as_bytes()], |row| shown(row, now))?;
     let Some((format, _, seen)) = found else { return Ok(None) };
     check_format(&format)?;
     Ok(Some(seen))
 }
 
-/// On a connection of its own: a long table must not hold up anybody's calls.
-fn list(file: &File, prefix: &str, limit: usize) -> Result<Listing, Failure> {
-    let Some(store) = reader(file)? else { return Ok(Listing::default()) };
-    let now = file.now();
-    let mut statement = store.connection().prepare(LIST)?;
+fn list(connection: &Connection, prefix: &str, limit: usize, now: &Moment) -> Result<Listing, Failure> {
+    let mut statement = connection.prepare(LIST)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut rows = statement.query(params![prefix.as_bytes(), now.boot, now.boottime, limit])?;
     let mut listed = Vec::new();
     while let Some(row) = rows.next()? {
-        let (_, name, seen) = shown(row, &now)?;
+        let (_, name, seen) = shown(row, now)?;
         // Nobody but us writes this table, and our names are UTF-8.
         if let Some(name) = String::from_utf8(name).ok().and_then(|name| LockName::new(name).ok()) {
             listed.push(Listed::new(ListedName::Whole(name), seen));
         }
     }
-    let mut statement = store.connection().prepare(UNREADABLE)?;
+    let mut statement = connection.prepare(UNREADABLE)?;
     let names = statement.query_map(params![prefix.as_bytes(), limit], |row| row.get(0))?;
     let unreadable = names.map(|name| Ok(name_in_row(name?))).collect::<Result<_, Failure>>()?;
     Ok(Listing::new(listed, unreadable))
@@ -79,14 +77,35 @@ fn name_in_row(bytes: Vec<u8>) -> ListedName {
     }
 }
 
+/// Reads on a connection of its own, if there is anything to read: a long table must not hold up anybody's calls. Whoever may
+/// not write may read all the same.
+fn read<T>(file: &File, work: impl Fn(&Connection, &Moment) -> Result<T, Failure>) -> Result<Option<T>> {
+    let read = match reader(file) {
+        Ok(Some(store)) => work(store.connection(), &file.now()).map(Some),
+        Ok(None) => Ok(None),
+        Err(failure) => Err(failure),
+    };
+    match read.map_err(Failure::without_effect) {
+        Err(error) if error.kind() == ErrorKind::Auth => {
+            let until = Instant::now() + file.settings.timeout;
+            read_only::read(&file.path, until, |connection| {
+                holds_our_tables(connection)?.then(|| work(connection, &file.now())).transpose()
+            })
+        }
+        read => read,
+    }
+}
+
 /// Another connection, if there is anything to read.
 fn reader(file: &File) -> Result<Option<Store>, Failure> {
     let may_write = location::check(&file.path);
     let there = file.path.try_exists();
     let store = match may_write {
         Ok(()) if matches!(there, Ok(false)) => return Ok(None),
-        // The state folder is made by who first locks.
-        Err(_) if matches!(there, Ok(false)) && file.in_state_folder => return Ok(None),
+        // The state folder is made by who first locks. Elsewhere who may not write the folder sees whether the file is there.
+        Err(error) if matches!(there, Ok(false)) && (file.in_state_folder || error.kind() == ErrorKind::Auth) => {
+            return Ok(None);
+        }
         other => other.map_err(Failure::Found).and_then(|()| Store::open(&file.path))?,
     };
     store.leave_quietly();
@@ -170,7 +189,14 @@ impl SqliteBackend {
 impl Inspect for SqliteBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
         let wanted = name.clone();
-        let seen = self.run(move |store, now| inspect(store, &wanted, now)).await;
+        let seen = match self.run(move |store, now| inspect(store.connection(), &wanted, now)).await {
+            Err(error) if error.kind() == ErrorKind::Auth => {
+                let wanted = name.clone();
+                let seen = self.aside(move |file| read(file, |connection, now| inspect(connection, &wanted, now)));
+                seen.await.flatten().map(Option::flatten)
+            }
+            seen => seen,
+        };
         seen.map_err(|error| error.during("inspect", name, BACKEND))
     }
 }
@@ -179,7 +205,8 @@ impl Inspect for SqliteBackend {
 impl List for SqliteBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let prefix = prefix.to_owned();
-        self.aside(move |file| list(file, &prefix, limit).map_err(Failure::without_effect)).await?
+        let listed = self.aside(move |file| read(file, |connection, now| list(connection, &prefix, limit, now)));
+        listed.await?.map(Option::unwrap_or_default)
     }
 }
 

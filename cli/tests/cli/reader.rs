@@ -1,5 +1,10 @@
 //! A user who may read the store and not write it.
 
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
 use crate::process::{Running, id_of, leasehold, output, tell, told};
 use crate::store::Store;
 
@@ -20,4 +25,96 @@ fn a_user_of_redis_with_read_commands_sees_the_holder() {
     assert!(code == 123 && stderr.contains("`leasehold acl redis`"), "{stderr}");
     gate.open();
     run.end();
+}
+
+/// A user who may only read the SQLite file of a store, and the program for that user. Root may write everything.
+struct FileReader<'a> {
+    store: &'a Store,
+    program: PathBuf,
+}
+
+impl<'a> FileReader<'a> {
+    fn new(store: &'a Store) -> Self {
+        let program = store.file("leasehold");
+        std::fs::copy(env!("CARGO_BIN_EXE_leasehold"), &program).unwrap();
+        Self { store, program }
+    }
+
+    fn tell(&self, args: &[&str]) -> (i32, String, String) {
+        let is_root = rustix::process::geteuid().is_root();
+        let mut command = Command::new(if is_root { "setpriv" } else { "env" });
+        if is_root {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+        }
+        command.arg(&self.program).args(args).env("LEASEHOLD_STORE", self.store.url()).current_dir("/");
+        told(&output(&mut command))
+    }
+
+    /// The files of the store, with their permissions and owners.
+    fn files(&self) -> Vec<(PathBuf, u32, u32)> {
+        use std::os::unix::fs::MetadataExt;
+        let found = std::fs::read_dir(self.store.folder()).unwrap().map(|entry| entry.unwrap().path());
+        let mut found: Vec<_> = found.filter(|path| path.to_str().unwrap().contains("locks.db")).collect();
+        found.sort();
+        let described = found.into_iter().map(|path| std::fs::metadata(&path).map(|is| (path, is.mode(), is.uid())));
+        described.collect::<Result<_, _>>().unwrap()
+    }
+
+    /// `status` and `ls` show this, `run` is refused, and no file is made, in a folder with these permissions.
+    #[track_caller]
+    fn sees(&self, held: bool, what: &str, folder: u32) {
+        for (path, ..) in self.files() {
+            set_permissions(path, Permissions::from_mode(0o444)).unwrap();
+        }
+        set_permissions(self.store.folder(), Permissions::from_mode(folder)).unwrap();
+        let before = self.files();
+        for command in [&["status", "x", "--json"][..], &["ls", "--all", "--json"]] {
+            let (code, stdout, stderr) = self.tell(command);
+            assert_eq!((code, &*stderr), (0, ""), "{what}, {folder:o}: {command:?}");
+            let shown = format!(r#""name":"x","held":{held}"#);
+            assert!(stdout.contains(&shown), "{what}, {folder:o}: {command:?} says {stdout}");
+            assert!(!stdout.contains(r#""last_token":null"#), "{what}, {folder:o}: {command:?} says {stdout}");
+        }
+        let (code, _, stderr) = self.tell(&["run", "y", "--wait", "30s", "--", "true"]);
+        assert!(code == 123 && stderr.contains("may not be written"), "{what}, {folder:o}: {code}, {stderr}");
+        assert_eq!(self.files(), before, "{what}, {folder:o}: a reader made, removed or changed files");
+        set_permissions(self.store.folder(), Permissions::from_mode(0o755)).unwrap();
+        for (path, ..) in before {
+            set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_user_who_may_only_read_the_file_sees_the_holder() {
+    let store = Store::sqlite();
+    let reader = FileReader::new(&store);
+    for folder in [0o555, 0o777] {
+        assert_eq!(tell(&store, &["run", "x", "--", "true"]).0, 0);
+        reader.sees(false, "nobody has the file open", folder);
+        let gate = store.gate();
+        let run = Running::start(&store, &HOLDS);
+        id_of(&store.file("id"));
+        reader.sees(true, "a holder has the file open", folder);
+        gate.open();
+        assert_eq!(run.end().0, 0);
+        reader.sees(false, "the holder has ended", folder);
+        std::fs::remove_file(store.file("id")).unwrap();
+        let mut run = Running::start(&store, &HOLDS);
+        id_of(&store.file("id"));
+        run.kill();
+        assert!(store.file("locks.db-wal").exists());
+        reader.sees(true, "the holder was killed", folder);
+        assert_eq!(tell(&store, &["break", "x", "--yes"]).0, 0);
+        std::fs::remove_file(store.file("id")).unwrap();
+        std::fs::remove_file(store.file("gate")).unwrap();
+    }
+    // SQLite cannot make the files beside it.
+    set_permissions(store.file("locks.db"), Permissions::from_mode(0o666)).unwrap();
+    set_permissions(store.folder(), Permissions::from_mode(0o555)).unwrap();
+    let (code, stdout, stderr) = reader.tell(&["status", "x"]);
+    assert!(code == 0 && stdout.contains("the last one"), "{stdout}{stderr}");
+    let (code, _, stderr) = reader.tell(&["run", "y", "--wait", "30s", "--", "true"]);
+    assert!(code == 123 && stderr.contains("permissions and those of its folder"), "{code}, {stderr}");
+    set_permissions(store.folder(), Permissions::from_mode(0o755)).unwrap();
 }

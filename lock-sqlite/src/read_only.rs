@@ -1,0 +1,188 @@
+//! Reading a file without the permission to write it.
+//!
+//! SQLite reads a file in WAL mode by its `-wal` and `-shm`, and makes them when they are missing. A user who may only read must not make
+//! them: they would belong to that user, and the users who may write could not open them. Where they are, SQLite reads by them. Where
+//! neither is, no connection is open and the file is complete: SQLite reads it as immutable, and the result counts if no file changed
+//! meanwhile.
+
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use lock_core::{Error, Result};
+use rusqlite::{Connection, OpenFlags};
+use url::Url;
+
+use crate::errors::{Failure, busy, lost_wal};
+use crate::location;
+use crate::open_files::beside;
+
+/// The pause between two attempts while a writer opens, closes or repairs the file.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Runs `work` on a read-only connection. An attempt that a writer disturbed is repeated until `until`.
+///
+/// # Errors
+/// `Auth` without the permission to read; `Unavailable` when every attempt was disturbed, or one of `-wal` and `-shm` is missing.
+pub(crate) fn read<T>(path: &Path, until: Instant, work: impl Fn(&Connection) -> Result<T, Failure>) -> Result<T> {
+    location::check_readable(path)?;
+    // SQLite follows symbolic links, and keeps the other two beside the file itself.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    loop {
+        let disturbed = match attempt(&path, &work) {
+            Ok(done) => return done.map_err(Failure::without_effect),
+            Err(disturbed) => disturbed,
+        };
+        if Instant::now() >= until {
+            return Err(disturbed);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// # Errors
+/// What disturbed the attempt.
+fn attempt<T>(path: &Path, work: impl Fn(&Connection) -> Result<T, Failure>) -> Result<Result<T, Failure>> {
+    let before = Files::of(path);
+    let mode = match (before.has_wal, before.has_shm) {
+        (true, true) => "readonly_shm=1",
+        (false, false) => "immutable=1",
+        // A writer opens or closes it now; or one of them was deleted.
+        _ => return Err(lost_wal()),
+    };
+    let done = open(path, mode).and_then(|connection| work(&connection));
+    match done {
+        // Of a `-shm` that a writer begins or repairs, SQLite says that it would have to write it.
+        Err(failure) if failure.is_transient() || failure.needs_a_writer() => Err(busy()),
+        // SQLite did not look for a writer.
+        _ if !before.has_wal && Files::of(path) != before => Err(busy()),
+        done => Ok(done),
+    }
+}
+
+fn open(path: &Path, mode: &str) -> Result<Connection, Failure> {
+    let mut url = Url::from_file_path(path)
+        .map_err(|()| Failure::Found(Error::invalid(format!("{} is not an absolute path", path.display()))))?;
+    url.set_query(Some(mode));
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(url.as_str(), flags)?;
+    connection.busy_timeout(Duration::ZERO)?;
+    Ok(connection)
+}
+
+/// What shows that somebody writes or has written.
+#[derive(PartialEq)]
+struct Files {
+    length: Option<u64>,
+    modified: Option<SystemTime>,
+    has_wal: bool,
+    has_shm: bool,
+}
+
+impl Files {
+    fn of(path: &Path) -> Self {
+        let found = std::fs::metadata(path).ok();
+        Self {
+            length: found.as_ref().map(std::fs::Metadata::len),
+            modified: found.and_then(|found| found.modified().ok()),
+            has_wal: beside(path, "-wal").exists(),
+            has_shm: beside(path, "-shm").exists(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lock_core::ErrorKind;
+
+    use super::*;
+    use crate::store::Store;
+
+    /// A file with some rows, closed cleanly.
+    fn file(folder: &tempfile::TempDir) -> std::path::PathBuf {
+        let path = folder.path().join("a file #1?.db");
+        let store = Store::open(&path).unwrap();
+        store.prepare().unwrap();
+        store.connection().execute_batch("CREATE TABLE t (a); INSERT INTO t VALUES (1)").unwrap();
+        path
+    }
+
+    fn count(connection: &Connection) -> Result<i64, Failure> {
+        Ok(connection.query_row("SELECT count(*) FROM t", [], |row| row.get(0))?)
+    }
+
+    fn files(folder: &tempfile::TempDir) -> usize {
+        std::fs::read_dir(folder.path()).unwrap().count()
+    }
+
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn what_is_in_the_wal_is_read_and_no_file_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        assert_eq!((read(&path, now(), count).unwrap(), files(&folder)), (1, 1));
+        let writer = Store::open(&path).unwrap();
+        writer.connection().execute_batch("INSERT INTO t VALUES (2)").unwrap();
+        assert_eq!((read(&path, now(), count).unwrap(), files(&folder)), (2, 3));
+        // As a writer that is killed leaves it.
+        let copy = tempfile::tempdir().unwrap();
+        for suffix in ["", "-wal", "-shm"] {
+            std::fs::copy(beside(&path, suffix), copy.path().join(format!("locks.db{suffix}"))).unwrap();
+        }
+        let copied = copy.path().join("locks.db");
+        assert_eq!((read(&copied, now(), count).unwrap(), files(&copy)), (2, 3));
+        drop(writer);
+        assert_eq!((read(&path, now(), count).unwrap(), files(&folder)), (2, 1));
+    }
+
+    #[test]
+    fn nothing_can_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        for writer in [None, Some(Store::open(&path).unwrap())] {
+            let insert = |connection: &Connection| Ok(connection.execute_batch("INSERT INTO t VALUES (2)")?);
+            let error = read(&path, now(), insert).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+            drop(writer);
+        }
+    }
+
+    /// A reader of an immutable file does not see that a writer begins, nor that one came and went.
+    #[test]
+    fn what_was_read_while_a_writer_came_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        // File times advance in steps of some milliseconds.
+        std::thread::sleep(Duration::from_millis(50));
+        let writers = std::cell::RefCell::new(Vec::new());
+        let attempts = std::cell::Cell::new(0);
+        let stays = |connection: &Connection| {
+            let seen = count(connection);
+            attempts.set(attempts.get() + 1);
+            if attempts.get() <= 2 {
+                let writer = Store::open(&path).unwrap();
+                writer.connection().execute_batch("INSERT INTO t VALUES (2)").unwrap();
+                // The first one closes the file again.
+                writers.borrow_mut().extend((attempts.get() == 2).then_some(writer));
+            }
+            seen
+        };
+        let until = now() + Duration::from_secs(20);
+        assert_eq!(read(&path, until, stays).unwrap(), 3);
+        assert_eq!(attempts.get(), 3);
+    }
+
+    #[test]
+    fn a_wal_without_its_shm_is_not_read_and_not_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        for suffix in ["-wal", "-shm"] {
+            std::fs::write(beside(&path, suffix), "").unwrap();
+            let error = read(&path, now(), count).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{suffix}: {error}");
+            std::fs::remove_file(beside(&path, suffix)).unwrap();
+        }
+    }
+}
