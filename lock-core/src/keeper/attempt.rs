@@ -126,3 +126,44 @@ impl LeaseKeeper {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+    use crate::keeper::Entry;
+    use crate::lease::{Renewal, Terms};
+    use crate::name::LockName;
+    use crate::{DEFAULT_TTL, DEFAULT_WAIT, LockClient, MemoryBackend, MemoryStore};
+
+    const TERMS: Terms =
+        Terms { ttl: DEFAULT_TTL, renewal: Renewal::Kept, max_hold: None, min_hold: None, holder: None };
+
+    /// Whoever still waits does not depend on the future that was to send it.
+    #[tokio::test]
+    async fn an_attempt_that_was_never_polled_is_made_by_the_keeper() {
+        let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
+        let (keeper, name) = (client.shared.keeper.clone(), LockName::new("job").unwrap());
+        let entry = keeper.enter(&name, TERMS, IfHeld::Queue, DEFAULT_WAIT).unwrap();
+        let Entry::Queued(mut ticket, Some(attempt)) = entry else { panic!("nobody else is there") };
+        drop(keeper.clone().attempt(attempt));
+        let outcome = tokio::time::timeout(DEFAULT_WAIT / 4, poll_fn(|cx| ticket.poll_outcome(cx)));
+        let hold = outcome.await.expect("the keeper makes the attempt").unwrap().unwrap();
+        hold.release().await.unwrap();
+    }
+
+    /// Nothing was sent, so there is nothing to take back.
+    #[tokio::test]
+    async fn an_attempt_that_was_never_polled_leaves_nothing() {
+        let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
+        let (keeper, name) = (client.shared.keeper.clone(), LockName::new("job").unwrap());
+        let entry = keeper.enter(&name, TERMS, IfHeld::Queue, DEFAULT_WAIT).unwrap();
+        let Entry::Queued(ticket, Some(attempt)) = entry else { panic!("nobody else is there") };
+        let attempt = keeper.clone().attempt(attempt);
+        drop(ticket);
+        drop(attempt);
+        client.shutdown().await.unwrap();
+        assert_eq!(client.stats().withdrawn, 0);
+    }
+}

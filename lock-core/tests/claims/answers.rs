@@ -6,34 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use lock_core::{Answer, Certainty, Error, ErrorKind, LockClient, LockGuard, LossReason, Release, Result};
-use tokio::task::JoinHandle;
+use lock_core::{Answer, Certainty, LossReason, Release};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scripted::{Call, TTL, scripted};
-
-const MS: Duration = Duration::from_millis(1);
-const AT_ONCE: Duration = Duration::from_millis(5);
+use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
 
 /// A lease that waited is renewed to its own ttl so long after the grant, at most.
 const TOPPED_UP: Duration = Duration::from_millis(110);
-
-fn acquire(client: &LockClient) -> JoinHandle<Result<LockGuard>> {
-    let lock = client.lock("job");
-    tokio::spawn(async move { lock.acquire().await })
-}
-
-async fn granted(waiter: JoinHandle<Result<LockGuard>>) -> LockGuard {
-    timeout(AT_ONCE, waiter).await.expect("the waiter holds at once").unwrap().unwrap()
-}
-
-fn unknown() -> Error {
-    Error::new(ErrorKind::Indeterminate, "planted")
-}
-
-fn refused() -> Error {
-    Error::new(ErrorKind::Unavailable, "planted")
-}
 
 /// A place that is not renewed for the moment is a place all the same: the last to leave takes it back.
 #[tokio::test(start_paused = true)]
@@ -377,58 +356,4 @@ async fn an_acquire_is_woken_by_its_answer_alone() {
     let Poll::Ready(Ok(guard)) = acquire.as_mut().poll(&mut cx) else { panic!("it is granted") };
     assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
     assert!(guard.is_held());
-}
-
-/// The wait of somebody with a place ends in front of a store that is silent: it may have handed the lock over. What was heard before
-/// proves nothing, so shortly before the end the place is renewed once more.
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_ends_in_silence_is_indeterminate() {
-    for (answered, kind) in [(true, ErrorKind::Timeout), (false, ErrorKind::Indeterminate)] {
-        let (client, mut store) = scripted();
-        let lock = client.lock("job").wait(TTL / 4);
-        let waiter = tokio::spawn(async move { lock.acquire().await });
-        let claim = store.queues(1).await;
-        let (lease, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
-        assert_eq!(lease.claim.owner(), claim.owner());
-        if answered {
-            answer.send(Answer::Waiting { confirmation: store.confirms(1), look_in: TTL }).map_err(drop).unwrap();
-        }
-        assert_eq!(waiter.await.unwrap().unwrap_err().kind(), kind, "answered: {answered}");
-        store.release().await;
-    }
-}
-
-/// The same for a second waiter, which joins while the first one's place stands.
-#[tokio::test(start_paused = true)]
-async fn a_later_wait_that_ends_in_silence_is_indeterminate_too() {
-    let (client, mut store) = scripted();
-    let first = acquire(&client);
-    store.queues(1).await;
-    sleep(MS).await;
-    let lock = client.lock("job").wait(TTL / 4);
-    let second = tokio::spawn(async move { lock.acquire().await });
-    let (_, _answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
-    assert_eq!(second.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
-    drop(first);
-}
-
-/// A place that could not be renewed may have become a lease, also where the renewal certainly had no effect.
-#[tokio::test(start_paused = true)]
-async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
-    let (client, mut store) = scripted();
-    let lock = client.lock("job").wait(TTL / 4);
-    let waiter = tokio::spawn(async move { lock.acquire().await });
-    store.queues(1).await;
-    for _ in 0..3 {
-        let (_, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks again");
-        answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
-    }
-    let outcome = loop {
-        match store.call().await {
-            Call::Renew(_, answer) => answer.send(Answer::Unknown(refused())).map_err(drop).unwrap(),
-            Call::Release(..) => break waiter.await.unwrap(),
-            Call::Acquire(..) => panic!("it has a place"),
-        }
-    };
-    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Indeterminate);
 }

@@ -3,12 +3,10 @@
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Acquisition, Certainty, Confirmation, FencingToken, Grant, LossReason, Release, Stamp};
+use lock_core::{Acquisition, Certainty, Confirmation, ErrorKind, FencingToken, Grant, LossReason, Release, Stamp};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scripted::{CALL_BOUND, Call, TTL, scripted};
-
-const MS: Duration = Duration::from_millis(1);
+use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted};
 
 /// An acquire is dropped in flight, and the runtime that finishes it never does: its claim is withdrawn when the call is past
 /// its bound. A shutdown does not wait for the call.
@@ -151,4 +149,94 @@ async fn a_stalled_first_acquire_holds_nobody_up() {
     answer.send(Ok(Acquisition::Granted(store.grant(2, 1)))).unwrap();
     let guard = timeout(5 * MS, waits).await.expect("granted").unwrap().unwrap();
     assert!(guard.is_held());
+}
+
+/// How long after it was sent a call counts as one without an answer, with a little for the timers.
+const OVERDUE: Duration = CALL_BOUND.saturating_add(Duration::from_millis(255));
+
+/// The keeper's own acquire is past its bound: it may have taken effect, whatever the store says of the next claim.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_past_its_bound_leaves_a_doubt() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").wait(TTL / 2);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    let (first, answer) = store.acquire().await;
+    answer.send(Err(refused())).unwrap();
+    let (_, _never) = store.acquire().await;
+    let mut withdrawn = None;
+    while !waiter.is_finished() {
+        match timeout(CALL_BOUND * 2, store.call()).await {
+            Ok(Call::Acquire(claim, answer)) => {
+                assert_ne!(claim.owner(), first.owner());
+                let _ = answer.send(Err(refused()));
+            }
+            Ok(Call::Release(claim, certainty, answer)) => {
+                withdrawn = Some((*claim.owner(), certainty));
+                answer.send(Ok(Release::NotHeld)).unwrap();
+            }
+            Ok(Call::Renew(..)) => panic!("nothing was granted"),
+            Err(_) => {}
+        }
+    }
+    assert_eq!(withdrawn, Some((*first.owner(), Certainty::Unsure)));
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
+}
+
+/// The same for a renewal of a lease, before the next one is sent.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_past_its_bound_leaves_a_doubt() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    store.grants(1, 1).await;
+    let guard = granted(waiter).await;
+    let (_, _never) = store.renew().await;
+    store.is_silent(OVERDUE).await;
+    drop(guard);
+    let (_, certainty, _answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
+    assert_eq!(certainty, Certainty::Unsure);
+}
+
+/// The same for a renewal of a place.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_of_a_place_past_its_bound_leaves_a_doubt() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    store.queues(1).await;
+    let (_, _never) = store.renew().await;
+    store.is_silent(OVERDUE).await;
+    waiter.abort();
+    let (_, certainty, _answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
+    assert_eq!(certainty, Certainty::Unsure);
+}
+
+/// The same for a release in the background, which is sent again.
+#[tokio::test(start_paused = true)]
+async fn a_release_past_its_bound_leaves_a_doubt() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    store.grants(1, 1).await;
+    drop(granted(waiter).await);
+    let (_, certainty, _never) = store.release().await;
+    assert_eq!(certainty, Certainty::Sure);
+    let (_, certainty, answer) = timeout(OVERDUE, store.release()).await.expect("it is sent again");
+    assert_eq!(certainty, Certainty::Unsure);
+    answer.send(Ok(Release::Released)).unwrap();
+    store.is_silent(TTL * 2).await;
+}
+
+/// The same for a release that its caller waits for: its error says that the outcome is not known.
+#[tokio::test(start_paused = true)]
+async fn an_awaited_release_past_its_bound_leaves_a_doubt() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    store.grants(1, 1).await;
+    let release = tokio::spawn(granted(waiter).await.release());
+    let (_, certainty, _never) = store.release().await;
+    assert_eq!(certainty, Certainty::Sure);
+    let released = timeout(OVERDUE, release).await.expect("a release ends within its bound").unwrap();
+    assert_eq!(released.unwrap_err().kind(), ErrorKind::Indeterminate);
+    let (_, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is sent again");
+    assert_eq!(certainty, Certainty::Unsure);
+    answer.send(Ok(Release::Released)).unwrap();
+    store.is_silent(TTL * 2).await;
 }

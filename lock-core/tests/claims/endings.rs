@@ -1,18 +1,12 @@
 //! What becomes of claims whose tasks, clients or backends go away in the middle of a call.
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::sync::Arc;
 
-use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, IfHeld, LossReason, Release};
+use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, Event, IfHeld, LossReason, Release};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scripted::{CALL_BOUND, Call, TTL, scripted};
-
-const MS: Duration = Duration::from_millis(1);
-const AT_ONCE: Duration = Duration::from_millis(5);
-
-fn refused() -> Error {
-    Error::new(ErrorKind::Unavailable, "planted")
-}
+use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
 
 /// The acquire is dropped in flight, and its client with it: what it is granted then is given back all the same.
 #[tokio::test(start_paused = true)]
@@ -222,4 +216,93 @@ async fn a_shutdown_before_a_silent_store_does_not_end_well() {
     }
     assert_eq!(shutdown.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
     drop(guard);
+}
+
+/// The validity ends, and the store may still have the lease: the next waiter need not sit it out. As sure where every request was
+/// answered, as unsure where one was not.
+#[tokio::test(start_paused = true)]
+async fn an_expired_lease_is_released_when_its_guard_goes() {
+    for (in_doubt, awaited) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        let claim = store.grants(1, 1).await;
+        let guard = granted(waiter).await;
+        let mut error = if in_doubt { unknown() } else { refused() };
+        while guard.is_held() {
+            if let Ok((_, answer)) = timeout(MS, store.renew()).await {
+                answer.send(Answer::Unknown(std::mem::replace(&mut error, refused()))).map_err(drop).unwrap();
+            }
+        }
+        store.is_silent(TTL).await;
+        if awaited {
+            let lost = timeout(AT_ONCE, guard.release()).await.expect("a release of what is lost waits for nothing");
+            assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+        } else {
+            drop(guard);
+        }
+        let (released, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
+        assert_eq!(released.owner(), claim.owner());
+        assert_eq!(certainty, if in_doubt { Certainty::Unsure } else { Certainty::Sure });
+        answer.send(Ok(Release::NotHeld)).unwrap();
+        store.is_silent(TTL).await;
+    }
+}
+
+/// A lease that the store says is gone is not released: there is nothing left that could be.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_gone_is_not_released() {
+    for awaited in [false, true] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        store.grants(1, 1).await;
+        let guard = granted(waiter).await;
+        store.renew().await.1.send(Answer::Lost).map_err(drop).unwrap();
+        assert_eq!(guard.lost().await.reason, LossReason::Gone);
+        if awaited {
+            assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+        } else {
+            drop(guard);
+        }
+        store.is_silent(TTL).await;
+    }
+}
+
+/// Work is not begun when the lease is lost, and its result is not given when the lease was lost meanwhile.
+#[tokio::test(start_paused = true)]
+async fn guarded_work_has_no_result_after_the_loss() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.grants(1, 1).await;
+    let guard = granted(waiter).await;
+    assert_eq!(guard.run(async { 1 }).await.unwrap(), 1);
+    let ends_the_lease = async { store.event(Event::Gone { owner: *claim.owner() }) };
+    assert_eq!(guard.run(ends_the_lease).await.unwrap_err().kind(), ErrorKind::Lost);
+    let begun = Cell::new(false);
+    let lost = guard.run(async { begun.set(true) }).await;
+    assert_eq!((lost.unwrap_err().kind(), begun.get()), (ErrorKind::Lost, false));
+}
+
+/// Work that waits is dropped when the lease is lost.
+#[tokio::test(start_paused = true)]
+async fn guarded_work_is_dropped_at_the_loss() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.grants(1, 1).await;
+    let guard = granted(waiter).await;
+    let dropped = Arc::new(());
+    let work = tokio::spawn({
+        let dropped = dropped.clone();
+        async move {
+            let work = async move {
+                let _dropped = dropped;
+                std::future::pending::<()>().await;
+            };
+            (guard.run(work).await, guard)
+        }
+    });
+    sleep(MS).await;
+    assert_eq!(Arc::strong_count(&dropped), 2);
+    store.event(Event::Gone { owner: *claim.owner() });
+    let (result, _guard) = timeout(AT_ONCE, work).await.expect("it is dropped at once").unwrap();
+    assert_eq!((result.unwrap_err().kind(), Arc::strong_count(&dropped)), (ErrorKind::Lost, 1));
 }

@@ -3,5 +3,8 @@
 mod answers;
 mod doubts;
 mod endings;
+mod grants;
+mod renewals;
 mod scripted;
 mod terms;
+mod waits;

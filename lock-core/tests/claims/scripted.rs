@@ -1,21 +1,27 @@
 //! A store whose every answer the test gives, call by call, on paused time.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Error, ErrorKind,
-    Event, Extensions, FencingToken, Grant, KeeperHome, LeaseRef, LockBackend, LockClient, Place, Release, Result,
-    Stamp,
+    Event, Extensions, FencingToken, Grant, KeeperHome, LeaseRef, LockBackend, LockClient, LockGuard, LockName, Place,
+    Release, Result, Stamp,
 };
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+pub(crate) const MS: Duration = Duration::from_millis(1);
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(5);
 pub(crate) const TTL: Duration = Duration::from_secs(9);
 pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 
-/// A call that waits for its answer.
+/// A call that waits for its answer. Each lease of a renewal is a call here.
 pub(crate) enum Call {
     Acquire(Claim, oneshot::Sender<Result<Acquisition>>),
     Renew(LeaseRef, oneshot::Sender<Answer>),
@@ -26,6 +32,7 @@ struct Scripted {
     calls: mpsc::UnboundedSender<Call>,
     core: Arc<OnceLock<CoreHandle>>,
     asked: Arc<Mutex<Duration>>,
+    poisoned: Arc<Mutex<Option<LockName>>>,
 }
 
 impl Scripted {
@@ -52,10 +59,21 @@ impl LockBackend for Scripted {
     }
 
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        for (index, lease) in leases.iter().enumerate() {
-            let answer = self.ask(|send| Call::Renew(lease.clone(), send)).await;
-            answers.put(index, answer.unwrap_or_else(|| Answer::Unknown(no_answer())));
+        let poisoned = self.poisoned.lock().unwrap().clone();
+        if leases.iter().any(|lease| Some(lease.claim.name()) == poisoned.as_ref()) {
+            std::panic::resume_unwind(Box::new("planted"));
         }
+        let ask = |lease| Box::pin(self.ask(|send| Call::Renew(lease, send)));
+        let mut open: Vec<_> = leases.iter().cloned().map(ask).enumerate().collect();
+        poll_fn(|cx| {
+            open.retain_mut(|(index, answer)| {
+                let Poll::Ready(answer) = Pin::new(answer).poll(cx) else { return true };
+                answers.put(*index, answer.unwrap_or_else(|| Answer::Unknown(no_answer())));
+                false
+            });
+            if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
@@ -92,21 +110,43 @@ pub(crate) struct Store {
     calls: mpsc::UnboundedReceiver<Call>,
     core: Arc<OnceLock<CoreHandle>>,
     asked: Arc<Mutex<Duration>>,
+    poisoned: Arc<Mutex<Option<LockName>>>,
 }
 
 /// A client, and the store behind it.
 pub(crate) fn scripted() -> (LockClient, Store) {
     let (send, calls) = mpsc::unbounded_channel();
     let core: Arc<OnceLock<CoreHandle>> = Arc::default();
-    let asked: Arc<Mutex<Duration>> = Arc::default();
-    let client = LockClient::builder(Scripted { calls: send, core: core.clone(), asked: asked.clone() })
+    let (asked, poisoned): (Arc<Mutex<Duration>>, Arc<Mutex<Option<LockName>>>) = Default::default();
+    let backend = Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone() };
+    let client = LockClient::builder(backend)
         .clock(Arc::new(Paused(Instant::now())))
         .keeper(KeeperHome::CurrentRuntime)
         .seed(1)
         .ttl(TTL)
         .build()
         .unwrap();
-    (client, Store { calls, core, asked })
+    (client, Store { calls, core, asked, poisoned })
+}
+
+/// An acquire of the lock that most tests are about, in a task of its own.
+pub(crate) fn acquire(client: &LockClient) -> JoinHandle<Result<LockGuard>> {
+    let lock = client.lock("job");
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+pub(crate) async fn granted(waiter: JoinHandle<Result<LockGuard>>) -> LockGuard {
+    timeout(AT_ONCE, waiter).await.expect("the waiter holds at once").unwrap().unwrap()
+}
+
+/// A request without an answer.
+pub(crate) fn unknown() -> Error {
+    Error::new(ErrorKind::Indeterminate, "planted")
+}
+
+/// A request that certainly had no effect.
+pub(crate) fn refused() -> Error {
+    Error::new(ErrorKind::Unavailable, "planted")
 }
 
 impl Store {
@@ -189,10 +229,19 @@ impl Store {
         Grant::new(FencingToken::new(token), self.confirms(place))
     }
 
-    /// Tells the client that a place became a lease.
+    /// Notifies the client that a place became a lease.
     pub(crate) fn push(&self, claim: &Claim, place: Place, token: u64) {
         let token = FencingToken::new(token);
-        self.core().event(Event::Granted { owner: *claim.owner(), place, token, confirmation: None });
+        self.event(Event::Granted { owner: *claim.owner(), place, token, confirmation: None });
+    }
+
+    pub(crate) fn event(&self, event: Event) {
+        self.core().event(event);
+    }
+
+    /// Every renewal call that this lock is part of panics from now on.
+    pub(crate) fn poison(&self, name: &LockName) {
+        *self.poisoned.lock().unwrap() = Some(name.clone());
     }
 }
 

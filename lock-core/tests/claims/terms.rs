@@ -8,10 +8,7 @@ use lock_core::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scripted::{TTL, scripted};
-
-const MS: Duration = Duration::from_millis(1);
-const AT_ONCE: Duration = Duration::from_millis(5);
+use crate::scripted::{AT_ONCE, MS, TTL, scripted};
 
 /// The first ttl is no longer than `max_hold`, each renewal asks for what is left of it, and nothing is asked after that.
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,182 @@
+//! Which grants and confirmations count for a claim, and which end it.
+
+use lock_core::{
+    Acquisition, Answer, Certainty, Confirmation, Event, FencingToken, Grant, LossReason, OwnerToken, Release, Result,
+};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use crate::scripted::{AT_ONCE, Call, MS, Store, TTL, acquire, granted, scripted};
+
+/// The answer to the renewal of a lease names another grant: the lease is gone, though the same claim holds.
+#[tokio::test(start_paused = true)]
+async fn another_grant_is_no_confirmation() {
+    for (place, token, counts) in [(4, 1, true), (4, 2, false), (5, 1, false), (5, 2, false)] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        store.grants(4, 1).await;
+        let guard = granted(waiter).await;
+        let (_, answer) = store.renew().await;
+        answer.send(Answer::Granted(store.grant(place, token))).map_err(drop).unwrap();
+        sleep(MS).await;
+        assert_eq!(guard.is_held(), counts, "place {place}, token {token}");
+        if counts {
+            assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
+        } else {
+            assert_eq!(guard.lost().await.reason, LossReason::Gone);
+        }
+    }
+}
+
+/// A confirmation of a higher place ends the lease. One of a lower place is about what was before, so the lease stands as it stood
+/// and is renewed again.
+#[tokio::test(start_paused = true)]
+async fn a_confirmation_of_another_place_does_not_count() {
+    for place in [3, 5] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        store.grants(4, 1).await;
+        let guard = granted(waiter).await;
+        let (_, answer) = store.renew().await;
+        let before = guard.validity();
+        answer.send(Answer::Renewed(store.confirms(place))).map_err(drop).unwrap();
+        sleep(MS).await;
+        if place > 4 {
+            assert_eq!(timeout(AT_ONCE, guard.lost()).await.expect("it is gone").reason, LossReason::Gone);
+        } else {
+            assert!(guard.is_held() && guard.validity() < before, "{:?} after {before:?}", guard.validity());
+            timeout(TTL / 10, store.renew()).await.expect("it is renewed again soon");
+        }
+    }
+}
+
+/// The same for the answer to a renewal that was sent for the place, and is overtaken by the message of its grant.
+#[tokio::test(start_paused = true)]
+async fn an_overtaken_confirmation_of_another_place_does_not_count() {
+    for place in [3, 5] {
+        for waits in [true, false] {
+            let (client, mut store) = scripted();
+            let waiter = acquire(&client);
+            let claim = store.queues(4).await;
+            let (_, renewal) = store.renew().await;
+            store.push(&claim, 4, 1);
+            let guard = granted(waiter).await;
+            let before = guard.validity();
+            let confirmation = store.confirms(place);
+            let waiting = Answer::Waiting { confirmation, look_in: TTL };
+            renewal.send(if waits { waiting } else { Answer::Renewed(confirmation) }).map_err(drop).unwrap();
+            sleep(MS).await;
+            assert_eq!(guard.is_held(), place < 4, "place {place}");
+            assert!(guard.validity() < before, "{:?} after {before:?}", guard.validity());
+        }
+    }
+}
+
+/// A message of a grant for a claim that holds: with a higher place the own lease is gone, and a confirmation of the own place counts.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_is_notified_during_a_hold_is_compared_with_the_lease() {
+    for (place, confirms, held) in
+        [(3, false, true), (4, false, true), (4, true, true), (5, false, false), (5, true, false)]
+    {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        let claim = store.grants(4, 1).await;
+        let guard = granted(waiter).await;
+        sleep(TTL / 4).await;
+        let (before, token) = (guard.validity(), FencingToken::new(1));
+        let confirmation = confirms.then(|| store.confirms(place));
+        store.event(Event::Granted { owner: *claim.owner(), place, token, confirmation });
+        assert_eq!(guard.is_held(), held, "place {place}, with a confirmation: {confirms}");
+        assert_eq!(guard.validity() > before, held && confirms, "{:?} after {before:?}", guard.validity());
+    }
+}
+
+/// The validity is over when the grant arrives: nobody gets that lease. The claim goes back, and another one is drawn.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_arrives_after_its_validity_is_taken_back() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let (claim, answer) = store.acquire().await;
+    let confirmation = Confirmation { ttl: MS * 500, sent: store.now(), place: 1 };
+    sleep(MS * 455).await;
+    answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+    let next = taken_back_and_drawn_anew(&mut store, claim.owner()).await;
+    assert_eq!((client.stats().granted, client.stats().lost), (0, 0));
+    next.send(Ok(Acquisition::Granted(store.grant(2, 2)))).unwrap();
+    assert_eq!(granted(waiter).await.fencing_token().get(), 2);
+}
+
+/// The first waiter has left, and the second one inherits its claim, which was sent with a longer ttl than the second one wants to
+/// block others for: the claim goes back.
+#[tokio::test(start_paused = true)]
+async fn a_grant_with_an_inherited_longer_ttl_is_taken_back() {
+    for queued in [false, true] {
+        let (client, mut store) = scripted();
+        let long = acquire(&client);
+        let (claim, answer) = store.acquire().await;
+        let short = client.lock("job").ttl(TTL / 3);
+        let short = tokio::spawn(async move { short.acquire().await });
+        sleep(MS).await;
+        if queued {
+            answer.send(Ok(store.queued(1))).unwrap();
+            sleep(MS).await;
+            long.abort();
+            sleep(MS).await;
+            store.push(&claim, 1, 1);
+        } else {
+            long.abort();
+            sleep(MS).await;
+            answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+        }
+        let next = taken_back_and_drawn_anew(&mut store, claim.owner()).await;
+        assert_eq!(store.asked_ttl(), TTL / 3);
+        let confirmation = Confirmation { ttl: TTL / 3, ..store.confirms(2) };
+        next.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(2), confirmation)))).unwrap();
+        assert_eq!(granted(short).await.fencing_token().get(), 2);
+    }
+}
+
+type Granting = oneshot::Sender<Result<Acquisition>>;
+
+/// The claim of this owner is withdrawn, and another one asks. Nothing is in doubt.
+async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Granting {
+    let (mut withdrawn, mut next) = (None, None);
+    while withdrawn.is_none() || next.is_none() {
+        match timeout(AT_ONCE, store.call()).await.expect("the claim goes back, and another one is drawn") {
+            Call::Release(claim, certainty, answer) => {
+                withdrawn = Some((*claim.owner(), certainty));
+                answer.send(Ok(Release::Released)).unwrap();
+            }
+            Call::Acquire(claim, answer) => {
+                assert_ne!(claim.owner(), owner);
+                next = Some(answer);
+            }
+            Call::Renew(..) => panic!("nobody holds"),
+        }
+    }
+    assert_eq!(withdrawn, Some((*owner, Certainty::Sure)));
+    next.unwrap()
+}
+
+/// A message of a grant comes while an acquire of the same claim is under way. Its answer is waited for: when it came for a claim that
+/// holds already, it would be taken for a second grant and given back, and the lease with it.
+#[tokio::test(start_paused = true)]
+async fn a_grant_during_an_acquire_is_joined_with_its_answer() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.queues(3).await;
+    let (_, renewal) = store.renew().await;
+    renewal.send(Answer::Free).map_err(drop).unwrap();
+    let (again, answer) = store.acquire().await;
+    assert_eq!(again.owner(), claim.owner());
+    let sent = store.grant(3, 1);
+    // The confirmation of the place is a third of a ttl old, and live.
+    store.push(&claim, 3, 1);
+    sleep(MS).await;
+    assert!(!waiter.is_finished(), "an acquire is under way");
+    answer.send(Ok(Acquisition::Granted(sent))).unwrap();
+    let guard = granted(waiter).await;
+    assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
+    store.is_silent(TTL / 4).await;
+    assert!(guard.is_held());
+}

@@ -1,0 +1,128 @@
+//! How waits end, and what is sent for those who wait.
+
+use lock_core::{Acquisition, Answer, Certainty, ErrorKind, IfHeld, Release};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
+
+/// The wait of somebody with a place ends in front of a store that is silent: it may have handed the lock over. What was heard before
+/// proves nothing, so shortly before the end the place is renewed once more.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_in_silence_is_indeterminate() {
+    for (answered, kind) in [(true, ErrorKind::Timeout), (false, ErrorKind::Indeterminate)] {
+        let (client, mut store) = scripted();
+        let lock = client.lock("job").wait(TTL / 4);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let claim = store.queues(1).await;
+        let (lease, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
+        assert_eq!(lease.claim.owner(), claim.owner());
+        if answered {
+            answer.send(Answer::Waiting { confirmation: store.confirms(1), look_in: TTL }).map_err(drop).unwrap();
+        }
+        assert_eq!(waiter.await.unwrap().unwrap_err().kind(), kind, "answered: {answered}");
+        store.release().await;
+    }
+}
+
+/// The same for a second waiter, which joins while the first one's place stands.
+#[tokio::test(start_paused = true)]
+async fn a_later_wait_that_ends_in_silence_is_indeterminate_too() {
+    let (client, mut store) = scripted();
+    let first = acquire(&client);
+    store.queues(1).await;
+    sleep(MS).await;
+    let lock = client.lock("job").wait(TTL / 4);
+    let second = tokio::spawn(async move { lock.acquire().await });
+    let (_, _answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
+    assert_eq!(second.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
+    drop(first);
+}
+
+/// A place that could not be renewed may have become a lease, also where the renewal certainly had no effect.
+#[tokio::test(start_paused = true)]
+async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").wait(TTL / 4);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    store.queues(1).await;
+    for _ in 0..3 {
+        let (_, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks again");
+        answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+    }
+    let outcome = loop {
+        match store.call().await {
+            Call::Renew(_, answer) => answer.send(Answer::Unknown(refused())).map_err(drop).unwrap(),
+            Call::Release(..) => break waiter.await.unwrap(),
+            Call::Acquire(..) => panic!("it has a place"),
+        }
+    };
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Indeterminate);
+}
+
+/// A store with a queue may give a place to somebody who only tries. The try is answered at once, and its place is taken back; whoever
+/// waits behind it asks for itself.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_got_a_place_is_refused_at_once() {
+    for another_waits in [false, true] {
+        let (client, mut store) = scripted();
+        let tries = client.lock("job");
+        let tries = tokio::spawn(async move { tries.try_acquire().await });
+        let (claim, answer) = store.acquire().await;
+        let waits = another_waits.then(|| acquire(&client));
+        sleep(MS).await;
+        answer.send(Ok(store.queued(1))).unwrap();
+        let tried = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
+        assert!(tried.expect("nothing is broken").is_none());
+        let mut withdrawn = None;
+        for _ in 0..1 + u32::from(another_waits) {
+            match timeout(AT_ONCE, store.call()).await.expect("the place is taken back, and the other one asks") {
+                Call::Release(claim, certainty, answer) => {
+                    withdrawn = Some((*claim.owner(), certainty));
+                    answer.send(Ok(Release::Released)).unwrap();
+                }
+                Call::Acquire(next, answer) => {
+                    assert_eq!(next.wish(), IfHeld::Queue);
+                    answer.send(Ok(Acquisition::Granted(store.grant(2, 1)))).unwrap();
+                }
+                Call::Renew(..) => panic!("nobody wants that place"),
+            }
+        }
+        assert_eq!(withdrawn, Some((*claim.owner(), Certainty::Sure)));
+        let guard = match waits {
+            Some(waits) => Some(granted(waits).await),
+            None => None,
+        };
+        store.is_silent(TTL / 4).await;
+        assert_eq!(client.stats().withdrawn, 1);
+        drop(guard);
+    }
+}
+
+/// The first request of a claim may have been applied a whole ttl ago, so a grant of that claim would be no news. A new claim is
+/// drawn then. The old one is withdrawn where a request of it has no answer.
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
+    for in_doubt in [false, true] {
+        let (client, mut store) = scripted();
+        let _waiter = acquire(&client);
+        let (first, answer) = store.acquire().await;
+        let begun = Instant::now();
+        answer.send(Err(if in_doubt { unknown() } else { refused() })).unwrap();
+        let mut withdrawn = None;
+        let (next, _never) = loop {
+            match timeout(TTL / 3, store.call()).await.expect("it tries again") {
+                Call::Acquire(claim, answer) if claim.owner() != first.owner() => break (claim, answer),
+                Call::Acquire(_, answer) => answer.send(Err(refused())).unwrap(),
+                Call::Release(claim, certainty, answer) => {
+                    withdrawn = Some((*claim.owner(), certainty));
+                    answer.send(Ok(Release::NotHeld)).unwrap();
+                }
+                Call::Renew(..) => panic!("nothing was granted"),
+            }
+            assert!(begun.elapsed() < TTL * 4 / 3, "the same claim after {:?}", begun.elapsed());
+        };
+        assert_eq!(next.wish(), first.wish());
+        assert!(begun.elapsed() >= TTL, "drawn anew after {:?}", begun.elapsed());
+        assert_eq!(withdrawn, in_doubt.then_some((*first.owner(), Certainty::Unsure)));
+    }
+}
