@@ -26,8 +26,9 @@ const SCHEMES: &[Row] = &[
 ///   processes of this machine. It is made when it is not there, and checked before this returns.
 ///
 /// # Errors
-/// - [`InvalidInput`](lock_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known; the text names
-///   those that are compiled in, and the feature that is missing. Nothing was sent.
+/// - [`InvalidInput`](lock_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known (the text names
+///   those that are compiled in, and the feature that is missing); or the tokio runtime has no timers (`enable_time`). Nothing was
+///   sent.
 /// - [`Unavailable`](lock_core::ErrorKind::Unavailable), [`Auth`](lock_core::ErrorKind::Auth),
 ///   [`Unsupported`](lock_core::ErrorKind::Unsupported), [`Capacity`](lock_core::ErrorKind::Capacity): the server cannot
 ///   be reached or used.
@@ -166,5 +167,18 @@ mod tests {
         let error = connect("redis://:hunter2@127.0.0.1:1").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[cfg(any(feature = "redis", feature = "sqlite"))]
+    #[test]
+    fn a_runtime_without_timers_is_refused() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let urls =
+            [(cfg!(feature = "redis"), "redis://127.0.0.1:1"), (cfg!(feature = "sqlite"), "sqlite:///no/folder/locks")];
+        for (_, url) in urls.into_iter().filter(|(is_on, _)| *is_on) {
+            let error = runtime.block_on(connect(url)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+            assert!(error.to_string().contains("enable_time"), "{error}");
+        }
     }
 }

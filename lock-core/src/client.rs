@@ -19,6 +19,7 @@ use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::name::LockName;
 use crate::stats::Stats;
+use crate::timers::{before, timer};
 use crate::token::FencingToken;
 
 /// One backend and its defaults. Cheap to clone; clones share the backend, the lease keeper and the local queues.
@@ -176,10 +177,8 @@ impl LockClient {
         let bound = keeper.call_bound() * bounds;
         let call = call(keeper.backend().clone());
         let call = async move {
-            match tokio::time::timeout(bound, call).await {
-                Ok(answer) => answer,
-                Err(_) => Err(Error::new(silence, "the store has not answered in time")),
-            }
+            let answer = before(timer(bound)?, call).await;
+            answer.unwrap_or_else(|| Err(Error::new(silence, "the store has not answered in time")))
         };
         on_tokio(keeper.home(), call).await
     }
@@ -205,6 +204,7 @@ impl LockClient {
     /// # Errors
     /// [`Indeterminate`](ErrorKind::Indeterminate) when the store has not answered for two call bounds, or not until the ttl was over;
     /// what is left goes on in the background, and ends by its ttl at the latest.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) on a tokio runtime without timers; nothing was ended.
     ///
     /// # Cancel safety
     /// What has begun goes on; calling it again waits again.
@@ -285,7 +285,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or a keeper on the
-    /// current runtime where there is none;
+    /// current runtime where there is none, or one without timers;
     /// `Unavailable` when the system cannot start a thread.
     pub fn build(self) -> Result<LockClient> {
         if !(1..=50).contains(&self.margin_percent) {

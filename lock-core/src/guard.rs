@@ -108,6 +108,8 @@ impl LockGuard {
     /// - [`Lost`](crate::ErrorKind::Lost): it was lost before; somebody else may have held it meanwhile.
     /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): no clear
     ///   answer. The release goes on in the background, and the lease ends by its ttl at the latest.
+    /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): a tokio runtime without timers (`enable_time`). The release is sent in the
+    ///   background.
     ///
     /// Ends within the backend's call bound and a quarter.
     ///

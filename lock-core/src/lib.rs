@@ -36,8 +36,8 @@
 //! says which clock that is on each system. Every instant here is a [`Stamp`] of that clock; wall clocks are never asked.
 //!
 //! # Runtimes
-//! Futures of this crate run on any executor. Inside tokio (with its timer enabled) calls run on the caller's runtime;
-//! elsewhere on the keeper's. The keeper has a thread of its own unless [`KeeperHome`] says otherwise.
+//! Futures of this crate run on any executor. Inside tokio calls run on the caller's runtime, which needs timers (`enable_time`):
+//! else they fail with [`InvalidInput`](ErrorKind::InvalidInput). Elsewhere they run on the keeper's runtime. The keeper has a thread of its own unless [`KeeperHome`] says otherwise.
 //!
 //! # Logs
 //! Events of `tracing`: `debug` for granted, queued and withdrawn, `warn` for a lease that is lost or cannot be renewed.
@@ -67,6 +67,7 @@ mod run_to_end;
 pub mod setting;
 mod stats;
 mod sync;
+mod timers;
 mod token;
 
 pub use backend::LockBackend;
@@ -91,4 +92,5 @@ pub use memory::{MemoryBackend, MemoryStore};
 pub use name::{LockName, MAX_NAME_BYTES};
 pub use renewal::{Answer, Answers, Extend, LeaseRef};
 pub use stats::Stats;
+pub use timers::require_timers;
 pub use token::{FencingToken, OwnerToken};

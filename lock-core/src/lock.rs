@@ -15,6 +15,7 @@ use crate::keeper::{Entry, Hold};
 use crate::lease::{Renewal, Terms};
 use crate::name::LockName;
 use crate::run_to_end::RunToEnd;
+use crate::timers::{before, timer};
 use crate::token::FencingToken;
 
 /// A lock by name, with the options of the next acquire. Sends nothing by itself.
@@ -100,7 +101,8 @@ impl Lock {
     /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait, without effect.
     /// - [`Indeterminate`](ErrorKind::Indeterminate): no answer; not held, but others may see it as held until it was
     ///   withdrawn in the background or its ttl has passed.
-    /// - [`InvalidInput`](ErrorKind::InvalidInput): a bad name or duration; nothing was sent.
+    /// - [`InvalidInput`](ErrorKind::InvalidInput): a bad name or duration, or a tokio runtime without timers (`enable_time`);
+    ///   nothing was sent.
     /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
     ///   once, since waiting does not mend them.
     ///
@@ -204,6 +206,8 @@ impl Lock {
 
 async fn acquire(client: &Shared, name: &LockName, terms: Terms, wish: IfHeld, wait: Duration) -> Result<Hold> {
     let keeper = &client.keeper;
+    // Before there is anything to send.
+    let timer = timer(wait)?;
     let (mut ticket, first) = match keeper.enter(name, terms, wish, wait)? {
         Entry::Shared(hold) => return Ok(hold),
         Entry::Refused => {
@@ -226,10 +230,10 @@ async fn acquire(client: &Shared, name: &LockName, terms: Terms, wish: IfHeld, w
             }
             ticket.poll_outcome(cx)
         });
-        tokio::time::timeout(wait, answered).await
+        before(timer, answered).await
     };
     match waited {
-        Ok(Some(outcome)) => outcome,
-        Ok(None) | Err(_) => ticket.time_is_up(),
+        Some(Some(outcome)) => outcome,
+        Some(None) | None => ticket.time_is_up(),
     }
 }

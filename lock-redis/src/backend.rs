@@ -40,6 +40,7 @@ impl RedisBackend {
     /// protocol and TCP settings are set by us.
     pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
+        lock_core::require_timers()?;
         backend.conn().await?;
         Ok(backend)
     }

@@ -46,7 +46,7 @@ impl SqliteBackend {
     /// it is not there, and checks that it can be used for locks.
     ///
     /// # Errors
-    /// `InvalidInput` for a bad URL or the path of a folder; `Unavailable` when the folder is not there, when other processes
+    /// `InvalidInput` for a bad URL, the path of a folder, or a tokio runtime without timers; `Unavailable` when the folder is not there, when other processes
     /// write for the whole [`timeout`](Settings::timeout), or when the disk takes longer than that and than 10 s; `Auth` when one
     /// may not write there; `Unsupported` on a file system that other machines may share, for a file with a second path (a hard link, a
     /// mount of the file alone), for a file that is not a database, and for tables of another version.
@@ -54,9 +54,7 @@ impl SqliteBackend {
     /// # Cancel safety
     /// Dropped, it may have made the file.
     pub async fn connect(url: &str) -> Result<Self> {
-        let backend = Self::open(url)?;
-        backend.worker.open(backend.until()).await?;
-        Ok(backend)
+        Self::open(url)?.opened().await
     }
 
     /// The same by path, which may be relative.
@@ -67,9 +65,13 @@ impl SqliteBackend {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn at(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
-        let backend = Self::unopened(Place::At(path.into()), settings)?;
-        backend.worker.open(backend.until()).await?;
-        Ok(backend)
+        Self::unopened(Place::At(path.into()), settings)?.opened().await
+    }
+
+    async fn opened(self) -> Result<Self> {
+        lock_core::require_timers()?;
+        self.worker.open(self.until()).await?;
+        Ok(self)
     }
 
     /// Reads a URL and opens nothing: the first call does, and fails while the file cannot be used.

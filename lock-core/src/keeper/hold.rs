@@ -13,6 +13,7 @@ use crate::lease::{Lease, Phase, Terms};
 use crate::loss::{Loss, LossReason};
 use crate::name::LockName;
 use crate::run_to_end::{Abandoned, RunToEnd};
+use crate::timers::{before, timer};
 
 /// A share in a lease. The last one that goes gives the lease up.
 pub(crate) struct Hold {
@@ -45,6 +46,8 @@ impl Hold {
 
     /// Gives the share up; the last one waits for the store's answer.
     pub(crate) async fn release(mut self) -> Result<()> {
+        // Where there are no timers the share is dropped, and so released in the background.
+        let timer = timer(self.keeper.call_bound())?;
         self.open = false;
         let keeper = &self.keeper;
         let Some(end) = keeper.give_up(&self.lease) else { return Ok(()) };
@@ -61,7 +64,7 @@ impl Hold {
             overdue: keeper.now().plus(keeper.call_bound()),
         };
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(ending), abandoned);
-        tokio::time::timeout(keeper.call_bound(), call).await.unwrap_or_else(|_| {
+        before(timer, call).await.unwrap_or_else(|| {
             let text =
                 "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";
             Err(Error::new(ErrorKind::Indeterminate, text).during("release", name, backend))

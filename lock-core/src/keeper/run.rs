@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grant::Place;
 use crate::lease::Lease;
 use crate::renewal::{Answer, Answers, LeaseRef};
+use crate::timers::require_timers;
 
 /// Where the lease keeper runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -115,6 +116,7 @@ impl LeaseKeeper {
                     Error::invalid("a keeper on the current runtime needs one: build the client inside tokio")
                         .with_source(error)
                 })?;
+                require_timers()?;
                 let keeper = Self::new(parts, runtime.clone());
                 let running = Running(keeper.clone());
                 runtime.spawn(async move { running.0.clone().run().await });
@@ -276,6 +278,7 @@ impl LeaseKeeper {
     /// Ends every acquire and every lease, and waits until the store has answered. While answers come it goes on;
     /// without any for two call bounds it ends with an error.
     pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
+        require_timers()?;
         self.ending.store(true, Ordering::SeqCst);
         let before = crate::sync::lock(&self.state).unanswered;
         self.end_everything();
