@@ -24,6 +24,8 @@ pub enum Route {
 /// that is tested, or a fault of it could hide itself. A method that cannot keep its promise panics with a text that
 /// says what to do.
 ///
+/// The cases of the group `a_fixture` hold each method against an effect that shows at the server. They come first.
+///
 /// What a fixture spawns for its backends to talk to must not run on the keeper's runtime: a case blocks that one
 /// to pause a process.
 #[async_trait]

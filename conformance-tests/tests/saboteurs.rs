@@ -38,6 +38,40 @@ macro_rules! fails {
 }
 
 saboteurs! {
+    a_fixture {
+        begins_empty: SharesItsNamespace, "Fixture::new: ";
+        has_a_ttl_that_the_backend_takes: HasATinyTtl, "Fixture::ttl: ";
+        has_one_namespace: SharesNothing, "Fixture::backend: ";
+        has_a_backend_with_a_retention: RetainsForEver, "Fixture::backend_with_retention: the record";
+        has_an_operator: RefusesItsOperator, "Fixture::operator: ";
+        waits_until_all_are_connected: ConnectsLate, "Fixture::connected: ";
+        reads_the_record: ReadsNoRecord, "Fixture::record: it does not see a lease";
+        counts_what_the_server_holds: CountsNothing, "Fixture::census: two clients";
+        counts_what_is_served: CountsNoRequest, "Fixture::served: an acquire";
+        breaks_one_route_only: HasOneRoute, "Fixture::backend(Route::Clear): ";
+        cuts_the_path: CutsNothing, "Fixture::path(Cut): an acquire was answered";
+        silences_the_path: SilencesNothing, "Fixture::path(Silence): an acquire was answered";
+        delays_the_path: DelaysNothing, "Fixture::path(Delay): a request and its answer";
+        loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire was answered";
+        loses_pushes: LosesNoPushes, "Fixture::path(LosePushes): a push has arrived";
+        holds_and_delivers: DeliversNothing, "Fixture::deliver: it has returned";
+        doubles_requests: DoublesNothing, "Fixture::path(Double): how many";
+        heals_the_path: HealsNothing, "Fixture::heal after Cut";
+        stops_and_starts: StopsNothing, "Fixture::server(Stop): an acquire was answered";
+        kills_and_starts: KillsNothing, "Fixture::server(Kill): an acquire was answered";
+        starts_without_data: KeepsTheData, "Fixture::server(Start(Lost)): it still has";
+        pauses_and_resumes: PausesNothing, "Fixture::server(Pause): within";
+        refuses_the_user: RefusesNobody, "Fixture::server(RefuseUser): an acquire was answered";
+        refuses_writes: TakesWrites, "Fixture::server(ReadOnly): an acquire was answered";
+        fills_the_store: FillsNoStore, "Fixture::server(Fill(Data)): an acquire was answered";
+        fills_the_connections: FillsNoConnections, "Fixture::server(Fill(Connections)): an acquire was answered";
+        forgets_scripts: ForgetsTooMuch, "Fixture::server(ForgetScripts): an acquire is answered again";
+        steps_the_clock_forward: StepsNoClock, "Fixture::server(ClockForward(";
+        steps_the_clock_back: StepsNoClock, "Fixture::server(ClockBack(";
+        removes_a_record: RemovesNothing, "Fixture::tamper(Remove): ";
+        spoils_a_record: SpoilsNothing, "Fixture::tamper(Spoil): an acquire was answered";
+        writes_another_version: WritesThisVersion, "Fixture::tamper(OtherVersion): an acquire was answered";
+    }
     exclusion {
         one_holder_at_a_time: GrantsEverybody, "two clients hold one lock";
         two_names_are_two_locks: OneLockForAll, "nobody holds it";
@@ -247,6 +281,18 @@ mod further {
     use super::*;
 
     fails! {
+        a_fixture {
+            reads_the_record: ReadsNoWaiters, "Fixture::record: one waits";
+            counts_what_the_server_holds: CountsNoPlaces, "Fixture::census: places";
+            counts_what_is_served: CountsItself, "Fixture::served: what the fixture does";
+            cuts_the_path: CutIsSilence, "Fixture::path(Cut): an acquire fails with Unavailable";
+            silences_the_path: SilenceIsHold, "Fixture::path(Silence): a request has arrived";
+            holds_and_delivers: HoldsNothing, "Fixture::path(Hold): a request that is held is answered";
+            stops_and_starts: LosesTheData, "Fixture::server(Start(Kept)): the server has lost";
+            kills_and_starts: CannotStart, "Fixture::server(Start(Kept)): Fixture::server(Kill) is offered";
+            pauses_and_resumes: ResumesNothing, "Fixture::server(Resume): ";
+            refuses_the_user: MendsNothing, "Fixture::server(Mend) after ";
+        }
         keeper {
             a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "a starved runtime cost renewals";
         }
@@ -256,6 +302,18 @@ mod further {
         faults {
             a_wall_clock_set_forward_is_survived: SendsTheClientsClock, "at the server";
             a_wall_clock_set_back_is_survived: SendsTheClientsClock, "at the server";
+        }
+    }
+}
+
+/// Cases that find a third one.
+mod third {
+    use super::*;
+
+    fails! {
+        a_fixture {
+            reads_the_record: ReadsTheTtl, "Fixture::record: what is left of a lease";
+            holds_and_delivers: HoldIsSilence, "Fixture::deliver: it has returned";
         }
     }
 }

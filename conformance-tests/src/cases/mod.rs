@@ -2,6 +2,7 @@
 //!
 //! Each takes a fresh fixture, fails by a panic, and names the invariants that it proves.
 
+pub mod a_fixture;
 pub mod cancellation;
 pub mod capabilities;
 pub mod defaults;

@@ -5,6 +5,7 @@ mod capabilities;
 mod errors;
 mod events;
 mod exclusion;
+mod fixture;
 mod leaks;
 mod ownership;
 mod queue;
@@ -25,6 +26,7 @@ pub use self::capabilities::*;
 pub use self::errors::*;
 pub use self::events::*;
 pub use self::exclusion::*;
+pub use self::fixture::*;
 pub use self::leaks::*;
 pub use self::ownership::*;
 pub use self::queue::*;
@@ -60,6 +62,63 @@ pub trait Saboteur: Hooks {
     fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
         builder
     }
+
+    // What the fixture's own methods make of a call. A case of the group `a_fixture` fails on each.
+
+    /// The fault that the path has instead, if any.
+    fn path(&self, fault: PathFault) -> Option<PathFault> {
+        Some(fault)
+    }
+
+    /// Whether the path can be healed.
+    fn heals(&self) -> bool {
+        true
+    }
+
+    /// Whether what is held can be delivered.
+    fn delivers(&self) -> bool {
+        true
+    }
+
+    /// The fault that the server has instead.
+    fn instead(&self, fault: ServerFault) -> ServerFault {
+        fault
+    }
+
+    /// Whether a record can be changed like this.
+    fn tampers(&self, _: Tamper) -> bool {
+        true
+    }
+
+    /// Whether it says that records of free locks are removed, though they are not.
+    fn claims_retention(&self) -> bool {
+        false
+    }
+
+    /// The route by which a backend goes.
+    fn route(&self, route: Route) -> Route {
+        route
+    }
+
+    /// The ttl of the cases.
+    fn ttl(&self, sound: Duration) -> Duration {
+        sound
+    }
+
+    /// What is seen of a record.
+    fn record(&self, seen: Record) -> Record {
+        seen
+    }
+
+    /// What is counted at the server.
+    fn census(&self, seen: Census) -> Census {
+        seen
+    }
+
+    /// How many requests are counted.
+    fn served(&self, seen: u64) -> u64 {
+        seen
+    }
 }
 
 /// The memory fixture with a saboteur in it.
@@ -83,7 +142,7 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        let backend = self.sound.backend(route).await;
+        let backend = self.sound.backend(self.saboteur.route(route)).await;
         if S::AT_SERVER {
             return backend;
         }
@@ -91,6 +150,9 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        if self.saboteur.claims_retention() {
+            return Ok(self.sound.backend(Route::Clear).await);
+        }
         self.sound.backend_with_retention(retention).await
     }
 
@@ -99,42 +161,51 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     fn ttl(&self) -> Duration {
-        self.sound.ttl()
+        self.saboteur.ttl(self.sound.ttl())
     }
 
     async fn path(&self, fault: PathFault) {
-        self.sound.path(fault).await;
+        if let Some(fault) = self.saboteur.path(fault) {
+            self.sound.path(fault).await;
+        }
     }
 
     async fn heal(&self) {
-        self.sound.heal().await;
+        if self.saboteur.heals() {
+            self.sound.heal().await;
+        }
     }
 
     async fn deliver(&self) {
-        self.sound.deliver().await;
+        if self.saboteur.delivers() {
+            self.sound.deliver().await;
+        }
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
         match self.saboteur.server(&fault) {
             Some(outcome) => outcome,
-            None => self.sound.server(fault).await,
+            None => self.sound.server(self.saboteur.instead(fault)).await,
         }
     }
 
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        if !self.saboteur.tampers(tamper) {
+            return Ok(());
+        }
         self.sound.tamper(name, tamper).await
     }
 
     async fn record(&self, name: &LockName) -> Record {
-        self.sound.record(name).await
+        self.saboteur.record(self.sound.record(name).await)
     }
 
     async fn census(&self) -> Census {
-        self.sound.census().await
+        self.saboteur.census(self.sound.census().await)
     }
 
     async fn served(&self) -> u64 {
-        self.sound.served().await
+        self.saboteur.served(self.sound.served().await)
     }
 }
 

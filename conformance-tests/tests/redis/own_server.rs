@@ -3,8 +3,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use conformance_tests::Data;
 use conformance_tests::harness::{RedisServer, RedisSettings, Reply, SideConnection};
+use conformance_tests::{Data, Fixture, ServerFault};
+
+use super::support::{case, client, hold};
 
 fn value(server: &RedisServer, key: &str) -> Reply {
     server.command(&["GET", key]).unwrap()
@@ -140,4 +142,19 @@ fn leaves_no_process_and_no_folder_behind() {
     assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
     #[cfg(not(target_os = "linux"))]
     let _ = id;
+}
+
+/// No client notices it, so no case of the suite can see that the fixture does it.
+#[test]
+fn the_fixture_makes_it_forget_scripts() {
+    case(|fixture| async move {
+        hold(&client(&fixture, Duration::from_secs(10)).await, "scripts").await.release().await.expect("a release");
+        let has_none = || {
+            let info = fixture.server().command(&["INFO", "memory"]).expect("INFO works").text();
+            info.lines().any(|line| line.trim() == "number_of_cached_scripts:0")
+        };
+        assert!(!has_none(), "an acquire loads a script");
+        Fixture::server(&fixture, ServerFault::ForgetScripts).await.expect("it can forget them");
+        assert!(has_none(), "Fixture::server(ForgetScripts): the server still has scripts");
+    });
 }

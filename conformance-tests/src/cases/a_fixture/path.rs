@@ -1,0 +1,211 @@
+//! `backend` by its two routes, `path` with each fault, `heal` and `deliver`.
+
+use std::time::Duration;
+
+use lock_core::{Acquisition, Certainty, ErrorKind, Event, LockName, Waiting};
+
+use super::{becomes_unavailable, fails, is_answered, long};
+use crate::direct::Direct;
+use crate::fault::PathFault;
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, LOOK, Watch, name};
+
+/// Asserts that the server has heard nothing of a lock: not now, and not when the path is whole again.
+async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {
+    fixture.heal().await;
+    fixture.deliver().await;
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(fixture.served().await, served, "{what}: a request has arrived");
+    assert_eq!(fixture.record(name).await.lease, None, "{what}: a request has arrived");
+}
+
+/// `Fixture::path` breaks [`Route::Faulty`] and leaves [`Route::Clear`] alone.
+pub async fn breaks_one_route_only(fixture: &dyn Fixture) {
+    let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("clear route"));
+    fixture.path(PathFault::Silence).await;
+    let answer = ann.acquire(&ann.claim(&name), long(fixture)).await;
+    assert!(
+        matches!(answer, Ok(Acquisition::Granted(_))),
+        "Fixture::backend(Route::Clear): a fault of the path breaks the clear route: {answer:?}"
+    );
+}
+
+/// `Fixture::path(Cut)`: nothing arrives by connections that are open, and new ones are refused.
+pub async fn cuts_the_path(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(Cut)";
+    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("cut"));
+    let served = fixture.served().await;
+    fixture.path(PathFault::Cut).await;
+    let fresh = Direct::new(fixture, Route::Faulty).await;
+    for client in [&ann, &fresh] {
+        becomes_unavailable(client, &name, long(fixture), WHAT).await;
+    }
+    nothing_arrives(fixture, &name, served, WHAT).await;
+}
+
+/// `Fixture::path(Silence)`: nothing is answered, and nothing arrives, neither now nor later.
+pub async fn silences_the_path(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(Silence)";
+    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("silent"));
+    let served = fixture.served().await;
+    fixture.path(PathFault::Silence).await;
+    let watch = Watch::start();
+    let kind = fails(&ann, &name, long(fixture), WHAT).await;
+    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
+    // A connection that is refused or closed is noticed at once.
+    watch.not_before(ann.capabilities().call_bound / 4, WHAT);
+    nothing_arrives(fixture, &name, served, WHAT).await;
+}
+
+/// `Fixture::path(Delay)`: a request and its answer take the delay each, and so does a push.
+pub async fn delays_the_path(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(Delay)";
+    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("delayed"));
+    let bob = Direct::warm(fixture, Route::Clear).await;
+    let delay = AT_ONCE.min(ann.capabilities().call_bound / 8);
+    fixture.path(PathFault::Delay(delay)).await;
+    let watch = Watch::start();
+    let answer = ann.acquire(&ann.claim(&name), long(fixture)).await;
+    assert!(answer.is_ok(), "{WHAT}: what is late arrives: {answer:?}");
+    watch.not_before(delay * 2, &format!("{WHAT}: a request and its answer"));
+    fixture.heal().await;
+    if let Some(notified) = notified_after(fixture, &bob, &ann, Some(PathFault::Delay(delay))).await {
+        assert!(notified >= delay, "{WHAT}: a push came {notified:?} after the release, the delay is {delay:?}");
+    }
+}
+
+/// `Fixture::path(LoseReplies)`: a request takes effect; its answer is lost, and so is a push.
+pub async fn loses_replies(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(LoseReplies)";
+    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("unanswered"));
+    let bob = Direct::warm(fixture, Route::Clear).await;
+    fixture.path(PathFault::LoseReplies).await;
+    let kind = fails(&ann, &name, long(fixture), WHAT).await;
+    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
+    assert!(fixture.record(&name).await.lease.is_some(), "{WHAT}: the request has not arrived");
+    fixture.heal().await;
+    is_answered(&ann, &name, long(fixture), "Fixture::heal").await;
+    let notified = notified_after(fixture, &bob, &ann, Some(PathFault::LoseReplies)).await;
+    assert_eq!(notified, None, "{WHAT}: a push has arrived");
+}
+
+/// `Fixture::path(LosePushes)`: requests and answers arrive, and pushes do not, until the path is healed.
+pub async fn loses_pushes(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(LosePushes)";
+    let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
+    fixture.path(PathFault::LosePushes).await;
+    let answer = ann.acquire(&ann.claim(&name("answered")), long(fixture)).await;
+    assert!(matches!(answer, Ok(Acquisition::Granted(_))), "{WHAT}: requests and answers arrive: {answer:?}");
+    fixture.heal().await;
+    if ann.capabilities().waiting == Waiting::Poll {
+        return fixture.empty("its waiters poll: there is no push to lose");
+    }
+    let before = notified_after(fixture, &bob, &ann, None).await;
+    assert!(before.is_some(), "{WHAT} cannot be checked: with nothing broken no push arrives either");
+    let lost = notified_after(fixture, &bob, &ann, Some(PathFault::LosePushes)).await;
+    assert_eq!(lost, None, "{WHAT}: a push has arrived");
+    let after = notified_after(fixture, &bob, &ann, None).await;
+    assert!(after.is_some(), "Fixture::heal: pushes are still lost");
+}
+
+/// How long after a release of `holder` the backend of `waiter` reports that there is something to do, under this fault. `None`
+/// where it does not within 200 ms and twice the delay.
+async fn notified_after(
+    fixture: &dyn Fixture,
+    holder: &Direct,
+    waiter: &Direct,
+    fault: Option<PathFault>,
+) -> Option<Duration> {
+    let (name, ttl) = (name("pushed"), long(fixture));
+    let held = holder.claim(&name);
+    holder.granted_soon(&held, ttl).await;
+    let waiting = waiter.claim(&name);
+    waiter.not_granted(&waiting, ttl).await;
+    fixture.connected().await;
+    let delay = if let Some(PathFault::Delay(delay)) = fault { delay } else { Duration::ZERO };
+    if let Some(fault) = fault {
+        fixture.path(fault).await;
+    }
+    waiter.take_events();
+    let watch = Watch::start();
+    holder.release(&held, Certainty::Sure).await.expect("the holder's route is clear");
+    let mut notified = None;
+    while notified.is_none() && watch.elapsed() < AT_ONCE * 2 + delay * 2 + watch.lag() {
+        tokio::time::sleep(LOOK / 5).await;
+        let reports = |event: &Event| matches!(event, Event::Granted { .. } | Event::Look(_) | Event::LookAtAll);
+        notified = waiter.take_events().iter().any(reports).then(|| watch.elapsed());
+    }
+    fixture.heal().await;
+    // It may just be connecting again.
+    while waiter.release(&waiting, Certainty::Sure).await.is_err() {
+        watch.within(Duration::from_secs(5), "Fixture::heal: a release is answered again");
+    }
+    notified
+}
+
+/// `Fixture::path(Hold)` and `Fixture::deliver`: a request does not arrive before it is delivered, not even when the path is healed
+/// and its client has given it up; then all arrive, in their order.
+pub async fn holds_and_delivers(fixture: &dyn Fixture) {
+    let (ann, name, ttl) = (Direct::warm(fixture, Route::Faulty).await, name("held back"), long(fixture));
+    let (first, second) = (ann.claim(&name), ann.claim(&name));
+    let served = fixture.served().await;
+    fixture.path(PathFault::Hold).await;
+    let late = async {
+        tokio::time::sleep(LOOK * 4).await;
+        ann.acquire(&second, ttl).await
+    };
+    let (one, two) = tokio::join!(ann.acquire(&first, ttl), late);
+    assert!(one.is_err() && two.is_err(), "Fixture::path(Hold): a request that is held is answered: {one:?}, {two:?}");
+    let arrived = fixture.record(&name).await.lease;
+    assert_eq!(arrived, None, "Fixture::path(Hold): a request has arrived before it was delivered");
+    fixture.heal().await;
+    tokio::time::sleep(AT_ONCE).await;
+    let arrived = fixture.record(&name).await.lease;
+    assert_eq!(arrived, None, "Fixture::heal: what was held stays held, and it has arrived");
+    fixture.deliver().await;
+    let arrived = fixture.record(&name).await.lease;
+    assert!(arrived.is_some(), "Fixture::deliver: it has returned, and what was held has not arrived");
+    assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
+    let answer = ann.acquire(&first, ttl).await;
+    assert!(
+        matches!(answer, Ok(Acquisition::Granted(_))),
+        "Fixture::deliver: requests have not arrived in the order in which they were sent: {answer:?}"
+    );
+}
+
+/// `Fixture::path(Double)`: the server works on every request twice.
+pub async fn doubles_requests(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(Double)";
+    let ann = Direct::warm(fixture, Route::Faulty).await;
+    let cost = async |name: &str| {
+        let (claim, before) = (ann.claim(&crate::kit::name(name)), fixture.served().await);
+        let answer = ann.acquire(&claim, long(fixture)).await;
+        assert!(answer.is_ok(), "{WHAT}: the first answer is the answer: {answer:?}");
+        tokio::time::sleep(AT_ONCE).await;
+        ann.release(&claim, Certainty::Sure).await.unwrap_or_else(|error| panic!("{WHAT}: a release: {error:?}"));
+        tokio::time::sleep(AT_ONCE).await;
+        fixture.served().await - before
+    };
+    let once = cost("once").await;
+    fixture.path(PathFault::Double).await;
+    let twice = cost("twice").await;
+    assert_eq!(twice, once * 2, "{WHAT}: how many requests of one acquire and one release the server has worked on");
+}
+
+/// `Fixture::heal` ends each fault for what is sent from then on, and a second fault replaces the first.
+pub async fn heals_the_path(fixture: &dyn Fixture) {
+    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, long(fixture));
+    let delay = ann.capabilities().call_bound;
+    let faults = [PathFault::Cut, PathFault::Silence, PathFault::Delay(delay), PathFault::LoseReplies, PathFault::Hold];
+    for fault in faults {
+        let name = name(&format!("healed {fault:?}"));
+        fixture.path(fault.clone()).await;
+        // So that there is something to heal.
+        let _ = ann.acquire(&ann.claim(&name), ttl).await;
+        fixture.heal().await;
+        is_answered(&ann, &name, ttl, &format!("Fixture::heal after {fault:?}")).await;
+    }
+    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::Double).await;
+    is_answered(&ann, &name("replaced"), ttl, "Fixture::path: a second fault replaces the first").await;
+}

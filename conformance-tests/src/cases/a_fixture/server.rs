@@ -1,0 +1,196 @@
+//! `server` with each fault, and `tamper`. What a fixture declares is reported by whoever runs the case.
+
+use std::time::Duration;
+
+use lock_core::{Acquisition, Certainty, ErrorKind, StoreClock};
+
+use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
+use crate::direct::Direct;
+use crate::fault::{Data, Declared, Room, ServerFault, Tamper};
+use crate::fixture::{Fixture, Route};
+use crate::kit::{AT_ONCE, BACK, becomes, name};
+
+/// Whether a fault is offered. One that is not has a reason.
+fn is_offered(outcome: Result<(), Declared>, what: &str) -> bool {
+    match outcome {
+        Ok(()) => true,
+        Err(declared) => {
+            assert!(!declared.reason.trim().is_empty(), "{what}: declared impossible without a reason");
+            false
+        }
+    }
+}
+
+async fn must(fixture: &dyn Fixture, fault: ServerFault, what: &str) {
+    if let Err(declared) = fixture.server(fault.clone()).await {
+        panic!("Fixture::server({fault:?}): {what} is offered, and this ends it: {}", declared.reason);
+    }
+}
+
+/// `Fixture::server(Stop)`: nobody answers; `Start(Kept)`: it answers, and has what it had.
+pub async fn stops_and_starts(fixture: &dyn Fixture) {
+    is_down(fixture, ServerFault::Stop).await;
+}
+
+/// `Fixture::server(Kill)`: the same.
+pub async fn kills_and_starts(fixture: &dyn Fixture) {
+    is_down(fixture, ServerFault::Kill).await;
+}
+
+async fn is_down(fixture: &dyn Fixture, fault: ServerFault) {
+    const START: &str = "Fixture::server(Start(Kept))";
+    let what = format!("Fixture::server({fault:?})");
+    let (ann, name, ttl) = (Direct::new(fixture, Route::Clear).await, name("kept"), fixture.ttl() * 10);
+    let grant = ann.granted(&ann.claim(&name), ttl).await;
+    if !is_offered(fixture.server(fault).await, &what) {
+        return;
+    }
+    becomes_unavailable(&ann, &crate::kit::name("down"), ttl, &what).await;
+    must(fixture, ServerFault::Start(Data::Kept), &what).await;
+    let record = fixture.record(&name).await;
+    assert_eq!(record.last_token, Some(grant.token), "{START}: the server has lost what it had: {record:?}");
+    assert!(record.lease.is_some(), "{START}: the server has lost what it had: {record:?}");
+    // After a restart a backend may grant nothing until the leases from before it have ended.
+    is_answered_within(ttl, &ann, &crate::kit::name("back"), ttl, START).await;
+}
+
+/// `Fixture::server(Start(Lost))`: the server knows nothing.
+pub async fn starts_without_data(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::server(Start(Lost))";
+    let (ann, name, ttl) = (Direct::new(fixture, Route::Clear).await, name("lost"), fixture.ttl() * 5);
+    ann.granted(&ann.claim(&name), ttl).await;
+    if !is_offered(fixture.server(ServerFault::Kill).await, "Fixture::server(Kill)") {
+        return;
+    }
+    if !is_offered(fixture.server(ServerFault::Start(Data::Lost)).await, WHAT) {
+        return must(fixture, ServerFault::Start(Data::Kept), "Kill").await;
+    }
+    let record = fixture.record(&name).await;
+    assert!(record.lease.is_none() && record.last_token.is_none(), "{WHAT}: it still has {record:?}");
+    is_answered_within(ttl, &ann, &name, ttl, WHAT).await;
+}
+
+/// `Fixture::server(Pause)`: a call is not answered; `Resume`: it is.
+pub async fn pauses_and_resumes(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::server(Pause)";
+    let (ann, name, ttl) = (Direct::warm(fixture, Route::Clear).await, name("stands still"), long(fixture));
+    if !is_offered(fixture.server(ServerFault::Pause).await, WHAT) {
+        return;
+    }
+    let pause = AT_ONCE.min(ann.capabilities().call_bound / 4);
+    let claim = ann.claim(&name);
+    if let Ok(answer) = tokio::time::timeout(pause, ann.acquire(&claim, ttl)).await {
+        panic!("{WHAT}: within {pause:?} a call ended with {answer:?}");
+    }
+    must(fixture, ServerFault::Resume, "Pause").await;
+    is_answered(&ann, &name, ttl, "Fixture::server(Resume)").await;
+}
+
+/// `Fixture::server(RefuseUser)`: a new client fails with `Auth`, until `Mend`.
+pub async fn refuses_the_user(fixture: &dyn Fixture) {
+    refuses(fixture, ServerFault::RefuseUser, ErrorKind::Auth).await;
+}
+
+/// `Fixture::server(ReadOnly)`: nothing is granted, until `Mend`.
+pub async fn refuses_writes(fixture: &dyn Fixture) {
+    refuses(fixture, ServerFault::ReadOnly, ErrorKind::Unavailable).await;
+}
+
+/// `Fixture::server(Fill(Data))`: a new client fails with `Capacity`, until `Mend`.
+pub async fn fills_the_store(fixture: &dyn Fixture) {
+    refuses(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
+}
+
+/// `Fixture::server(Fill(Connections))`: the same.
+pub async fn fills_the_connections(fixture: &dyn Fixture) {
+    refuses(fixture, ServerFault::Fill(Room::Connections), ErrorKind::Capacity).await;
+}
+
+async fn refuses(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind) {
+    let what = format!("Fixture::server({fault:?})");
+    // One connection is there already, as in the cases.
+    let ann = Direct::warm(fixture, Route::Clear).await;
+    if !is_offered(fixture.server(fault).await, &what) {
+        return;
+    }
+    let (bob, name) = (Direct::new(fixture, Route::Clear).await, name("refused"));
+    assert_eq!(fails(&bob, &name, long(fixture), &what).await, expected, "{what}");
+    must(fixture, ServerFault::Mend, &what).await;
+    is_answered(&bob, &name, long(fixture), &format!("Fixture::server(Mend) after {what}")).await;
+    drop(ann);
+}
+
+/// `Fixture::server(ClockForward)`: a lease has so much less left, by the server's clock.
+pub async fn steps_the_clock_forward(fixture: &dyn Fixture) {
+    steps(fixture, fixture.ttl() * 10, true).await;
+}
+
+/// `Fixture::server(ClockBack)`: a lease has so much more left, by the server's clock.
+pub async fn steps_the_clock_back(fixture: &dyn Fixture) {
+    steps(fixture, fixture.ttl() * 10, false).await;
+}
+
+async fn steps(fixture: &dyn Fixture, by: Duration, forward: bool) {
+    let fault = if forward { ServerFault::ClockForward(by) } else { ServerFault::ClockBack(by) };
+    let what = format!("Fixture::server({fault:?})");
+    let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("clock"));
+    ann.granted(&ann.claim(&name), long(fixture)).await;
+    let left = async || fixture.record(&name).await.lease.unwrap_or_default();
+    let before = left().await;
+    if !is_offered(fixture.server(fault).await, &what) {
+        return;
+    }
+    if ann.capabilities().clock != StoreClock::ServerWall {
+        return fixture.empty("no lease ends by the wall clock: whether it was stepped shows nowhere");
+    }
+    // Time passes beside the step, and some servers read their clock once a round.
+    let text = format!("{what}: the lease had {before:?} left before the step");
+    let is_stepped = |now: &Duration| if forward { *now + by <= before } else { *now >= before + by / 2 };
+    becomes(AT_ONCE, &text, left, is_stepped).await;
+}
+
+/// `Fixture::tamper(Remove)`: a lock that is held has no lease any more.
+pub async fn removes_a_record(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::tamper(Remove)";
+    let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("removed"));
+    ann.granted(&ann.claim(&name), long(fixture)).await;
+    if is_offered(fixture.tamper(&name, Tamper::Remove).await, WHAT) {
+        let record = fixture.record(&name).await;
+        assert_eq!((record.lease, record.waiters), (None, 0), "{WHAT}: the record is still there");
+    }
+}
+
+/// `Fixture::tamper(Spoil)`: the backend cannot read the record of that lock, and reads all others.
+pub async fn spoils_a_record(fixture: &dyn Fixture) {
+    is_unreadable(fixture, Tamper::Spoil).await;
+}
+
+/// `Fixture::tamper(OtherVersion)`: the same.
+pub async fn writes_another_version(fixture: &dyn Fixture) {
+    is_unreadable(fixture, Tamper::OtherVersion).await;
+}
+
+async fn is_unreadable(fixture: &dyn Fixture, tamper: Tamper) {
+    let what = format!("Fixture::tamper({tamper:?})");
+    let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("unreadable"));
+    let claim = ann.claim(&name);
+    ann.granted(&claim, long(fixture)).await;
+    ann.release(&claim, Certainty::Sure).await.expect("a release");
+    if !is_offered(fixture.tamper(&name, tamper).await, &what) {
+        return;
+    }
+    assert_eq!(fails(&ann, &name, long(fixture), &what).await, ErrorKind::Unsupported, "{what}");
+    let other = ann.acquire(&ann.claim(&crate::kit::name("readable")), long(fixture)).await;
+    assert!(matches!(other, Ok(Acquisition::Granted(_))), "{what}: another lock was changed too: {other:?}");
+}
+
+/// `Fixture::server(ForgetScripts)`: whoever uses the server is served all the same. That anything was forgotten shows to nobody.
+pub async fn forgets_scripts(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::server(ForgetScripts)";
+    let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("scripts"));
+    if is_offered(fixture.server(ServerFault::ForgetScripts).await, WHAT) {
+        is_answered(&ann, &name, long(fixture), WHAT).await;
+        tokio::time::timeout(BACK, fixture.connected()).await.unwrap_or_else(|_| panic!("{WHAT}: nobody is connected"));
+        fixture.empty("whether a server has forgotten its scripts shows to nobody: test it beside the fixture");
+    }
+}

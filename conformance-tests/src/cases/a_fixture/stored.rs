@@ -1,0 +1,189 @@
+//! What a fixture gives, and what it sees at the server.
+
+use std::time::Duration;
+
+use lock_core::{Acquisition, Certainty, LeaseRef, Waiting};
+
+use super::long;
+use crate::clients::LONG;
+use crate::direct::Direct;
+use crate::fault::PathFault;
+use crate::fixture::{Census, Fixture, Record, Route};
+use crate::kit::{AT_ONCE, Watch, becomes, eventually, name};
+
+/// `Fixture::new`: no lock exists yet, and nobody has asked for one.
+pub async fn begins_empty(fixture: &dyn Fixture) {
+    assert_eq!(fixture.census().await, Census::default(), "Fixture::new: the namespace is not a fresh one");
+    assert_eq!(fixture.record(&name("nobody")).await, Record::default(), "Fixture::record of a lock that nobody used");
+    assert_eq!(fixture.served().await, 0, "Fixture::served: nobody has sent anything");
+}
+
+/// `Fixture::ttl`: the backend takes it, and the multiples of it that the cases use.
+pub async fn has_a_ttl_that_the_backend_takes(fixture: &dyn Fixture) {
+    let (ttl, capabilities) = (fixture.ttl(), fixture.backend(Route::Clear).await.capabilities());
+    assert!(ttl >= capabilities.min_ttl, "Fixture::ttl: {ttl:?} is shorter than {:?}", capabilities.min_ttl);
+    let longest = ttl * LONG;
+    assert!(
+        longest <= capabilities.max_ttl,
+        "Fixture::ttl: the cases use up to {longest:?}, longer than {:?}",
+        capabilities.max_ttl
+    );
+}
+
+/// `Fixture::backend`: all its backends see the same locks.
+pub async fn has_one_namespace(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Faulty).await);
+    let name = name("shared");
+    ann.granted(&ann.claim(&name), long(fixture)).await;
+    let answer = bob.acquire(&bob.claim(&name), long(fixture)).await;
+    assert!(
+        matches!(answer, Ok(Acquisition::Held { .. } | Acquisition::Queued { .. })),
+        "Fixture::backend: a second backend does not see the lease of the first: {answer:?}"
+    );
+}
+
+/// `Fixture::backend_with_retention`: the record of a free lock is removed after that time.
+pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::backend_with_retention";
+    const RETENTION: Duration = Duration::from_secs(1);
+    let backend = match fixture.backend_with_retention(RETENTION).await {
+        Ok(backend) => backend,
+        Err(declared) => return assert!(!declared.reason.trim().is_empty(), "{WHAT}: declared without a reason"),
+    };
+    let (ann, name, ttl) = (Direct::attach(backend), name("retained"), fixture.ttl());
+    let mut others = 0;
+    let cycle = async |name| {
+        let claim = ann.claim(&name);
+        ann.granted(&claim, ttl).await;
+        ann.release(&claim, Certainty::Sure).await.expect("a release");
+    };
+    cycle(name.clone()).await;
+    let watch = Watch::start();
+    while fixture.record(&name).await != Record::default() {
+        watch.within(RETENTION * 8, &format!("{WHAT}: the record of a free lock is removed after {RETENTION:?}"));
+        // So many that a store which sweeps with every few hundredth write comes to it.
+        for _ in 0..20 {
+            others += 1;
+            cycle(crate::kit::name(&format!("other {others}"))).await;
+        }
+        tokio::time::sleep(RETENTION / 20).await;
+    }
+    watch.not_before(RETENTION / 2, WHAT);
+}
+
+/// `Fixture::operator`: may list locks and examine the store, where the backend can.
+pub async fn has_an_operator(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::operator";
+    let operator = Direct::attach(fixture.operator().await);
+    let extensions = operator.backend().extensions();
+    if extensions.list.is_none() && extensions.examine.is_none() {
+        return fixture.empty("it neither lists locks nor examines the store");
+    }
+    if let Some(list) = extensions.list {
+        let listed = list.list("", 10).await;
+        assert!(listed.is_ok(), "{WHAT}: it may not list locks: {listed:?}");
+    }
+    if let Some(examine) = extensions.examine {
+        let examined = examine.examine().await;
+        assert!(examined.is_ok(), "{WHAT}: it may not examine the store: {examined:?}");
+    }
+}
+
+/// `Fixture::connected`: when it returns no connection is still being made.
+pub async fn waits_until_all_are_connected(fixture: &dyn Fixture) {
+    let (_ann, _bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
+    fixture.connected().await;
+    let then = fixture.census().await.connections;
+    tokio::time::sleep(AT_ONCE * 2).await;
+    let now = fixture.census().await.connections;
+    assert_eq!(now, then, "Fixture::connected: it has returned, and connections were still being made");
+}
+
+/// `Fixture::record`: the lease with its rest and its token, and the waiters, read while nothing passes on the faulty route.
+pub async fn reads_the_record(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::record";
+    let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
+    let (name, ttl, claim) = (name("recorded"), long(fixture), ann.claim(&name("recorded")));
+    let grant = ann.granted(&claim, ttl).await;
+    fixture.path(PathFault::Silence).await;
+    let record = fixture.record(&name).await;
+    let left = record.lease.unwrap_or_else(|| panic!("{WHAT}: it does not see a lease: {record:?}"));
+    let most = ttl + ann.capabilities().ttl_granularity;
+    assert!(left > ttl / 2 && left <= most, "{WHAT}: a lease of {ttl:?} has {left:?} left");
+    assert_eq!(record.last_token, Some(grant.token), "{WHAT}: the token of the last grant");
+    assert_eq!(record.waiters, 0, "{WHAT}: nobody waits");
+    tokio::time::sleep(AT_ONCE).await;
+    let later = fixture.record(&name).await.lease.unwrap_or_default();
+    assert!(later < left, "{WHAT}: what is left of a lease was {left:?}, and {later:?} after {AT_ONCE:?}");
+    if ann.capabilities().waiting == Waiting::ServerQueue {
+        let waiter = bob.claim(&name);
+        bob.not_granted(&waiter, ttl).await;
+        assert_eq!(fixture.record(&name).await.waiters, 1, "{WHAT}: one waits");
+        bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
+        assert_eq!(fixture.record(&name).await.waiters, 0, "{WHAT}: nobody waits any more");
+    }
+    ann.release(&claim, Certainty::Sure).await.expect("a release");
+    assert_eq!(fixture.record(&name).await.lease, None, "{WHAT}: the lease was released");
+}
+
+/// `Fixture::census`: leases, places, connections, and that they have gone. Notes and counters stay as long as is documented; a
+/// store that shows none of them is reported.
+pub async fn counts_what_the_server_holds(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::census";
+    let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
+    let ttl = long(fixture);
+    fixture.connected().await;
+    let before = fixture.census().await;
+    assert!(before.connections > 0, "{WHAT}: two clients are connected: {before:?}");
+    let claims = ["one", "two"].map(|text| ann.claim(&name(text)));
+    for claim in &claims {
+        ann.granted(claim, ttl).await;
+    }
+    let held = fixture.census().await;
+    assert_eq!(held.leases, before.leases + 2, "{WHAT}: leases, when two were granted: {held:?}");
+    let waiter = bob.claim(claims[0].name());
+    bob.not_granted(&waiter, ttl).await;
+    let places = u64::from(bob.capabilities().waiting == Waiting::ServerQueue);
+    let waiting = fixture.census().await;
+    assert_eq!(waiting.places, before.places + places, "{WHAT}: places, when one waits: {waiting:?}");
+    bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
+    for claim in &claims {
+        ann.release(claim, Certainty::Sure).await.expect("a release");
+    }
+    let after = becomes(AT_ONCE, WHAT, async || fixture.census().await, Census::is_clean).await;
+    if after.fences == 0 {
+        fixture.empty("its census shows no counters of free locks");
+    }
+    ann.release(&ann.claim(&name("withdrawn")), Certainty::Unsure).await.expect("a withdraw");
+    if fixture.census().await.tombstones == after.tombstones {
+        fixture.empty("its census shows no notes about withdrawn claims");
+    }
+    drop((ann, bob));
+    let gone = async || fixture.census().await.connections == 0;
+    eventually(Duration::from_secs(2), "Fixture::census: no client is left, and no connection", gone).await;
+}
+
+/// `Fixture::served`: each request counts, and what the fixture itself asks does not.
+pub async fn counts_what_is_served(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::served";
+    let (ann, name, ttl) = (Direct::warm(fixture, Route::Clear).await, name("served"), long(fixture));
+    fixture.connected().await;
+    let claim = ann.claim(&name);
+    let mut before = fixture.served().await;
+    let mut rises = async |verb: &str| {
+        let now = fixture.served().await;
+        assert!(now > before, "{WHAT}: {verb} was served, and it is still {now}");
+        before = now;
+    };
+    let grant = ann.granted(&claim, ttl).await;
+    rises("an acquire").await;
+    ann.renew(LeaseRef::new(claim.clone(), grant.confirmation.place, ttl)).await;
+    rises("a renewal").await;
+    ann.release(&claim, Certainty::Sure).await.expect("a release");
+    rises("a release").await;
+    fixture.record(&name).await;
+    fixture.census().await;
+    fixture.path(PathFault::Silence).await;
+    fixture.heal().await;
+    assert_eq!(fixture.served().await, before, "{WHAT}: what the fixture does counts as a request");
+}

@@ -1,0 +1,240 @@
+//! Fixtures with one method that does not do what it has to. Their backends are sound.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Acquisition, Capabilities, Claim, Error, ErrorKind, Extensions, List, Listing, LockName, Result, StoreClock,
+};
+
+use super::{Saboteur, plain};
+use crate::fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
+use crate::fixture::{Census, Record, Route};
+use crate::hooks::{Hooks, Inner};
+
+/// Fixtures without state of their own, each with the one method that it has instead of the sound one.
+macro_rules! broken {
+    ($($(#[$doc:meta])* $name:ident: $method:item)*) => {
+        $(
+            $(#[$doc])*
+            pub struct $name;
+
+            impl Hooks for $name {}
+
+            impl Saboteur for $name {
+                fn new() -> Self {
+                    Self
+                }
+
+                $method
+            }
+        )*
+    };
+}
+
+/// Fixtures that put something else, or nothing, in the place of one fault of the path.
+macro_rules! path {
+    ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
+        broken! {
+            $($(#[$doc])* $name: fn path(&self, fault: PathFault) -> Option<PathFault> {
+                if matches!(fault, $fault) { $instead } else { Some(fault) }
+            })*
+        }
+    };
+}
+
+path! {
+    /// Cuts no connection.
+    CutsNothing: PathFault::Cut => None;
+    /// Keeps connections open that are to be cut.
+    CutIsSilence: PathFault::Cut => Some(PathFault::Silence);
+    /// Lets everything pass that is to be met with silence.
+    SilencesNothing: PathFault::Silence => None;
+    /// Keeps for later what is never to arrive.
+    SilenceIsHold: PathFault::Silence => Some(PathFault::Hold);
+    /// Delays nothing.
+    DelaysNothing: PathFault::Delay(_) => None;
+    /// Lets replies pass.
+    LosesNoReplies: PathFault::LoseReplies => None;
+    /// Lets pushes pass.
+    LosesNoPushes: PathFault::LosePushes => None;
+    /// Lets pass what is to be held.
+    HoldsNothing: PathFault::Hold => None;
+    /// Drops what is to be held.
+    HoldIsSilence: PathFault::Hold => Some(PathFault::Silence);
+    /// Sends every request once.
+    DoublesNothing: PathFault::Double => None;
+}
+
+broken! {
+    /// Leaves the path as it is broken.
+    HealsNothing: fn heals(&self) -> bool { false }
+    /// Keeps for ever what is held.
+    DeliversNothing: fn delivers(&self) -> bool { false }
+    /// Breaks the clear route with the other one.
+    HasOneRoute: fn route(&self, _: Route) -> Route { Route::Faulty }
+    /// Has a ttl that no backend takes.
+    HasATinyTtl: fn ttl(&self, _: Duration) -> Duration { Duration::from_nanos(1) }
+    /// Offers a retention, and removes no record.
+    RetainsForEver: fn claims_retention(&self) -> bool { true }
+    /// Shares its namespace with another fixture.
+    SharesItsNamespace: fn census(&self, seen: Census) -> Census { Census { fences: seen.fences + 1, ..seen } }
+    /// Sees nothing at the server.
+    CountsNothing: fn census(&self, _: Census) -> Census { Census::default() }
+    /// Sees no places at the server.
+    CountsNoPlaces: fn census(&self, seen: Census) -> Census { Census { places: 0, ..seen } }
+    /// Sees every lock as free and unused.
+    ReadsNoRecord: fn record(&self, _: Record) -> Record { Record::default() }
+    /// Sees no waiters.
+    ReadsNoWaiters: fn record(&self, seen: Record) -> Record { Record { waiters: 0, ..seen } }
+    /// Sees leases as long as they were granted.
+    ReadsTheTtl: fn record(&self, seen: Record) -> Record {
+        Record { lease: seen.lease.map(|_| Duration::from_secs(12)), ..seen }
+    }
+    /// Counts no request.
+    CountsNoRequest: fn served(&self, _: u64) -> u64 { 0 }
+}
+
+/// Fixtures for which one fault of the server is another one.
+macro_rules! server {
+    ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
+        broken! {
+            $($(#[$doc])* $name: fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+                matches!(fault, $fault).then_some($instead)
+            })*
+        }
+    };
+}
+
+server! {
+    /// Does not stop its server.
+    StopsNothing: ServerFault::Stop => Ok(());
+    /// Does not kill its server.
+    KillsNothing: ServerFault::Kill => Ok(());
+    /// Does not pause its server.
+    PausesNothing: ServerFault::Pause => Ok(());
+    /// Lets its server stand still for ever.
+    ResumesNothing: ServerFault::Resume => Ok(());
+    /// Refuses nobody.
+    RefusesNobody: ServerFault::RefuseUser => Ok(());
+    /// Takes writes.
+    TakesWrites: ServerFault::ReadOnly => Ok(());
+    /// Has always room for data.
+    FillsNoStore: ServerFault::Fill(Room::Data) => Ok(());
+    /// Has always room for connections.
+    FillsNoConnections: ServerFault::Fill(Room::Connections) => Ok(());
+    /// Mends nothing.
+    MendsNothing: ServerFault::Mend => Ok(());
+    /// Offers to stop its server, and cannot start it.
+    CannotStart: ServerFault::Start(Data::Kept) => Err(Declared::because("planted: it cannot be started"));
+}
+
+broken! {
+    /// Starts with all data what is to have none.
+    KeepsTheData: fn instead(&self, fault: ServerFault) -> ServerFault {
+        if fault == ServerFault::Start(Data::Lost) { ServerFault::Start(Data::Kept) } else { fault }
+    }
+    /// Starts without data what is to have all.
+    LosesTheData: fn instead(&self, fault: ServerFault) -> ServerFault {
+        if fault == ServerFault::Start(Data::Kept) { ServerFault::Start(Data::Lost) } else { fault }
+    }
+    /// Stops what is to forget its scripts.
+    ForgetsTooMuch: fn instead(&self, fault: ServerFault) -> ServerFault {
+        if fault == ServerFault::ForgetScripts { ServerFault::Stop } else { fault }
+    }
+    /// Removes no record.
+    RemovesNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Remove }
+    /// Spoils no record.
+    SpoilsNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Spoil }
+    /// Leaves each record in its version.
+    WritesThisVersion: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::OtherVersion }
+}
+
+/// Steps no clock.
+pub struct StepsNoClock;
+
+impl Hooks for StepsNoClock {
+    fn capabilities(&self, real: Capabilities) -> Capabilities {
+        let mut claimed = real;
+        claimed.clock = StoreClock::ServerWall;
+        claimed
+    }
+}
+
+impl Saboteur for StepsNoClock {
+    fn new() -> Self {
+        Self
+    }
+
+    fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+        matches!(fault, ServerFault::ClockForward(_) | ServerFault::ClockBack(_)).then_some(Ok(()))
+    }
+}
+
+plain! {
+    /// Gives each backend a namespace of its own.
+    SharesNothing;
+    /// Gives its operator no permission.
+    RefusesItsOperator;
+}
+
+#[async_trait]
+impl Hooks for SharesNothing {
+    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        let own = LockName::new(format!("{} of {}", inner.nth, claim.name())).expect("a short name");
+        inner.backend.acquire(&claim.renamed(own), ttl).await
+    }
+}
+
+impl Hooks for RefusesItsOperator {
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        let mut extensions = inner.backend.extensions();
+        extensions.list = Some(self);
+        extensions
+    }
+}
+
+#[async_trait]
+impl List for RefusesItsOperator {
+    async fn list(&self, _: &str, _: usize) -> Result<Listing> {
+        Err(Error::new(ErrorKind::Auth, "planted: no permission"))
+    }
+}
+
+/// Returns from `connected` while a connection is still being made.
+#[derive(Default)]
+pub struct ConnectsLate {
+    looks: AtomicU64,
+}
+
+impl Hooks for ConnectsLate {}
+
+impl Saboteur for ConnectsLate {
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn census(&self, seen: Census) -> Census {
+        let late = self.looks.fetch_add(1, Ordering::Relaxed).min(1);
+        Census { connections: seen.connections + late, ..seen }
+    }
+}
+
+/// Counts what the fixture itself asks.
+#[derive(Default)]
+pub struct CountsItself {
+    looks: AtomicU64,
+}
+
+impl Hooks for CountsItself {}
+
+impl Saboteur for CountsItself {
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn served(&self, seen: u64) -> u64 {
+        seen + self.looks.fetch_add(1, Ordering::Relaxed)
+    }
+}
