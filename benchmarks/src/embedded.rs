@@ -57,7 +57,7 @@ struct Raw {
 
 impl Raw {
     /// A checkpoint is due after so many writes.
-    const CHECKPOINT_EVERY: u32 = 512;
+    const CHECKPOINT_EVERY: u32 = 1024;
 
     fn open(path: &str) -> Result<Self> {
         let connection = Connection::open(path)?;

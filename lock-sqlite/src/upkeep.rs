@@ -14,13 +14,13 @@ use crate::file::File;
 use crate::machine::{Moment, micros};
 use crate::store::Store;
 
-/// The file is looked after at each so many writes of this client: about 2 MB of WAL.
-pub(crate) const EVERY: u32 = 512;
+/// The file is looked after at each so many writes of this client: about 2 MB of WAL with pages of 1 KiB.
+pub(crate) const EVERY: u32 = 1024;
 
 /// A WAL of so many pages is worth stopping the writers of all processes for a moment: they never left it a chance to begin anew.
 const TOO_LONG: i64 = 16_384;
 
-/// So many rows are looked at each time. With [`EVERY`], four for each write: so the walk comes round before the table has
+/// So many rows are looked at each time. With [`EVERY`], two for each write: so the walk comes round before the table has
 /// doubled, however many new names there are.
 const STEPS: usize = 4;
 const STEP: usize = 512;

@@ -7,7 +7,7 @@ use lock_core::LockClient;
 
 use super::fixture::{SqliteFixture, open_files};
 
-/// The file is looked after each 512 writes, by a connection of its own that closes; but SQLite cannot close a file under a
+/// The file is looked after every so many writes, by a connection of its own that closes; but SQLite cannot close a file under a
 /// connection that has locks on it, and keeps it for the next one.
 #[test]
 fn the_upkeep_of_a_file_leaves_nothing_open() {

@@ -71,8 +71,12 @@ impl File {
 }
 
 fn claim(owner: u8) -> Claim {
+    claim_of("n", owner)
+}
+
+fn claim_of(name: &str, owner: u8) -> Claim {
     let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
-    Claim::new(LockName::new("n").unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, holder)
+    Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, holder)
 }
 
 fn granted(token: u64) -> Taken {
@@ -104,6 +108,21 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
     assert_eq!(file.looks(&b, &at(143)), granted(3));
     assert_eq!(file.release(&a, &at(144)), Ended::NotHeld);
     assert_eq!(file.left(&at(144)), 29);
+}
+
+#[test]
+fn a_grant_has_the_token_of_its_own_row() {
+    let (file, first, wall) = (File::new(), claim(1), 1_000_000);
+    let now = Moment { wall, ..at(100) };
+    assert_eq!(file.acquire(&first, &now), granted(1_000_000));
+    file.release(&first, &now);
+    assert_eq!(file.acquire(&claim(2), &now), granted(1_000_001));
+    // A refused claim and the row of another lock leave nothing behind for the next grant.
+    assert_eq!(file.acquire(&claim(3), &now), held(30));
+    let other = claim_of("o", 4);
+    assert_eq!(file.acquire(&other, &Moment { wall: wall - 5, ..now }), granted(999_995));
+    let tokens: String = file.column("group_concat(fence, ' ' ORDER BY name)");
+    assert_eq!(tokens, "1000001 999995");
 }
 
 #[test]
