@@ -8,12 +8,13 @@ use url::Url;
 /// A scheme, the feature that it needs, and whether that is on.
 type Row = (&'static str, &'static str, bool);
 
-const SCHEMES: &[Row] = &[
+/// The schemes of URLs, for error texts: also for those of the command, whose features have the same names.
+pub const SCHEMES: &[Row] = &[
     ("memory", "", true),
+    ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ("redis", "redis", cfg!(feature = "redis")),
     ("redis+unix", "redis", cfg!(feature = "redis")),
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
-    ("sqlite", "sqlite", cfg!(feature = "sqlite")),
 ];
 
 /// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own.

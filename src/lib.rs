@@ -30,6 +30,8 @@
 
 mod connect;
 
+#[doc(hidden)]
+pub use connect::SCHEMES;
 pub use connect::{builder, builder_lazy, connect, connect_lazy};
 #[doc(inline)]
 pub use lock_core::*;

@@ -13,13 +13,12 @@ pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
 /// The store of a user who names none.
 const DEFAULT: &str = "sqlite://";
 
-/// A scheme, the feature of this command that it needs, and whether that is on.
-const SCHEMES: &[(&str, &str, bool)] = &[
-    ("sqlite", "sqlite", cfg!(feature = "sqlite")),
-    ("redis", "redis", cfg!(feature = "redis")),
-    ("redis+unix", "redis", cfg!(feature = "redis")),
-    ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
-];
+const MEMORY: &str = "memory";
+
+/// The schemes of this command, each with the feature that it needs, and whether that is on: all but that of stores inside one process.
+fn schemes() -> impl Iterator<Item = &'static (&'static str, &'static str, bool)> {
+    leasehold::SCHEMES.iter().filter(|(scheme, ..)| *scheme != MEMORY)
+}
 
 /// A store that this command can use.
 #[derive(Clone, PartialEq, Eq)]
@@ -102,19 +101,19 @@ fn check_scheme(url: &str) -> Result<(), Failure> {
         ))
     })?;
     let scheme = scheme.scheme();
-    if scheme == "memory" {
+    if scheme == MEMORY {
         return Err(Failure::input(
             "`memory://` is inside one process, where no other command sees the lock: give a file, like \
              `sqlite:///path/locks.db`, or a server",
         ));
     }
-    match SCHEMES.iter().find(|(known, ..)| *known == scheme) {
+    match schemes().find(|(known, ..)| *known == scheme) {
         Some((.., true)) => Ok(()),
         Some((_, feature, false)) => Err(Failure::input(format!(
             "this `leasehold` was built without `{scheme}://`: `cargo install --path cli --features {feature}` builds it with it"
         ))),
         None => {
-            let known = SCHEMES.iter().filter(|(.., is_on)| *is_on).map(|(scheme, ..)| format!("`{scheme}://`"));
+            let known = schemes().filter(|(.., is_on)| *is_on).map(|(scheme, ..)| format!("`{scheme}://`"));
             let known = known.collect::<Vec<_>>().join(", ");
             Err(Failure::input(format!("no store has URLs with `{scheme}://`; there are {known}")))
         }
@@ -136,7 +135,7 @@ mod tests {
     fn a_scheme_that_is_not_there_names_only_those_that_can_be_used() {
         let text = refused("consul://u:hunter2@host");
         assert!(text.contains("`consul://`") && !text.contains("memory") && !text.contains("hunter2"), "{text}");
-        for (scheme, _, is_on) in SCHEMES {
+        for (scheme, _, is_on) in schemes() {
             assert_eq!(text.contains(&format!("`{scheme}://`")), *is_on, "{text}");
         }
         assert!(refused("memory://").contains("inside one process"));
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_scheme_that_was_left_out_names_the_line_that_builds_it() {
-        for (scheme, feature, _) in SCHEMES.iter().filter(|(.., is_on)| !is_on) {
+        for (scheme, feature, _) in schemes().filter(|(.., is_on)| !is_on) {
             let text = refused(&format!("{scheme}://:hunter2@host"));
             let line = format!("cargo install --path cli --features {feature}");
             assert!(text.contains(&line) && !text.contains("hunter2"), "{text}");
