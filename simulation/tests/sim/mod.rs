@@ -46,6 +46,7 @@ pub(crate) enum Sabotage {
     NoTombstones,
     UnsureIsForgotten,
     ReleasesAreGivenUp,
+    ClaimsAreAbandoned,
     // In the process.
     MarginBelowTheDrift,
     ClockStandsStillInPauses,
@@ -59,7 +60,10 @@ pub(crate) enum Sabotage {
 /// What came of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
+    /// The first.
     pub(crate) violation: Option<Violation>,
+    /// Every rule that was broken.
+    pub(crate) violated: Vec<Rule>,
     /// A hash of everything that happened, and how much that was.
     pub(crate) trace: u64,
     pub(crate) steps: u64,
@@ -103,7 +107,7 @@ pub(crate) fn run(scenario: Scenario, keeps_lines: bool) -> Outcome {
     world.oracle.check(left == 0, Rule::NothingLeft, || format!("{left} tasks are left"));
     let simulated = world.oracle.violation().map_or_else(|| runtime.block_on(async { world.oracle.now() }), |v| v.at);
     let (trace, steps, lines) = world.oracle.trace();
-    Outcome { violation: world.oracle.violation(), trace, steps, lines, simulated }
+    Outcome { violation: world.oracle.violation(), violated: world.oracle.violated(), trace, steps, lines, simulated }
 }
 
 struct TrueClock(Instant);
@@ -173,11 +177,21 @@ async fn storm(world: &Arc<World>, machines: &[Arc<Machine>]) {
         tasks.push(tokio::spawn(trouble(world.clone(), machine.clone(), end)));
     }
     tasks.push(tokio::spawn(stall(world.clone(), end)));
+    tasks.push(tokio::spawn(look(world.clone(), end)));
     if world.store_forgets {
         tasks.push(tokio::spawn(forget(world.clone(), end)));
     }
     for task in tasks {
         task.await.expect("no task of a run panics");
+    }
+}
+
+/// Has the oracle look at all locks at any moment until `end`, whatever is still on its way.
+async fn look(world: Arc<World>, end: Instant) {
+    while Instant::now() < end {
+        let pause = world.chance().spread(20, 4000);
+        sleep(pause.min(end - Instant::now())).await;
+        world.names.iter().for_each(|name| world.oracle.look(name));
     }
 }
 
@@ -279,9 +293,10 @@ async fn calm(world: &Arc<World>, machines: &[Arc<Machine>]) {
     settle(world, machines).await;
 }
 
-/// Waits until the last late message has arrived and the last withdrawn claim has run out, and looks for what is left.
+/// Goes on looking until the last late message has arrived and the last withdrawn claim has run out. Only then may nothing be
+/// left: a late copy of a request that was answered can take a lock for a ttl.
 async fn settle(world: &Arc<World>, machines: &[Arc<Machine>]) {
-    sleep(world.ttl + LATEST + Duration::from_secs(5)).await;
+    look(world.clone(), Instant::now() + world.ttl + LATEST + Duration::from_secs(5)).await;
     let census = world.store.census();
     world.oracle.check(census.leases + census.places == 0, Rule::NothingLeft, || format!("the store has {census:?}"));
     world.oracle.check_releases();

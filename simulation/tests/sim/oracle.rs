@@ -5,7 +5,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use lock_core::{Acquisition, Certainty, Clock, Extend, LeaseRef, LockGuard, LockName, MemoryStore, OwnerToken, Stamp};
+use lock_core::{
+    Acquisition, Certainty, Claim, Clock, Extend, FencingToken, LeaseRef, LockGuard, LockName, MemoryStore, OwnerToken,
+    Stamp,
+};
 use tokio::time::Instant;
 
 use super::process::Process;
@@ -32,6 +35,8 @@ pub(crate) enum Rule {
     Certainty,
     /// 9, 12: what was taken back stays away, nothing is left behind.
     NothingLeft,
+    /// 8, 9: a lease that nobody wants is released, and does not just run out.
+    Abandoned,
     /// 10, 13: whoever waits is served in time.
     Served,
     /// 11: every call ends within its bound.
@@ -63,8 +68,11 @@ struct State {
     steps: u64,
     /// The newest lines, when somebody wants to read them.
     lines: Option<Vec<String>>,
-    violation: Option<Violation>,
+    /// The first of each rule.
+    violations: Vec<Violation>,
     claims: HashMap<OwnerToken, ClaimBook>,
+    /// Whose grant a token is.
+    owners: HashMap<(LockName, u64), OwnerToken>,
     holds: Vec<Hold>,
     tokens: HashSet<(LockName, u64)>,
     highest: HashMap<LockName, u64>,
@@ -80,8 +88,13 @@ struct State {
 struct ClaimBook {
     /// Who claims.
     process: Option<Arc<Process>>,
+    /// And what.
+    name: Option<LockName>,
     /// What its acquires ask for: the ttl of the lock, or a shorter `max_hold`.
     ttl: Duration,
+    /// Acquire calls, and how often the store has worked on one.
+    sent: u32,
+    served: u32,
     /// Acquire calls without a clear answer.
     open: u32,
     /// Renewals without a clear answer.
@@ -97,7 +110,14 @@ struct ClaimBook {
     confirmations: u64,
     /// The holder's client was told that it is gone.
     gone: Option<Duration>,
+    /// When somebody was last seen to want it: by a guard, an acquire under way or a renewal.
+    wanted: Duration,
+    /// Its lease was shortened, to run out.
+    runs_out: bool,
 }
+
+/// A claim that nobody wants is released by then. Whoever waits renews its place every 3.3 s.
+const RELEASED_BY: Duration = Duration::from_secs(8);
 
 /// The releases of a claim: the first and the last call.
 struct Releases {
@@ -148,8 +168,8 @@ impl Oracle {
     pub(crate) fn broken(&self, rule: Rule, text: impl Into<String>) {
         let at = self.now();
         let mut state = self.state();
-        if state.violation.is_none() {
-            state.violation = Some(Violation { rule, at, text: text.into() });
+        if state.violations.iter().all(|violation| violation.rule != rule) {
+            state.violations.push(Violation { rule, at, text: text.into() });
         }
     }
 
@@ -159,8 +179,13 @@ impl Oracle {
         }
     }
 
+    /// The first violation of all.
     pub(crate) fn violation(&self) -> Option<Violation> {
-        self.state().violation.clone()
+        self.state().violations.first().cloned()
+    }
+
+    pub(crate) fn violated(&self) -> Vec<Rule> {
+        self.state().violations.iter().map(|violation| violation.rule).collect()
     }
 
     /// The trace's hash, its length, and its lines if they were kept.
@@ -171,9 +196,14 @@ impl Oracle {
 
     // What the line sees.
 
-    pub(crate) fn acquire_begins(&self, owner: &OwnerToken, ttl: Duration, process: &Arc<Process>) {
+    pub(crate) fn acquire_begins(&self, claim: &Claim, ttl: Duration, process: &Arc<Process>) {
+        let now = self.now();
         let mut state = self.state();
-        let claim = state.claims.entry(*owner).or_default();
+        let name = claim.name();
+        let claim = state.claims.entry(*claim.owner()).or_default();
+        claim.name.get_or_insert_with(|| name.clone());
+        claim.wanted = now;
+        claim.sent += 1;
         claim.open += 1;
         claim.ttl = ttl;
         claim.process.get_or_insert_with(|| process.clone());
@@ -181,13 +211,29 @@ impl Oracle {
 
     /// The client has a clear answer to one acquire.
     pub(crate) fn acquire_answered(&self, owner: &OwnerToken) {
+        let now = self.now();
         if let Some(claim) = self.state().claims.get_mut(owner) {
             claim.open -= 1;
+            claim.wanted = now;
+        }
+    }
+
+    /// The store has granted a lock.
+    pub(crate) fn granted_by_store(&self, owner: &OwnerToken, token: FencingToken) {
+        let mut state = self.state();
+        if let Some(name) = state.claims.get(owner).and_then(|claim| claim.name.clone()) {
+            state.owners.insert((name, token.get()), *owner);
         }
     }
 
     /// The store has worked on an acquire.
     pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &lock_core::Result<Acquisition>) {
+        if let Ok(Acquisition::Granted(grant)) = answer {
+            self.granted_by_store(owner, grant.token);
+        }
+        if let Some(claim) = self.state().claims.get_mut(owner) {
+            claim.served += 1;
+        }
         let withdrawn = self.state().claims.get(owner).is_some_and(|claim| claim.withdrawn);
         if withdrawn && let Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) = answer {
             self.broken(Rule::NothingLeft, "a late acquire of a withdrawn claim took effect");
@@ -264,7 +310,13 @@ impl Oracle {
 
     pub(crate) fn renewal_begins(&self, lease: &LeaseRef) {
         let now = self.now();
-        self.state().claims.entry(*lease.claim.owner()).or_default().open_renewals += 1;
+        {
+            let mut state = self.state();
+            let claim = state.claims.entry(*lease.claim.owner()).or_default();
+            claim.open_renewals += 1;
+            claim.wanted = now;
+            claim.runs_out |= lease.extend == Extend::Exactly;
+        }
         let ended = self.state().claims.get(lease.claim.owner()).and_then(|claim| claim.ended);
         // What was on its way in that same instant is not held against anybody.
         if let Some(ended) = ended.filter(|ended| *ended < now && lease.extend == Extend::AtLeast) {
@@ -338,7 +390,9 @@ impl Oracle {
     pub(crate) fn ending(&self, guard: &LockGuard, releases: bool) {
         let (now, owner) = (self.now(), *guard.lease_ref().claim.owner());
         let mut state = self.state();
-        state.claims.entry(owner).or_default().ended.get_or_insert(now);
+        let claim = state.claims.entry(owner).or_default();
+        claim.ended.get_or_insert(now);
+        claim.wanted = now;
         if releases {
             state.released.insert(guard.name().clone(), now);
         }
@@ -387,12 +441,42 @@ impl Oracle {
         holders.sort_unstable();
         holders.dedup();
         self.check(holders.len() <= 1, Rule::Exclusion, || format!("tokens {holders:?} hold {name} at once"));
+        let kept = self.store.inspect(name).and_then(|seen| seen.lease).map(|lease| lease.token.get());
         if let Some(&token) = holders.first() {
-            let kept = self.store.inspect(name).and_then(|seen| seen.lease).map(|lease| lease.token.get());
             self.check(kept == Some(token), Rule::StoreAgrees, || {
                 format!("token {token} is valid for {name}, and the store has {kept:?}")
             });
         }
+        if let Some(token) = kept {
+            self.look_for_its_holder(name, token);
+        }
+    }
+
+    /// Whether somebody still wants the lease that the store has, or gives it back.
+    fn look_for_its_holder(&self, name: &LockName, token: u64) {
+        let now = self.now();
+        let (owner, quiet) = {
+            let mut state = self.state();
+            let State { owners, claims, holds, .. } = &mut *state;
+            let Some(owner) = owners.get(&(name.clone(), token)) else { return };
+            let Some(claim) = claims.get_mut(owner) else { return };
+            let mut guards = holds.iter().filter_map(|hold| hold.guard.upgrade());
+            let is_held = guards.any(|guard| guard.lease_ref().claim.owner() == owner);
+            let was_paused = claim.process.as_ref().is_none_or(|process| process.was_paused_since(claim.wanted));
+            if is_held || was_paused || claim.open > 0 {
+                claim.wanted = now;
+            }
+            // A second copy of a request that was answered can take a lock of which its client knows nothing.
+            if claim.releases.is_some() || claim.runs_out || claim.served > claim.sent {
+                return;
+            }
+            (id(owner), now - claim.wanted)
+        };
+        self.check(quiet <= RELEASED_BY, Rule::Abandoned, || {
+            format!(
+                "token {token} of {name}, claim {owner:016x}: nobody wants it for {quiet:?}, and nobody releases it"
+            )
+        });
     }
 
     /// Everything is about to stand still in this process.

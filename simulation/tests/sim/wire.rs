@@ -169,7 +169,7 @@ impl LockBackend for Wire {
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
         let (sent, owner) = (self.stamp(), *claim.owner());
         let oracle = &self.world.oracle;
-        oracle.acquire_begins(&owner, ttl, &self.process);
+        oracle.acquire_begins(claim, ttl, &self.process);
         oracle.note("acquire", id(&owner), ttl.as_millis() as u64);
         let outcome = self
             .call({
@@ -251,6 +251,9 @@ impl LockBackend for Wire {
     }
 
     async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+        if self.sabotaged(Sabotage::ClaimsAreAbandoned) {
+            return Ok(Release::Released);
+        }
         let oracle = &self.world.oracle;
         let certainty = if self.sabotaged(Sabotage::UnsureIsForgotten) { Certainty::Sure } else { certainty };
         oracle.note("release", id(claim.owner()), u64::from(certainty == Certainty::Unsure));
@@ -292,6 +295,9 @@ impl LockBackend for Wire {
 }
 
 fn push(world: &Arc<World>, process: &Arc<Process>, core: &CoreHandle, event: Event) {
+    if let Event::Granted { owner, token, .. } = &event {
+        world.oracle.granted_by_store(owner, *token);
+    }
     if world.sabotage == Some(Sabotage::NobodyIsWoken) {
         return;
     }
