@@ -118,6 +118,7 @@ macro_rules! for_each_case {
                 a_grant_whose_answer_was_lost_is_withdrawn
                 a_late_answer_of_an_older_place_counts_for_nothing
                 tasks_with_short_waits_get_a_long_queue
+                a_waiter_cut_off_in_silence_does_not_know
             }
             cancellation {
                 an_acquire_dropped_at_every_await_leaves_nothing

@@ -149,6 +149,7 @@ saboteurs! {
         a_grant_whose_answer_was_lost_is_withdrawn: ForgetsReleases, "is withdrawn";
         a_late_answer_of_an_older_place_counts_for_nothing: StampsTheFuture, "do not prolong";
         tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "when it is their turn";
+        a_waiter_cut_off_in_silence_does_not_know: KeepsPlacesInWords, "a waiter that was cut off";
     }
     cancellation {
         an_acquire_dropped_at_every_await_leaves_nothing: ForgetsReleases, "was dropped after";

@@ -1,5 +1,7 @@
 //! What a program meets that sets nothing: the default ttl and wait, on every way through a lock's life, each with a bound in time.
 //!
+//! `max_hold` with a default ttl has its case among those of leases, `max_hold_bounds_a_longer_ttl`.
+//!
 //! The other cases use short ttls. A defect that waits for a third of a ttl is 200 ms there, and 10 s here.
 
 use std::sync::Arc;

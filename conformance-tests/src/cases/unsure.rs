@@ -5,16 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Answer, Certainty, Confirmation, ErrorKind, LeaseRef, LockClient, LossReason, Release};
+use lock_core::{
+    Acquisition, Answer, Certainty, Confirmation, ErrorKind, LeaseRef, LockClient, LossReason, Release, Waiting,
+};
 
 use crate::clients::{
-    PATIENCE, becomes_free, build, client, handoff_bound, hold, kind_of, long_client, lost, warm_client,
+    PATIENCE, becomes_free, build, client, handoff_bound, hold, kind_of, long_client, lost, queued, warm_client,
 };
+use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::kit::{self, AT_ONCE, LOST_BY, eventually, join, name};
+use crate::kit::{self, AT_ONCE, BACK, ENDS_BY, LOST_BY, eventually, join, name};
 
 /// How soon a withdraw that failed is tried again, at most.
 const WITHDRAW_PAUSE: Duration = Duration::from_millis(500);
@@ -209,4 +212,28 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     for task in others.into_iter().chain(join(tasks).await) {
         join(task).await;
     }
+}
+
+/// Invariant 9: a waiter is cut off, and the server hands the lock to its place meanwhile. What the waiter received before proves
+/// nothing of the end of its wait, so it does not report that another had the lock. What it was handed is withdrawn when it is
+/// back.
+pub async fn a_waiter_cut_off_in_silence_does_not_know(fixture: &dyn Fixture) {
+    let (ann, bob) = (long_client(fixture, Route::Clear).await, warm_client(fixture, Route::Faulty).await);
+    let (name, capabilities) = (name("cut off in silence"), bob.capabilities());
+    if capabilities.waiting != Waiting::ServerQueue {
+        return fixture.empty("the server keeps no queue, and hands no lock over");
+    }
+    let guard = hold(&ann, &name).await;
+    let wait = capabilities.call_bound * 3;
+    let lock = bob.lock(name.as_str()).wait(wait);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    queued(fixture, &bob, &name, (1, 1)).await;
+    fixture.path(PathFault::Silence).await;
+    guard.release().await.expect("a release");
+    assert!(fixture.record(&name).await.lease.is_some(), "the lock was not handed over");
+    let outcome = in_time(wait + ENDS_BY, "a wait ends in time", join(waiter)).await;
+    assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "a waiter that was cut off: {outcome:?}");
+    fixture.heal().await;
+    let bound = BACK + capabilities.call_bound;
+    becomes_free(&ann, &name, bound, "what a waiter that was cut off may have is withdrawn").await;
 }

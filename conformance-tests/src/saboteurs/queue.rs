@@ -27,6 +27,8 @@ plain! {
     NeverGivesUp;
     /// Loses the place of the last client at each renewal.
     LosesPlacesOfTheLast;
+    /// Takes silence for the answer that a place is still in the queue.
+    KeepsPlacesInWords;
 }
 
 #[async_trait]
@@ -126,6 +128,21 @@ impl Hooks for LosesPlacesOfTheLast {
             if let (3, Answer::Waiting { .. }) = (inner.nth, &*answer) {
                 let _ = inner.backend.release(&leases[*index].claim, Certainty::Sure).await;
                 *answer = Answer::Lost;
+            }
+        }
+        answers
+    }
+}
+
+#[async_trait]
+impl Hooks for KeepsPlacesInWords {
+    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+        let mut answers = inner.renew(leases).await;
+        for (index, answer) in &mut answers {
+            if let Answer::Unknown(_) = answer {
+                let LeaseRef { ttl, place, .. } = leases[*index];
+                let confirmation = Confirmation { ttl, sent: inner.now(), place };
+                *answer = Answer::Waiting { confirmation, look_in: ttl };
             }
         }
         answers
