@@ -110,7 +110,7 @@ struct ClaimBook {
     confirmations: u64,
     /// The holder's client was told that it is gone.
     gone: Option<Duration>,
-    /// When somebody was last seen to want it: by a guard, an acquire under way or a renewal.
+    /// When somebody was last seen to want it: by a guard, an acquire or a renewal.
     wanted: Duration,
     /// Its lease was shortened, to run out.
     runs_out: bool,
@@ -463,7 +463,7 @@ impl Oracle {
             let mut guards = holds.iter().filter_map(|hold| hold.guard.upgrade());
             let is_held = guards.any(|guard| guard.lease_ref().claim.owner() == owner);
             let was_paused = claim.process.as_ref().is_none_or(|process| process.was_paused_since(claim.wanted));
-            if is_held || was_paused || claim.open > 0 {
+            if is_held || was_paused {
                 claim.wanted = now;
             }
             // A second copy of a request that was answered can take a lock of which its client knows nothing.
