@@ -209,3 +209,46 @@ fn look_at(file: &File, mut names: Vec<LockName>) -> Looked {
     }
     looked
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use lock_core::{HolderInfo, Mode};
+
+    use super::*;
+    use crate::machine::Machine;
+    use crate::settings::Settings;
+
+    const LONG: Duration = Duration::from_secs(20);
+    const SHORT: Duration = Duration::from_millis(30);
+
+    fn claim(name: &str, owner: u8) -> Claim {
+        let holder = HolderInfo::of_this_process("").unwrap();
+        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, Arc::new(holder))
+    }
+
+    /// What is released between the refusal of a claim and its entry here rings for those who were there before.
+    #[test]
+    fn a_claim_that_is_new_or_was_notified_wakes_the_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let locks = folder.path().join("locks.db");
+        std::fs::write(&locks, "").unwrap();
+        let shared = Arc::new(Shared::new(File::new(locks, Settings::default(), Machine::this().unwrap())));
+        let waiters = &shared.waiters;
+        // In place of the thread.
+        waiters.state().is_watched = true;
+        let mut listener = Listener::new(&waiters.bell, &waiters.alarm);
+        let mut wakes_within = |timeout: Duration, claim: &Claim| {
+            Waiters::refused(&shared, claim, LONG);
+            let begin = Instant::now();
+            listener.wait(timeout);
+            begin.elapsed() < timeout
+        };
+        let (ann, bob) = (claim("ann", 1), claim("bob", 2));
+        assert!(wakes_within(LONG, &ann), "a new claim");
+        assert!(!wakes_within(SHORT, &ann), "a claim that the thread knows");
+        assert!(wakes_within(LONG, &bob), "another new claim");
+        waiters.tell(std::slice::from_ref(ann.name()));
+        assert!(wakes_within(LONG, &ann), "a claim that was notified, and refused again");
+        assert!(!wakes_within(SHORT, &bob), "a claim that nobody notified");
+    }
+}
