@@ -74,6 +74,10 @@ impl LeaseKeeper {
                 }
                 return;
             };
+            let sent = match queue.stage {
+                Stage::Calling(since) => since,
+                Stage::Standing(_) | Stage::Looking => queue.first_sent,
+            };
             queue.stage = Stage::Looking;
             match answer {
                 Ok(Acquisition::Granted(grant)) => self.granted(state, effects, name, grant),
@@ -87,7 +91,7 @@ impl LeaseKeeper {
                     self.stands(state, effects, name, confirmation, look_in);
                 }
                 Ok(Acquisition::Held { look_in }) => {
-                    queue.answered();
+                    queue.answer(sent);
                     if self.refuse_tries(state, effects, name, held_by_another()) {
                         return;
                     }

@@ -45,8 +45,8 @@ pub(super) struct Queue {
     pub(super) failures: u32,
     /// What is in the way of an answer; none when the last call was answered.
     pub(super) trouble: Option<Error>,
-    /// The store has answered since somebody began to wait.
-    pub(super) heard: bool,
+    /// When the newest request was sent that the store has answered since somebody began to wait.
+    pub(super) answered: Option<Stamp>,
     /// An event came while a call was under way: look once more when it has ended.
     pub(super) look_again: bool,
 }
@@ -71,7 +71,7 @@ pub(super) struct Waiter {
 pub(super) struct Taker {
     id: u64,
     pub(super) wish: IfHeld,
-    /// The place has to be confirmed by a request that is sent then or later: else nothing is known of it when the wait ends.
+    /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
     confirm_after: Stamp,
     pub(super) outcome: oneshot::Sender<Result<Hold>>,
 }
@@ -152,7 +152,7 @@ impl Queue {
             at_store: false,
             failures: 0,
             trouble: None,
-            heard: false,
+            answered: None,
             look_again: false,
         }
     }
@@ -170,8 +170,9 @@ impl Queue {
         Ok(())
     }
 
-    pub(super) fn answered(&mut self) {
-        self.heard = true;
+    /// Takes note of an answer to a request that was sent at `sent`.
+    pub(super) fn answer(&mut self, sent: Stamp) {
+        self.answered = self.answered.max(Some(sent));
         self.failures = 0;
         self.trouble = None;
     }
@@ -199,9 +200,14 @@ impl Queue {
         }
     }
 
-    /// When the place has to be confirmed for those whose wait ends soon.
+    /// When the request was sent from whose answer the state of the lock is known: of the place, where there is one.
+    fn newest_answer(&self) -> Option<Stamp> {
+        self.confirmation.map_or(self.answered, |newest| Some(newest.sent))
+    }
+
+    /// When the store has to be asked for those whose wait ends soon.
     pub(super) fn confirmation_due(&self) -> Option<Stamp> {
-        let newest = self.confirmation?.sent;
+        let newest = self.newest_answer()?;
         let takers = self.waiters.iter().flat_map(|waiter| &waiter.takers);
         takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
     }
@@ -254,7 +260,7 @@ impl LeaseKeeper {
                     return Ok(Entry::Refused);
                 }
                 queue.join(terms, taker)?;
-                if let (Some(id), Stage::Standing(None)) = (queue.task, queue.stage) {
+                if let (Some(id), Stage::Standing(None) | Stage::Looking) = (queue.task, queue.stage) {
                     state.schedule.at_the_latest(id, confirm_after);
                 }
                 // From now on somebody depends on a first attempt whose future may never be polled again.
@@ -293,13 +299,13 @@ impl LeaseKeeper {
         let (index, at) =
             queue.waiters.iter().enumerate().find_map(|(index, waiter)| Some((index, is_taker(waiter)?)))?;
         let confirm_after = queue.waiters[index].takers[at].confirm_after;
-        // A place may have become a lease since it was last confirmed.
         let in_doubt = queue.certainty == Certainty::Unsure || queue.at_store || self.now() < queue.unknown_until;
-        let unconfirmed = queue.confirmation.is_some_and(|newest| newest.sent < confirm_after);
+        // A place may have become a lease since, and whoever held the lock may have released it.
+        let is_known = queue.newest_answer().is_some_and(|newest| newest >= confirm_after);
         let why = match &queue.trouble {
             Some(trouble) if in_doubt => trouble.clone().with_kind(ErrorKind::Indeterminate),
             Some(trouble) => trouble.clone(),
-            None if queue.heard && !unconfirmed => held_by_another(),
+            None if is_known => held_by_another(),
             None => no_answer(),
         };
         let waiter = &mut queue.waiters[index];

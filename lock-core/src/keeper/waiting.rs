@@ -43,7 +43,7 @@ impl LeaseKeeper {
             certainty: queue.certainty_now(),
             waited: queue.confirmation.is_some(),
         };
-        queue.heard = true;
+        queue.answer(grant.confirmation.sent);
         let lease = self.start_lease(state, start, grant, terms);
         for taker in takers {
             effects.deliveries.push((taker.outcome, Ok(Hold::new(self, &lease))));
@@ -98,7 +98,7 @@ impl LeaseKeeper {
         state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
         let old = std::mem::replace(queue, Queue::new(claim.clone(), ttl, now));
         queue.waiters = old.waiters;
-        queue.heard = old.heard;
+        queue.answered = old.answered;
         queue.task = old.task;
         queue.unknown_until = old.unknown_until;
         self.due(state, name, now.plus(self.call_bound()));
@@ -117,7 +117,7 @@ impl LeaseKeeper {
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
         let again = std::mem::take(&mut queue.look_again);
-        queue.answered();
+        queue.answer(confirmation.sent);
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
         queue.confirm(confirmation);
@@ -166,6 +166,7 @@ impl LeaseKeeper {
     pub(super) fn look_at(&self, state: &mut State, name: &LockName, at: Stamp) {
         if let Some(queue) = state.queues.get_mut(name) {
             queue.stage = Stage::Looking;
+            let at = at.min(queue.confirmation_due().unwrap_or(at));
             let at = if std::mem::take(&mut queue.look_again) { self.now() } else { at };
             self.due(state, name, at);
         }

@@ -38,6 +38,31 @@ async fn a_later_wait_that_ends_in_silence_is_indeterminate_too() {
     drop(first);
 }
 
+/// The same on a store without a queue, whose next answer would come long after the wait: the lock may have been free since.
+#[tokio::test(start_paused = true)]
+async fn a_wait_without_a_place_asks_once_more_before_its_end() {
+    for answered in [true, false] {
+        let (client, mut store) = scripted();
+        let lock = client.lock("job").wait(TTL / 2);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        let held = || Ok(Acquisition::Held { look_in: TTL * 10 });
+        store.acquire().await.1.send(held()).unwrap();
+        // Another, whose wait ends before the first one's.
+        sleep(MS).await;
+        let lock = client.lock("job").wait(TTL / 3);
+        let joined = tokio::spawn(async move { lock.acquire().await });
+        let (_, answer) = timeout(TTL / 3, store.acquire()).await.expect("it asks before the end of the shorter wait");
+        answer.send(held()).unwrap();
+        assert_eq!(joined.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+        let (_, answer) = timeout(TTL / 2, store.acquire()).await.expect("it asks before the end of the longer wait");
+        if answered {
+            answer.send(held()).unwrap();
+        }
+        let kind = if answered { ErrorKind::Timeout } else { ErrorKind::Indeterminate };
+        assert_eq!(waiter.await.unwrap().unwrap_err().kind(), kind, "answered: {answered}");
+    }
+}
+
 /// A place that could not be renewed may have become a lease, also where the renewal certainly had no effect.
 #[tokio::test(start_paused = true)]
 async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
