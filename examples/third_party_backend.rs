@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! mod table {
-//!     conformance_tests::suite!(super::TableFixture);
+//!     leasehold_conformance::suite!(super::TableFixture);
 //! }
 //! ```
 //!

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use lock_core::{ClientBuilder, Error, LockClient, MemoryBackend, MemoryStore, Result};
+use leasehold_core::{ClientBuilder, Error, LockClient, MemoryBackend, MemoryStore, Result};
 use url::Url;
 
 /// A scheme, the feature that it needs, and whether that is on.
@@ -27,11 +27,11 @@ pub const SCHEMES: &[Row] = &[
 ///   processes of this machine. It is made when it is not there, and checked before this returns.
 ///
 /// # Errors
-/// - [`InvalidInput`](lock_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known (the text names
+/// - [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known (the text names
 ///   those that are compiled in, and the feature that is missing); or the tokio runtime has no timers (`enable_time`). Nothing was
 ///   sent.
-/// - [`Unavailable`](lock_core::ErrorKind::Unavailable), [`Auth`](lock_core::ErrorKind::Auth),
-///   [`Unsupported`](lock_core::ErrorKind::Unsupported), [`Capacity`](lock_core::ErrorKind::Capacity): the server cannot
+/// - [`Unavailable`](leasehold_core::ErrorKind::Unavailable), [`Auth`](leasehold_core::ErrorKind::Auth),
+///   [`Unsupported`](leasehold_core::ErrorKind::Unsupported), [`Capacity`](leasehold_core::ErrorKind::Capacity): the server cannot
 ///   be reached or used.
 ///
 /// Makes one attempt, and ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. Only a
@@ -54,9 +54,11 @@ pub async fn connect(url: &str) -> Result<LockClient> {
 pub async fn builder(url: &str) -> Result<ClientBuilder> {
     match &*scheme(url)? {
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::connect(url).await?)),
+        "redis" | "redis+unix" | "rediss" => {
+            Ok(LockClient::builder(leasehold_redis::RedisBackend::connect(url).await?))
+        }
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(LockClient::builder(lock_sqlite::SqliteBackend::connect(url).await?)),
+        "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect(url).await?)),
         _ => builder_lazy(url),
     }
 }
@@ -64,12 +66,12 @@ pub async fn builder(url: &str) -> Result<ClientBuilder> {
 /// A client that connects by itself, with the first call: for a program that may start before its store. Sends nothing.
 ///
 /// Connecting belongs to the `wait` of an acquire: a store that cannot be reached is tried again, with growing pauses, until the
-/// wait is over, and the error is `Unavailable` then. [`try_acquire`](lock_core::Lock::try_acquire) and
+/// wait is over, and the error is `Unavailable` then. [`try_acquire`](leasehold_core::Lock::try_acquire) and
 /// every other call make one attempt. What waiting does not mend (`Auth`, `Unsupported`, `Capacity`) fails at once, as it does
 /// with [`connect`], but with the first call.
 ///
 /// # Errors
-/// [`InvalidInput`](lock_core::ErrorKind::InvalidInput), as [`connect`]. `Unavailable` when the system cannot start a thread,
+/// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput), as [`connect`]. `Unavailable` when the system cannot start a thread,
 /// `Unsupported` for a SQLite file on a system without a clock since boot.
 pub fn connect_lazy(url: &str) -> Result<LockClient> {
     builder_lazy(url)?.build()
@@ -86,9 +88,9 @@ pub fn builder_lazy(url: &str) -> Result<ClientBuilder> {
             Ok(LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))))
         }
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(lock_redis::RedisBackend::open(url)?)),
+        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::open(url)?)),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(LockClient::builder(lock_sqlite::SqliteBackend::open(url)?)),
+        "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::open(url)?)),
         other => Err(unknown(other)),
     }
 }
@@ -119,7 +121,7 @@ fn unknown(scheme: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use lock_core::ErrorKind;
+    use leasehold_core::ErrorKind;
 
     use super::*;
 

@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! Before you use one, read when not to: [`lock_core`] begins with it, and says what a lease cannot promise.
+//! Before you use one, read when not to: [`leasehold_core`] begins with it, and says what a lease cannot promise.
 //!
 //! # Features
 //! Each store is a feature, and none is on by default: a feature pulls its own client and no other.
@@ -34,11 +34,11 @@ mod connect;
 pub use connect::SCHEMES;
 pub use connect::{builder, builder_lazy, connect, connect_lazy};
 #[doc(inline)]
-pub use lock_core::*;
+pub use leasehold_core::*;
 
 #[cfg(feature = "redis")]
 #[doc(inline)]
-pub use lock_redis as redis;
+pub use leasehold_redis as redis;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
-pub use lock_sqlite as sqlite;
+pub use leasehold_sqlite as sqlite;

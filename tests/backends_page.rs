@@ -6,11 +6,11 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use lock_core::{
+use leasehold_core::{
     Capabilities, LockBackend, LossNotice, MemoryBackend, MemoryStore, Restart, Scope, StoreClock, TtlScope, Waiting,
 };
-use lock_redis::RedisBackend;
-use lock_sqlite::SqliteBackend;
+use leasehold_redis::RedisBackend;
+use leasehold_sqlite::SqliteBackend;
 
 const UPDATE: &str = "LEASEHOLD_WRITE_DOCS";
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use conformance_tests::harness::{ChildProcess, machine_now, micros};
-use lock_core::LockClient;
-use lock_sqlite::rusqlite::{Connection, params};
-use lock_sqlite::{Settings, SqliteBackend};
+use leasehold_conformance::harness::{ChildProcess, machine_now, micros};
+use leasehold_core::LockClient;
+use leasehold_sqlite::rusqlite::{Connection, params};
+use leasehold_sqlite::{Settings, SqliteBackend};
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
@@ -178,7 +178,7 @@ async fn idle() -> Result<Vec<Figure>> {
     let before = used(&others)?;
     tokio::time::sleep(WATCHED).await;
     let used = used(&others)? - before;
-    ensure!(guards.iter().all(lock_core::LockGuard::is_held), "a lease was lost, so not all of them waited");
+    ensure!(guards.iter().all(leasehold_core::LockGuard::is_held), "a lease was lost, so not all of them waited");
     let percent = 100.0 * used.as_secs_f64() / WATCHED.as_secs_f64();
     let what = "processor of 100 idle waiters in 10 processes";
     Ok(vec![Figure::new(WORKLOAD, what, percent, Unit::Percent, Goal::AtMost(2.0))])

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use conformance_tests::harness::RedisSettings;
-use lock_core::{KeeperHome, LockClient};
+use leasehold_conformance::harness::RedisSettings;
+use leasehold_core::{KeeperHome, LockClient};
 use redis::aio::MultiplexedConnection;
 
 use crate::report::{Figure, Goal, Unit};

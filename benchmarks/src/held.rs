@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use conformance_tests::harness::RedisSettings;
-use lock_core::{LockClient, LockGuard, MemoryBackend, MemoryStore};
+use leasehold_conformance::harness::RedisSettings;
+use leasehold_core::{LockClient, LockGuard, MemoryBackend, MemoryStore};
 use redis::aio::MultiplexedConnection;
 
 use crate::peers;
@@ -55,7 +55,7 @@ pub(crate) async fn redis() -> Result<Vec<Figure>> {
     tokio::time::sleep(WATCHED / 3).await;
     let idle = (usage::server_processor(&mut side).await? - before) * 3;
 
-    let client = peers::client(&server.url(), lock_core::KeeperHome::OwnThread).await?;
+    let client = peers::client(&server.url(), leasehold_core::KeeperHome::OwnThread).await?;
     let begin = Instant::now();
     let guards = acquire(&client, "held", LEASES).await?;
     let acquiring = begin.elapsed();

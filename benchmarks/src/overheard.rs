@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lock_core::LockClient;
+use leasehold_core::LockClient;
 
 /// The name of the lock that is listened to.
 const NAME: &str = "overheard";

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lock_core::{KeeperHome, LockClient};
-use lock_redis::RedisBackend;
+use leasehold_core::{KeeperHome, LockClient};
+use leasehold_redis::RedisBackend;
 use redis::Script;
 use redis::aio::MultiplexedConnection;
 

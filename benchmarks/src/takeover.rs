@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use conformance_tests::harness::{Canary, ChildProcess, RedisSettings};
-use lock_core::KeeperHome;
+use leasehold_conformance::harness::{Canary, ChildProcess, RedisSettings};
+use leasehold_core::KeeperHome;
 
 use crate::peers;
 use crate::report::{Figure, Goal, Unit};

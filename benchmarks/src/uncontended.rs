@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use conformance_tests::harness::{Fault, FaultProxy, RedisServer, RedisSettings};
+use leasehold_conformance::harness::{Fault, FaultProxy, RedisServer, RedisSettings};
 
 use crate::peers::{self, Peer};
 use crate::report::{Figure, Goal, Unit};

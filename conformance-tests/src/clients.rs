@@ -5,7 +5,9 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_core::{Capabilities, ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, LossReason, Waiting};
+use leasehold_core::{
+    Capabilities, ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, LossReason, Waiting,
+};
 
 use crate::control::in_time;
 use crate::fixture::{Fixture, Route};

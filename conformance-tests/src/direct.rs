@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, HolderInfo, LeaseRef,
     LockBackend, LockName, Mode, OwnerToken, Place, Release, Result, Stamp, SystemClock, Waiting,
 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{ClientBuilder, FencingToken, LockBackend, LockName};
+use leasehold_core::{ClientBuilder, FencingToken, LockBackend, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use lock_core::{Clock, FencingToken, LockName, SystemClock};
+use leasehold_core::{Clock, FencingToken, LockName, SystemClock};
 
 use crate::faulty::lock;
 

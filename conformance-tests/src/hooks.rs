@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, CoreHandle, Error, ErrorKind, Event, Extensions,
     LeaseRef, LockBackend, Release, Result, Stamp,
 };

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use lock_core::{FencingToken, LockName};
+use leasehold_core::{FencingToken, LockName};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::control::in_time;

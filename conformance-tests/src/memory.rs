@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Clock, LockBackend, LockName, MemoryBackend, MemoryStore};
+use leasehold_core::{Clock, LockBackend, LockName, MemoryBackend, MemoryStore};
 
 use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
 use crate::faulty::Faults;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answers, Break, Capabilities, Certainty, Claim, CoreHandle, Event, Examine, Extensions, FencingToken,
     Finding, Inspect, Inspection, LeaseRef, LockBackend, LockName, Release, Result,
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{ClientBuilder, LockBackend, LockName};
+use leasehold_core::{ClientBuilder, LockBackend, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 use crate::fixture::{Census, Fixture, Record, Route};

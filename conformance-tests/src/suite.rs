@@ -18,7 +18,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 ///
 /// ```text
 /// mod redis {
-///     conformance_tests::suite!(super::RedisFixture);
+///     leasehold_conformance::suite!(super::RedisFixture);
 /// }
 /// ```
 /// runs `redis::ownership::stale_release_leaves_the_new_holder` and all the others.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use conformance_tests::history::{Hold, Violation, check, check_writes};
-use lock_core::{FencingToken, LockName};
+use leasehold_conformance::history::{Hold, Violation, check, check_writes};
+use leasehold_core::{FencingToken, LockName};
 
 fn hold(lock: &str, token: u64, from: u64, until: u64) -> Hold {
     Hold {

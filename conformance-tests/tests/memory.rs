@@ -1,9 +1,9 @@
 //! The suite on the memory backend, as it is and through `Arc<dyn LockBackend>` and a prefix of names.
 
 mod memory {
-    conformance_tests::suite!(conformance_tests::MemoryFixture);
+    leasehold_conformance::suite!(leasehold_conformance::MemoryFixture);
 }
 
 mod memory_prefixed {
-    conformance_tests::suite!(conformance_tests::PrefixedFixture<conformance_tests::MemoryFixture>);
+    leasehold_conformance::suite!(leasehold_conformance::PrefixedFixture<leasehold_conformance::MemoryFixture>);
 }

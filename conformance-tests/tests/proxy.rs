@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::{Canary, Fault, FaultProxy, Reach};
+use leasehold_conformance::harness::{Canary, Fault, FaultProxy, Reach};
 
 /// How long something may take that is to happen.
 const SOON: Duration = Duration::from_secs(10);

@@ -12,9 +12,9 @@ mod redis {
     mod stored;
     mod support;
 
-    conformance_tests::suite!(fixture::RedisFixture<fixture::Plain>);
+    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Plain>);
 
     mod guarded {
-        conformance_tests::suite!(super::fixture::RedisFixture<super::fixture::Guarded>);
+        leasehold_conformance::suite!(super::fixture::RedisFixture<super::fixture::Guarded>);
     }
 }

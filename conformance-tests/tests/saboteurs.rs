@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use conformance_tests::saboteurs::*;
-use conformance_tests::{CASES, cases, run_case};
+use leasehold_conformance::saboteurs::*;
+use leasehold_conformance::{CASES, cases, run_case};
 
 /// A case that hangs on its saboteur has failed too, but says less: none is meant to.
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -11,8 +11,8 @@ mod same_rules {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use conformance_tests::run;
     use difference::Difference;
+    use leasehold_conformance::run;
     use pair::Pair;
     use sequence::Sequence;
 

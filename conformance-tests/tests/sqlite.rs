@@ -7,9 +7,9 @@ mod sqlite {
     mod fixture;
     mod stored;
 
-    conformance_tests::suite!(fixture::SqliteFixture);
+    leasehold_conformance::suite!(fixture::SqliteFixture);
 
     mod prefixed {
-        conformance_tests::suite!(conformance_tests::PrefixedFixture<super::fixture::SqliteFixture>);
+        leasehold_conformance::suite!(leasehold_conformance::PrefixedFixture<super::fixture::SqliteFixture>);
     }
 }

@@ -3,7 +3,7 @@
 //! This file is all that it takes. There is no proxy for the protocol of this store, so [`Faults`] breaks the path.
 
 // Outside it is a dependency, as the example has it.
-extern crate lock_core as leasehold;
+extern crate leasehold_core as leasehold;
 
 #[path = "../../examples/third_party_backend.rs"]
 #[expect(dead_code, unreachable_pub, reason = "an example, and here a module: it has a main function and is public")]
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use conformance_tests::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Route, ServerFault, Tamper};
-use lock_core::{FencingToken, LockBackend, LockName};
+use leasehold_conformance::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Route, ServerFault, Tamper};
+use leasehold_core::{FencingToken, LockBackend, LockName};
 use third_party_backend::{Table, TableBackend};
 
 struct TableFixture {
@@ -102,5 +102,5 @@ impl Fixture for TableFixture {
 }
 
 mod table {
-    conformance_tests::suite!(super::TableFixture);
+    leasehold_conformance::suite!(super::TableFixture);
 }

@@ -18,10 +18,10 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use lock_core::{LockClient, MemoryBackend, MemoryStore};
+//! use leasehold_core::{LockClient, MemoryBackend, MemoryStore};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> lock_core::Result<()> {
+//! # async fn main() -> leasehold_core::Result<()> {
 //! let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
 //! let guard = client.lock("orders/42").ttl(Duration::from_secs(30)).wait(Duration::from_secs(5)).acquire().await?;
 //! println!("held with fencing token {}", guard.fencing_token());

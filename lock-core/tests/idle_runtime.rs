@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, LockClient,
     LockName, MemoryBackend, MemoryStore, Release, Result,
 };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, ErrorKind, Extensions, HolderId, LeaseRef,
     LockBackend, LockClient, LossReason, MemoryBackend, MemoryStore, Release, Result,
 };
@@ -159,7 +159,7 @@ async fn an_operator_lists_and_breaks() {
     let guard = one.lock("team/b").ttl(200 * MS).acquire().await.unwrap();
     one.lock("team/a").acquire().await.unwrap().release().await.unwrap();
     let _other = one.lock("other").acquire().await.unwrap();
-    let names = |listed: Vec<lock_core::Listed>| listed.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
+    let names = |listed: Vec<leasehold_core::Listed>| listed.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
     assert_eq!(names(two.list("team/", 10).await.unwrap().locks), ["team/b", "team/a"]);
     assert_eq!(names(two.list("", 2).await.unwrap().locks), ["other", "team/b"]);
     assert_eq!(two.list("", 0).await.unwrap_err().kind(), ErrorKind::InvalidInput);

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lock_core::{LockClient, MemoryBackend, MemoryStore};
+use leasehold_core::{LockClient, MemoryBackend, MemoryStore};
 use tracing::span;
 
 const MS: Duration = Duration::from_millis(1);
@@ -19,7 +19,7 @@ struct Asks {
 
 impl tracing::Subscriber for Asks {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().starts_with("lock_core")
+        metadata.target().starts_with("leasehold_core")
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

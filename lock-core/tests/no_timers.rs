@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{ErrorKind, KeeperHome, LockClient, LockName, MemoryBackend, MemoryStore};
+use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockName, MemoryBackend, MemoryStore};
 use tokio::runtime::{Builder, Runtime};
 
 const MS: Duration = Duration::from_millis(1);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
     Extensions, FencingToken, Grant, IfHeld, LeaseRef, LockBackend, Mode, Release, Result,
 };
@@ -40,7 +40,7 @@ impl RedisBackend {
     /// protocol and TCP settings are set by us.
     pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
-        lock_core::require_timers()?;
+        leasehold_core::require_timers()?;
         backend.conn().await?;
         Ok(backend)
     }

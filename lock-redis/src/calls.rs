@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Claim, Error, ErrorKind, Result, Stamp};
+use leasehold_core::{Claim, Error, ErrorKind, Result, Stamp};
 use tokio::time::Instant;
 
 use crate::conn::{Conn, script_call};

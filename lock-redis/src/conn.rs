@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use lock_core::{Error, ErrorKind, Event, FencingToken, OwnerToken, Result};
+use leasehold_core::{Error, ErrorKind, Event, FencingToken, OwnerToken, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lock_core::{Error, ErrorKind};
+use leasehold_core::{Error, ErrorKind};
 use redis::{RedisError, ServerError, Value};
 
 /// The backend's name in errors and capabilities.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use lock_core::{Examine, Finding, Result, Verdict};
+use leasehold_core::{Examine, Finding, Result, Verdict};
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 

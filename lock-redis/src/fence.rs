@@ -1,6 +1,6 @@
 //! Fenced writes: what a holder writes on the same server takes effect only while its lease is current.
 
-use lock_core::{Error, ErrorKind, FencingToken, LeaseRef, LockGuard, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, LeaseRef, LockGuard, LockName, Result};
 use redis::Value;
 
 use crate::backend::RedisBackend;
@@ -37,10 +37,10 @@ impl RedisBackend {
     /// step, so that the late write of a holder that lost its lease is refused.
     ///
     /// ```no_run
-    /// # async fn example() -> lock_core::Result<()> {
+    /// # async fn example() -> leasehold_core::Result<()> {
     /// use std::sync::Arc;
-    /// use lock_core::LockClient;
-    /// use lock_redis::{FencedScript, RedisBackend};
+    /// use leasehold_core::LockClient;
+    /// use leasehold_redis::{FencedScript, RedisBackend};
     ///
     /// let backend = Arc::new(RedisBackend::connect("redis://127.0.0.1:6379").await?);
     /// let client = LockClient::new(backend.clone());

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lock_core::LockName;
+use leasehold_core::LockName;
 use redis::{Cmd, RedisWrite};
 
 /// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].

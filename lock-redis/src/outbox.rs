@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Mutex;
 
-use lock_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Error, Result, setting};
+use leasehold_core::{Error, Result, setting};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 use url::Url;
 
@@ -221,7 +221,7 @@ pub(crate) fn address(client: &redis::Client) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lock_core::ErrorKind;
+    use leasehold_core::ErrorKind;
 
     use super::*;
 

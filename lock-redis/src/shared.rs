@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Claim, CoreHandle, Error, ErrorKind, Result};
+use leasehold_core::{Claim, CoreHandle, Error, ErrorKind, Result};
 
 use crate::calls::Terms;
 use crate::epoch::Epoch;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use lock_core::{Error, Result};
+use leasehold_core::{Error, Result};
 use redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
 
 /// Files that a URL names.

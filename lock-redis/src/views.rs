@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Break, Error, ErrorKind, FencingToken, HolderInfo, Inspect, Inspection, LeaseView, List, Listed, ListedName,
     Listing, LockName, Result,
 };

@@ -5,8 +5,8 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{ErrorKind, LockClient};
-use lock_redis::{FencedScript, RedisBackend};
+use leasehold_core::{ErrorKind, LockClient};
+use leasehold_redis::{FencedScript, RedisBackend};
 use redis::Value;
 use support::Redis;
 

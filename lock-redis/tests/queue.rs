@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use lock_core::{Acquisition, Answer, Certainty, Claim, ErrorKind, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::{Acquisition, Answer, Certainty, Claim, ErrorKind, LockBackend, Mode, OwnerToken, Release};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
 

@@ -5,8 +5,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use lock_core::{Acquisition, ErrorKind};
-use lock_redis::RedisBackend;
+use leasehold_core::{Acquisition, ErrorKind};
+use leasehold_redis::RedisBackend;
 use support::{Backend, Redis, claim, hasty, ms};
 
 const HOLDERS_TTL: Duration = ms(5_000);

@@ -2,7 +2,7 @@
 
 mod support;
 
-use lock_core::{Answer, FencingToken, LockBackend};
+use leasehold_core::{Answer, FencingToken, LockBackend};
 use redis::Value;
 use support::{Redis, claim, ms};
 

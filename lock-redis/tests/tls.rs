@@ -5,8 +5,8 @@ mod support;
 use std::path::Path;
 use std::process::Command;
 
-use lock_core::{ErrorKind, LockClient};
-use lock_redis::RedisBackend;
+use leasehold_core::{ErrorKind, LockClient};
+use leasehold_redis::RedisBackend;
 use support::Redis;
 
 /// Makes a private authority, and a certificate of it for `localhost`.

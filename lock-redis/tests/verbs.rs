@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Claim, ErrorKind, Extend, HolderInfo, LeaseRef, LockBackend, LockName, Mode, OwnerToken,
     Release,
 };

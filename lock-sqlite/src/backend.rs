@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
     Extensions, Grant, IfHeld, LeaseRef, LockBackend, Mode, Release, Result,
 };
@@ -69,7 +69,7 @@ impl SqliteBackend {
     }
 
     async fn opened(self) -> Result<Self> {
-        lock_core::require_timers()?;
+        leasehold_core::require_timers()?;
         self.worker.open(self.until()).await?;
         Ok(self)
     }

@@ -1,6 +1,6 @@
 //! What goes wrong between us and a file, and what it says about the lock. The one place where errors are mapped.
 
-use lock_core::{Error, ErrorKind};
+use leasehold_core::{Error, ErrorKind};
 use rusqlite::{ErrorCode, ffi};
 
 /// The backend's name in errors and capabilities.

@@ -1,6 +1,6 @@
 //! Fenced writes: what a user's own transaction on the same file does takes effect only while the lease is current.
 
-use lock_core::{Error, ErrorKind, LockGuard, Result};
+use leasehold_core::{Error, ErrorKind, LockGuard, Result};
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use crate::errors::{BACKEND, Failure};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use lock_core::Result;
+use leasehold_core::Result;
 
 use crate::errors::Failure;
 use crate::location;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lock_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 
 /// Checks the folder and the file system of a path, and that one may write there.
 ///

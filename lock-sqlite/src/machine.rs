@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 
 /// One reading of the clocks.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use lock_core::{Error, Result};
+use leasehold_core::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use url::Url;
 
@@ -92,7 +92,7 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
-    use lock_core::ErrorKind;
+    use leasehold_core::ErrorKind;
 
     use super::*;
     use crate::store::Store;

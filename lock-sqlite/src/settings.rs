@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lock_core::{Error, Result, setting};
+use leasehold_core::{Error, Result, setting};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
@@ -164,8 +164,8 @@ pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> 
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder).map_err(|error| {
         let kind = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => lock_core::ErrorKind::Auth,
-            _ => lock_core::ErrorKind::Unavailable,
+            std::io::ErrorKind::PermissionDenied => leasehold_core::ErrorKind::Auth,
+            _ => leasehold_core::ErrorKind::Unavailable,
         };
         Error::new(kind, format!("the folder {} cannot be made", folder.display())).with_source(error)
     })
@@ -173,7 +173,7 @@ pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use lock_core::ErrorKind;
+    use leasehold_core::ErrorKind;
 
     use super::*;
 

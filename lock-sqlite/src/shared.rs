@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use lock_core::{Claim, CoreHandle, Error, ErrorKind, OwnerToken, Result};
+use leasehold_core::{Claim, CoreHandle, Error, ErrorKind, OwnerToken, Result};
 
 use crate::bell::Bell;
 use crate::file::File;
@@ -79,7 +79,7 @@ impl Withdrawn {
 
 #[cfg(test)]
 mod tests {
-    use lock_core::{HolderInfo, LockName, Mode};
+    use leasehold_core::{HolderInfo, LockName, Mode};
 
     use super::*;
 

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lock_core::Result;
+use leasehold_core::Result;
 use rusqlite::params;
 
 use crate::errors::Failure;

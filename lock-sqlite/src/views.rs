@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Break, Error, ErrorKind, Examine, FencingToken, Finding, HolderInfo, Inspect, Inspection, LeaseView, List, Listed,
     ListedName, Listing, LockName, Result, Verdict,
 };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lock_core::{Claim, Event, LockName, OwnerToken};
+use leasehold_core::{Claim, Event, LockName, OwnerToken};
 
 use crate::bell::{Alarm, Bell, Listener};
 use crate::errors::Failure;
@@ -212,7 +212,7 @@ fn look_at(file: &File, mut names: Vec<LockName>) -> Looked {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use lock_core::{HolderInfo, Mode};
+    use leasehold_core::{HolderInfo, Mode};
 
     use super::*;
     use crate::machine::Machine;

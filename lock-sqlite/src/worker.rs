@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lock_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
 use crate::errors::{Failure, busy, slow, truncated};

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lock_core::{ErrorKind, LockClient, LockGuard, Result};
-use lock_sqlite::rusqlite::{Connection, TransactionBehavior};
-use lock_sqlite::{Settings, SqliteBackend, fence};
+use leasehold_core::{ErrorKind, LockClient, LockGuard, Result};
+use leasehold_sqlite::rusqlite::{Connection, TransactionBehavior};
+use leasehold_sqlite::{Settings, SqliteBackend, fence};
 
 async fn client(path: &Path) -> LockClient {
     LockClient::new(SqliteBackend::at(path, Settings::default()).await.unwrap())

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lock_core::{ErrorKind, LockClient};
-use lock_sqlite::{Settings, SqliteBackend, rusqlite};
+use leasehold_core::{ErrorKind, LockClient};
+use leasehold_sqlite::{Settings, SqliteBackend, rusqlite};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -138,7 +138,7 @@ async fn a_symbolic_link_leads_to_the_same_locks() {
 }
 
 /// How a lease ends while another client waits for it. That one checks by itself once a second at the latest.
-async fn ends_at_once(what: &str, end: impl AsyncFn(&LockClient, lock_core::LockGuard)) {
+async fn ends_at_once(what: &str, end: impl AsyncFn(&LockClient, leasehold_core::LockGuard)) {
     const ROUNDS: u32 = 5;
     let folder = folder();
     let path = folder.path().join("locks.db");

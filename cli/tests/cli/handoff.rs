@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::Canary;
+use leasehold_conformance::harness::Canary;
 
 use crate::process::{Running, id_of, line_of, runs, tell, until};
 use crate::store::Store;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::Canary;
+use leasehold_conformance::harness::Canary;
 use rustix::process::{Signal, kill_process};
 
 use crate::process::{BOUND, Running, id_of, pid, runs, state, tell, until, until_within, watcher};

@@ -7,7 +7,7 @@ use std::process::{ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::ChildProcess;
+use leasehold_conformance::harness::ChildProcess;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::store::Store;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::Canary;
+use leasehold_conformance::harness::Canary;
 
 use crate::process::{BOUND, Running, leasehold, output, tell, told, until_within};
 use crate::store::Store;

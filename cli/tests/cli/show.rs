@@ -207,7 +207,7 @@ fn ls_without_the_rights_names_the_command_that_prints_them() {
     let url = store.user(&tell(&store, &["acl", "redis"]).1);
     let (code, _, stderr) = told(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url)));
     assert_eq!(code, 123, "{stderr}");
-    assert!(stderr.contains("`leasehold acl redis --operator`") && !stderr.contains("lock_redis"), "{stderr}");
+    assert!(stderr.contains("`leasehold acl redis --operator`") && !stderr.contains("leasehold_redis"), "{stderr}");
     let url = store.user(&tell(&store, &["acl", "redis", "--operator"]).1);
     assert_eq!(told(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url))).0, 0);
 }

@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use conformance_tests::harness::folder;
+use leasehold_conformance::harness::folder;
 #[cfg(feature = "redis")]
-use conformance_tests::{
+use leasehold_conformance::{
     Data,
     harness::{RedisServer, RedisSettings},
 };

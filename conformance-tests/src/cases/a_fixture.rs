@@ -8,7 +8,7 @@ mod stored;
 
 use std::time::Duration;
 
-use lock_core::{ErrorKind, LockName};
+use leasehold_core::{ErrorKind, LockName};
 
 pub use self::path::*;
 pub use self::server::*;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answers, Certainty, ErrorKind, KeeperHome, LeaseRef, LockClient, LockGuard, LockName, LossReason,
     Stats,
 };

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{DEFAULT_TTL, LockClient, LossReason};
+use leasehold_core::{DEFAULT_TTL, LockClient, LossReason};
 
 use crate::clients::{build, default_client, handoff_bound, hold, lost, queued};
 use crate::control::in_time;

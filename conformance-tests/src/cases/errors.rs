@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fmt::Write;
 use std::time::Duration;
 
-use lock_core::{Error, ErrorKind, HolderId, LockClient, LockGuard, MAX_LABEL_BYTES, MAX_NAME_BYTES};
+use leasehold_core::{Error, ErrorKind, HolderId, LockClient, LockGuard, MAX_LABEL_BYTES, MAX_NAME_BYTES};
 
 use crate::clients::{build, builder, client, hold, kind_of, long_client, queued, steady_client};
 use crate::fault::{PathFault, ServerFault};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lock_core::{ErrorKind, LockClient, LockGuard, LockName};
+use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 
 use crate::clients::{becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
 use crate::control::in_time;

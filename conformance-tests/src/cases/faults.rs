@@ -1,6 +1,6 @@
 //! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
 
-use lock_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
+use leasehold_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
 
 use crate::clients::{
     PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
@@ -368,8 +368,11 @@ async fn start(fixture: &dyn Fixture, data: Data) {
 }
 
 /// A fault of the server that there cannot be: because there is no server.
-fn in_process(client: &lock_core::LockClient, reason: &str) {
+fn in_process(client: &leasehold_core::LockClient, reason: &str) {
     assert!(!reason.is_empty(), "a fault is declared impossible without a reason");
     let scope = client.capabilities().scope;
-    assert!(scope != lock_core::Scope::Network, "a server on the network can break like this; declared was: {reason}");
+    assert!(
+        scope != leasehold_core::Scope::Network,
+        "a server on the network can break like this; declared was: {reason}"
+    );
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lock_core::{Acquisition, Answer, Certainty, FencingToken, LeaseRef, Scope};
+use leasehold_core::{Acquisition, Answer, Certainty, FencingToken, LeaseRef, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::control::in_time;

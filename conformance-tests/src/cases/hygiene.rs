@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{ErrorKind, KeeperHome, LockClient};
+use leasehold_core::{ErrorKind, KeeperHome, LockClient};
 
 use crate::clients::{build, builder, hold, kind_of, long_client, queued};
 use crate::fixture::{Census, Fixture, Route};

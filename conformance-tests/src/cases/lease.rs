@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Confirmation, DEFAULT_TTL, Extend, LeaseRef, LockClient, LossReason, TtlScope,
 };
 

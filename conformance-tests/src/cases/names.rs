@@ -1,6 +1,6 @@
 //! Names of locks, and the stored form of their state.
 
-use lock_core::{ErrorKind, LockName, MAX_NAME_BYTES};
+use leasehold_core::{ErrorKind, LockName, MAX_NAME_BYTES};
 
 use crate::clients::{handoff_bound, hold, is_free, kind_of, long_client, queued};
 use crate::control::in_time;

@@ -1,6 +1,6 @@
 //! Re-entry without threads: acquires with one `HolderId` share a lease.
 
-use lock_core::{ErrorKind, HolderId, LossReason};
+use leasehold_core::{ErrorKind, HolderId, LossReason};
 
 use crate::clients::{hold, is_free, kind_of, long_client, lost, polled, queued, steady_client, steady_ttl};
 use crate::control::in_time;

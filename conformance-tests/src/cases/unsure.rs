@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Confirmation, ErrorKind, LeaseRef, LockClient, LossReason, Release, Waiting,
 };
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Certainty, Claim, ErrorKind, FencingToken, LockClient, LockGuard, Result, Waiting};
+use leasehold_core::{Acquisition, Certainty, Claim, ErrorKind, FencingToken, LockClient, LockGuard, Result, Waiting};
 use tokio::task::JoinHandle;
 
 use crate::clients::{

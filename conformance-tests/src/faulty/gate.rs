@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
 use super::control::{Health, Shared};

@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(2);
 ///
 /// ```
 /// use std::time::{Duration, Instant};
-/// use conformance_tests::harness::Canary;
+/// use leasehold_conformance::harness::Canary;
 ///
 /// let canary = Canary::start();
 /// let begin = Instant::now();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Break, Capabilities, Claim, Error, Examine, Extensions, FencingToken, Finding, Inspect, Inspection,
     List, Listing, LockName, LossNotice, Result, StoreClock, TtlScope, Verdict, Waiting,
 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Claim, Error, Result};
+use leasehold_core::{Acquisition, Claim, Error, Result};
 
 use super::plain;
 use crate::hooks::{Hooks, Inner};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Claim, Confirmation, Error, ErrorKind, FencingToken, Grant, IfHeld, LeaseRef,
     LockName, Mode, OwnerToken, Release, Result,
 };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Capabilities, Claim, Error, ErrorKind, Extensions, List, Listing, LockName, Result, StoreClock,
 };
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Certainty, Claim, LockBackend, LockName, Mode, OwnerToken, Release, Result};
+use leasehold_core::{Acquisition, Certainty, Claim, LockBackend, LockName, Mode, OwnerToken, Release, Result};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -86,7 +86,7 @@ impl Hooks for Chatters {
     fn attached(&self, inner: &Arc<Inner>) {
         let inner = Arc::downgrade(inner);
         self.runtime.spawn(async move {
-            let holder = Arc::new(lock_core::HolderInfo::of_this_process("").expect("no label"));
+            let holder = Arc::new(leasehold_core::HolderInfo::of_this_process("").expect("no label"));
             let name = LockName::new("chatter").expect("a name");
             let claim = Claim::new(name, OwnerToken::from_bytes([0xCC; 16]), Mode::Exclusive, holder);
             while let Some(inner) = inner.upgrade() {

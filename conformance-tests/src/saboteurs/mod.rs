@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{ClientBuilder, Clock, LockBackend, LockName};
+use leasehold_core::{ClientBuilder, Clock, LockBackend, LockName};
 
 pub use self::capabilities::*;
 pub use self::errors::*;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Claim, CoreHandle, Event, LeaseRef, LockName, OwnerToken, Release, Result,
 };
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, ErrorKind, Event, LeaseRef, LockName, OwnerToken,
     Release, Result,
 };

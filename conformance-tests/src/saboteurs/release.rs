@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Certainty, Claim, OwnerToken, Release, Result};
+use leasehold_core::{Acquisition, Certainty, Claim, OwnerToken, Release, Result};
 
 use super::{plain, stateful};
 use crate::faulty::lock;

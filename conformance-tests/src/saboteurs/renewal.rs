@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Claim, Confirmation, ErrorKind, Event, LeaseRef, LockName, OwnerToken, Release,
     Result,
 };

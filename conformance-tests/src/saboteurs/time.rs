@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Capabilities, Claim, ClientBuilder, Clock, Confirmation, Extend, LeaseRef, Result, Stamp,
     StoreClock, SystemClock,
 };
@@ -180,7 +180,7 @@ impl Hooks for RunsOutAtOnce {
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
-            let _ = inner.backend.release(&lease.claim, lock_core::Certainty::Sure).await;
+            let _ = inner.backend.release(&lease.claim, leasehold_core::Certainty::Sure).await;
         }
         answers
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Answer, Claim, CoreHandle, Event, FencingToken, LeaseRef, Result};
+use leasehold_core::{Acquisition, Answer, Claim, CoreHandle, Event, FencingToken, LeaseRef, Result};
 
 use super::{plain, stateful};
 use crate::faulty::lock;

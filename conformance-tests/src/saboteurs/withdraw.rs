@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use lock_core::{Acquisition, Certainty, Claim, ErrorKind, OwnerToken, Release, Result};
+use leasehold_core::{Acquisition, Certainty, Claim, ErrorKind, OwnerToken, Release, Result};
 
 use super::exclusion::refused;
 use super::{Saboteur, stateful};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use conformance_tests::Record;
-use conformance_tests::harness::{Canary, Taker, TakerEvent, machine_now};
-use lock_core::LockName;
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{Canary, Taker, TakerEvent, machine_now};
+use leasehold_core::LockName;
 
 /// How long anything may take that takes a moment: only a hang is longer, whatever else the machine does.
 pub(crate) const SOON: Duration = Duration::from_secs(60);

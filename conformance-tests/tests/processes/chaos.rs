@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::{Taker, TakerEvent, TakerLine, folder};
-use conformance_tests::history::{Hold, check};
-use lock_core::FencingToken;
+use leasehold_conformance::harness::{Taker, TakerEvent, TakerLine, folder};
+use leasehold_conformance::history::{Hold, check};
+use leasehold_core::FencingToken;
 
 use super::world::{SOON, Scene as _, World, name};
 

@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
-use conformance_tests::harness::{TakerEvent, machine_now, micros};
+use leasehold_conformance::harness::{TakerEvent, machine_now, micros};
 
 use super::world::{LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, eventually, look};
 
 /// The next one holds when the lease of the last has ended, by the server's own record: not before, and at once.
 #[track_caller]
-fn taken_over(world: &World, waiter: &mut conformance_tests::harness::Taker, ends: (Duration, Duration), above: u64) {
+fn taken_over(
+    world: &World,
+    waiter: &mut leasehold_conformance::harness::Taker,
+    ends: (Duration, Duration),
+    above: u64,
+) {
     let (at, token) = waiter.acquired(SOON).unwrap();
     world.happened("the takeover came", at, ends.0, ends.1 + TAKEOVER_SLACK);
     assert!(token > above, "token {token} after {above}");
@@ -110,13 +115,13 @@ fn a_paused_holder_learns_of_its_loss_with_its_first_look() {
     world.happened("the loss was told", at, woken, woken + LOSS_SLACK);
     assert_eq!(reason, "Expired");
     // A look may have come before the loss was told, and was passed over.
-    let is_look = |line: &&conformance_tests::harness::TakerLine| {
+    let is_look = |line: &&leasehold_conformance::harness::TakerLine| {
         line.at_us >= micros(woken) && matches!(line.event, TakerEvent::Look { .. })
     };
     while holder.said().iter().filter(is_look).count() < 2 {
         assert!(!look(&mut holder));
     }
-    let said_held = |line: &conformance_tests::harness::TakerLine| {
+    let said_held = |line: &leasehold_conformance::harness::TakerLine| {
         line.at_us >= micros(woken) && matches!(line.event, TakerEvent::Look { held: true, .. })
     };
     assert!(!holder.said().iter().any(said_held), "it said that it holds after it woke up: {:?}", holder.said());

@@ -1,8 +1,8 @@
 //! A holder that is paused with the lock in hand, and writes when it wakes: Redis itself refuses what comes late.
 
-use conformance_tests::harness::{Taker, TakerEvent};
-use conformance_tests::history::{check, check_writes};
-use lock_core::FencingToken;
+use leasehold_conformance::harness::{Taker, TakerEvent};
+use leasehold_conformance::history::{check, check_writes};
+use leasehold_core::FencingToken;
 
 use super::chaos::holds;
 use super::world::{SOON, Scene as _, World};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conformance_tests::harness::{Fault, Taker, machine_now};
+use leasehold_conformance::harness::{Fault, Taker, machine_now};
 
 use super::world::{LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look};
 

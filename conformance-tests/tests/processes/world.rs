@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use conformance_tests::Record;
-use conformance_tests::harness::{Canary, FaultProxy, RedisServer, RedisSettings, Taker};
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{Canary, FaultProxy, RedisServer, RedisSettings, Taker};
 
 pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, look, name};
 use super::bounds::{start, with_call};

@@ -1,7 +1,7 @@
 //! What a server holds of a prefix.
 
-use conformance_tests::Census;
-use conformance_tests::harness::Reply;
+use leasehold_conformance::Census;
+use leasehold_conformance::harness::Reply;
 
 use super::stored::{Head, Stored};
 

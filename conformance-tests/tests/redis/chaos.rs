@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use conformance_tests::history::History;
-use lock_core::{ErrorKind, LockClient, LockName};
+use leasehold_conformance::history::History;
+use leasehold_core::{ErrorKind, LockClient, LockName};
 
 use super::support::{Redis, Watch, case, client};
 

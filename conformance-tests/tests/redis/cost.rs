@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use conformance_tests::Fixture;
-use conformance_tests::harness::Monitor;
-use lock_core::{KeeperHome, LockClient, LockName};
+use leasehold_conformance::Fixture;
+use leasehold_conformance::harness::Monitor;
+use leasehold_core::{KeeperHome, LockClient, LockName};
 
 use super::support::{Redis, SOON, builder, case, client, hold};
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use conformance_tests::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
-use conformance_tests::{Census, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
 use leasehold::redis::{RedisBackend, acl, operator_acl};
-use lock_core::{LockBackend, LockName};
+use leasehold_conformance::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
+use leasehold_conformance::{Census, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
+use leasehold_core::{LockBackend, LockName};
 
 use super::stored::Stored;
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::{RedisServer, RedisSettings, Reply, SideConnection};
-use conformance_tests::{Data, Fixture, ServerFault};
+use leasehold_conformance::harness::{RedisServer, RedisSettings, Reply, SideConnection};
+use leasehold_conformance::{Data, Fixture, ServerFault};
 
 use super::support::{case, client, hold};
 

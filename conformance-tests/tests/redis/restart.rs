@@ -4,8 +4,8 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use conformance_tests::{Data, Fixture};
-use lock_core::{LockClient, LockName, LossReason};
+use leasehold_conformance::{Data, Fixture};
+use leasehold_core::{LockClient, LockName, LossReason};
 
 use super::support::{Redis, SOON, Watch, builder, case, client, eventually, hold};
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use conformance_tests::Data;
-use conformance_tests::harness::{RedisServer, RedisSettings};
 use leasehold::redis::acl;
-use lock_core::{Error, ErrorKind, LockClient};
+use leasehold_conformance::Data;
+use leasehold_conformance::harness::{RedisServer, RedisSettings};
+use leasehold_core::{Error, ErrorKind, LockClient};
 
 use super::support::hold;
 
@@ -16,7 +16,7 @@ where
     C: FnOnce() -> F + Send + 'static,
     F: Future<Output = ()>,
 {
-    conformance_tests::run(conformance_tests::DEADLINE, case);
+    leasehold_conformance::run(leasehold_conformance::DEADLINE, case);
 }
 
 fn start(settings: RedisSettings) -> RedisServer {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use conformance_tests::Record;
-use conformance_tests::harness::{RedisServer, Reply};
-use lock_core::{FencingToken, LockName};
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{RedisServer, Reply};
+use leasehold_core::{FencingToken, LockName};
 
 /// The longest encoded name in a key; part of the stored format.
 const MAX_ENCODED: usize = 200;

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::Canary;
-use conformance_tests::{Fixture, Route};
 use leasehold::redis::RedisBackend;
-use lock_core::{ClientBuilder, LockClient, LockGuard};
+use leasehold_conformance::harness::Canary;
+use leasehold_conformance::{Fixture, Route};
+use leasehold_core::{ClientBuilder, LockClient, LockGuard};
 
 use super::fixture::{Plain, RedisFixture};
 
@@ -20,7 +20,7 @@ where
     C: FnOnce(Redis) -> F + Send + 'static,
     F: Future<Output = ()>,
 {
-    conformance_tests::run(conformance_tests::DEADLINE, || async { case(Redis::new().await).await });
+    leasehold_conformance::run(leasehold_conformance::DEADLINE, || async { case(Redis::new().await).await });
 }
 
 /// Makes a client that reaches the server directly, with these settings on top of its URL.

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::hooks::{Hooks, Inner};
-use lock_core::{Acquisition, Answer, Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, Release, Result};
+use leasehold_conformance::hooks::{Hooks, Inner};
+use leasehold_core::{
+    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, Release, Result,
+};
 
 /// What the memory store does otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

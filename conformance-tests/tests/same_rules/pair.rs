@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use conformance_tests::Direct;
-use conformance_tests::harness::{RedisServer, RedisSettings};
-use conformance_tests::hooks::Hooked;
 use leasehold::redis::RedisBackend;
-use lock_core::{Clock, LockBackend, MemoryBackend, MemoryStore, Stamp};
+use leasehold_conformance::Direct;
+use leasehold_conformance::harness::{RedisServer, RedisSettings};
+use leasehold_conformance::hooks::Hooked;
+use leasehold_core::{Clock, LockBackend, MemoryBackend, MemoryStore, Stamp};
 
 use super::difference::Difference;
 

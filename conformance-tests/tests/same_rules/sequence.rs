@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use conformance_tests::Direct;
-use lock_core::{
+use leasehold_conformance::Direct;
+use leasehold_core::{
     Acquisition, Answer, Certainty, Claim, ErrorKind, Event, Extend, FencingToken, HolderInfo, IfHeld, Inspection,
     LeaseRef, LockName, Mode, OwnerToken, Place, Release, Result,
 };

@@ -1,8 +1,8 @@
 //! What a file holds.
 
-use conformance_tests::Census;
-use conformance_tests::harness::machine_now;
 use leasehold::sqlite::rusqlite::params;
+use leasehold_conformance::Census;
+use leasehold_conformance::harness::machine_now;
 
 use super::stored::Stored;
 

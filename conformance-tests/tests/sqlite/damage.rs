@@ -5,7 +5,7 @@ use std::fs::{File, copy, remove_file, rename};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use conformance_tests::harness::{Taker, TakerEvent};
+use leasehold_conformance::harness::{Taker, TakerEvent};
 
 use super::world::{CALL, SOON, Scene as _, TTL, World, look};
 
@@ -62,7 +62,7 @@ fn newcomer(world: &World) -> Taker {
 
 /// When it acquired, and with which token.
 fn grants(taker: &Taker) -> Vec<(u64, u64)> {
-    let grant = |line: &conformance_tests::harness::TakerLine| match line.event {
+    let grant = |line: &leasehold_conformance::harness::TakerLine| match line.event {
         TakerEvent::Acquired { token, .. } => Some((line.at_us, token)),
         _ => None,
     };

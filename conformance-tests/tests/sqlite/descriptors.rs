@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use conformance_tests::{Fixture, Route};
-use lock_core::LockClient;
+use leasehold_conformance::{Fixture, Route};
+use leasehold_core::LockClient;
 
 use super::fixture::{SqliteFixture, open_files};
 
@@ -11,7 +11,7 @@ use super::fixture::{SqliteFixture, open_files};
 /// connection that has locks on it, and keeps it for the next one.
 #[test]
 fn the_upkeep_of_a_file_leaves_nothing_open() {
-    conformance_tests::run(conformance_tests::DEADLINE, || async {
+    leasehold_conformance::run(leasehold_conformance::DEADLINE, || async {
         let fixture = SqliteFixture::new().await;
         let client = LockClient::new(fixture.backend(Route::Clear).await);
         let mut most = [0; 2];

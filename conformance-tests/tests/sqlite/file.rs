@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use conformance_tests::harness::{ClockStep, Taker, TakerEvent, machine_now, micros};
+use leasehold_conformance::harness::{ClockStep, Taker, TakerEvent, machine_now, micros};
 
 use super::bounds;
 use super::world::{

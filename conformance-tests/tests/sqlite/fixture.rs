@@ -8,10 +8,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use conformance_tests::harness::folder;
-use conformance_tests::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
 use leasehold::sqlite::SqliteBackend;
-use lock_core::{LockBackend, LockName};
+use leasehold_conformance::harness::folder;
+use leasehold_conformance::{
+    Census, Data, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper,
+};
+use leasehold_core::{LockBackend, LockName};
 
 use super::stored::Stored;
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
-use conformance_tests::harness::{Taker, TakerEvent, machine_now};
+use leasehold_conformance::harness::{Taker, TakerEvent, machine_now};
 
 use super::bounds;
 use super::file::failed;

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use conformance_tests::Record;
-use conformance_tests::harness::machine_now;
 use leasehold::sqlite::rusqlite::{Connection, OpenFlags, OptionalExtension, params};
-use lock_core::{FencingToken, LockName};
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::machine_now;
+use leasehold_core::{FencingToken, LockName};
 
 /// Reads a file, with a connection of its own that ends before each call does.
 pub(crate) struct Stored {

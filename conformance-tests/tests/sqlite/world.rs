@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conformance_tests::Record;
-use conformance_tests::harness::{Canary, Taker, folder};
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{Canary, Taker, folder};
 
 pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, look, name};
 use super::{bounds, stored::Stored};

@@ -3,7 +3,9 @@
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Acquisition, Certainty, Confirmation, ErrorKind, FencingToken, Grant, LossReason, Release, Stamp};
+use leasehold_core::{
+    Acquisition, Certainty, Confirmation, ErrorKind, FencingToken, Grant, LossReason, Release, Stamp,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted};

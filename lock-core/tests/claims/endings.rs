@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use lock_core::{Acquisition, Answer, Certainty, Error, ErrorKind, Event, IfHeld, LossReason, Release};
+use leasehold_core::{Acquisition, Answer, Certainty, Error, ErrorKind, Event, IfHeld, LossReason, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted, unknown};

@@ -1,6 +1,6 @@
 //! Which grants and confirmations count for a claim, and which end it.
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Confirmation, Event, FencingToken, Grant, LossReason, OwnerToken, Release, Result,
 };
 use tokio::sync::oneshot;

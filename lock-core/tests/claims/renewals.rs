@@ -1,6 +1,6 @@
 //! Renewals that go out together.
 
-use lock_core::{Answer, LeaseRef, LockClient, LockGuard, LossReason};
+use leasehold_core::{Answer, LeaseRef, LockClient, LockGuard, LossReason};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Error, ErrorKind,
     Event, Extensions, FencingToken, Grant, KeeperHome, LeaseRef, LockBackend, LockClient, LockGuard, LockName, Place,
     Release, Result, Stamp,

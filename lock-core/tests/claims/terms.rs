@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Certainty, Confirmation, ErrorKind, Extend, FencingToken, Grant, HolderId, IfHeld, LossReason,
     Release,
 };
@@ -137,7 +137,7 @@ async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
         let acquire = tokio::spawn(async move { lock.acquire().await });
         if !unanswered_renewal {
             let (_, answer) = store.acquire().await;
-            answer.send(Err(lock_core::Error::new(ErrorKind::Indeterminate, "planted"))).unwrap();
+            answer.send(Err(leasehold_core::Error::new(ErrorKind::Indeterminate, "planted"))).unwrap();
         }
         let claim = store.grants(1, 1).await;
         let begun = Instant::now();

@@ -1,6 +1,6 @@
 //! How waits end, and what is sent for those who wait.
 
-use lock_core::{Acquisition, Answer, Certainty, ErrorKind, IfHeld, Release};
+use leasehold_core::{Acquisition, Answer, Certainty, ErrorKind, IfHeld, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use lock_core::{Claim, HolderInfo, LockName, Mode, OwnerToken};
+use leasehold_core::{Claim, HolderInfo, LockName, Mode, OwnerToken};
 
 use super::*;
 use crate::calls::{Terms, Want};

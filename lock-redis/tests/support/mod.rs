@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use lock_core::{
+use leasehold_core::{
     Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, HolderInfo, IfHeld, LeaseRef,
     LockBackend, LockName, Mode, OwnerToken, Place, Release, SystemClock,
 };
-use lock_redis::{RedisBackend, Settings};
+use leasehold_redis::{RedisBackend, Settings};
 use redis::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::OwnedWriteHalf;
@@ -243,7 +243,7 @@ impl Backend {
         Self { inner: Arc::new(backend), events }
     }
 
-    pub(crate) async fn acquire(&self, claim: &Claim, ttl: Duration) -> lock_core::Result<Acquisition> {
+    pub(crate) async fn acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<Acquisition> {
         self.inner.acquire(claim, ttl).await
     }
 
@@ -261,11 +261,11 @@ impl Backend {
         }
     }
 
-    pub(crate) async fn release(&self, claim: &Claim) -> lock_core::Result<Release> {
+    pub(crate) async fn release(&self, claim: &Claim) -> leasehold_core::Result<Release> {
         self.inner.release(claim, Certainty::Sure).await
     }
 
-    pub(crate) async fn withdraw(&self, claim: &Claim) -> lock_core::Result<Release> {
+    pub(crate) async fn withdraw(&self, claim: &Claim) -> leasehold_core::Result<Release> {
         self.inner.release(claim, Certainty::Unsure).await
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lock_core::{HolderInfo, Mode, OwnerToken};
+use leasehold_core::{HolderInfo, Mode, OwnerToken};
 
 use super::*;
 

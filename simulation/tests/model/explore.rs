@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use lock_core::memory::LockRecord;
+use leasehold_core::memory::LockRecord;
 
 use super::claim::{ModelClaim, Phase, note_token};
 use super::server::serve;

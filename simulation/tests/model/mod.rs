@@ -13,8 +13,8 @@ pub(crate) use explore::{exhaust, walk};
 use std::time::Duration;
 
 use claim::ModelClaim;
-use lock_core::Stamp;
-use lock_core::memory::LockRecord;
+use leasehold_core::Stamp;
+use leasehold_core::memory::LockRecord;
 
 /// How many claims a state has room for; those beyond [`World::claims`] never begin.
 const ROOM: usize = 3;

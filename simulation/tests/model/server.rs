@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lock_core::memory::{HeldLease, LockRecord, Standing};
-use lock_core::{Certainty, Extend, FencingToken, Stamp};
+use leasehold_core::memory::{HeldLease, LockRecord, Standing};
+use leasehold_core::{Certainty, Extend, FencingToken, Stamp};
 
 use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
 

@@ -12,7 +12,7 @@ mod wire;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lock_core::{Clock, Event, KeeperHome, LockClient, LockName, MemoryStore, Stamp};
+use leasehold_core::{Clock, Event, KeeperHome, LockClient, LockName, MemoryStore, Stamp};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::oracle::Oracle;

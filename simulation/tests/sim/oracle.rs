@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use lock_core::{Clock, LockGuard, LockName, MemoryStore, OwnerToken, Stamp};
+use leasehold_core::{Clock, LockGuard, LockName, MemoryStore, OwnerToken, Stamp};
 use tokio::time::Instant;
 
 use self::claims::ClaimBook;

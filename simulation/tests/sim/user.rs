@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Clock, HolderId, LockGuard, LockName, LossReason, OwnerToken, Stamp};
+use leasehold_core::{Clock, HolderId, LockGuard, LockName, LossReason, OwnerToken, Stamp};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::oracle::{Rule, id};

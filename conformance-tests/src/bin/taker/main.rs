@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use conformance_tests::harness::{TakerEvent, TakerLine, machine_now, micros};
 use leasehold::{Error, ErrorKind, Lock, LockClient, LockGuard};
+use leasehold_conformance::harness::{TakerEvent, TakerLine, machine_now, micros};
 use store::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 

@@ -3,9 +3,9 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
-use conformance_tests::harness::{Fault, FaultProxy};
 use leasehold::redis::{FencedScript, RedisBackend};
 use leasehold::{Error, ErrorKind, LockClient, LockGuard, Result};
+use leasehold_conformance::harness::{Fault, FaultProxy};
 
 /// One store.
 pub(crate) struct Store {

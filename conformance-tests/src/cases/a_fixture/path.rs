@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Acquisition, Certainty, ErrorKind, Event, LockName, Waiting};
+use leasehold_core::{Acquisition, Certainty, ErrorKind, Event, LockName, Waiting};
 
 use super::{becomes_unavailable, fails, is_answered, long};
 use crate::direct::Direct;

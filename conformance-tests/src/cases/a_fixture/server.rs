@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Acquisition, Certainty, ErrorKind, StoreClock};
+use leasehold_core::{Acquisition, Certainty, ErrorKind, StoreClock};
 
 use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
 use crate::direct::Direct;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Answer, LeaseRef, LockName};
+use leasehold_core::{Answer, LeaseRef, LockName};
 use tokio::sync::Notify;
 
 use crate::faulty::lock;

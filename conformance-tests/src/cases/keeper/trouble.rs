@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lock_core::{LockClient, LockGuard, LossReason};
+use leasehold_core::{LockClient, LockGuard, LossReason};
 
 use super::planted::{BlocksTheKeeper, LateAnswers, Panics};
 use crate::clients::{becomes_free, build, client, hold, is_free, long_client, lost, steady_client, steady_ttl};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Acquisition, Certainty, Claim, Extend, FencingToken, LeaseRef, LockName, OwnerToken};
+use leasehold_core::{Acquisition, Certainty, Claim, Extend, FencingToken, LeaseRef, LockName, OwnerToken};
 
 use super::super::process::Process;
 use super::super::wire::CALL_BOUND;
@@ -83,7 +83,7 @@ impl Oracle {
     }
 
     /// The store has worked on an acquire.
-    pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &lock_core::Result<Acquisition>) {
+    pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &leasehold_core::Result<Acquisition>) {
         if let Ok(Acquisition::Granted(grant)) = answer {
             self.granted_by_store(owner, grant.token);
         }
