@@ -15,9 +15,10 @@ use accepted::Accepted;
 
 /// Mutates one line of lock-core at a time with cargo-mutants, and fails when no test notices.
 ///
-/// Runs lock-core's own tests and 300 seeds of the simulation against each mutant. A mutant that survives has to stand in
-/// `lock-core/mutants.toml` with the reason why it is accepted. The whole run takes one to two hours on two cores; `--since`
-/// takes a few minutes for a change of 100 lines. The full output stays in `target/mutants/mutants.out`.
+/// Runs lock-core's own tests against each mutant, and 300 seeds of the simulation against those that survive them. A mutant that
+/// survives both has to stand in `lock-core/mutants.toml` with the reason why it is accepted. The whole run takes about an hour on
+/// two cores that have nothing else to do; `--since` takes a few minutes for a change of 100 lines. The full output stays in
+/// `target/mutants/mutants.out`, that of the first stage in `mutants.out.old`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only mutants of these files, for example `lock-core/src/keeper/queue.rs`.
@@ -40,8 +41,22 @@ const SEEDS: (&str, &str) = ("LEASEHOLD_SEEDS", "300");
 /// Tests of the simulation itself: they take most of its time, and say nothing about a mutant of lock-core.
 const SKIPPED: [&str; 5] = ["--", "--skip", "every_planted_bug_is_caught", "--skip", "a_seed_replays_exactly"];
 
-/// A test that runs longer has been made to hang by its mutant: without one they take 7 s, beside another mutant 15 s.
-const TEST_BOUND: &str = "--timeout=60";
+/// The tests that are run against mutants.
+struct Stage {
+    profile: &'static str,
+    packages: &'static [&'static str],
+    /// A test that runs longer has been made to hang by its mutant.
+    bound: &'static str,
+    /// Whether only mutants are tried that the stage before did not notice.
+    rest: bool,
+}
+
+/// Building the simulation takes longer than everything else, and most mutants are noticed without it. Without a mutant the first
+/// stage runs for one second and the second for seven, and for twice that beside another mutant.
+const STAGES: [Stage; 2] = [
+    Stage { profile: "mutants", packages: &[MUTATED], bound: "--timeout=30", rest: false },
+    Stage { profile: "mutants-simulation", packages: &[MUTATED, SIMULATION], bound: "--timeout=60", rest: true },
+];
 
 /// cargo-mutants ends with these when mutants survived, or hung. Everything else but 0 is an error of the run.
 const SURVIVED: i32 = 2;
@@ -54,53 +69,68 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         bail!("cargo-mutants is not installed; `cargo install --locked cargo-mutants` installs it");
     }
     let metadata = Metadata::read()?;
-    let targets = targets(&metadata);
     let accepted = Accepted::read()?;
     let output = process::root().join("target/mutants");
     std::fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
 
-    // cargo-mutants tries only the mutated package without a mutant, and the simulation has to pass as well.
-    let mut baseline = process::cargo(["test", "--quiet", "--locked", "--profile=mutants"]);
-    baseline.args([MUTATED, SIMULATION].map(|package| format!("--package={package}"))).args(&targets).args(SKIPPED);
-    process::show(baseline.env(SEEDS.0, SEEDS.1)).context("the tests fail without a mutant")?;
+    let mut results = Results::default();
+    for stage in &STAGES {
+        let targets = targets(&metadata, stage.packages);
+        // cargo-mutants tries only the mutated package without a mutant, and the simulation has to pass as well.
+        let mut baseline = process::cargo(["test", "--quiet", "--locked", "--profile", stage.profile]);
+        baseline.args(stage.packages.iter().map(|package| format!("--package={package}"))).args(&targets).args(SKIPPED);
+        process::show(baseline.env(SEEDS.0, SEEDS.1)).context("the tests fail without a mutant")?;
 
-    let mut command =
-        process::cargo(["mutants", "--profile=mutants", "--baseline=skip", TEST_BOUND, "--build-timeout=600"]);
-    command
-        .arg(format!("--package={MUTATED}"))
-        .args([MUTATED, SIMULATION].map(|package| format!("--test-package={package}")))
-        .args(targets.iter().map(|target| format!("--cargo-arg={target}")))
-        .arg(format!("--jobs={}", args.jobs))
-        .arg(format!("--output={}", output.display()))
-        .args(args.files.iter().map(|file| format!("--file={file}")))
-        .env(SEEDS.0, SEEDS.1);
-    if let Some(commit) = &args.since {
-        command.arg(format!("--in-diff={}", changed_since(commit, &output)?));
+        let mut command = process::cargo(["mutants", "--baseline=skip", "--build-timeout=600", stage.bound]);
+        command
+            .args([format!("--profile={}", stage.profile), format!("--package={MUTATED}")])
+            .args(stage.packages.iter().map(|package| format!("--test-package={package}")))
+            .args(targets.iter().map(|target| format!("--cargo-arg={target}")))
+            .args([format!("--jobs={}", args.jobs), format!("--output={}", output.display())])
+            .args(args.files.iter().map(|file| format!("--file={file}")))
+            .env(SEEDS.0, SEEDS.1);
+        if stage.rest {
+            command.arg("--iterate");
+        }
+        if let Some(commit) = &args.since {
+            command.arg(format!("--in-diff={}", changed_since(commit, &output)?));
+        }
+        command.arg("--").args(SKIPPED);
+        if !mutate(&mut command, &output, &mut results)? {
+            break;
+        }
     }
-    command.arg("--").args(SKIPPED);
-    eprintln!("$ {}", process::text(&command));
-    let results = output.join("mutants.out/outcomes.json");
-    // Without any mutant cargo-mutants leaves the results of the run before.
-    let _ = std::fs::remove_file(&results);
-    let status = command.stdin(Stdio::null()).status().context("cannot start `cargo mutants`")?;
-    if !status.success() && ![Some(SURVIVED), Some(HUNG)].contains(&status.code()) {
-        bail!("`cargo mutants` failed: {status}");
-    }
-    if !results.exists() {
+    if results.is_empty() {
         println!("no mutant of {MUTATED} in the selection");
         return Ok(());
     }
-    let results = Results::read(&results)?;
     println!("{}", results.summary());
     let whole = args.files.is_empty() && args.since.is_none();
     accepted.hold(&results.survivors, whole)
 }
 
-/// Every test target of lock-core, and the simulation without the model, which does not use lock-core.
-fn targets(metadata: &Metadata) -> Vec<String> {
+/// Runs one stage and adds what it found. Says whether anything is left for another one.
+fn mutate(command: &mut Command, output: &Path, results: &mut Results) -> Result<bool> {
+    eprintln!("$ {}", process::text(command));
+    let outcomes = output.join("mutants.out/outcomes.json");
+    // Without any mutant cargo-mutants leaves the results of the run before.
+    let _ = std::fs::remove_file(&outcomes);
+    let status = command.stdin(Stdio::null()).status().context("cannot start `cargo mutants`")?;
+    if !status.success() && ![Some(SURVIVED), Some(HUNG)].contains(&status.code()) {
+        bail!("`cargo mutants` failed: {status}");
+    }
+    if outcomes.exists() {
+        results.add(&outcomes)?;
+    }
+    Ok(!status.success())
+}
+
+/// Every test target of lock-core, and of the simulation only that which uses lock-core.
+fn targets(metadata: &Metadata, packages: &[&str]) -> Vec<String> {
     let own = metadata.members().filter(|package| package.name == MUTATED).flat_map(|package| &package.targets);
     let tests = own.filter(|(kind, _)| kind == "test").map(|(_, name)| format!("--test={name}"));
-    ["--lib".to_owned(), "--test=simulation".to_owned()].into_iter().chain(tests).collect()
+    let simulation = packages.contains(&SIMULATION).then(|| "--test=simulation".to_owned());
+    ["--lib".to_owned()].into_iter().chain(tests).chain(simulation).collect()
 }
 
 /// The file with the changes of lock-core since a commit.
@@ -125,26 +155,32 @@ struct Results {
 }
 
 impl Results {
-    fn read(path: &Path) -> Result<Self> {
+    fn add(&mut self, path: &Path) -> Result<()> {
         let json = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self::of(&serde_json::from_str(&json).with_context(|| format!("cannot read {}", path.display()))?))
+        self.add_outcomes(&serde_json::from_str(&json).with_context(|| format!("cannot read {}", path.display()))?);
+        Ok(())
     }
 
-    fn of(json: &Value) -> Self {
-        let mut results = Self::default();
+    /// A stage tries again what survived or hung in the one before.
+    fn add_outcomes(&mut self, json: &Value) {
+        self.survivors.clear();
+        self.hung = 0;
         for outcome in metadata::array(&json["outcomes"]) {
             match &*metadata::text(&outcome["summary"]) {
-                "CaughtMutant" => results.caught += 1,
-                "Timeout" => results.hung += 1,
-                "Unviable" => results.unviable += 1,
+                "CaughtMutant" => self.caught += 1,
+                "Timeout" => self.hung += 1,
+                "Unviable" => self.unviable += 1,
                 "MissedMutant" => {
                     let name = metadata::text(&outcome["scenario"]["Mutant"]["name"]);
-                    *results.survivors.entry(without_position(&name)).or_default() += 1;
+                    *self.survivors.entry(without_position(&name)).or_default() += 1;
                 }
                 _ => {}
             }
         }
-        results
+    }
+
+    fn is_empty(&self) -> bool {
+        self.caught + self.hung + self.unviable + self.survivors.len() == 0
     }
 
     fn summary(&self) -> String {
@@ -187,18 +223,26 @@ mod tests {
     #[test]
     fn outcomes_are_counted() {
         let mutant = |name: &str, summary: &str| serde_json::json!({ "scenario": { "Mutant": { "name": name } }, "summary": summary });
-        let results = Results::of(&serde_json::json!({ "outcomes": [
+        let mut results = Results::default();
+        results.add_outcomes(&serde_json::json!({ "outcomes": [
             { "scenario": "Baseline", "summary": "Success" },
             mutant("a.rs:1:1: one", "CaughtMutant"),
             mutant("a.rs:2:1: two", "MissedMutant"),
             mutant("a.rs:3:1: two", "MissedMutant"),
             mutant("a.rs:4:1: three", "Timeout"),
             mutant("a.rs:5:1: four", "Unviable"),
+            mutant("a.rs:6:1: five", "MissedMutant"),
+        ] }));
+        results.add_outcomes(&serde_json::json!({ "outcomes": [
+            mutant("a.rs:2:1: two", "MissedMutant"),
+            mutant("a.rs:3:1: two", "MissedMutant"),
+            mutant("a.rs:4:1: three", "Timeout"),
+            mutant("a.rs:6:1: five", "CaughtMutant"),
         ] }));
         assert_eq!(results.survivors, BTreeMap::from([("a.rs: two".to_owned(), 2)]));
         assert_eq!(
             results.summary(),
-            "2 of 4 mutants are noticed (50.0 %), 1 of them because the tests hang; 2 survive; 1 do not compile"
+            "3 of 5 mutants are noticed (60.0 %), 1 of them because the tests hang; 2 survive; 1 do not compile"
         );
     }
 }
