@@ -20,11 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind,
-    Extensions, FencingToken, Grant, LeaseRef, LockBackend, LockName, OwnerToken, Release, Restart, Result, Scope,
-    StoreClock, Waiting,
+use leasehold::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions, Grant,
+    LeaseRef, LockBackend, OwnerToken, Release, Restart, Scope, StoreClock, Waiting,
 };
+use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
 /// The store: one row for each lock.
 #[derive(Clone, Default)]
@@ -122,7 +122,8 @@ impl LockBackend for TableBackend {
             let answer = self.table.change(lease.claim.name(), |row, now| match row.lease {
                 Some((owner, until)) if owner == *lease.claim.owner() => {
                     let asked = now + lease.ttl;
-                    let until = if lease.extend == leasehold::Extend::Exactly { asked } else { until.max(asked) };
+                    let until =
+                        if lease.extend == leasehold::backend::Extend::Exactly { asked } else { until.max(asked) };
                     row.lease = Some((owner, until));
                     Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: 0 })
                 }

@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-use leasehold_core::{ClientBuilder, Error, LockClient, MemoryBackend, MemoryStore, Result};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{ClientBuilder, Error, LockClient, Result};
 use url::Url;
 
 /// A scheme, the feature that it needs, and whether that is on.

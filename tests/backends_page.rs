@@ -6,9 +6,8 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold_core::{
-    Capabilities, LockBackend, LossNotice, MemoryBackend, MemoryStore, Restart, Scope, StoreClock, TtlScope, Waiting,
-};
+use leasehold_core::backend::{Capabilities, LockBackend, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_redis::RedisBackend;
 use leasehold_sqlite::SqliteBackend;
 

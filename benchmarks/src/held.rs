@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use leasehold_conformance::harness::RedisSettings;
-use leasehold_core::{LockClient, LockGuard, MemoryBackend, MemoryStore};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{LockClient, LockGuard};
 use redis::aio::MultiplexedConnection;
 
 use crate::peers;

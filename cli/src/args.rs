@@ -339,7 +339,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// How many locks can be listed.
 fn listed() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=leasehold::MAX_LISTED as u64)
+    RangedU64ValueParser::new().range(1..=leasehold::admin::Listing::MAX as u64)
 }
 
 fn wait(text: &str) -> Result<Duration, String> {

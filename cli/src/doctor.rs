@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{ErrorKind, Finding, LockClient, Verdict};
+use leasehold::admin::{Finding, Verdict};
+use leasehold::{ErrorKind, LockClient};
 use serde::Serialize;
 
 use crate::args::Common;

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{HolderInfo, Inspection, LockClient, Waiting};
+use leasehold::backend::Waiting;
+use leasehold::{HolderInfo, Inspection, LockClient};
 use serde::Serialize;
 
 /// A lock, for `--json`. Fields are added, never renamed or removed.

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal as _;
 
-use leasehold::{ListedName, MAX_LISTED};
+use leasehold::admin::{self, ListedName};
 use serde::Serialize;
 
 use crate::args::{Ls, Status, Watch};
@@ -23,7 +23,7 @@ pub(crate) async fn status(args: &Status, output: Output) -> Result<Exit, Failur
 pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
     let client = Store::of(&args.common, output)?.reader()?;
     // One more tells whether there are more.
-    let asked = (args.limit + 1).min(MAX_LISTED);
+    let asked = (args.limit + 1).min(admin::Listing::MAX);
     let found = client.list(&args.prefix, asked).await?;
     let listed = found.locks.len();
     let mut locks: Vec<ListedReport> = found

@@ -5,9 +5,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{
-    Capabilities, ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, LossReason, Waiting,
-};
+use leasehold_core::backend::{Capabilities, Waiting};
+use leasehold_core::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, LossReason};
 
 use crate::control::in_time;
 use crate::fixture::{Fixture, Route};

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, HolderInfo, LeaseRef,
-    LockBackend, LockName, Mode, OwnerToken, Place, Release, Result, Stamp, SystemClock, Waiting,
+use leasehold_core::backend::{
+    Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, LeaseRef, LockBackend,
+    Mode, OwnerToken, Place, Release, Stamp, SystemClock, Waiting,
 };
+use leasehold_core::{HolderInfo, LockName, Result};
 
 use crate::faulty::{lock, renew_collected};
 use crate::fixture::{Fixture, Route};

@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Event,
-    Extensions, Grant, LeaseRef, List, ListedName, Listing, LockBackend, LockName, Release, Result, Stamp,
+use leasehold_core::admin::{ListedName, Listing};
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Extensions, Grant,
+    LeaseRef, List, LockBackend, Release, Stamp,
 };
+use leasehold_core::{Error, ErrorKind, LockName, Result};
 
 pub use self::control::Faults;
 use self::control::Shared;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{ClientBuilder, FencingToken, LockBackend, LockName};
+use leasehold_core::backend::LockBackend;
+use leasehold_core::{ClientBuilder, FencingToken, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 

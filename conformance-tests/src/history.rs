@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::{Clock, FencingToken, LockName, SystemClock};
+use leasehold_core::backend::{Clock, SystemClock};
+use leasehold_core::{FencingToken, LockName};
 
 use crate::faulty::lock;
 

@@ -4,10 +4,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, CoreHandle, Error, ErrorKind, Event, Extensions,
-    LeaseRef, LockBackend, Release, Result, Stamp,
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, CoreHandle, Event, Extensions, LeaseRef, LockBackend,
+    Release, Stamp,
 };
+use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::faulty::renew_collected;
 

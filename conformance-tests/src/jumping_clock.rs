@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::{Clock, Stamp, SystemClock};
+use leasehold_core::backend::{Clock, Stamp, SystemClock};
 
 /// The machine's clock, set forward as by a suspend. The timers of the client go on as they were, so that it notices only by
 /// looking.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{Clock, LockBackend, LockName, MemoryBackend, MemoryStore};
+use leasehold_core::LockName;
+use leasehold_core::backend::{Clock, LockBackend};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
 
 use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
 use crate::faulty::Faults;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answers, Break, Capabilities, Certainty, Claim, CoreHandle, Event, Examine, Extensions, FencingToken,
-    Finding, Inspect, Inspection, LeaseRef, LockBackend, LockName, Release, Result,
+use leasehold_core::admin::Finding;
+use leasehold_core::backend::{
+    Acquisition, Answers, Break, Capabilities, Certainty, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
+    LeaseRef, LockBackend, Release,
 };
+use leasehold_core::{FencingToken, Inspection, LockName, Result};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 use crate::fixture::{Census, Fixture, Record, Route};

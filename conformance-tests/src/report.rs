@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{ClientBuilder, LockBackend, LockName};
+use leasehold_core::backend::LockBackend;
+use leasehold_core::{ClientBuilder, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 use crate::fixture::{Census, Fixture, Record, Route};

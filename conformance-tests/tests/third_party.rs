@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_conformance::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Route, ServerFault, Tamper};
-use leasehold_core::{FencingToken, LockBackend, LockName};
+use leasehold_core::backend::LockBackend;
+use leasehold_core::{FencingToken, LockName};
 use third_party_backend::{Table, TableBackend};
 
 struct TableFixture {

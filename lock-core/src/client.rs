@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use crate::admin::{Finding, Listing};
+use crate::backend::Capabilities;
 use crate::backend::LockBackend;
-use crate::capabilities::Capabilities;
-use crate::claim::HolderInfo;
 use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::{Finding, Inspection, Listing, MAX_LISTED};
+use crate::holder_info::HolderInfo;
 use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
+use crate::lock_info::Inspection;
 use crate::name::LockName;
 use crate::stats::Stats;
 use crate::timers::{before, timer};
@@ -98,7 +99,7 @@ impl LockClient {
     }
 
     /// The locks whose names begin with `prefix`, those that are held first; at most `limit`, which is at most
-    /// [`MAX_LISTED`]. For people: the states are of different moments, and of a very long name a store may keep only the
+    /// [`Listing::MAX`]. For people: the states are of different moments, and of a very long name a store may keep only the
     /// beginning (it is shown with `…`), which a longer prefix does not find.
     ///
     /// # Errors
@@ -108,8 +109,8 @@ impl LockClient {
     /// # Cancel safety
     /// Reads only.
     pub async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
-        if limit == 0 || limit > MAX_LISTED {
-            return Err(Error::invalid(format!("1 to {MAX_LISTED} locks can be listed, not {limit}")));
+        if limit == 0 || limit > Listing::MAX {
+            return Err(Error::invalid(format!("1 to {} locks can be listed, not {limit}", Listing::MAX)));
         }
         let prefix = prefix.to_owned();
         self.ask(10, ErrorKind::Unavailable, move |backend| async move {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::backend::LeaseRef;
 use crate::client::{Shared, on_tokio};
 use crate::error::{Error, Result};
 use crate::keeper::Hold;
 use crate::lease::Phase;
 use crate::loss::Loss;
 use crate::name::LockName;
-use crate::renewal::LeaseRef;
 use crate::token::FencingToken;
 
 /// A lock that is held, until it is released, dropped or lost. The lease keeper renews it meanwhile.

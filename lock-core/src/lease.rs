@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::claim::Claim;
+use crate::backend::Claim;
+use crate::backend::{Certainty, Confirmation, Grant, Place};
 use crate::clock::Stamp;
 use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
-use crate::grant::{Certainty, Confirmation, Grant, Place};
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::loss::{Loss, LossReason};
 use crate::sync::lock;
 use crate::token::FencingToken;

@@ -12,13 +12,14 @@
 //! machines, and tells a holder at once that it must stop.
 //!
 //! # What is where
-//! A [`LockClient`] is one [`LockBackend`] and its defaults. It gives [`Lock`]s by name; acquiring one gives a
-//! [`LockGuard`]. The [`LeaseKeeper`] renews what is held and tells of a [`Loss`]. [`MemoryBackend`] is the backend for
+//! A [`LockClient`] is one [`LockBackend`](backend::LockBackend) and its defaults. It gives [`Lock`]s by name; acquiring one gives a
+//! [`LockGuard`]. The [`LeaseKeeper`] renews what is held and tells of a [`Loss`]. [`MemoryBackend`](memory::MemoryBackend) is the backend for
 //! programs' own tests, and the reference that every other backend is held against.
 //!
 //! ```
 //! use std::time::Duration;
-//! use leasehold_core::{LockClient, MemoryBackend, MemoryStore};
+//! use leasehold_core::LockClient;
+//! use leasehold_core::memory::{MemoryBackend, MemoryStore};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> leasehold_core::Result<()> {
@@ -32,8 +33,8 @@
 //! # Time
 //! A ttl counts at the store from when it worked on a request. Its holder counts from before that request was
 //! *sent*, and leaves a margin of 10 % unused, so it stops believing in its lease before the store gives it to another: as
-//! long as the store keeps what it acknowledged, and neither clock gains more than the margin on the other. [`Clock`]
-//! says which clock that is on each system. Every instant here is a [`Stamp`] of that clock; wall clocks are never asked.
+//! long as the store keeps what it acknowledged, and neither clock gains more than the margin on the other. [`Clock`](backend::Clock)
+//! says which clock that is on each system. Every instant here is a [`Stamp`](backend::Stamp) of that clock; wall clocks are never asked.
 //!
 //! # Runtimes
 //! Futures of this crate run on any executor. Inside tokio calls run on the caller's runtime, which needs timers (`enable_time`):
@@ -43,54 +44,38 @@
 //! Events of `tracing`: `debug` for granted, queued and withdrawn, `warn` for a lease that is lost or cannot be renewed.
 //! [`LockClient::stats`] has counters for an exporter. Neither ever shows an owner token.
 
-mod backend;
-mod capabilities;
-mod claim;
+pub mod admin;
+pub mod backend;
 mod client;
 mod clock;
-mod core_handle;
-mod defaults;
+pub mod defaults;
 mod entropy;
 mod error;
-mod extensions;
-mod grant;
 mod guard;
-mod holder;
+mod holder_id;
+mod holder_info;
 mod keeper;
 mod lease;
 mod lock;
+mod lock_info;
 mod loss;
 pub mod memory;
 mod name;
-mod renewal;
 mod run_to_end;
-pub mod setting;
 mod stats;
 mod sync;
 mod timers;
 mod token;
 
-pub use backend::LockBackend;
-pub use capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
-pub use claim::{Claim, HolderInfo, IfHeld, MAX_HOLDER_BYTES, MAX_LABEL_BYTES, Mode};
 pub use client::{ClientBuilder, LockClient};
-pub use clock::{Clock, Stamp, SystemClock};
-pub use core_handle::{CoreHandle, Event};
-pub use defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT, RENEWALS_PER_TTL};
 pub use error::{Error, ErrorKind, Result};
-pub use extensions::{
-    Break, Examine, Extensions, Finding, Inspect, Inspection, LeaseView, List, Listed, ListedName, Listing, MAX_LISTED,
-    Verdict,
-};
-pub use grant::{Acquisition, Certainty, Confirmation, Grant, Place, Release};
 pub use guard::LockGuard;
-pub use holder::HolderId;
+pub use holder_id::HolderId;
+pub use holder_info::HolderInfo;
 pub use keeper::{KeeperHome, LeaseKeeper};
 pub use lock::Lock;
+pub use lock_info::{Inspection, LeaseView};
 pub use loss::{Loss, LossReason};
-pub use memory::{MemoryBackend, MemoryStore};
-pub use name::{LockName, MAX_NAME_BYTES};
-pub use renewal::{Answer, Answers, Extend, LeaseRef};
+pub use name::LockName;
 pub use stats::Stats;
-pub use timers::require_timers;
-pub use token::{FencingToken, OwnerToken};
+pub use token::FencingToken;

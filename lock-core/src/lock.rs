@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::claim::IfHeld;
+use crate::backend::IfHeld;
 use crate::client::{Shared, elsewhere, is_on_tokio};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::keeper::{Entry, Hold};
 use crate::lease::{Renewal, Terms};
 use crate::name::LockName;
@@ -35,10 +35,10 @@ impl Lock {
     }
 
     /// How long the lease lasts unless renewed, and so how long a dead holder blocks the others. The backend's
-    /// [`Capabilities`](crate::Capabilities) give the bounds and the step that it is rounded up to.
+    /// [`Capabilities`](crate::backend::Capabilities) give the bounds and the step that it is rounded up to.
     ///
     /// A lease that had to wait in a server's queue begins with what is left of its place (at most
-    /// [`max_place_ttl`](crate::Capabilities::max_place_ttl)). The keeper renews it to the whole ttl 100 ms after the grant,
+    /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl)). The keeper renews it to the whole ttl 100 ms after the grant,
     /// or earlier when little is left.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.terms.ttl = ttl;
@@ -65,8 +65,8 @@ impl Lock {
     /// of `max_hold`. So the holder is told [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin
     /// of the ttl. At the store the lease is over by then too. It is later by at most the time that the last renewal was on its
     /// way, plus the rounding of a ttl, and never ends before the store's shortest ttl
-    /// ([`min_ttl`](crate::Capabilities::min_ttl)) has passed. Where a ttl belongs to the session
-    /// ([`TtlScope::Session`](crate::TtlScope::Session)) only the holder is told, and the lock is free when its guard is gone.
+    /// ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where a ttl belongs to the session
+    /// ([`TtlScope::Session`](crate::backend::TtlScope::Session)) only the holder is told, and the lock is free when its guard is gone.
     ///
     /// A place in a server's queue is asked for with the same ttl, so a short `max_hold` makes a waiter renew more often.
     /// [`min_hold`](Self::min_hold) is at most `max_hold`.

@@ -9,16 +9,13 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// The longest lock name, in bytes of UTF-8.
-pub const MAX_NAME_BYTES: usize = 1024;
-
 /// What stays as it is in an encoded name: `A-Z a-z 0-9 _ -`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-');
 
 /// The length of the digest form: `~` and 64 hexadecimal digits.
 const DIGEST_LEN: usize = 65;
 
-/// The name of a lock: 1 to [`MAX_NAME_BYTES`] bytes of UTF-8, any characters.
+/// The name of a lock: 1 to [`LockName::MAX_BYTES`] bytes of UTF-8, any characters.
 ///
 /// Names are compared byte by byte. Names that differ in case, in trailing space, in Unicode
 /// normalisation or in a control character are different locks.
@@ -26,19 +23,23 @@ const DIGEST_LEN: usize = 65;
 pub struct LockName(Arc<str>);
 
 impl LockName {
+    /// The longest lock name, in bytes of UTF-8.
+    pub const MAX_BYTES: usize = 1024;
+
     /// Checks a name.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when the name is empty or longer than
-    /// [`MAX_NAME_BYTES`].
+    /// [`LockName::MAX_BYTES`].
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         if name.is_empty() {
             return Err(Error::invalid("a lock name must not be empty"));
         }
-        if name.len() > MAX_NAME_BYTES {
+        if name.len() > Self::MAX_BYTES {
             return Err(Error::invalid(format!(
-                "a lock name has at most {MAX_NAME_BYTES} bytes, this one has {}",
+                "a lock name has at most {} bytes, this one has {}",
+                Self::MAX_BYTES,
                 name.len()
             )));
         }
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn bounds_are_checked() {
         assert!(LockName::new("").is_err());
-        assert!(LockName::new("x".repeat(MAX_NAME_BYTES)).is_ok());
-        assert!(LockName::new("x".repeat(MAX_NAME_BYTES + 1)).is_err());
+        assert!(LockName::new("x".repeat(LockName::MAX_BYTES)).is_ok());
+        assert!(LockName::new("x".repeat(LockName::MAX_BYTES + 1)).is_err());
     }
 }

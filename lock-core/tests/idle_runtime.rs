@@ -6,10 +6,11 @@
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, LockClient,
-    LockName, MemoryBackend, MemoryStore, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, Release,
 };
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{LockClient, LockName, Result};
 
 const MS: Duration = Duration::from_millis(1);
 const DELAY: Duration = Duration::from_millis(50);

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, ErrorKind, Extensions, HolderId, LeaseRef,
-    LockBackend, LockClient, LossReason, MemoryBackend, MemoryStore, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, Release,
 };
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{ErrorKind, HolderId, LockClient, LossReason, Result};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -159,7 +160,8 @@ async fn an_operator_lists_and_breaks() {
     let guard = one.lock("team/b").ttl(200 * MS).acquire().await.unwrap();
     one.lock("team/a").acquire().await.unwrap().release().await.unwrap();
     let _other = one.lock("other").acquire().await.unwrap();
-    let names = |listed: Vec<leasehold_core::Listed>| listed.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
+    let names =
+        |listed: Vec<leasehold_core::admin::Listed>| listed.iter().map(|it| it.name.to_string()).collect::<Vec<_>>();
     assert_eq!(names(two.list("team/", 10).await.unwrap().locks), ["team/b", "team/a"]);
     assert_eq!(names(two.list("", 2).await.unwrap().locks), ["other", "team/b"]);
     assert_eq!(two.list("", 0).await.unwrap_err().kind(), ErrorKind::InvalidInput);

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::{LockClient, MemoryBackend, MemoryStore};
+use leasehold_core::LockClient;
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use tracing::span;
 
 const MS: Duration = Duration::from_millis(1);

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockName, MemoryBackend, MemoryStore};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockName};
 use tokio::runtime::{Builder, Runtime};
 
 const MS: Duration = Duration::from_millis(1);

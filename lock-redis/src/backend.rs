@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
-    Extensions, FencingToken, Grant, IfHeld, LeaseRef, LockBackend, Mode, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend, Extensions, Grant,
+    IfHeld, LeaseRef, LockBackend, Mode, Release,
 };
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 
@@ -40,7 +41,7 @@ impl RedisBackend {
     /// protocol and TCP settings are set by us.
     pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
-        leasehold_core::require_timers()?;
+        leasehold_core::backend::require_timers()?;
         backend.conn().await?;
         Ok(backend)
     }

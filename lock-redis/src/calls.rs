@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Claim, Error, ErrorKind, Result, Stamp};
+use leasehold_core::backend::{Claim, Stamp};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
 
 use crate::conn::{Conn, script_call};

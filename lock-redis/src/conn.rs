@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::{Error, ErrorKind, Event, FencingToken, OwnerToken, Result};
+use leasehold_core::backend::{Event, OwnerToken};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use leasehold_core::{Examine, Finding, Result, Verdict};
+use leasehold_core::Result;
+use leasehold_core::admin::{Finding, Verdict};
+use leasehold_core::backend::Examine;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 

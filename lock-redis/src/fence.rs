@@ -1,6 +1,7 @@
 //! Fenced writes: what a holder writes on the same server takes effect only while its lease is current.
 
-use leasehold_core::{Error, ErrorKind, FencingToken, LeaseRef, LockGuard, LockName, Result};
+use leasehold_core::backend::LeaseRef;
+use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result};
 use redis::Value;
 
 use crate::backend::RedisBackend;

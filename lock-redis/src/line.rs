@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_core::{Error, ErrorKind, Event, Result};
+use leasehold_core::backend::Event;
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::Place;
+use leasehold_core::backend::Place;
 use redis::Value;
 
 use crate::epoch::Reading;

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::Stamp;
+use leasehold_core::backend::Stamp;
 
 use crate::shared::lock;
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Error, Result, setting};
+use leasehold_core::backend::setting;
+use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 use url::Url;
 

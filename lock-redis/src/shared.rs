@@ -3,7 +3,8 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::{Claim, CoreHandle, Error, ErrorKind, Result};
+use leasehold_core::backend::{Claim, CoreHandle};
+use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::calls::Terms;
 use crate::epoch::Epoch;

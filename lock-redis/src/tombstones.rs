@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::OwnerToken;
+use leasehold_core::backend::OwnerToken;
 use tokio::time::Instant;
 
 use crate::shared::lock;

@@ -4,10 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Break, Error, ErrorKind, FencingToken, HolderInfo, Inspect, Inspection, LeaseView, List, Listed, ListedName,
-    Listing, LockName, Result,
-};
+use leasehold_core::admin::{Listed, ListedName, Listing};
+use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, Inspection, LeaseView, LockName, Result};
 use redis::Cmd;
 use tokio::time::Instant;
 

@@ -4,7 +4,8 @@ mod support;
 
 use std::sync::Arc;
 
-use leasehold_core::{Acquisition, Answer, Certainty, Claim, ErrorKind, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::ErrorKind;
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Claim, LockBackend, Mode, OwnerToken, Release};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
 

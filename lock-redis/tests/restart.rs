@@ -5,7 +5,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquisition, ErrorKind};
+use leasehold_core::ErrorKind;
+use leasehold_core::backend::Acquisition;
 use leasehold_redis::RedisBackend;
 use support::{Backend, Redis, claim, hasty, ms};
 

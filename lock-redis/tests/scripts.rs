@@ -2,7 +2,8 @@
 
 mod support;
 
-use leasehold_core::{Answer, FencingToken, LockBackend};
+use leasehold_core::FencingToken;
+use leasehold_core::backend::{Answer, LockBackend};
 use redis::Value;
 use support::{Redis, claim, ms};
 

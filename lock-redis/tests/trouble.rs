@@ -6,7 +6,8 @@ use std::error::Error as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquisition, Answer, Error, ErrorKind, LockBackend, Release};
+use leasehold_core::backend::{Acquisition, Answer, LockBackend, Release};
+use leasehold_core::{Error, ErrorKind};
 use leasehold_redis::RedisBackend;
 use redis::Value;
 use support::{Backend, Redis, claim, hasty, ms, settings};
@@ -73,7 +74,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         backend.release(&claim("job", 4)).await?;
         // Two at a time take another way through the scripts than one.
         let leases = [(1, grant.confirmation.place), (2, confirmation.place)]
-            .map(|(number, place)| leasehold_core::LeaseRef::new(claim("job", number), place, LONG));
+            .map(|(number, place)| leasehold_core::backend::LeaseRef::new(claim("job", number), place, LONG));
         for answer in backend.renew(&leases).await {
             if let Answer::Unknown(error) = answer {
                 return Err(error);
@@ -83,7 +84,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         {
             return Err(error);
         }
-        leasehold_core::LockBackend::extensions(&*backend.inner)
+        leasehold_core::backend::LockBackend::extensions(&*backend.inner)
             .inspect
             .unwrap()
             .inspect(claim("job", 1).name())
@@ -138,7 +139,7 @@ async fn a_full_server_grants_nothing_and_ends_nothing() {
 
     let error = backend.acquire(&claim("more", 1), LONG).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
-    let place = |grant: &leasehold_core::Grant| grant.confirmation.place;
+    let place = |grant: &leasehold_core::backend::Grant| grant.confirmation.place;
     assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(60_000)).await, Answer::Renewed(_)));
     // One that needs the record to be kept longer than it was foreseen.
     assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(20 * 3600 * 1000)).await, Answer::Renewed(_)));
@@ -291,7 +292,7 @@ async fn a_connection_that_is_cut_in_a_call_leaves_the_outcome_open_and_the_next
     server.command(&["CLIENT", "PAUSE", "400", "WRITE"]).await;
     let call = tokio::spawn({
         let inner = backend.inner.clone();
-        async move { leasehold_core::LockBackend::acquire(&*inner, &claim("job", 1), LONG).await }
+        async move { leasehold_core::backend::LockBackend::acquire(&*inner, &claim("job", 1), LONG).await }
     });
     tokio::time::sleep(ms(100)).await;
     server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
@@ -321,7 +322,7 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
         let inner = backend.inner.clone();
         async move {
             loop {
-                match leasehold_core::LockBackend::acquire(&*inner, &hasty("job", 2), ttl).await {
+                match leasehold_core::backend::LockBackend::acquire(&*inner, &hasty("job", 2), ttl).await {
                     Err(error) if error.source().is_some() => tokio::time::sleep(ms(5)).await,
                     other => return other,
                 }

@@ -4,10 +4,8 @@ mod support;
 
 use std::sync::Arc;
 
-use leasehold_core::{
-    Acquisition, Answer, Claim, ErrorKind, Extend, HolderInfo, LeaseRef, LockBackend, LockName, Mode, OwnerToken,
-    Release,
-};
+use leasehold_core::backend::{Acquisition, Answer, Claim, Extend, LeaseRef, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
 

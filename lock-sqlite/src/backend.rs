@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Extend,
-    Extensions, Grant, IfHeld, LeaseRef, LockBackend, Mode, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend, Extensions, Grant,
+    IfHeld, LeaseRef, LockBackend, Mode, Release,
 };
+use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::capabilities::{self, LONGEST_LOOK, RENEW_BATCH};
 use crate::errors::{BACKEND, Failure};
@@ -69,7 +70,7 @@ impl SqliteBackend {
     }
 
     async fn opened(self) -> Result<Self> {
-        leasehold_core::require_timers()?;
+        leasehold_core::backend::require_timers()?;
         self.worker.open(self.until()).await?;
         Ok(self)
     }

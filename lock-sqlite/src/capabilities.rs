@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
+use leasehold_core::backend::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 
 use crate::bell;
 use crate::errors::BACKEND;

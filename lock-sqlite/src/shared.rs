@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use leasehold_core::{Claim, CoreHandle, Error, ErrorKind, OwnerToken, Result};
+use leasehold_core::backend::{Claim, CoreHandle, OwnerToken};
+use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::bell::Bell;
 use crate::file::File;
@@ -79,7 +80,8 @@ impl Withdrawn {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{HolderInfo, LockName, Mode};
+    use leasehold_core::backend::Mode;
+    use leasehold_core::{HolderInfo, LockName};
 
     use super::*;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::{Claim, Error, ErrorKind, Extend, FencingToken, IfHeld, LeaseRef, LockName};
+use leasehold_core::backend::{Claim, Extend, IfHeld, LeaseRef};
+use leasehold_core::{Error, ErrorKind, FencingToken, LockName};
 use rusqlite::config::DbConfig;
 use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OpenFlags, Params, Row, params};

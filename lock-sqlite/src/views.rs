@@ -5,10 +5,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Break, Error, ErrorKind, Examine, FencingToken, Finding, HolderInfo, Inspect, Inspection, LeaseView, List, Listed,
-    ListedName, Listing, LockName, Result, Verdict,
-};
+use leasehold_core::admin::{Finding, Listed, ListedName, Listing, Verdict};
+use leasehold_core::backend::{Break, Examine, Inspect, List};
+use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, Inspection, LeaseView, LockName, Result};
 use rusqlite::{Connection, Row, params};
 
 use crate::backend::SqliteBackend;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Claim, Event, LockName, OwnerToken};
+use leasehold_core::LockName;
+use leasehold_core::backend::{Claim, Event, OwnerToken};
 
 use crate::bell::{Alarm, Bell, Listener};
 use crate::errors::Failure;
@@ -212,7 +213,8 @@ fn look_at(file: &File, mut names: Vec<LockName>) -> Looked {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use leasehold_core::{HolderInfo, Mode};
+    use leasehold_core::HolderInfo;
+    use leasehold_core::backend::Mode;
 
     use super::*;
     use crate::machine::Machine;

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Clock as _, DEFAULT_MARGIN_PERCENT, ErrorKind, LockClient, LockGuard, LossReason, Stamp, SystemClock};
+use leasehold::backend::{Clock as _, Stamp, SystemClock};
+use leasehold::defaults::DEFAULT_MARGIN_PERCENT;
+use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 use rustix::process::{Signal, kill_current_process_group};
 
 use crate::args::OnLost;

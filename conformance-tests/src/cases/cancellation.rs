@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquisition, Answers, Certainty, ErrorKind, KeeperHome, LeaseRef, LockClient, LockGuard, LockName, LossReason,
-    Stats,
-};
+use leasehold_core::backend::{Acquisition, Answers, Certainty, LeaseRef};
+use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
 use tokio::sync::oneshot;
 
 use crate::clients::{

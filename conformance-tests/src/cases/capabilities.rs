@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use leasehold_core::{
-    Acquisition, Answer, Certainty, ErrorKind, LeaseRef, ListedName, Listing, LossNotice, TtlScope, Verdict, Waiting,
-};
+use leasehold_core::ErrorKind;
+use leasehold_core::admin::{ListedName, Listing, Verdict};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, LeaseRef, LossNotice, TtlScope, Waiting};
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
 use crate::control::in_time;
@@ -92,7 +92,7 @@ pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
     ann.take_events();
     if fixture.tamper(&name, Tamper::Remove).await.is_ok() {
         tokio::time::sleep(AT_ONCE).await;
-        let pushed = ann.take_events().iter().any(|event| matches!(event, leasehold_core::Event::Gone { .. }));
+        let pushed = ann.take_events().iter().any(|event| matches!(event, leasehold_core::backend::Event::Gone { .. }));
         assert_eq!(pushed, ann.capabilities().loss_notice == LossNotice::Pushed, "whether a loss was pushed");
     }
     let answer = ann.renew(LeaseRef::new(claim.clone(), place, ttl)).await;

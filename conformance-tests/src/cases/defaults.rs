@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{DEFAULT_TTL, LockClient, LossReason};
+use leasehold_core::defaults::DEFAULT_TTL;
+use leasehold_core::{LockClient, LossReason};
 
 use crate::clients::{build, default_client, handoff_bound, hold, lost, queued};
 use crate::control::in_time;

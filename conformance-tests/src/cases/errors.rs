@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fmt::Write;
 use std::time::Duration;
 
-use leasehold_core::{Error, ErrorKind, HolderId, LockClient, LockGuard, MAX_LABEL_BYTES, MAX_NAME_BYTES};
+use leasehold_core::{Error, ErrorKind, HolderId, HolderInfo, LockClient, LockGuard, LockName};
 
 use crate::clients::{build, builder, client, hold, kind_of, long_client, queued, steady_client};
 use crate::fault::{PathFault, ServerFault};
@@ -21,7 +21,7 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
     let longest = claimed.max_ttl;
     let wrong = [
         ("an empty name", ann.lock("")),
-        ("a name that is too long", ann.lock("x".repeat(MAX_NAME_BYTES + 1))),
+        ("a name that is too long", ann.lock("x".repeat(LockName::MAX_BYTES + 1))),
         ("a ttl of zero", lock().ttl(Duration::ZERO)),
         ("a ttl below the bound", lock().ttl(claimed.min_ttl - Duration::from_nanos(1))),
         ("a ttl above the bound", lock().ttl(longest + Duration::from_nanos(1))),
@@ -41,7 +41,10 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
     for (what, builder) in [
         ("no margin", builder(fixture, Route::Clear).await.margin_percent(0)),
         ("a margin that leaves nothing", builder(fixture, Route::Clear).await.margin_percent(51)),
-        ("a label that is too long", builder(fixture, Route::Clear).await.label("x".repeat(MAX_LABEL_BYTES + 1))),
+        (
+            "a label that is too long",
+            builder(fixture, Route::Clear).await.label("x".repeat(HolderInfo::MAX_LABEL_BYTES + 1)),
+        ),
         ("a label with a control character", builder(fixture, Route::Clear).await.label("a\tb")),
     ] {
         let refused = builder.build().map(drop);

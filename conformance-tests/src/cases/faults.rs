@@ -1,6 +1,7 @@
 //! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
 
-use leasehold_core::{Answer, Certainty, ErrorKind, LeaseRef, Release, StoreClock};
+use leasehold_core::ErrorKind;
+use leasehold_core::backend::{Answer, Certainty, LeaseRef, Release, StoreClock};
 
 use crate::clients::{
     PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
@@ -372,7 +373,7 @@ fn in_process(client: &leasehold_core::LockClient, reason: &str) {
     assert!(!reason.is_empty(), "a fault is declared impossible without a reason");
     let scope = client.capabilities().scope;
     assert!(
-        scope != leasehold_core::Scope::Network,
+        scope != leasehold_core::backend::Scope::Network,
         "a server on the network can break like this; declared was: {reason}"
     );
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Acquisition, Answer, Certainty, FencingToken, LeaseRef, Scope};
+use leasehold_core::FencingToken;
+use leasehold_core::backend::{Acquisition, Answer, Certainty, LeaseRef, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::control::in_time;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::{ErrorKind, KeeperHome, LossNotice, LossReason};
+use leasehold_core::backend::LossNotice;
+use leasehold_core::{ErrorKind, KeeperHome, LossReason};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 

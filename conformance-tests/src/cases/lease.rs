@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Confirmation, DEFAULT_TTL, Extend, LeaseRef, LockClient, LossReason, TtlScope,
-};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Extend, LeaseRef, TtlScope};
+use leasehold_core::defaults::DEFAULT_TTL;
+use leasehold_core::{LockClient, LossReason};
 
 use crate::clients::{
     LONG, PATIENCE, becomes_free, build, builder, client, default_client, handoff_bound, hold, is_free, long_client,

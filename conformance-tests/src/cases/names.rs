@@ -1,6 +1,6 @@
 //! Names of locks, and the stored form of their state.
 
-use leasehold_core::{ErrorKind, LockName, MAX_NAME_BYTES};
+use leasehold_core::{ErrorKind, LockName};
 
 use crate::clients::{handoff_bound, hold, is_free, kind_of, long_client, queued};
 use crate::control::in_time;
@@ -76,7 +76,7 @@ fn tricky() -> Vec<LockName> {
     .map(str::to_owned)
     .to_vec();
     // Around the lengths at which an encoding changes its form: the plain one and one that is three times as long.
-    for length in [64, 65, 66, 80, 199, 200, 201, 255, 256, 512, MAX_NAME_BYTES - 1, MAX_NAME_BYTES] {
+    for length in [64, 65, 66, 80, 199, 200, 201, 255, 256, 512, LockName::MAX_BYTES - 1, LockName::MAX_BYTES] {
         names.push("x".repeat(length));
         names.push(format!("{}y", "x".repeat(length - 1)));
         names.push("/".repeat(length));
@@ -106,7 +106,7 @@ pub async fn all_names_are_told_apart(fixture: &dyn Fixture) {
 /// Invariant 16: a waiter of a strange name is woken like any other.
 pub async fn a_strange_name_is_waited_for(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
-    for strange in ["{job} 1/%2F\0\n'\"🔒", &"/".repeat(MAX_NAME_BYTES)] {
+    for strange in ["{job} 1/%2F\0\n'\"🔒", &"/".repeat(LockName::MAX_BYTES)] {
         let name = name(strange);
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));

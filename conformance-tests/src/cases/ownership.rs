@@ -1,6 +1,6 @@
 //! Whose lease it is: what is said of a claim touches that claim and nothing else.
 
-use leasehold_core::{Acquisition, Answer, Certainty, IfHeld, LeaseRef, Release, Waiting};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, IfHeld, LeaseRef, Release, Waiting};
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Confirmation, ErrorKind, LeaseRef, LockClient, LossReason, Release, Waiting,
-};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, LeaseRef, Release, Waiting};
+use leasehold_core::{ErrorKind, LockClient, LossReason};
 
 use crate::clients::{
     PATIENCE, becomes_free, build, client, handoff_bound, hold, kind_of, long_client, lost, queued, warm_client,

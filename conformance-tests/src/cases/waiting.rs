@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{Acquisition, Certainty, Claim, ErrorKind, FencingToken, LockClient, LockGuard, Result, Waiting};
+use leasehold_core::backend::{Acquisition, Certainty, Claim, Waiting};
+use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
 use crate::clients::{

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold_core::{CoreHandle, Event, LockBackend, LockName, Result};
+use leasehold_core::backend::{CoreHandle, Event, LockBackend};
+use leasehold_core::{LockName, Result};
 use tokio::sync::{oneshot, watch};
 
 use super::{Faulty, unreadable};

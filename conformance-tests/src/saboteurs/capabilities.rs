@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Break, Capabilities, Claim, Error, Examine, Extensions, FencingToken, Finding, Inspect, Inspection,
-    List, Listing, LockName, LossNotice, Result, StoreClock, TtlScope, Verdict, Waiting,
+use leasehold_core::admin::{Finding, Listing, Verdict};
+use leasehold_core::backend::{
+    Acquisition, Break, Capabilities, Claim, Examine, Extensions, Inspect, List, LossNotice, StoreClock, TtlScope,
+    Waiting,
 };
+use leasehold_core::{Error, FencingToken, Inspection, LockName, Result};
 
 use super::{plain, stateful};
 use crate::hooks::{Hooks, Inner};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{Acquisition, Claim, Error, Result};
+use leasehold_core::backend::{Acquisition, Claim};
+use leasehold_core::{Error, Result};
 
 use super::plain;
 use crate::hooks::{Hooks, Inner};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use leasehold_core::{CoreHandle, Event};
+use leasehold_core::backend::{CoreHandle, Event};
 
 use super::{plain, stateful};
 use crate::faulty::lock;

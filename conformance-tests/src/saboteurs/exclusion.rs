@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, Error, ErrorKind, FencingToken, Grant, IfHeld, LeaseRef,
-    LockName, Mode, OwnerToken, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, Grant, IfHeld, LeaseRef, Mode, OwnerToken, Release,
 };
+use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
 use super::{plain, stateful};
 use crate::faulty::lock;

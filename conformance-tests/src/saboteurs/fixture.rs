@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Capabilities, Claim, Error, ErrorKind, Extensions, List, Listing, LockName, Result, StoreClock,
-};
+use leasehold_core::admin::Listing;
+use leasehold_core::backend::{Acquisition, Capabilities, Claim, Extensions, List, StoreClock};
+use leasehold_core::{Error, ErrorKind, LockName, Result};
 
 use super::{Saboteur, plain};
 use crate::fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};

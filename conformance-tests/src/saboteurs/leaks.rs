@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::{Acquisition, Certainty, Claim, LockBackend, LockName, Mode, OwnerToken, Release, Result};
+use leasehold_core::backend::{Acquisition, Certainty, Claim, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::{LockName, Result};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{ClientBuilder, Clock, LockBackend, LockName};
+use leasehold_core::backend::{Clock, LockBackend};
+use leasehold_core::{ClientBuilder, LockName};
 
 pub use self::capabilities::*;
 pub use self::errors::*;

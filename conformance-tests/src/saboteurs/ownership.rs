@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, LeaseRef, LockName, OwnerToken, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, LeaseRef, OwnerToken, Release,
 };
+use leasehold_core::{LockName, Result};
 
 use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, ErrorKind, Event, LeaseRef, LockName, OwnerToken,
-    Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, Event, LeaseRef, OwnerToken, Release,
 };
+use leasehold_core::{ErrorKind, LockName, Result};
 
 use super::exclusion::refused;
 use super::{plain, stateful};

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{Acquisition, Certainty, Claim, OwnerToken, Release, Result};
+use leasehold_core::Result;
+use leasehold_core::backend::{Acquisition, Certainty, Claim, OwnerToken, Release};
 
 use super::{plain, stateful};
 use crate::faulty::lock;

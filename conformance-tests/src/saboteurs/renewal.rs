@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, ErrorKind, Event, LeaseRef, LockName, OwnerToken, Release,
-    Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, Event, LeaseRef, OwnerToken, Release,
 };
+use leasehold_core::{ErrorKind, LockName, Result};
 use tokio::runtime::Handle;
 
 use super::exclusion::refused;

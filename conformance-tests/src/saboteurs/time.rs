@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Capabilities, Claim, ClientBuilder, Clock, Confirmation, Extend, LeaseRef, Result, Stamp,
-    StoreClock, SystemClock,
+use leasehold_core::backend::{
+    Acquisition, Answer, Capabilities, Claim, Clock, Confirmation, Extend, LeaseRef, Stamp, StoreClock, SystemClock,
 };
+use leasehold_core::{ClientBuilder, Result};
 
 use super::{Saboteur, plain};
 use crate::fault::{Declared, ServerFault};
@@ -180,7 +180,7 @@ impl Hooks for RunsOutAtOnce {
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
-            let _ = inner.backend.release(&lease.claim, leasehold_core::Certainty::Sure).await;
+            let _ = inner.backend.release(&lease.claim, leasehold_core::backend::Certainty::Sure).await;
         }
         answers
     }

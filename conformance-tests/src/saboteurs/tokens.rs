@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{Acquisition, Answer, Claim, CoreHandle, Event, FencingToken, LeaseRef, Result};
+use leasehold_core::backend::{Acquisition, Answer, Claim, CoreHandle, Event, LeaseRef};
+use leasehold_core::{FencingToken, Result};
 
 use super::{plain, stateful};
 use crate::faulty::lock;

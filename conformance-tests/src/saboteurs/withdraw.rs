@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::{Acquisition, Certainty, Claim, ErrorKind, OwnerToken, Release, Result};
+use leasehold_core::backend::{Acquisition, Certainty, Claim, OwnerToken, Release};
+use leasehold_core::{ErrorKind, Result};
 
 use super::exclusion::refused;
 use super::{Saboteur, stateful};

@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use leasehold::redis::{RedisBackend, acl, operator_acl};
 use leasehold_conformance::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
 use leasehold_conformance::{Census, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
-use leasehold_core::{LockBackend, LockName};
+use leasehold_core::LockName;
+use leasehold_core::backend::LockBackend;
 
 use super::stored::Stored;
 

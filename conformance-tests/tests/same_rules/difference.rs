@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_conformance::hooks::{Hooks, Inner};
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, Release, Result,
+use leasehold_core::Result;
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, Release,
 };
 
 /// What the memory store does otherwise.

@@ -8,7 +8,8 @@ use leasehold::redis::RedisBackend;
 use leasehold_conformance::Direct;
 use leasehold_conformance::harness::{RedisServer, RedisSettings};
 use leasehold_conformance::hooks::Hooked;
-use leasehold_core::{Clock, LockBackend, MemoryBackend, MemoryStore, Stamp};
+use leasehold_core::backend::{Clock, LockBackend, Stamp};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
 
 use super::difference::Difference;
 

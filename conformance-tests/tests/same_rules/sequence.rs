@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Claim, ErrorKind, Event, Extend, FencingToken, HolderInfo, IfHeld, Inspection,
-    LeaseRef, LockName, Mode, OwnerToken, Place, Release, Result,
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, Event, Extend, IfHeld, LeaseRef, Mode, OwnerToken, Place, Release,
 };
+use leasehold_core::{ErrorKind, FencingToken, HolderInfo, Inspection, LockName, Result};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

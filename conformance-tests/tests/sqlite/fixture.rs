@@ -13,7 +13,8 @@ use leasehold_conformance::harness::folder;
 use leasehold_conformance::{
     Census, Data, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper,
 };
-use leasehold_core::{LockBackend, LockName};
+use leasehold_core::LockName;
+use leasehold_core::backend::LockBackend;
 
 use super::stored::Stored;
 

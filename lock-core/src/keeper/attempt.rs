@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::queue::{Queue, Stage, held_by_another, no_answer};
 use super::report::Report;
 use super::{LeaseKeeper, State};
-use crate::claim::{Claim, IfHeld};
+use crate::backend::{Acquisition, Certainty};
+use crate::backend::{Claim, IfHeld};
 use crate::error::{ErrorKind, Result};
-use crate::grant::{Acquisition, Certainty};
 
 /// An acquire that is to be sent.
 pub(crate) struct Attempt {
@@ -136,10 +136,12 @@ mod tests {
     use std::future::poll_fn;
 
     use super::*;
+    use crate::LockClient;
+    use crate::defaults::{DEFAULT_TTL, DEFAULT_WAIT};
     use crate::keeper::Entry;
     use crate::lease::{Renewal, Terms};
+    use crate::memory::{MemoryBackend, MemoryStore};
     use crate::name::LockName;
-    use crate::{DEFAULT_TTL, DEFAULT_WAIT, LockClient, MemoryBackend, MemoryStore};
 
     const TERMS: Terms =
         Terms { ttl: DEFAULT_TTL, renewal: Renewal::Kept, max_hold: None, min_hold: None, holder: None };

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::claim::Claim;
+use crate::backend::Claim;
+use crate::backend::{Answer, LeaseRef};
+use crate::backend::{Certainty, Confirmation, Grant, Place};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
-use crate::grant::{Certainty, Confirmation, Grant, Place};
 use crate::lease::{Lease, Renewal, Terms, period, validity_end};
-use crate::renewal::{Answer, LeaseRef};
 use crate::sync::lock;
 use crate::token::OwnerToken;
 

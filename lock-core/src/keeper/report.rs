@@ -5,9 +5,9 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use super::LeaseKeeper;
+use crate::backend::{Certainty, Confirmation, Place};
 use crate::clock::Stamp;
 use crate::error::Error;
-use crate::grant::{Certainty, Confirmation, Place};
 use crate::lease::{Lease, Look, Phase};
 use crate::loss::{Loss, LossReason};
 use crate::name::LockName;

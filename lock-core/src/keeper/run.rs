@@ -11,12 +11,12 @@ use std::time::Duration;
 use super::schedule::TaskId;
 use super::withdraw::Ending;
 use super::{LeaseKeeper, Life, Parts, State, Task};
-use crate::claim::Claim;
+use crate::backend::Claim;
+use crate::backend::Place;
+use crate::backend::{Answer, Answers, LeaseRef};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::grant::Place;
 use crate::lease::Lease;
-use crate::renewal::{Answer, Answers, LeaseRef};
 use crate::timers::require_timers;
 
 /// Where the lease keeper runs.

@@ -10,13 +10,13 @@ use super::hold::Hold;
 use super::leases::Start;
 use super::queue::{Queue, Stage, Waiter, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::claim::{Claim, IfHeld};
+use crate::backend::{Answer, LeaseRef};
+use crate::backend::{Certainty, Confirmation, Grant, Place};
+use crate::backend::{Claim, IfHeld};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
-use crate::grant::{Certainty, Confirmation, Grant, Place};
 use crate::lease::{period, validity_end};
 use crate::name::LockName;
-use crate::renewal::{Answer, LeaseRef};
 use crate::token::{FencingToken, OwnerToken};
 
 impl LeaseKeeper {

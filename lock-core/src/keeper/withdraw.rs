@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
-use crate::claim::Claim;
+use crate::backend::Claim;
+use crate::backend::{Answer, Answers, Extend, LeaseRef};
+use crate::backend::{Certainty, Place, Release};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::grant::{Certainty, Place, Release};
-use crate::renewal::{Answer, Answers, Extend, LeaseRef};
 use crate::sync::lock;
 use crate::token::OwnerToken;
 

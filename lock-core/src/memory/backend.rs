@@ -7,16 +7,18 @@ use async_trait::async_trait;
 
 use super::record::Standing;
 use super::store::{Line, MAX_PLACE_TTL, MemoryStore};
+use crate::admin::Listing;
+use crate::backend::Claim;
+use crate::backend::CoreHandle;
 use crate::backend::LockBackend;
-use crate::capabilities::{Capabilities, Restart, Scope, StoreClock, Waiting};
-use crate::claim::Claim;
+use crate::backend::{Acquisition, Certainty, Confirmation, Grant, Release};
+use crate::backend::{Answer, Answers, LeaseRef};
+use crate::backend::{Break, Extensions, Inspect, List};
+use crate::backend::{Capabilities, Restart, Scope, StoreClock, Waiting};
 use crate::clock::Stamp;
-use crate::core_handle::CoreHandle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::extensions::{Break, Extensions, Inspect, Inspection, List, Listing};
-use crate::grant::{Acquisition, Certainty, Confirmation, Grant, Release};
+use crate::lock_info::Inspection;
 use crate::name::LockName;
-use crate::renewal::{Answer, Answers, LeaseRef};
 use crate::token::FencingToken;
 
 /// Locks in a [`MemoryStore`], for one client. Other clients of the same store each take their own.
@@ -152,9 +154,10 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::claim::{HolderInfo, IfHeld, Mode};
+    use crate::backend::Event;
+    use crate::backend::{IfHeld, Mode};
     use crate::clock::SystemClock;
-    use crate::core_handle::Event;
+    use crate::holder_info::HolderInfo;
     use crate::token::OwnerToken;
 
     const TTL: Duration = Duration::from_secs(30);

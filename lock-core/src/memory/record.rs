@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::backend::Extend;
+use crate::backend::{Certainty, Place};
 use crate::clock::Stamp;
-use crate::grant::{Certainty, Place};
-use crate::renewal::Extend;
 use crate::token::FencingToken;
 
 /// How long a withdrawn claim is remembered: a late copy of its acquire that arrives within this time does nothing.

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::record::{HeldLease, LockRecord, Standing};
-use crate::claim::{Claim, IfHeld};
+use crate::admin::{Listed, ListedName};
+use crate::backend::{Certainty, Place};
+use crate::backend::{Claim, IfHeld};
+use crate::backend::{CoreHandle, Event};
+use crate::backend::{Extend, LeaseRef};
 use crate::clock::{Clock, Stamp, SystemClock};
-use crate::core_handle::{CoreHandle, Event};
-use crate::extensions::{Inspection, LeaseView, Listed, ListedName};
-use crate::grant::{Certainty, Place};
+use crate::lock_info::{Inspection, LeaseView};
 use crate::name::LockName;
-use crate::renewal::{Extend, LeaseRef};
 use crate::sync::lock;
 use crate::token::FencingToken;
 
@@ -22,7 +23,7 @@ pub(super) const MAX_PLACE_TTL: Duration = Duration::from_secs(10);
 /// Names whose locks are free are swept out when there are this many names, and then at each doubling.
 const FIRST_SWEEP: usize = 1 << 16;
 
-/// A store in this process. Clones share it; a [`MemoryBackend`](crate::MemoryBackend) makes it available to one client.
+/// A store in this process. Clones share it; a [`MemoryBackend`](crate::memory::MemoryBackend) makes it available to one client.
 ///
 /// It is the reference for every other store: leases end by its clock, waiters stand in a queue and the lock is handed
 /// on to its head, withdrawn claims leave tombstones for a minute. Nothing of it outlives the process.

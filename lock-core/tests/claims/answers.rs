@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use leasehold_core::{Answer, Certainty, LossReason, Release};
+use leasehold_core::LossReason;
+use leasehold_core::backend::{Answer, Certainty, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};

@@ -3,9 +3,8 @@
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquisition, Certainty, Confirmation, ErrorKind, FencingToken, Grant, LossReason, Release, Stamp,
-};
+use leasehold_core::backend::{Acquisition, Certainty, Confirmation, Grant, Release, Stamp};
+use leasehold_core::{ErrorKind, FencingToken, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted};

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_core::{Acquisition, Answer, Certainty, Error, ErrorKind, Event, IfHeld, LossReason, Release};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Event, IfHeld, Release};
+use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted, unknown};

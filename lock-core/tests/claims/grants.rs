@@ -1,8 +1,7 @@
 //! Which grants and confirmations count for a claim, and which end it.
 
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Confirmation, Event, FencingToken, Grant, LossReason, OwnerToken, Release, Result,
-};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Event, Grant, OwnerToken, Release};
+use leasehold_core::{FencingToken, LossReason, Result};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 

@@ -1,6 +1,7 @@
 //! Renewals that go out together.
 
-use leasehold_core::{Answer, LeaseRef, LockClient, LockGuard, LossReason};
+use leasehold_core::backend::{Answer, LeaseRef};
+use leasehold_core::{LockClient, LockGuard, LossReason};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 

@@ -7,11 +7,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Error, ErrorKind,
-    Event, Extensions, FencingToken, Grant, KeeperHome, LeaseRef, LockBackend, LockClient, LockGuard, LockName, Place,
-    Release, Result, Stamp,
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Event, Extensions,
+    Grant, LeaseRef, LockBackend, Place, Release, Stamp,
 };
+use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};

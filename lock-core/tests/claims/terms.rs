@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquisition, Answer, Certainty, Confirmation, ErrorKind, Extend, FencingToken, Grant, HolderId, IfHeld, LossReason,
-    Release,
-};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Extend, Grant, IfHeld, Release};
+use leasehold_core::{ErrorKind, FencingToken, HolderId, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, scripted};

@@ -1,6 +1,7 @@
 //! How waits end, and what is sent for those who wait.
 
-use leasehold_core::{Acquisition, Answer, Certainty, ErrorKind, IfHeld, Release};
+use leasehold_core::ErrorKind;
+use leasehold_core::backend::{Acquisition, Answer, Certainty, IfHeld, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};

@@ -4,7 +4,8 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use leasehold_core::{Claim, HolderInfo, LockName, Mode, OwnerToken};
+use leasehold_core::backend::{Claim, Mode, OwnerToken};
+use leasehold_core::{HolderInfo, LockName};
 
 use super::*;
 use crate::calls::{Terms, Want};

@@ -6,10 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_core::{
-    Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, HolderInfo, IfHeld, LeaseRef,
-    LockBackend, LockName, Mode, OwnerToken, Place, Release, SystemClock,
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, IfHeld, LeaseRef, LockBackend, Mode,
+    OwnerToken, Place, Release, SystemClock,
 };
+use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
 use redis::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

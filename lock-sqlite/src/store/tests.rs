@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{HolderInfo, Mode, OwnerToken};
+use leasehold_core::HolderInfo;
+use leasehold_core::backend::{Mode, OwnerToken};
 
 use super::*;
 

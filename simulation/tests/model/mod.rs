@@ -13,7 +13,7 @@ pub(crate) use explore::{exhaust, walk};
 use std::time::Duration;
 
 use claim::ModelClaim;
-use leasehold_core::Stamp;
+use leasehold_core::backend::Stamp;
 use leasehold_core::memory::LockRecord;
 
 /// How many claims a state has room for; those beyond [`World::claims`] never begin.

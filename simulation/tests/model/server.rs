@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use leasehold_core::FencingToken;
+use leasehold_core::backend::{Certainty, Extend, Stamp};
 use leasehold_core::memory::{HeldLease, LockRecord, Standing};
-use leasehold_core::{Certainty, Extend, FencingToken, Stamp};
 
 use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
 

@@ -12,7 +12,9 @@ mod wire;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use leasehold_core::{Clock, Event, KeeperHome, LockClient, LockName, MemoryStore, Stamp};
+use leasehold_core::backend::{Clock, Event, Stamp};
+use leasehold_core::memory::MemoryStore;
+use leasehold_core::{KeeperHome, LockClient, LockName};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::oracle::Oracle;

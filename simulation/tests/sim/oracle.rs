@@ -7,7 +7,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use leasehold_core::{Clock, LockGuard, LockName, MemoryStore, OwnerToken, Stamp};
+use leasehold_core::backend::{Clock, OwnerToken, Stamp};
+use leasehold_core::memory::MemoryStore;
+use leasehold_core::{LockGuard, LockName};
 use tokio::time::Instant;
 
 use self::claims::ClaimBook;

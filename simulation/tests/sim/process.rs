@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::{Clock, CoreHandle, Event, Stamp};
+use leasehold_core::backend::{Clock, CoreHandle, Event, Stamp};
 use tokio::time::Instant;
 
 /// One client's process. Its clock is the client's.

@@ -4,7 +4,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Clock, HolderId, LockGuard, LockName, LossReason, OwnerToken, Stamp};
+use leasehold_core::backend::{Clock, OwnerToken, Stamp};
+use leasehold_core::{HolderId, LockGuard, LockName, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::oracle::{Rule, id};

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Error, ErrorKind, Event,
-    Extensions, FencingToken, Grant, LeaseRef, LockBackend, MemoryBackend, Release, Result, Stamp,
+use leasehold_core::backend::{
+    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Extensions, Grant,
+    LeaseRef, LockBackend, Release, Stamp,
 };
+use leasehold_core::memory::MemoryBackend;
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, Certainty, ErrorKind, Event, LockName, Waiting};
+use leasehold_core::backend::{Acquisition, Certainty, Event, Waiting};
+use leasehold_core::{ErrorKind, LockName};
 
 use super::{becomes_unavailable, fails, is_answered, long};
 use crate::direct::Direct;

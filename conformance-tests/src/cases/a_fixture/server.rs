@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, Certainty, ErrorKind, StoreClock};
+use leasehold_core::ErrorKind;
+use leasehold_core::backend::{Acquisition, Certainty, StoreClock};
 
 use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
 use crate::direct::Direct;

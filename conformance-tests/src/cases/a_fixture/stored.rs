@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, Certainty, LeaseRef, Waiting};
+use leasehold_core::backend::{Acquisition, Certainty, LeaseRef, Waiting};
 
 use super::long;
 use crate::clients::LONG;

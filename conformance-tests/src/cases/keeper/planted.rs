@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::{Answer, LeaseRef, LockName};
+use leasehold_core::LockName;
+use leasehold_core::backend::{Answer, LeaseRef};
 use tokio::sync::Notify;
 
 use crate::faulty::lock;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, Certainty, Claim, Extend, FencingToken, LeaseRef, LockName, OwnerToken};
+use leasehold_core::backend::{Acquisition, Certainty, Claim, Extend, LeaseRef, OwnerToken};
+use leasehold_core::{FencingToken, LockName};
 
 use super::super::process::Process;
 use super::super::wire::CALL_BOUND;

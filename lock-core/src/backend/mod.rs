@@ -1,17 +1,28 @@
-//! The trait that a backend implements.
+//! What the author of a backend needs: the trait [`LockBackend`], what its calls say and answer, and shared parts.
+
+mod capabilities;
+mod claim;
+mod core_handle;
+mod extensions;
+mod grant;
+mod renewal;
+pub mod setting;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::capabilities::Capabilities;
-use crate::claim::Claim;
-use crate::core_handle::CoreHandle;
+pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
+pub use self::claim::{Claim, IfHeld, Mode};
+pub use self::core_handle::{CoreHandle, Event};
+pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
+pub use self::grant::{Acquisition, Certainty, Confirmation, Grant, Place, Release};
+pub use self::renewal::{Answer, Answers, Extend, LeaseRef};
+pub use crate::clock::{Clock, Stamp, SystemClock};
 use crate::error::Result;
-use crate::extensions::Extensions;
-use crate::grant::{Acquisition, Certainty, Release};
-use crate::renewal::{Answers, LeaseRef};
+pub use crate::timers::require_timers;
+pub use crate::token::OwnerToken;
 
 /// A store that can keep leases. Object safe, no default methods: a wrapper that forgets one does not compile.
 ///
@@ -39,8 +50,8 @@ pub trait LockBackend: Send + Sync + 'static {
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition>;
 
     /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
-    /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`](crate::Extend::Exactly))
-    /// lets a waiter know, by [`Event::EndsSooner`](crate::Event::EndsSooner) or [`Event::Look`](crate::Event::Look): whoever waits
+    /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
+    /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Look`]: whoever waits
     /// holds when the lease ends, and not a part of its place's ttl later.
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers);
 

@@ -1,98 +1,9 @@
-//! Claims: one attempt of one client to hold a lock.
+//! Who holds a lock, for people.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::token::OwnerToken;
-
-/// How a lock is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Mode {
-    /// By one holder at a time.
-    #[default]
-    Exclusive,
-}
-
-/// What a claim wants while another holds the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum IfHeld {
-    /// A place in the server's queue, where the server keeps one.
-    #[default]
-    Queue,
-    /// Nothing: the answer is [`Held`](crate::Acquisition::Held), and nothing is kept at the store.
-    Leave,
-}
-
-/// One attempt of one client to hold a lock. It exists before, during and after its lease. Cheap to clone.
-///
-/// Two claims are two owners, even in one task, on one connection, in one session.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct Claim(Arc<Inner>);
-
-struct Inner {
-    name: LockName,
-    owner: OwnerToken,
-    mode: Mode,
-    if_held: IfHeld,
-    holder: Arc<HolderInfo>,
-}
-
-impl Claim {
-    /// A claim of the lock `name` by a fresh `owner`.
-    pub fn new(name: LockName, owner: OwnerToken, mode: Mode, holder: Arc<HolderInfo>) -> Self {
-        Self(Arc::new(Inner { name, owner, mode, if_held: IfHeld::Queue, holder }))
-    }
-
-    /// The same claim with another wish for when the lock is held. [`Claim::new`] wants a place.
-    #[must_use]
-    pub fn if_held(self, if_held: IfHeld) -> Self {
-        let Inner { name, owner, mode, holder, .. } = &*self.0;
-        Self(Arc::new(Inner { name: name.clone(), owner: *owner, mode: *mode, if_held, holder: holder.clone() }))
-    }
-
-    /// The same claim under another name, for a backend that wraps another one.
-    #[must_use]
-    pub fn renamed(&self, name: LockName) -> Self {
-        Self::new(name, self.0.owner, self.0.mode, self.0.holder.clone()).if_held(self.0.if_held)
-    }
-
-    /// The lock.
-    pub fn name(&self) -> &LockName {
-        &self.0.name
-    }
-
-    /// What proves that a lease is this claim's.
-    pub fn owner(&self) -> &OwnerToken {
-        &self.0.owner
-    }
-
-    /// How it wants to hold the lock.
-    pub fn mode(&self) -> Mode {
-        self.0.mode
-    }
-
-    /// What it wants while another holds the lock.
-    pub fn wish(&self) -> IfHeld {
-        self.0.if_held
-    }
-
-    /// Who claims, for people.
-    pub fn holder(&self) -> &HolderInfo {
-        &self.0.holder
-    }
-}
-
-impl fmt::Debug for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("name", &self.0.name).field("mode", &self.0.mode).finish_non_exhaustive()
-    }
-}
 
 /// Who holds or claims a lock, for people who look at the store. Never used for ownership.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,22 +19,23 @@ pub struct HolderInfo {
     pub label: String,
 }
 
-/// The longest stored holder information, in bytes.
-pub const MAX_HOLDER_BYTES: usize = 512;
-
-/// The longest label, in bytes.
-pub const MAX_LABEL_BYTES: usize = 128;
-
 impl HolderInfo {
+    /// The longest stored form, in bytes.
+    pub const MAX_BYTES: usize = 512;
+
+    /// The longest label, in bytes.
+    pub const MAX_LABEL_BYTES: usize = 128;
+
     /// The information of this process, with a label.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when the label is longer than [`MAX_LABEL_BYTES`] or
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when the label is longer than [`Self::MAX_LABEL_BYTES`] or
     /// has a control character.
     pub fn of_this_process(label: &str) -> Result<Self> {
-        if label.len() > MAX_LABEL_BYTES || label.chars().any(char::is_control) {
+        if label.len() > Self::MAX_LABEL_BYTES || label.chars().any(char::is_control) {
             return Err(Error::invalid(format!(
-                "a holder's label has at most {MAX_LABEL_BYTES} bytes and no control characters"
+                "a holder's label has at most {} bytes and no control characters",
+                Self::MAX_LABEL_BYTES
             )));
         }
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
@@ -131,12 +43,13 @@ impl HolderInfo {
     }
 
     /// The stored form: lock name, host, pid, start and label, separated by tabs, at most
-    /// [`MAX_HOLDER_BYTES`] bytes. Control characters become spaces, what is too long is cut. A store that knows the
+    /// [`Self::MAX_BYTES`] bytes. Control characters become spaces, what is too long is cut. A store that knows the
     /// name from elsewhere may leave it out.
     pub fn encode(&self, name: Option<&LockName>) -> String {
         let (pid, started) = (self.pid.to_string(), self.started.to_string());
         let name = name.map_or("", LockName::as_str);
-        let parts = [(name, 200), (&*self.host, 100), (&*pid, 10), (&*started, 20), (&*self.label, MAX_LABEL_BYTES)];
+        let parts =
+            [(name, 200), (&*self.host, 100), (&*pid, 10), (&*started, 20), (&*self.label, Self::MAX_LABEL_BYTES)];
         let mut out = String::with_capacity(128);
         for (index, (text, limit)) in parts.into_iter().enumerate() {
             if index > 0 {
@@ -182,7 +95,7 @@ mod tests {
         let info = HolderInfo { host: "h".repeat(300), pid: u32::MAX, started: u64::MAX, label: "l".repeat(128) };
         let name = LockName::new("n\töb".repeat(200)).unwrap();
         let stored = info.encode(Some(&name));
-        assert!(stored.len() <= MAX_HOLDER_BYTES, "{}", stored.len());
+        assert!(stored.len() <= HolderInfo::MAX_BYTES, "{}", stored.len());
         let (kept, read) = HolderInfo::decode(&stored).unwrap();
         assert!(kept.starts_with("n öbn"));
         assert_eq!((read.pid, read.started, read.label), (info.pid, info.started, info.label));

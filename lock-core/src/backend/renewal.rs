@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::claim::Claim;
+use crate::backend::Claim;
+use crate::backend::{Confirmation, Grant, Place};
 use crate::error::{Error, ErrorKind};
-use crate::grant::{Confirmation, Grant, Place};
 
 /// How far a renewal moves the deadline at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

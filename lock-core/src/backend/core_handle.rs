@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::backend::{Confirmation, Place};
 use crate::clock::{Clock, Stamp};
-use crate::grant::{Confirmation, Place};
 use crate::name::LockName;
 use crate::token::{FencingToken, OwnerToken};
 

@@ -1,0 +1,91 @@
+//! What an operator sees of a store: lists of locks, and whether the store is fit for them.
+
+use crate::lock_info::Inspection;
+use crate::name::LockName;
+
+/// The result of a [`LockClient::list`](crate::LockClient::list) call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The locks, those that are held first.
+    pub locks: Vec<Listed>,
+    /// Records that this version cannot read, such as those of a newer format, as many as the limit at most. Each may be a lock
+    /// that is held.
+    pub unreadable: Vec<ListedName>,
+}
+
+impl Listing {
+    /// The most locks that one listing has.
+    pub const MAX: usize = 10_000;
+
+    /// A listing of these locks and unreadable records.
+    pub const fn new(locks: Vec<Listed>, unreadable: Vec<ListedName>) -> Self {
+        Self { locks, unreadable }
+    }
+}
+
+/// A lock in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its name.
+    pub name: ListedName,
+    /// Its state.
+    pub state: Inspection,
+}
+
+impl Listed {
+    /// A lock in a list.
+    pub const fn new(name: ListedName, state: Inspection) -> Self {
+        Self { name, state }
+    }
+}
+
+/// A lock's name in a list.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ListedName {
+    /// The name.
+    Whole(LockName),
+    /// The store keeps only a digest of so long a name: as much as it has for people, and in [`Listing::unreadable`] the
+    /// digest.
+    Cut(String),
+}
+
+impl std::fmt::Display for ListedName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Whole(name) => f.write_str(name.as_str()),
+            Self::Cut(begin) => write!(f, "{begin}…"),
+        }
+    }
+}
+
+/// One thing that an operator wants to know of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at: `server version`. The same words at every look.
+    pub about: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What that means for locks.
+    pub verdict: Verdict,
+}
+
+impl Finding {
+    /// A finding.
+    pub fn new(about: &'static str, found: impl Into<String>, verdict: Verdict) -> Self {
+        Self { about, found: found.into(), verdict }
+    }
+}
+
+/// What a finding means for locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing is to be done.
+    Fine,
+    /// Locks work, and promise less than they could: what to do about it.
+    Doubtful(String),
+    /// Locks do not work, or exclusion ends: how to mend it.
+    Wrong(String),
+}
