@@ -33,8 +33,11 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
         holder.kill()?;
         let kill = Instant::now();
         // Nobody renews the lease any more, so the record has its last deadline.
-        let lease =
-            client.inspect(&name).await?.and_then(|seen| seen.lease).context("the killed holder has no lease")?;
+        let lease = client
+            .inspect(&name)
+            .await?
+            .and_then(|seen| seen.holders.into_iter().next())
+            .context("the killed holder has no lease")?;
         let (guard, held) = waiter.await??;
         killed.push(Sample::new(held, kill + lease.ttl_left, &canary, kill));
         guard.release().await?;

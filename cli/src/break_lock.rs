@@ -25,13 +25,13 @@ struct Broken {
 /// Ends the lease of whoever holds the lock, if the user means it.
 pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Failure> {
     let client = Store::of(&args.common, output)?.connect("").await?;
-    let Some(seen) = client.inspect(&args.name).await?.filter(|seen| seen.lease.is_some()) else {
+    let Some(seen) = client.inspect(&args.name).await?.filter(leasehold::LockInfo::is_held) else {
         let before = LockReport::new(&client, &args.name, None);
         let answer = Broken { name: args.name.clone(), broken: false, raised_token: None, before };
         output.result(&answer, || format!("{}: free, there is nothing to break", shown(&args.name)))?;
         return Ok(Exit::Fine);
     };
-    let token = seen.lease.as_ref().map(|lease| lease.token);
+    let token = seen.holder().map(|lease| lease.token);
     let before = LockReport::new(&client, &args.name, Some(seen));
     if !args.yes && !is_meant(&before)? {
         return Err(Failure::new(Exit::No, "not broken"));

@@ -37,7 +37,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "Wait until a lock is free, in a script:",
                 "while leasehold status nightly --exit-code >/dev/null; do sleep 1; done",
             ),
-            ("The host of the holder:", "leasehold status nightly --json | jq -r .holder.host"),
+            ("The host of the holder:", "leasehold status nightly --json | jq -r .holders[0].host"),
         ],
     ),
     ("ls", &[("What is held below a prefix:", "leasehold ls --prefix orders/")]),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::backend::Waiting;
-use leasehold::{HolderInfo, Inspection, LockClient};
+use leasehold::{LeaseInfo, LockClient, LockInfo};
 use serde::Serialize;
 
 /// A lock, for `--json`. Fields are added, never renamed or removed.
@@ -12,89 +12,104 @@ use serde::Serialize;
 pub(crate) struct LockReport {
     pub(crate) name: String,
     pub(crate) held: bool,
-    /// The fencing token of the current lease.
-    pub(crate) token: Option<u64>,
     /// The fencing token of the last grant, also when the lock is free.
     pub(crate) last_token: Option<u64>,
-    /// How long the lease lasts unless it is renewed.
-    pub(crate) ttl_left_ms: Option<u64>,
-    /// Since when it is held, in seconds since the Unix epoch, where the store's tokens tell.
-    pub(crate) since: Option<u64>,
     /// How many wait, where the store knows.
     pub(crate) waiters: Option<u64>,
-    pub(crate) holder: Option<Holder>,
+    /// The leases: one at most while a lock is exclusive.
+    pub(crate) holders: Vec<LeaseReport>,
 }
 
-/// Who holds a lock, as far as the holder said.
+/// A lease, and who holds it as far as the holder said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Holder {
-    pub(crate) host: String,
-    pub(crate) pid: u32,
-    /// When it was started, in seconds since the Unix epoch, by its own clock.
-    pub(crate) started: u64,
-    pub(crate) label: String,
+pub(crate) struct LeaseReport {
+    /// Its fencing token.
+    pub(crate) token: u64,
+    /// How long it lasts unless it is renewed.
+    pub(crate) ttl_left_ms: u64,
+    /// Since when it is held, in seconds since the Unix epoch, where the store's tokens tell.
+    pub(crate) since: Option<u64>,
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<u32>,
+    /// When the holder was started, in seconds since the Unix epoch, by its own clock.
+    pub(crate) started: Option<u64>,
+    pub(crate) label: Option<String>,
 }
 
-impl From<HolderInfo> for Holder {
-    fn from(info: HolderInfo) -> Self {
-        Self { host: info.host, pid: info.pid, started: info.started, label: info.label }
+impl From<LeaseInfo> for LeaseReport {
+    fn from(lease: LeaseInfo) -> Self {
+        let token = lease.token.get();
+        let ttl_left_ms = u64::try_from(lease.ttl_left.as_millis()).unwrap_or(u64::MAX);
+        let nobody = Self { token, ttl_left_ms, since: None, host: None, pid: None, started: None, label: None };
+        let Some(holder) = lease.holder else { return nobody };
+        Self {
+            since: granted_at(token, holder.started),
+            host: Some(holder.host),
+            pid: Some(holder.pid),
+            started: Some(holder.started),
+            label: Some(holder.label),
+            ..nobody
+        }
+    }
+}
+
+impl LeaseReport {
+    /// The holder in words.
+    pub(crate) fn who(&self) -> String {
+        let (Some(host), Some(pid)) = (&self.host, self.pid) else { return "somebody".to_owned() };
+        let label = self.label.as_ref().filter(|label| !label.is_empty());
+        let label = label.map_or_else(String::new, |label| format!(", {}", shown(label)));
+        format!("{} (process {pid}{label})", shown(host))
     }
 }
 
 impl LockReport {
-    /// The report of an inspection, or of a lock that the store has no record of.
-    pub(crate) fn new(client: &LockClient, name: impl Into<String>, seen: Option<Inspection>) -> Self {
-        Self::of(name, seen, client.capabilities().waiting == Waiting::ServerQueue)
+    /// The report of a lock, or of one that the store has no record of.
+    pub(crate) fn new(client: &LockClient, name: impl Into<String>, seen: Option<LockInfo>) -> Self {
+        let has_queue = client.capabilities().waiting == Waiting::ServerQueue;
+        Self::of(name, seen.unwrap_or_else(|| LockInfo::new(None, Vec::new(), has_queue.then_some(0))))
     }
 
-    /// Only a store with a queue knows who waits.
-    pub(crate) fn of(name: impl Into<String>, seen: Option<Inspection>, has_queue: bool) -> Self {
-        let Inspection { last_token, lease, waiters, .. } = seen.unwrap_or_else(|| Inspection::new(None, None, 0));
-        let token = lease.as_ref().map(|lease| lease.token.get());
-        let ttl_left_ms = lease.as_ref().map(|lease| u64::try_from(lease.ttl_left.as_millis()).unwrap_or(u64::MAX));
-        let held = lease.is_some();
-        let holder: Option<Holder> = lease.and_then(|lease| lease.holder).map(Holder::from);
-        let since = token.and_then(|token| granted_at(token, holder.as_ref()?.started));
-        let last_token = last_token.map(|token| token.get());
+    pub(crate) fn of(name: impl Into<String>, seen: LockInfo) -> Self {
         Self {
             name: name.into(),
-            held,
-            token,
-            last_token,
-            ttl_left_ms,
-            since,
-            waiters: has_queue.then_some(waiters),
-            holder,
+            held: seen.is_held(),
+            last_token: seen.last_token.map(|token| token.get()),
+            waiters: seen.waiters,
+            holders: seen.holders.into_iter().map(LeaseReport::from).collect(),
         }
+    }
+
+    /// The fencing token of the lease that was granted first.
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.holders.first().map(|lease| lease.token)
     }
 
     /// One paragraph for people.
     pub(crate) fn in_words(&self) -> String {
         let mut text = format!("{}: ", shown(&self.name));
-        let Some(token) = self.token else {
+        if self.holders.is_empty() {
             text.push_str("free");
             match self.last_token {
                 Some(last) => _ = write!(text, ", last token {last}"),
                 None => text.push_str(", no record of it"),
             }
-            self.add_waiters(&mut text);
-            return text;
-        };
-        text.push_str("held by ");
-        text.push_str(&self.who());
-        if let Some(since) = self.since {
-            _ = write!(text, " for {}", age(since));
         }
-        _ = write!(text, ", token {token}, {} left", in_seconds(self.ttl_left_ms));
+        for (index, lease) in self.holders.iter().enumerate() {
+            text.push_str(if index == 0 { "held by " } else { "; and by " });
+            text.push_str(&lease.who());
+            if let Some(since) = lease.since {
+                _ = write!(text, " for {}", age(since));
+            }
+            _ = write!(text, ", token {}, {} left", lease.token, in_seconds(lease.ttl_left_ms));
+        }
         self.add_waiters(&mut text);
         text
     }
 
-    /// The holder in words.
+    /// The holders in words.
     pub(crate) fn who(&self) -> String {
-        let Some(Holder { host, pid, label, .. }) = &self.holder else { return "somebody".to_owned() };
-        let label = if label.is_empty() { String::new() } else { format!(", {}", shown(label)) };
-        format!("{} (process {pid}{label})", shown(host))
+        self.holders.iter().map(LeaseReport::who).collect::<Vec<_>>().join(" and ")
     }
 
     fn add_waiters(&self, text: &mut String) {
@@ -112,8 +127,7 @@ pub(crate) fn shown(text: &str) -> String {
 }
 
 /// A number of milliseconds as seconds with one decimal.
-pub(crate) fn in_seconds(ms: Option<u64>) -> String {
-    let ms = ms.unwrap_or_default();
+pub(crate) fn in_seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms % 1000 / 100)
 }
 
@@ -152,34 +166,37 @@ fn granted_at(token: u64, started: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::{FencingToken, LeaseView};
+    use leasehold::{FencingToken, HolderInfo};
 
     use super::*;
 
-    fn holder() -> HolderInfo {
-        HolderInfo::of_this_process("nightly").unwrap()
-    }
-
     fn report(token: u64, waiters: u64) -> LockReport {
-        let lease = LeaseView::new(FencingToken::new(token), Duration::from_millis(12_345), Some(holder()));
-        let seen = Inspection::new(Some(FencingToken::new(token)), Some(lease), waiters);
-        LockReport::of("orders/42", Some(seen), true)
+        let holder = HolderInfo::of_this_process("nightly").unwrap();
+        let lease = LeaseInfo::new(FencingToken::new(token), Duration::from_millis(12_345), Some(holder));
+        let seen = LockInfo::new(Some(FencingToken::new(token)), vec![lease], Some(waiters));
+        LockReport::of("orders/42", seen)
     }
 
     #[test]
     fn fields_for_scripts_never_change() {
         let mut report = report(7, 2);
-        report.holder = Some(Holder { host: "web-1".into(), pid: 42, started: 1_700_000_000, label: String::new() });
+        let lease = &mut report.holders[0];
+        (lease.host, lease.pid) = (Some("web-1".into()), Some(42));
+        (lease.started, lease.label) = (Some(1_700_000_000), Some(String::new()));
         assert_eq!(
             serde_json::to_string(&report).unwrap(),
-            r#"{"name":"orders/42","held":true,"token":7,"last_token":7,"ttl_left_ms":12345,"since":null,"waiters":2,"#
+            r#"{"name":"orders/42","held":true,"last_token":7,"waiters":2,"holders":[{"token":7,"ttl_left_ms":12345,"#
                 .to_owned()
-                + r#""holder":{"host":"web-1","pid":42,"started":1700000000,"label":""}}"#
+                + r#""since":null,"host":"web-1","pid":42,"started":1700000000,"label":""}]}"#
+        );
+        let lease = LeaseInfo::new(FencingToken::new(8), Duration::from_millis(1), None);
+        assert_eq!(
+            serde_json::to_string(&LeaseReport::from(lease)).unwrap(),
+            r#"{"token":8,"ttl_left_ms":1,"since":null,"host":null,"pid":null,"started":null,"label":null}"#
         );
         assert_eq!(
-            serde_json::to_string(&LockReport::of("x", None, false)).unwrap(),
-            r#"{"name":"x","held":false,"token":null,"last_token":null,"ttl_left_ms":null,"since":null,"waiters":null,"#
-                .to_owned() + r#""holder":null}"#
+            serde_json::to_string(&LockReport::of("x", LockInfo::new(None, Vec::new(), None))).unwrap(),
+            r#"{"name":"x","held":false,"last_token":null,"waiters":null,"holders":[]}"#
         );
     }
 
@@ -187,12 +204,12 @@ mod tests {
     fn people_read_who_and_for_how_long() {
         let granted = (now() - 65) * 1_000_000;
         let mut lock = report(granted, 1);
-        lock.since = granted_at(granted, now() - 70);
+        lock.holders[0].since = granted_at(granted, now() - 70);
         let text = lock.in_words();
         assert!(text.starts_with("orders/42: held by "), "{text}");
         assert!(text.contains("nightly) for 1m 5s") || text.contains("nightly) for 1m 6s"), "{text}");
         assert!(text.ends_with(&format!("token {granted}, 12.3 s left, 1 waits")), "{text}");
-        assert_eq!(LockReport::of("x", None, true).in_words(), "x: free, no record of it");
+        assert_eq!(LockReport::of("x", LockInfo::new(None, Vec::new(), None)).in_words(), "x: free, no record of it");
     }
 
     #[test]

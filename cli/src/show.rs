@@ -61,7 +61,7 @@ pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure>
         };
         // The time that is left changes at every look.
         let essence = match &seen {
-            Ok(report) => Ok((report.token, report.last_token, report.waiters)),
+            Ok(report) => Ok((report.token(), report.last_token, report.waiters)),
             Err(error) => Err(error.kind()),
         };
         let changed = last.replace(essence) != Some(essence);
@@ -134,22 +134,21 @@ fn in_lines(report: &LockReport) -> String {
     let mut lines = vec![format!("lock     {}", shown(&report.name))];
     let mut line = |what: &str, text: String| lines.push(format!("{what:<8} {text}"));
     line("state", if report.held { "held".to_owned() } else { "free".to_owned() });
-    if report.held {
-        line("holder", report.who());
+    for lease in &report.holders {
+        line("holder", lease.who());
+        if let Some(started) = lease.started {
+            line("started", moment(started));
+        }
+        if let Some(since) = lease.since {
+            line("for", age(since));
+        }
+        line("token", lease.token.to_string());
+        line("ttl left", in_seconds(lease.ttl_left_ms));
     }
-    if let Some(holder) = &report.holder {
-        line("started", moment(holder.started));
-    }
-    if let Some(since) = report.since {
-        line("for", age(since));
-    }
-    match (report.token, report.last_token) {
-        (Some(token), _) => line("token", token.to_string()),
-        (None, Some(last)) => line("token", format!("{last}, the last one")),
-        (None, None) => line("token", "none: the store has no record of this lock".to_owned()),
-    }
-    if report.held {
-        line("ttl left", in_seconds(report.ttl_left_ms));
+    match report.last_token {
+        _ if report.held => {}
+        Some(last) => line("token", format!("{last}, the last one")),
+        None => line("token", "none: the store has no record of this lock".to_owned()),
     }
     if let Some(waiters) = report.waiters {
         line("waiting", waiters.to_string());
@@ -158,15 +157,13 @@ fn in_lines(report: &LockReport) -> String {
 }
 
 fn live_line(report: &LockReport) -> String {
-    let held = match report.since {
+    let Some(lease) = report.holders.first() else { return "  free".to_owned() };
+    let held = match lease.since {
         Some(since) => format!("held for {}, ", age(since)),
         None => "held, ".to_owned(),
     };
     let waiters = report.waiters.map_or_else(String::new, |waiters| format!(", {waiters} wait"));
-    match report.held {
-        true => format!("  {held}{} left{waiters}", in_seconds(report.ttl_left_ms)),
-        false => "  free".to_owned(),
-    }
+    format!("  {held}{} left{waiters}", in_seconds(lease.ttl_left_ms))
 }
 
 /// The time of day, for people who read a log of changes.
@@ -176,11 +173,15 @@ fn clock() -> String {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::LockInfo;
+
     use super::*;
+
+    const NOTHING: LockInfo = LockInfo::new(None, Vec::new(), None);
 
     #[test]
     fn a_free_lock_says_what_is_known_of_it() {
-        let text = in_lines(&LockReport::of("x\x1b", None, false));
+        let text = in_lines(&LockReport::of("x\x1b", NOTHING));
         assert_eq!(text, "lock     x\u{fffd}\nstate    free\ntoken    none: the store has no record of this lock");
     }
 
@@ -189,7 +190,7 @@ mod tests {
         let listing = Listing { locks: Vec::new(), whole: true, unreadable: Vec::new() };
         assert_eq!(listing.in_words(), "no locks");
         assert_eq!(serde_json::to_string(&listing).unwrap(), r#"{"locks":[],"whole":true,"unreadable":[]}"#);
-        let lock = LockReport::of("x", None, true);
+        let lock = LockReport::of("x", NOTHING);
         let listing = Listing {
             locks: vec![ListedReport { lock, whole_name: true }],
             whole: false,

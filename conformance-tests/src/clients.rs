@@ -133,7 +133,7 @@ pub(crate) fn queued(
 ) -> impl Future<Output = ()> {
     let keeps_queue = client.capabilities().waiting == Waiting::ServerQueue;
     let queued = eventually(Duration::from_secs(2), "the waiters stand in the queue", async move || {
-        client.stats().waiting == here && (!keeps_queue || fixture.record(name).await.waiters == at_server)
+        client.stats().waiting == here && (!keeps_queue || fixture.record(name).await.waiting() == at_server)
     });
     async move {
         queued.await;

@@ -111,12 +111,28 @@ pub trait Fixture: Send + Sync + 'static {
 /// The server's own record of a lock. All empty when it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// What is left of the lease by the server's own clock, read before this returned; `None` when nobody holds it.
-    pub lease: Option<Duration>,
+    /// What is left of each lease by the server's own clock, read before this returned.
+    pub holders: Vec<Duration>,
     /// The token of the last grant, as far as the server still keeps it.
     pub last_token: Option<FencingToken>,
-    /// How many live places wait. Always 0 where the server keeps no queue.
-    pub waiters: u64,
+    /// How many live places wait; `None` where the server keeps no queue.
+    pub waiters: Option<u64>,
+}
+
+impl Record {
+    /// What is left of the lease of an exclusive lock; `None` when nobody holds it.
+    ///
+    /// # Panics
+    /// When more than one holds it.
+    pub fn lease(&self) -> Option<Duration> {
+        assert!(self.holders.len() <= 1, "an exclusive lock has {} holders", self.holders.len());
+        self.holders.first().copied()
+    }
+
+    /// How many live places wait; 0 where the server keeps no queue.
+    pub fn waiting(&self) -> u64 {
+        self.waiters.unwrap_or(0)
+    }
 }
 
 /// What the server holds of a namespace.

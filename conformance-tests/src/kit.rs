@@ -114,7 +114,7 @@ pub(crate) async fn still_held(
     least: Duration,
 ) -> Duration {
     let record = fixture.record(name).await;
-    let left = record.lease.unwrap_or_else(|| panic!("lock {name:?} was taken from its holder: {record:?}"));
+    let left = record.lease().unwrap_or_else(|| panic!("lock {name:?} was taken from its holder: {record:?}"));
     assert_eq!(record.last_token, Some(token), "lock {name:?} has another holder");
     assert!(left >= least, "the lease of lock {name:?} was shortened to {left:?}");
     left

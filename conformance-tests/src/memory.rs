@@ -85,7 +85,8 @@ impl Fixture for MemoryFixture {
 
     async fn record(&self, name: &LockName) -> Record {
         let Some(seen) = self.store.inspect(name) else { return Record::default() };
-        Record { lease: seen.lease.map(|lease| lease.ttl_left), last_token: seen.last_token, waiters: seen.waiters }
+        let holders = seen.holders.iter().map(|lease| lease.ttl_left).collect();
+        Record { holders, last_token: seen.last_token, waiters: seen.waiters }
     }
 
     async fn census(&self) -> Census {

@@ -9,7 +9,7 @@ use leasehold_core::backend::{
     Acquisition, Answers, Break, Capabilities, Certainty, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
     LeaseRef, LockBackend, Release,
 };
-use leasehold_core::{FencingToken, Inspection, LockName, Result};
+use leasehold_core::{FencingToken, LockInfo, LockName, Result};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 use crate::fixture::{Census, Fixture, Record, Route};
@@ -81,7 +81,7 @@ const NOT_OFFERED: &str = "an extension is passed on when the backend has it";
 
 #[async_trait]
 impl Inspect for Prefixed {
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.inner.extensions().inspect.expect(NOT_OFFERED).inspect(&prefixed(name)).await
     }
 }

@@ -76,10 +76,11 @@ impl Fixture for TableFixture {
         let rows = self.table.rows();
         let Some(row) = rows.get(name) else { return Record::default() };
         let now = Instant::now();
+        let left = row.lease.and_then(|(_, until)| until.checked_duration_since(now));
         Record {
-            lease: row.lease.and_then(|(_, until)| until.checked_duration_since(now)).filter(|left| !left.is_zero()),
+            holders: left.filter(|left| !left.is_zero()).into_iter().collect(),
             last_token: (row.token > 0).then(|| FencingToken::new(row.token)),
-            waiters: 0,
+            waiters: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What an operator sees of a store: lists of locks, and whether the store is fit for them.
 
-use crate::lock_info::Inspection;
+use crate::lock_info::LockInfo;
 use crate::name::LockName;
 
 /// The result of a [`LockClient::list`](crate::LockClient::list) call.
@@ -31,12 +31,12 @@ pub struct Listed {
     /// Its name.
     pub name: ListedName,
     /// Its state.
-    pub state: Inspection,
+    pub state: LockInfo,
 }
 
 impl Listed {
     /// A lock in a list.
-    pub const fn new(name: ListedName, state: Inspection) -> Self {
+    pub const fn new(name: ListedName, state: LockInfo) -> Self {
         Self { name, state }
     }
 }

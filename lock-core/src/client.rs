@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::holder_info::HolderInfo;
 use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
 use crate::lock::Lock;
-use crate::lock_info::Inspection;
+use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::stats::Stats;
 use crate::timers::{before, timer};
@@ -86,7 +86,7 @@ impl LockClient {
     ///
     /// # Cancel safety
     /// Reads only.
-    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<Inspection>> {
+    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         let name = LockName::new(name)?;
         self.ask(1, ErrorKind::Unavailable, move |backend| async move {
             let answer = match backend.extensions().inspect {

@@ -74,7 +74,7 @@ pub use holder_id::HolderId;
 pub use holder_info::HolderInfo;
 pub use keeper::{KeeperHome, LeaseKeeper};
 pub use lock::Lock;
-pub use lock_info::{Inspection, LeaseView};
+pub use lock_info::{LeaseInfo, LockInfo};
 pub use loss::{Loss, LossReason};
 pub use name::LockName;
 pub use stats::Stats;

@@ -9,26 +9,36 @@ use crate::token::FencingToken;
 /// changed since: never decide by it who may work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Inspection {
+pub struct LockInfo {
     /// The token of the last grant; `None` when there never was one.
     pub last_token: Option<FencingToken>,
-    /// The current lease.
-    pub lease: Option<LeaseView>,
-    /// How many live places wait.
-    pub waiters: u64,
+    /// The current leases. An exclusive lock has one at most.
+    pub holders: Vec<LeaseInfo>,
+    /// How many claims wait; `None` where the store cannot know.
+    pub waiters: Option<u64>,
 }
 
-impl Inspection {
-    /// A view of a lock.
-    pub const fn new(last_token: Option<FencingToken>, lease: Option<LeaseView>, waiters: u64) -> Self {
-        Self { last_token, lease, waiters }
+impl LockInfo {
+    /// The state of a lock.
+    pub const fn new(last_token: Option<FencingToken>, holders: Vec<LeaseInfo>, waiters: Option<u64>) -> Self {
+        Self { last_token, holders, waiters }
+    }
+
+    /// Whether anybody holds the lock.
+    pub const fn is_held(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    /// The lease that was granted first. An exclusive lock has no other.
+    pub fn holder(&self) -> Option<&LeaseInfo> {
+        self.holders.first()
     }
 }
 
 /// A lease as the store sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LeaseView {
+pub struct LeaseInfo {
     /// The token of the lease.
     pub token: FencingToken,
     /// How long it lasts unless it is renewed.
@@ -37,8 +47,8 @@ pub struct LeaseView {
     pub holder: Option<HolderInfo>,
 }
 
-impl LeaseView {
-    /// A view of a lease.
+impl LeaseInfo {
+    /// The state of a lease.
     pub const fn new(token: FencingToken, ttl_left: Duration, holder: Option<HolderInfo>) -> Self {
         Self { token, ttl_left, holder }
     }

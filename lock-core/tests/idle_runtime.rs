@@ -69,7 +69,7 @@ fn an_orphan_ends_soon_and_so_does_the_keeper() {
     let lock = client.lock("job");
     let dropped = runtime.block_on(async { tokio::time::timeout(10 * MS, lock.acquire()).await });
     assert!(dropped.is_err());
-    let held = || store.inspect(&name).is_some_and(|seen| seen.lease.is_some());
+    let held = || store.inspect(&name).is_some_and(|seen| seen.is_held());
     assert!(held(), "the store has granted it");
     // Its ttl is 30 s.
     eventually("nobody took back what the dropped acquire was granted", || !held());

@@ -128,7 +128,7 @@ async fn a_wait_ends_in_time_and_leaves_nothing() {
     assert!(started.elapsed() >= 100 * MS);
     tokio::time::sleep(50 * MS).await;
     let seen = two.inspect("job").await.unwrap().unwrap();
-    assert_eq!((seen.waiters, seen.lease.is_some()), (0, true));
+    assert_eq!((seen.waiters, seen.is_held()), (Some(0), true));
 }
 
 #[tokio::test]

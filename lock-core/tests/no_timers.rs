@@ -44,7 +44,7 @@ fn a_release_that_is_refused_goes_on_in_the_background() {
     let released = without_timers().block_on(guard.release());
     assert_eq!(released.unwrap_err().kind(), ErrorKind::InvalidInput);
     let begun = Instant::now();
-    while store.inspect(&name).is_some_and(|seen| seen.lease.is_some()) {
+    while store.inspect(&name).is_some_and(|seen| seen.is_held()) {
         assert!(begun.elapsed() < Duration::from_secs(5), "it is still held");
         std::thread::sleep(5 * MS);
     }

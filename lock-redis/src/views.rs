@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::{Listed, ListedName, Listing};
 use leasehold_core::backend::{Break, Inspect, List};
-use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, Inspection, LeaseView, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use redis::Cmd;
 use tokio::time::Instant;
 
@@ -39,7 +39,7 @@ impl RedisBackend {
         replies::inspected(conn.run(script, &call, until).await?, keys.len()).ok_or(Failure::Unreadable)
     }
 
-    async fn try_inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+    async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let (conn, until) = self.conn().await?;
         let shown = self.shown(&conn, &[&self.shared.keys.record(name)], until).await?.pop();
         match shown.ok_or(Failure::Unreadable)? {
@@ -71,7 +71,7 @@ impl RedisBackend {
                         continue;
                     };
                     let Some(lock) = seen.and_then(|seen| found.listed(seen, prefix)) else { continue };
-                    let list = if lock.state.lease.is_some() { &mut held } else { &mut free };
+                    let list = if lock.state.is_held() { &mut held } else { &mut free };
                     if list.len() < limit {
                         list.push(lock);
                     }
@@ -142,16 +142,16 @@ impl Found {
 }
 
 /// The lock's name as far as the record has it, and the lock's state.
-fn view(seen: Inspected) -> (Option<String>, Inspection) {
+fn view(seen: Inspected) -> (Option<String>, LockInfo) {
     let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
     let (name, holder) = HolderInfo::decode(&seen.holder).unzip();
-    let lease = token.filter(|_| !seen.left.is_zero()).map(|token| LeaseView::new(token, seen.left, holder));
-    (name, Inspection::new(token, lease, seen.waiters))
+    let lease = token.filter(|_| !seen.left.is_zero()).map(|token| LeaseInfo::new(token, seen.left, holder));
+    (name, LockInfo::new(token, lease.into_iter().collect(), Some(seen.waiters)))
 }
 
 #[async_trait]
 impl Inspect for RedisBackend {
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.try_inspect(name).await.map_err(|error| error.during("inspect", name, BACKEND))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use leasehold_core::admin::{Finding, Listed, ListedName, Listing, Verdict};
 use leasehold_core::backend::{Break, Examine, Inspect, List};
-use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, Inspection, LeaseView, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use rusqlite::{Connection, Row, params};
 
 use crate::backend::SqliteBackend;
@@ -32,17 +32,17 @@ const UNREADABLE: &str = "\
 SELECT name FROM leasehold_locks WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
 
 /// A row, as it is shown.
-fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, Inspection)> {
+fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
     let (is_owned, fence, until): (bool, i64, i64) = (row.get(1)?, row.get(2)?, row.get(3)?);
     let (boot, ttl, holder): (i64, i64, String) = (row.get(4)?, row.get(5)?, row.get(6)?);
     // A lease of another boot has a whole ttl from when somebody asks for the lock.
     let left = duration(if boot == now.boot { until.saturating_sub(now.boottime) } else { ttl });
     let lease = (is_owned && !left.is_zero())
-        .then(|| LeaseView::new(token(fence), left, HolderInfo::decode(&holder).map(|(_, holder)| holder)));
-    Ok((row.get(0)?, row.get(7)?, Inspection::new(Some(token(fence)), lease, 0)))
+        .then(|| LeaseInfo::new(token(fence), left, HolderInfo::decode(&holder).map(|(_, holder)| holder)));
+    Ok((row.get(0)?, row.get(7)?, LockInfo::new(Some(token(fence)), lease.into_iter().collect(), None)))
 }
 
-fn inspect(connection: &Connection, name: &LockName, now: &Moment) -> Result<Option<Inspection>, Failure> {
+fn inspect(connection: &Connection, name: &LockName, now: &Moment) -> Result<Option<LockInfo>, Failure> {
     let found = one(connection, INSPECT, params![name.as_str().as_bytes()], |row| shown(row, now))?;
     let Some((format, _, seen)) = found else { return Ok(None) };
     check_format(&format)?;
@@ -186,7 +186,7 @@ impl SqliteBackend {
 
 #[async_trait]
 impl Inspect for SqliteBackend {
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let seen = match self.run(move |store, now| inspect(store.connection(), &wanted, now)).await {
             Err(error) if error.kind() == ErrorKind::Auth => {

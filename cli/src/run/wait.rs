@@ -97,7 +97,7 @@ async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::
         let now = match client.inspect(&args.name).await {
             Ok(seen) => {
                 let seen = LockReport::new(client, &args.name, seen);
-                progress(&seen, place.look(seen.token, seen.waiters.unwrap_or(0)))
+                progress(&seen, place.look(seen.token(), seen.waiters.unwrap_or(0)))
             }
             Err(error) => format!("the store does not answer: {}", reason(&error)),
         };
@@ -116,10 +116,10 @@ fn reason(error: &Error) -> String {
 
 /// What is in the way, in the order of how much a waiter wants to know it: a narrow terminal shows only the beginning.
 fn progress(seen: &LockReport, place: Option<u64>) -> String {
-    if !seen.held {
+    let Some(lease) = seen.holders.first() else {
         // The store is not writable at the moment, or grants nothing for a time after a restart.
         return format!("`{}` is free, but the store does not grant it yet", shown(&seen.name));
-    }
+    };
     let place = match place {
         Some(1) => ", next in the queue".to_owned(),
         Some(place) => format!(", place {place} at most"),
@@ -129,7 +129,7 @@ fn progress(seen: &LockReport, place: Option<u64>) -> String {
         None | Some(0) => String::new(),
         Some(waiters) => format!(", {waiters} waiting"),
     };
-    format!("{} left{waiters}{place}; held by {}", in_seconds(seen.ttl_left_ms), seen.who())
+    format!("{} left{waiters}{place}; held by {}", in_seconds(lease.ttl_left_ms), lease.who())
 }
 
 /// Where this run stands in the queue, at most. The store tells how many wait, some of whom came later. But nobody passes, and
@@ -160,7 +160,7 @@ fn rough_wait(wait: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::{FencingToken, HolderInfo, Inspection, LeaseView};
+    use leasehold::{FencingToken, HolderInfo, LeaseInfo, LockInfo};
 
     use super::*;
 
@@ -168,15 +168,15 @@ mod tests {
     fn a_narrow_terminal_shows_the_time_left_and_the_queue() {
         let token = FencingToken::new(1_795_377_773_201_498);
         let holder = HolderInfo::of_this_process("nightly").unwrap();
-        let lease = LeaseView::new(token, Duration::from_secs(86_399), Some(holder));
-        let seen = LockReport::of("x".repeat(100), Some(Inspection::new(Some(token), Some(lease), 1000)), true);
+        let lease = LeaseInfo::new(token, Duration::from_secs(86_399), Some(holder));
+        let seen = LockReport::of("x".repeat(100), LockInfo::new(Some(token), vec![lease], Some(1000)));
         let line = format!("waiting 59m 59s of 1h: {}", progress(&seen, Some(1000)));
         let begin: String = line.chars().take(79).collect();
         assert!(begin.contains(": 86399.0 s left, 1000 waiting, place 1000 at most; held "), "{begin}");
         let error = Error::new(ErrorKind::Unavailable, "cannot connect").with_source(std::io::Error::other("refused"));
         let name = leasehold::LockName::new("x\ny").unwrap();
         assert_eq!(reason(&error.during("inspect", &name, "redis")), "cannot connect: refused");
-        let free = LockReport::of("x", None, true);
+        let free = LockReport::of("x", LockInfo::new(None, Vec::new(), None));
         assert_eq!(progress(&free, None), "`x` is free, but the store does not grant it yet");
     }
 

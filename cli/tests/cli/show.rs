@@ -27,7 +27,7 @@ fn json(store: &Store, args: &[&str]) -> Value {
 
 fn status_shows_who_holds(store: &Store) {
     let free = json(store, &["status", "x", "--json"]);
-    assert_eq!((&free["held"], &free["token"], &free["holder"]), (&false.into(), &Value::Null, &Value::Null));
+    assert_eq!((&free["held"], &free["holders"]), (&false.into(), &Value::Array(Vec::new())));
     assert_eq!(free["waiters"], if store.has_queue() { 0.into() } else { Value::Null });
     assert_eq!(tell(store, &["status", "x", "--exit-code"]).0, 1);
 
@@ -37,20 +37,20 @@ fn status_shows_who_holds(store: &Store) {
     id_of(&store.file("id"));
     let held = json(store, &["status", "x", "--json"]);
     assert_eq!((&held["name"], &held["held"]), (&"x".into(), &true.into()));
-    assert_eq!(held["token"], held["last_token"]);
-    assert!((1..=20_000).contains(&held["ttl_left_ms"].as_u64().unwrap()), "{held}");
-    let holder = &held["holder"];
+    let holder = &held["holders"][0];
+    assert_eq!(holder["token"], held["last_token"]);
+    assert!((1..=20_000).contains(&holder["ttl_left_ms"].as_u64().unwrap()), "{held}");
     assert_eq!((&holder["pid"], &holder["label"]), (&run.id().into(), &"nightly build".into()));
     assert_eq!(holder["host"], rustix::system::uname().nodename().to_str().unwrap());
     let (code, text, _) = tell(store, &["status", "x", "--exit-code"]);
     assert_eq!(code, 0);
-    for part in ["state    held", "started  20", "nightly build", &run.id().to_string(), &held["token"].to_string()] {
+    for part in ["state    held", "started  20", "nightly build", &run.id().to_string(), &holder["token"].to_string()] {
         assert!(text.contains(part), "{text}");
     }
     gate.open();
     assert_eq!(run.end().0, 0);
     let free = json(store, &["status", "x", "--json"]);
-    assert_eq!((&free["held"], &free["last_token"]), (&false.into(), &held["token"]));
+    assert_eq!((&free["held"], &free["last_token"]), (&false.into(), &holder["token"]));
 }
 
 fn ls_shows_what_is_held(store: &Store) {
@@ -147,9 +147,10 @@ fn break_ends_the_lease_and_raises_the_token(store: &Store) {
     let command = id_of(&store.file("id"));
     let before = json(store, &["status", "x", "--json"]);
     let broken = json(store, &["break", "x", "--yes", "--json"]);
-    assert_eq!((&broken["broken"], &broken["before"]["token"]), (&true.into(), &before["token"]));
+    let token = |seen: &Value| seen["holders"][0]["token"].as_u64().unwrap();
+    assert_eq!((&broken["broken"], token(&broken["before"])), (&true.into(), token(&before)));
     let raised = broken["raised_token"].as_u64().unwrap();
-    assert!(raised > before["token"].as_u64().unwrap());
+    assert!(raised > token(&before));
     let out = tell(store, &["run", "x", "--no-wait", "--", "sh", "-c", "echo $LEASEHOLD_FENCING_TOKEN"]);
     assert_eq!(out.0, 0, "the lock is free at once: {out:?}");
     assert!(out.1.parse::<u64>().unwrap() > raised);

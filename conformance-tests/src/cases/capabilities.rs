@@ -41,7 +41,7 @@ pub async fn the_bounds_of_a_ttl_are_true(fixture: &dyn Fixture) {
     lost(&guard, claimed.min_ttl, "a lease of the shortest ttl is over after it").await;
     let lock = ann.lock(longest.as_str()).ttl(claimed.max_ttl);
     let guard = lock.acquire().await.unwrap_or_else(|error| panic!("{:?} is refused: {error:?}", claimed.max_ttl));
-    let left = fixture.record(&longest).await.lease.expect("it was just granted");
+    let left = fixture.record(&longest).await.lease().expect("it was just granted");
     assert!(left <= claimed.max_ttl + claimed.ttl_granularity && left > claimed.max_ttl / 2, "granted was {left:?}");
     guard.release().await.expect("a release");
 }
@@ -53,7 +53,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
     let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&holder, ttl).await;
     let answer = bob.acquire(&waiter, ttl).await.expect("nothing is broken");
-    let waiters = fixture.record(&name).await.waiters;
+    let waiters = fixture.record(&name).await.waiting();
     let claimed = bob.capabilities().clone();
     match (claimed.waiting, answer) {
         (Waiting::ServerQueue, Acquisition::Queued { confirmation, look_in }) => {
@@ -96,7 +96,7 @@ pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
         assert_eq!(pushed, ann.capabilities().loss_notice == LossNotice::Pushed, "whether a loss was pushed");
     }
     let answer = ann.renew(LeaseRef::new(claim.clone(), place, ttl)).await;
-    let stands = fixture.record(&name).await.lease.is_some();
+    let stands = fixture.record(&name).await.lease().is_some();
     assert_eq!(matches!(answer, Answer::Renewed(_)), stands, "the next renewal says {answer:?}");
 }
 
@@ -109,12 +109,12 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
     let bound = fixture.ttl() + ann.capabilities().takeover_slack;
     match ann.capabilities().ttl_scope {
         TtlScope::Lease => {
-            eventually(bound, "the short lease ends", async || fixture.record(&short).await.lease.is_none()).await;
-            assert!(fixture.record(&long).await.lease.is_some(), "the long lease ended with the short one");
+            eventually(bound, "the short lease ends", async || fixture.record(&short).await.lease().is_none()).await;
+            assert!(fixture.record(&long).await.lease().is_some(), "the long lease ended with the short one");
         }
         _ => {
             tokio::time::sleep(bound).await;
-            let (short, long) = (fixture.record(&short).await.lease, fixture.record(&long).await.lease);
+            let (short, long) = (fixture.record(&short).await.lease(), fixture.record(&long).await.lease());
             assert!(short.is_some() && long.is_some(), "leases of one session end together, with the longer ttl");
         }
     }
@@ -183,19 +183,19 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
         return fixture.empty("it inspects no locks");
     }
     let fresh = bob.inspect(name.as_str()).await.expect("nothing is broken");
-    assert!(fresh.is_none_or(|fresh| fresh.lease.is_none() && fresh.waiters == 0));
+    assert!(fresh.is_none_or(|fresh| !fresh.is_held() && fresh.waiters.unwrap_or(0) == 0));
     let guard = hold(&ann, &name).await;
     let lock = bob.lock(name.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
     queued(fixture, &bob, &name, (1, 1)).await;
     let seen = bob.inspect(name.as_str()).await.expect("nothing is broken").expect("it is held");
     let record = fixture.record(&name).await;
-    let lease = seen.lease.expect("it is held");
+    let [lease] = &seen.holders[..] else { panic!("one holds an exclusive lock: {seen:?}") };
     assert_eq!((Some(lease.token), seen.last_token), (record.last_token, record.last_token));
     assert_eq!((lease.token, seen.waiters), (guard.fencing_token(), record.waiters));
-    let left = record.lease.expect("an inspection ended the lease");
+    let left = record.lease().expect("an inspection ended the lease");
     assert!(lease.ttl_left >= left && lease.ttl_left <= left + fixture.ttl() * 2, "{lease:?}, the server has {left:?}");
-    if let Some(holder) = lease.holder {
+    if let Some(holder) = &lease.holder {
         assert_eq!((holder.label.as_str(), holder.pid), ("conformance", std::process::id()), "who holds");
     }
     waiter.abort();
@@ -204,7 +204,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     // Whoever gave up may just be leaving the queue.
     let free = async || {
         let after = bob.inspect(name.as_str()).await.expect("nothing is broken");
-        after.is_none_or(|after| after.lease.is_none())
+        after.is_none_or(|after| !after.is_held())
     };
     eventually(AT_ONCE, "a released lock is shown as free", free).await;
 }
@@ -232,15 +232,13 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     eventually(AT_ONCE, "what was dropped is free", free).await;
     let listed = ops.list("list/", 100).await.expect("nothing is broken").locks;
     let held: Vec<_> =
-        listed.iter().take_while(|lock| lock.state.lease.is_some()).map(|lock| lock.name.to_string()).collect();
+        listed.iter().take_while(|lock| lock.state.is_held()).map(|lock| lock.name.to_string()).collect();
     let mut sorted = held.clone();
     sorted.sort();
     let expected: Vec<_> = names.iter().skip(1).step_by(2).map(ToString::to_string).collect();
     assert_eq!(sorted, expected, "what is held comes first and is complete");
     assert!(
-        listed[held.len()..]
-            .iter()
-            .all(|lock| lock.state.lease.is_none() && lock.name.to_string().starts_with("list/"))
+        listed[held.len()..].iter().all(|lock| !lock.state.is_held() && lock.name.to_string().starts_with("list/"))
     );
     assert_eq!(ops.list("list/", 4).await.expect("nothing is broken").locks.len(), 4, "the limit");
     assert_eq!(ops.list("nothing begins so", 4).await.expect("nothing is broken"), Listing::default());
@@ -297,7 +295,7 @@ pub async fn a_list_names_what_it_cannot_read(fixture: &dyn Fixture) {
     listing.unreadable.sort();
     assert_eq!(listing.unreadable, expected, "the records that the backend cannot read");
     let held = listing.locks.first().expect("the lock that is held");
-    assert_eq!((&held.name, held.state.lease.is_some()), (&ListedName::Whole(guard.name().clone()), true));
+    assert_eq!((&held.name, held.state.is_held()), (&ListedName::Whole(guard.name().clone()), true));
     assert!(listing.locks.iter().all(|lock| !expected.contains(&lock.name)), "{listing:?}");
     assert!(ops.list("mixed/", 1).await.expect("nothing is broken").unreadable.len() <= 1, "the limit");
     assert_eq!(ops.list("other/", 10).await.expect("nothing is broken"), Listing::default());

@@ -31,7 +31,7 @@ pub async fn an_acquire_is_at_once(fixture: &dyn Fixture) {
     for client in [&ann, &bob, &ann] {
         let bound = AT_ONCE + handoff_bound(&client.capabilities());
         let guard = in_time(bound, "a free lock is acquired at once", hold(client, &name)).await;
-        let left = fixture.record(&name).await.lease.expect("it is held");
+        let left = fixture.record(&name).await.lease().expect("it is held");
         let most = DEFAULT_TTL + client.capabilities().ttl_granularity;
         assert!(left > DEFAULT_TTL * 9 / 10 && left <= most, "the store has {left:?} of {DEFAULT_TTL:?}");
         assert!(guard.validity() <= left, "valid for longer than the server has it");
@@ -49,7 +49,7 @@ pub async fn a_wait_ends_with_the_release(fixture: &dyn Fixture) {
     guard.release().await.expect("a release");
     let bound = handoff_bound(&bob.capabilities());
     let next = in_time(bound, "a default wait ends with the release", join(waiter)).await;
-    let (valid, left) = (next.validity(), fixture.record(&name).await.lease.unwrap_or_default());
+    let (valid, left) = (next.validity(), fixture.record(&name).await.lease().unwrap_or_default());
     assert!(!valid.is_zero() && valid <= left + AT_ONCE, "valid for {valid:?}, and the server has {left:?}");
 }
 

@@ -206,10 +206,10 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     let waiter = ann.claim(&name);
     ann.not_granted(&waiter, ttl).await;
     settle().await;
-    assert!(fixture.record(&name).await.waiters <= 1, "one claim has two places");
+    assert!(fixture.record(&name).await.waiting() <= 1, "one claim has two places");
     ann.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
     settle().await;
-    assert_eq!(fixture.record(&name).await.waiters, 0);
+    assert_eq!(fixture.record(&name).await.waiting(), 0);
     assert_eq!(ann.release(&first, Certainty::Sure).await.expect("a release"), Release::Released);
     let next = bob.claim(&name);
     let grant = bob.granted_soon(&next, ttl).await;
@@ -355,7 +355,7 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
     let after = hold(&bob, &name).await;
     assert!(after.fencing_token() > stale, "the token fell with the clock");
     // What is granted now ends a ttl later by the clock that was stepped, whatever the clock of its holder says.
-    let left = fixture.record(&name).await.lease.unwrap_or_default();
+    let left = fixture.record(&name).await.lease().unwrap_or_default();
     let granularity = ann.capabilities().ttl_granularity;
     assert!(
         left > ttl / 2 && left <= ttl + granularity,

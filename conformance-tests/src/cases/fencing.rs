@@ -38,7 +38,7 @@ pub async fn rises_across_expiry(fixture: &dyn Fixture) {
         last = grant.token;
     }
     let bound = ttl + ann.capabilities().takeover_slack;
-    eventually(bound, "the lease ends", async || fixture.record(&name).await.lease.is_none()).await;
+    eventually(bound, "the lease ends", async || fixture.record(&name).await.lease().is_none()).await;
     tokio::time::sleep(ttl).await;
     let grant = bob.granted(&bob.claim(&name), ttl).await;
     assert!(grant.token > last, "{last} was followed by {}", grant.token);

@@ -177,5 +177,5 @@ pub async fn a_queue_that_was_served_is_gone(fixture: &dyn Fixture) {
     }
     let clean = async || fixture.census().await.is_clean();
     eventually(AT_ONCE, "nothing is left of the queue", clean).await;
-    assert_eq!(fixture.record(&name).await.waiters, 0);
+    assert_eq!(fixture.record(&name).await.waiting(), 0);
 }

@@ -95,7 +95,7 @@ pub async fn silence_after_the_drop(fixture: &dyn Fixture) {
     drop(guard);
     tokio::time::sleep(AT_ONCE).await;
     // Not through a client of the case, which would be counted as well.
-    assert_eq!(fixture.record(&name).await.lease, None, "a dropped guard releases");
+    assert_eq!(fixture.record(&name).await.lease(), None, "a dropped guard releases");
     assert!(fixture.served().await - before <= 2, "a drop is one release, beside a renewal that was under way");
     stays_silent(fixture, ttl, "its guard was dropped").await;
     assert!(is_free(&bob, &name).await);

@@ -41,7 +41,7 @@ pub async fn every_renewal_restarts_the_ttl(fixture: &dyn Fixture) {
             Answer::Renewed(confirmation) => assert!(confirmation.ttl >= ttl, "renewed to {:?}", confirmation.ttl),
             other => panic!("renewal {round} of a lease that stands: {other:?}"),
         }
-        let left = fixture.record(&name).await.lease.expect("it was just renewed");
+        let left = fixture.record(&name).await.lease().expect("it was just renewed");
         // What the lease had left without the renewal was three quarters, at most.
         assert!(left > ttl * 3 / 4, "renewal {round} left {left:?} of {ttl:?} at the server");
     }
@@ -95,7 +95,7 @@ pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
         assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
     }
     for (lease, ttl) in leases.iter().zip(wanted) {
-        let left = fixture.record(lease.claim.name()).await.lease.expect("it was just renewed");
+        let left = fixture.record(lease.claim.name()).await.lease().expect("it was just renewed");
         assert!(left <= ttl && left > ttl - fixture.ttl() * 5, "a lease of {ttl:?} was renewed to {left:?}");
     }
 }
@@ -108,7 +108,7 @@ pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
         let (name, asked) = (name(&format!("granularity {extra:?}")), fixture.ttl() * 4 + extra);
         let claim = ann.claim(&name);
         let reported = ann.granted(&claim, asked).await.confirmation.ttl;
-        let left = fixture.record(&name).await.lease.expect("it was just granted");
+        let left = fixture.record(&name).await.lease().expect("it was just granted");
         assert!(reported >= asked && reported <= asked + step, "asked for {asked:?}, reported {reported:?}");
         assert!(left <= reported && left > asked - fixture.ttl(), "reported {reported:?}, the store has {left:?}");
         ann.release(&claim, Certainty::Sure).await.expect("a release");
@@ -127,7 +127,7 @@ pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
     let (valid, took) = (guard.validity(), watch.elapsed());
     let most = (ttl * 9 / 10).saturating_sub(delay * 2);
     assert!(valid <= most, "{valid:?} valid of {ttl:?} after a grant that took {took:?}");
-    let left = fixture.record(&name).await.lease.unwrap_or_default();
+    let left = fixture.record(&name).await.lease().unwrap_or_default();
     assert!(guard.validity() <= left, "valid for longer than the {left:?} that the server has left");
 }
 
@@ -141,7 +141,7 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
     while watch.elapsed() < ttl * 2 {
         // The server first: what the holder believes then may only have shrunk, or been renewed meanwhile.
         let before = fixture.served().await;
-        let left = fixture.record(&name).await.lease.unwrap_or_default();
+        let left = fixture.record(&name).await.lease().unwrap_or_default();
         let valid = guard.validity();
         if fixture.served().await == before {
             assert!(valid <= left, "the holder believes in {valid:?}, the server has {left:?} left");
@@ -164,7 +164,7 @@ pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
     let (renewed, watch) = (ann.stats().renewed, Watch::start());
     while watch.elapsed() < ttl * 3 / 2 {
         let before = fixture.served().await;
-        let left = fixture.record(&name).await.lease.unwrap_or_default();
+        let left = fixture.record(&name).await.lease().unwrap_or_default();
         let valid = guard.validity();
         if fixture.served().await == before {
             assert!(valid <= left, "renewed on a slow path, the holder believes in {valid:?}, the server in {left:?}");
@@ -192,12 +192,12 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     holder.release(&held, Certainty::Sure).await.expect("a release");
     // The lock was handed on, and that gives the lease no more than the place had.
     let believed = |confirmation: &Confirmation| confirmation.ttl.saturating_sub(waiter.now().since(confirmation.sent));
-    let left = fixture.record(&name).await.lease.expect("the lock was handed on");
+    let left = fixture.record(&name).await.lease().expect("the lock was handed on");
     let valid = believed(&place);
     assert!(valid <= left, "a place confirms {valid:?} for a lease that has {left:?}");
     match waiter.renew(LeaseRef::new(waits.clone(), place.place, ttl)).await {
         Answer::Granted(grant) => {
-            let left = fixture.record(&name).await.lease.expect("it was just renewed");
+            let left = fixture.record(&name).await.lease().expect("it was just renewed");
             let valid = believed(&grant.confirmation);
             assert!(
                 valid <= left && left > ttl / 2,
@@ -249,7 +249,7 @@ pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     assert_eq!(reason, LossReason::Expired);
     watch.not_before(ttl * 8 / 10, "the fixed lease was lost early");
     assert_eq!(fixture.served().await, served, "a fixed lease was renewed");
-    eventually(ttl, "the lease ends at the server", async || fixture.record(&name).await.lease.is_none()).await;
+    eventually(ttl, "the lease ends at the server", async || fixture.record(&name).await.lease().is_none()).await;
     assert!(is_free(&bob, &name).await);
 }
 
@@ -315,7 +315,7 @@ pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
         assert_eq!(reason, LossReason::MaxHold);
         if per_lease {
             let bound = longest / 4 + ann.capabilities().ttl_granularity;
-            let over = async || fixture.record(&name).await.lease;
+            let over = async || fixture.record(&name).await.lease();
             becomes(bound, "the lease at the server ends by `max_hold`", over, Option::is_none).await;
         }
     }
@@ -345,7 +345,7 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     drop(ann);
     if per_lease {
         tokio::time::sleep(shortest / 2).await;
-        let left = fixture.record(&name).await.lease.expect("the lease outlives the client until `min_hold` is over");
+        let left = fixture.record(&name).await.lease().expect("the lease outlives the client until `min_hold` is over");
         assert!(left <= shortest, "the lease of a client that is gone has {left:?} left of {shortest:?}");
     }
     let bound = shortest + bob.capabilities().takeover_slack;
@@ -369,7 +369,7 @@ pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) 
         let next = in_time(bound, "the waiter holds at once after the release", join(waiter)).await;
         let validity = async || next.validity();
         becomes(AT_ONCE * 2, "a lease that waited soon has its whole ttl", validity, |valid| *valid >= whole).await;
-        let left = fixture.record(&name).await.lease.expect("it is held");
+        let left = fixture.record(&name).await.lease().expect("it is held");
         assert!(left >= whole, "the holder has its whole ttl, the server has {left:?} left");
         next.release().await.expect("a release");
     }

@@ -124,10 +124,10 @@ pub async fn the_encoding_is_frozen(fixture: &dyn Fixture) {
     for name in tricky() {
         let guard = hold(&ann, &name).await;
         let record = fixture.record(&name).await;
-        assert!(record.lease.is_some(), "the server has no lease under the frozen form of {name:?}");
+        assert!(record.lease().is_some(), "the server has no lease under the frozen form of {name:?}");
         assert_eq!(record.last_token, Some(guard.fencing_token()), "{name:?} is stored under another name");
         guard.release().await.expect("a release");
-        assert_eq!(fixture.record(&name).await.lease, None);
+        assert_eq!(fixture.record(&name).await.lease(), None);
     }
 }
 

@@ -51,11 +51,11 @@ pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl).await.confirmation.place;
     let bound = ttl + ann.capabilities().takeover_slack;
-    eventually(bound, "the lease expires", async || fixture.record(&name).await.lease.is_none()).await;
+    eventually(bound, "the lease expires", async || fixture.record(&name).await.lease().is_none()).await;
 
     let answer = ann.renew(LeaseRef::new(claim, place, ttl)).await;
     assert!(matches!(answer, Answer::Lost | Answer::Free), "the lease has expired, and its renewal says {answer:?}");
-    assert_eq!(fixture.record(&name).await.lease, None, "a late renewal revived the lease");
+    assert_eq!(fixture.record(&name).await.lease(), None, "a late renewal revived the lease");
 }
 
 /// Invariant 7: the second release of a claim is a no-op that says so.
@@ -112,11 +112,11 @@ pub async fn repeated_acquire_keeps_its_place(fixture: &dyn Fixture) {
         assert_eq!(bob.not_granted(&waiter, ttl).await, place, "the claim has another place");
     }
     let expected = u64::from(bob.capabilities().waiting == Waiting::ServerQueue);
-    assert_eq!(fixture.record(&name).await.waiters, expected, "one claim waits");
+    assert_eq!(fixture.record(&name).await.waiting(), expected, "one claim waits");
     // It is one place: with the waiter gone, nobody stands in the way.
     bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
     ann.release(&holder, Certainty::Sure).await.expect("a release");
-    assert_eq!(fixture.record(&name).await.lease, None, "the lock went to a place that its claim did not know of");
+    assert_eq!(fixture.record(&name).await.lease(), None, "the lock went to a place that its claim did not know of");
 }
 
 /// Contract of `LockBackend`: renew creates nothing, neither a lease where the lock is free nor a place where it is held.
@@ -129,8 +129,8 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
     assert!(matches!(answers[0], Answer::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
     assert!(matches!(answers[1], Answer::Lost | Answer::Free), "a stranger renewed what is free: {:?}", answers[1]);
     kit::still_held(fixture, &held, grant.token, ttl / 2).await;
-    assert_eq!(fixture.record(&held).await.waiters, 0, "a renewal made a place");
-    assert_eq!(fixture.record(&free).await.lease, None, "a renewal made a lease");
+    assert_eq!(fixture.record(&held).await.waiting(), 0, "a renewal made a place");
+    assert_eq!(fixture.record(&free).await.lease(), None, "a renewal made a lease");
 }
 
 /// Invariant 14: two claims of one client on one connection are two owners.
@@ -155,8 +155,8 @@ pub async fn a_claim_that_wants_no_place_leaves_none(fixture: &dyn Fixture) {
     let visitor = bob.claim(&name).if_held(IfHeld::Leave);
     let answer = bob.acquire(&visitor, ttl).await;
     assert!(matches!(answer, Ok(Acquisition::Held { .. })), "the lock is held, no place is wanted: {answer:?}");
-    assert_eq!(fixture.record(&name).await.waiters, 0, "there is a place that nobody wanted");
+    assert_eq!(fixture.record(&name).await.waiting(), 0, "there is a place that nobody wanted");
     ann.release(&holder, Certainty::Sure).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;
-    assert_eq!(fixture.record(&name).await.lease, None, "the lock was handed to a claim that did not wait");
+    assert_eq!(fixture.record(&name).await.lease(), None, "the lock was handed to a claim that did not wait");
 }

@@ -101,7 +101,7 @@ pub async fn a_shared_lease_has_one_ttl(fixture: &dyn Fixture) {
     assert_eq!(fixture.served().await, served, "something was sent for what is refused here");
     assert!(guard.is_held());
     guard.release().await.expect("a refused acquire leaves no share in the lease");
-    assert_eq!(fixture.record(&name).await.lease, None);
+    assert_eq!(fixture.record(&name).await.lease(), None);
 }
 
 /// Invariant 6: a loss reaches all guards of a lease, and counts once.

@@ -36,7 +36,7 @@ pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixtu
     assert_eq!(released, Release::Released);
     fixture.deliver().await;
     let record = fixture.record(&name).await;
-    assert_eq!((record.lease, record.waiters), (None, 0), "the stuck request took effect after the release");
+    assert_eq!((record.lease(), record.waiting()), (None, 0), "the stuck request took effect after the release");
     bob.granted(&bob.claim(&name), ttl).await;
 }
 
@@ -58,8 +58,8 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
         let answer = ann.acquire(&claim, ttl).await;
         assert!(!matches!(answer, Ok(Acquisition::Granted(_))), "a withdrawn claim was granted");
     }
-    assert_eq!(fixture.record(&free).await.lease, None, "a withdrawn request took the lock");
-    assert_eq!(fixture.record(&held).await.waiters, 0, "a withdrawn request stands in the queue");
+    assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock");
+    assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue");
 }
 
 /// Invariant 9: a claim that was withdrawn is remembered for longer than a request stays under way: what arrives a quarter of a
@@ -80,8 +80,8 @@ pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
         let answer = ann.acquire(claim, ttl).await;
         assert!(!matches!(answer, Ok(Acquisition::Granted(_))), "a claim was granted {LATE:?} after it was withdrawn");
     }
-    assert_eq!(fixture.record(&free).await.lease, None, "a withdrawn request took the lock {LATE:?} later");
-    assert_eq!(fixture.record(&held).await.waiters, 0, "a withdrawn request stands in the queue {LATE:?} later");
+    assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock {LATE:?} later");
+    assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue {LATE:?} later");
 }
 
 /// Invariant 9: a claim that was withdrawn stays withdrawn when the server is killed and comes back with what it had acknowledged.
@@ -99,7 +99,7 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     // A late copy of its request, through the client that all requests of the claim go through.
     let answer = ann.acquire(&claim, ttl).await;
     assert!(!matches!(answer, Ok(Acquisition::Granted(_))), "a crash made a withdrawn claim one to be granted");
-    assert_eq!(fixture.record(&name).await.lease, None, "after a crash a withdrawn request took the lock");
+    assert_eq!(fixture.record(&name).await.lease(), None, "after a crash a withdrawn request took the lock");
 }
 
 /// Invariants 9 and 12: an acquire that is given up in flight leaves nothing, though its request arrives much later, when
@@ -229,7 +229,7 @@ pub async fn a_waiter_cut_off_in_silence_does_not_know(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::Silence).await;
     guard.release().await.expect("a release");
-    assert!(fixture.record(&name).await.lease.is_some(), "the lock was not handed over");
+    assert!(fixture.record(&name).await.lease().is_some(), "the lock was not handed over");
     let outcome = in_time(wait + ENDS_BY, "a wait ends in time", join(waiter)).await;
     assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "a waiter that was cut off: {outcome:?}");
     fixture.heal().await;

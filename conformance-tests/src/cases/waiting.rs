@@ -32,7 +32,7 @@ pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {
     assert!(bob.lock(name.as_str()).try_acquire().await.expect("nothing is broken").is_none());
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.served().await - served, 2, "two attempts are two requests");
-    assert_eq!((fixture.record(&name).await.waiters, bob.stats().waiting), (0, 0), "somebody still waits");
+    assert_eq!((fixture.record(&name).await.waiting(), bob.stats().waiting), (0, 0), "somebody still waits");
     drop(guard);
 }
 
@@ -61,7 +61,7 @@ pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
     watch.not_before(wait, "gave up before its wait was over");
     assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     assert!(guard.is_held());
-    let gone = async || fixture.record(&name).await.waiters == 0;
+    let gone = async || fixture.record(&name).await.waiting() == 0;
     eventually(AT_ONCE, "whoever has given up leaves the queue", gone).await;
 }
 
@@ -256,7 +256,7 @@ pub async fn a_thousand_waiters_all_get_their_turn(fixture: &dyn Fixture) {
         }
     }
     eventually(Duration::from_secs(5), "everybody waits", async || {
-        holder.capabilities().waiting != Waiting::ServerQueue || fixture.record(&name).await.waiters == 10
+        holder.capabilities().waiting != Waiting::ServerQueue || fixture.record(&name).await.waiting() == 10
     })
     .await;
     guard.release().await.expect("a release");

@@ -9,7 +9,7 @@ use leasehold_core::backend::{
     Acquisition, Break, Capabilities, Claim, Examine, Extensions, Inspect, List, LossNotice, StoreClock, TtlScope,
     Waiting,
 };
-use leasehold_core::{Error, FencingToken, Inspection, LockName, Result};
+use leasehold_core::{Error, FencingToken, LockInfo, LockName, Result};
 
 use super::{plain, stateful};
 use crate::hooks::{Hooks, Inner};
@@ -94,7 +94,7 @@ impl Hooks for ShowsNothing {
 
 #[async_trait]
 impl Inspect for ShowsNothing {
-    async fn inspect(&self, _: &LockName) -> Result<Option<Inspection>> {
+    async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
         Ok(None)
     }
 }
@@ -134,7 +134,7 @@ impl Break for Inner {
     async fn break_lock(&self, name: &LockName, _: FencingToken) -> Result<Option<FencingToken>> {
         let extensions = self.backend.extensions();
         let (Some(inspect), Some(breaks)) = (extensions.inspect, extensions.break_lock) else { return Ok(None) };
-        let lease = inspect.inspect(name).await?.and_then(|seen| seen.lease);
+        let lease = inspect.inspect(name).await?.and_then(|seen| seen.holder().cloned());
         match lease {
             Some(lease) => breaks.break_lock(name, lease.token).await,
             None => Ok(None),

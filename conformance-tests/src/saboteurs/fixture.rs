@@ -87,10 +87,11 @@ broken! {
     /// Sees every lock as free and unused.
     ReadsNoRecord: fn record(&self, _: Record) -> Record { Record::default() }
     /// Sees no waiters.
-    ReadsNoWaiters: fn record(&self, seen: Record) -> Record { Record { waiters: 0, ..seen } }
+    ReadsNoWaiters: fn record(&self, seen: Record) -> Record { Record { waiters: seen.waiters.map(|_| 0), ..seen } }
     /// Sees leases as long as they were granted.
     ReadsTheTtl: fn record(&self, seen: Record) -> Record {
-        Record { lease: seen.lease.map(|_| Duration::from_secs(12)), ..seen }
+        let holders = seen.holders.iter().map(|_| Duration::from_secs(12)).collect();
+        Record { holders, ..seen }
     }
     /// Counts no request.
     CountsNoRequest: fn served(&self, _: u64) -> u64 { 0 }

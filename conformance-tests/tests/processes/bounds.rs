@@ -74,12 +74,12 @@ pub(crate) trait Scene {
     #[track_caller]
     fn lease_ends(&self) -> (Duration, Duration) {
         let before = machine_now();
-        let left = self.record().lease.expect("somebody holds the lock");
+        let left = self.record().lease().expect("somebody holds the lock");
         (before + left, machine_now() + left)
     }
 
     fn is_held(&self) -> bool {
-        self.record().lease.is_some()
+        self.record().lease().is_some()
     }
 
     /// Asserts that something happened in time: not before the first moment, not later than the second and what the machine

@@ -33,9 +33,9 @@ impl World {
     /// A taker that stands in the queue, and hears that it is its turn. Every taker has a line for its calls and one on which it
     /// hears of grants and of ttls in use; each begins with a script.
     pub(crate) fn waiter(&self, more: &[&str]) -> Taker {
-        let waiting = self.record().waiters;
+        let waiting = self.record().waiting();
         let taker = self.taker(more);
-        eventually("the waiter stands in the queue", || self.record().waiters == waiting + 1);
+        eventually("the waiter stands in the queue", || self.record().waiting() == waiting + 1);
         eventually("every taker hears of grants", || {
             let lines = self.server.clients().unwrap();
             let listening = lines.iter().filter(|line| line.contains(" sub=2 ")).count();

@@ -51,7 +51,7 @@ async fn per_handoff(fixture: &Redis, clients: usize, turns: usize) -> f64 {
             }
         }));
     }
-    while fixture.record(&lock).await.waiters < clients as u64 {
+    while fixture.record(&lock).await.waiting() < clients as u64 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let mut monitor = monitor(fixture, clients as u64).await;

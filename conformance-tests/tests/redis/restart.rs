@@ -28,7 +28,7 @@ fn lose_everything(fixture: &Redis) -> RangeInclusive<Instant> {
 /// The earliest moment at which the lease of a lock can end, by the server's own record.
 async fn lease_ends(fixture: &Redis, name: &str) -> Instant {
     let before = Instant::now();
-    before + fixture.record(&LockName::new(name).unwrap()).await.lease.expect("it is held")
+    before + fixture.record(&LockName::new(name).unwrap()).await.lease().expect("it is held")
 }
 
 /// Waits until some client has written down that the server is another one than before.
@@ -85,7 +85,7 @@ fn a_waiter_from_before_is_served_when_the_wait_is_over() {
         let guard = hold(&ann, "lost").await;
         let waiting = tokio::spawn(async move { hold(&bob, "lost").await.fencing_token() });
         let name = LockName::new("lost").unwrap();
-        while fixture.record(&name).await.waiters == 0 {
+        while fixture.record(&name).await.waiting() == 0 {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let ends = lease_ends(&fixture, "lost").await;

@@ -55,10 +55,10 @@ impl<'a> Stored<'a> {
     pub(super) fn record(&self, name: &LockName) -> Record {
         let Reply::Bytes(raw) = self.ask(&["GET", &self.key(name)]) else { return Record::default() };
         let head = Head::read(&raw);
-        let waiters = self.live_places(&self.queue_key(name));
+        let waiters = Some(self.live_places(&self.queue_key(name)));
         let left = head.deadline.saturating_sub(self.now());
         Record {
-            lease: (left > 0).then(|| Duration::from_micros(left)),
+            holders: (left > 0).then(|| Duration::from_micros(left)).into_iter().collect(),
             last_token: (head.token > 0).then(|| FencingToken::new(head.token)),
             waiters,
         }

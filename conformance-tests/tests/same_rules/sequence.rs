@@ -9,7 +9,7 @@ use leasehold_conformance::Direct;
 use leasehold_core::backend::{
     Acquisition, Answer, Certainty, Claim, Event, Extend, IfHeld, LeaseRef, Mode, OwnerToken, Place, Release,
 };
-use leasehold_core::{ErrorKind, FencingToken, HolderInfo, Inspection, LockName, Result};
+use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -335,7 +335,7 @@ impl<'a> Sequence<'a> {
             let redis = inspect(&self.pair.redis[0], &name).await;
             let (Some(memory), Some(redis)) = (memory, redis) else { continue };
             agree("how many wait", memory.waiters, redis.waiters)?;
-            match (memory.lease, redis.lease) {
+            match (memory.holder().cloned(), redis.holder().cloned()) {
                 (None, None) => {}
                 (Some(memory), Some(redis)) => {
                     near("what is left of a lease", memory.ttl_left, redis.ttl_left)?;
@@ -394,7 +394,7 @@ impl<'a> Sequence<'a> {
     }
 }
 
-async fn inspect(client: &Direct, name: &LockName) -> Option<Inspection> {
+async fn inspect(client: &Direct, name: &LockName) -> Option<LockInfo> {
     let inspect = client.backend().extensions().inspect.expect("both can be looked at");
     inspect.inspect(name).await.unwrap_or_else(|error| panic!("inspect fails: {error:?}"))
 }

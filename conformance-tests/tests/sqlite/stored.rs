@@ -52,9 +52,9 @@ impl Stored {
         let until = std::time::Duration::from_micros(until.try_into().expect("time since boot is not negative"));
         let left = until.saturating_sub(machine_now());
         Record {
-            lease: (is_owned && !left.is_zero()).then_some(left),
+            holders: (is_owned && !left.is_zero()).then_some(left).into_iter().collect(),
             last_token: Some(FencingToken::new(fence.unsigned_abs())),
-            waiters: 0,
+            waiters: None,
         }
     }
 

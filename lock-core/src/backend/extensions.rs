@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use crate::admin::{Finding, Listing};
 use crate::error::Result;
-use crate::lock_info::Inspection;
+use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Extensions<'_> {
 #[async_trait]
 pub trait Inspect: Send + Sync {
     /// The state of a lock as the store sees it, without changing anything. `None` when the store has no record of it.
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>>;
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>>;
 }
 
 /// Lists locks.

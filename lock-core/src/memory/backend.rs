@@ -17,7 +17,7 @@ use crate::backend::{Break, Extensions, Inspect, List};
 use crate::backend::{Capabilities, Restart, Scope, StoreClock, Waiting};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock_info::Inspection;
+use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -112,7 +112,7 @@ impl LockBackend for MemoryBackend {
 
 #[async_trait]
 impl Inspect for MemoryBackend {
-    async fn inspect(&self, name: &LockName) -> Result<Option<Inspection>> {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         Ok(self.store.inspect(name))
     }
 }
@@ -225,10 +225,10 @@ mod tests {
         assert_eq!(store.renewals_of(a.name()), 4);
 
         let seen = second.backend.inspect(a.name()).await.unwrap().unwrap();
-        let lease = seen.lease.unwrap();
-        assert_eq!((lease.token.get(), seen.waiters), (2, 0));
+        let lease = seen.holder().unwrap();
+        assert_eq!((lease.token.get(), seen.waiters), (2, Some(0)));
         assert!(lease.ttl_left <= TTL);
-        assert_eq!(lease.holder.unwrap().label, "test");
+        assert_eq!(lease.holder.as_ref().unwrap().label, "test");
     }
 
     #[tokio::test]

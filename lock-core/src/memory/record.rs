@@ -30,8 +30,8 @@ const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 /// The fields are open: a model or a saboteur builds and breaks any state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockRecord<P> {
-    /// The current lease; it may have expired unnoticed.
-    pub lease: Option<HeldLease<P>>,
+    /// The current leases, one at most while every claim is exclusive. It may have expired unnoticed.
+    pub holders: Vec<HeldLease<P>>,
     /// The queue, oldest place first; some may have expired unnoticed.
     pub places: VecDeque<QueuedPlace<P>>,
     /// The token of the last grant. Outlives the lease.
@@ -105,12 +105,12 @@ impl<P> Default for LockRecord<P> {
 impl<P> LockRecord<P> {
     /// The record of a free lock whose next token and place come after these.
     pub const fn after(last_token: u64, last_place: Place) -> Self {
-        Self { lease: None, places: VecDeque::new(), last_token, last_place, tombstones: Vec::new() }
+        Self { holders: Vec::new(), places: VecDeque::new(), last_token, last_place, tombstones: Vec::new() }
     }
 
     /// The lease, unless it has expired.
     pub fn live_lease(&self, now: Stamp) -> Option<&HeldLease<P>> {
-        self.lease.as_ref().filter(|lease| now < lease.until)
+        self.holders.iter().find(|lease| now < lease.until)
     }
 
     /// The places that have not expired, oldest first.
@@ -131,7 +131,7 @@ impl<P> LockRecord<P> {
     }
 
     fn look_in(&self, now: Stamp) -> Duration {
-        self.lease.as_ref().map_or(Duration::ZERO, |lease| lease.until.since(now))
+        self.holders.first().map_or(Duration::ZERO, |lease| lease.until.since(now))
     }
 }
 
@@ -154,7 +154,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         if let Some(standing) = found {
             return standing;
         }
-        if self.lease.is_none() {
+        if self.holders.is_empty() {
             self.last_place += 1;
             let place = self.last_place;
             let lease = self.grant(QueuedPlace { party: party.clone(), place, until: now.plus(ttl) }, false);
@@ -192,8 +192,9 @@ impl<P: Clone + PartialEq> LockRecord<P> {
             self.tombstones.retain(|(withdrawn, _)| withdrawn != party);
             self.tombstones.push((party.clone(), now.plus(TOMBSTONE_TTL)));
         }
-        if self.lease.as_ref().is_some_and(|lease| lease.party == *party) {
-            self.lease = None;
+        let before = self.holders.len();
+        self.holders.retain(|lease| lease.party != *party);
+        if self.holders.len() < before {
             self.sweep(now, handoffs);
             return true;
         }
@@ -210,7 +211,8 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         handoffs: &mut Vec<HeldLease<P>>,
     ) -> Option<FencingToken> {
         self.sweep(now, handoffs);
-        self.lease.take_if(|lease| lease.token == token)?;
+        let broken = self.holders.iter().position(|lease| lease.token == token)?;
+        self.holders.remove(broken);
         self.last_token += 1;
         let raised = FencingToken::new(self.last_token);
         self.sweep(now, handoffs);
@@ -219,12 +221,10 @@ impl<P: Clone + PartialEq> LockRecord<P> {
 
     /// Rule 1.
     fn sweep(&mut self, now: Stamp, handoffs: &mut Vec<HeldLease<P>>) {
-        if self.live_lease(now).is_none() {
-            self.lease = None;
-        }
+        self.holders.retain(|lease| now < lease.until);
         self.places.retain(|place| now < place.until);
         self.tombstones.retain(|(_, until)| now < *until);
-        if self.lease.is_none()
+        if self.holders.is_empty()
             && let Some(oldest) = self.places.pop_front()
         {
             let lease = self.grant(oldest, true).clone();
@@ -235,7 +235,8 @@ impl<P: Clone + PartialEq> LockRecord<P> {
     fn grant(&mut self, QueuedPlace { party, place, until }: QueuedPlace<P>, handed_off: bool) -> &HeldLease<P> {
         self.last_token += 1;
         let token = FencingToken::new(self.last_token);
-        self.lease.insert(HeldLease { party, place, token, until, handed_off })
+        self.holders.push(HeldLease { party, place, token, until, handed_off });
+        &self.holders[self.holders.len() - 1]
     }
 
     fn extend(
@@ -251,7 +252,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
             Extend::Exactly => now.plus(ttl),
         };
         let look_in = self.look_in(now);
-        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.party == *party) {
+        if let Some(lease) = self.holders.iter_mut().find(|lease| lease.party == *party) {
             lease.until = until(lease.until, ttl);
             return Some(lease.standing());
         }

@@ -12,7 +12,7 @@ use crate::backend::{Claim, IfHeld};
 use crate::backend::{CoreHandle, Event};
 use crate::backend::{Extend, LeaseRef};
 use crate::clock::{Clock, Stamp, SystemClock};
-use crate::lock_info::{Inspection, LeaseView};
+use crate::lock_info::{LeaseInfo, LockInfo};
 use crate::name::LockName;
 use crate::sync::lock;
 use crate::token::FencingToken;
@@ -133,7 +133,7 @@ impl MemoryStore {
     }
 
     /// The state of a lock, without changing it. `None` when there is no record of it.
-    pub fn inspect(&self, name: &LockName) -> Option<Inspection> {
+    pub fn inspect(&self, name: &LockName) -> Option<LockInfo> {
         let state = lock(&self.shared.state);
         let now = self.shared.clock.now();
         state.names.get(name).map(|entry| entry.inspect(now))
@@ -159,7 +159,7 @@ impl MemoryStore {
     /// Tampers: ends the lease of a lock as if its ttl had passed. The queue stays, and whoever looks next serves it.
     pub fn expire(&self, name: &LockName) {
         if let Some(entry) = lock(&self.shared.state).names.get_mut(name) {
-            entry.record.lease = None;
+            entry.record.holders.clear();
         }
     }
 
@@ -250,13 +250,13 @@ impl MemoryStore {
 }
 
 impl Entry {
-    fn inspect(&self, now: Stamp) -> Inspection {
+    fn inspect(&self, now: Stamp) -> LockInfo {
         let record = &self.record;
-        let lease = record
+        let holders = record
             .live_lease(now)
-            .map(|lease| LeaseView::new(lease.token, lease.until.since(now), Some(lease.party.claim.holder().clone())));
+            .map(|lease| LeaseInfo::new(lease.token, lease.until.since(now), Some(lease.party.claim.holder().clone())));
         let last_token = (record.last_token > 0).then(|| FencingToken::new(record.last_token));
-        Inspection::new(last_token, lease, record.live_places(now).count() as u64)
+        LockInfo::new(last_token, holders.into_iter().collect(), Some(record.live_places(now).count() as u64))
     }
 }
 

@@ -189,7 +189,7 @@ impl State {
             self.released[usize::from(request.claim)] = true;
         }
         let parties = self.record.places.iter().map(|place| place.party);
-        let mut parties = parties.chain(self.record.lease.iter().map(|lease| lease.party));
+        let mut parties = parties.chain(self.record.holders.iter().map(|lease| lease.party));
         if parties.any(|party| self.released[usize::from(party)]) {
             return Err(Broken::Orphan);
         }
@@ -245,7 +245,7 @@ impl Fair {
 
 fn serve_all(world: &World, state: &State) -> Result<(), Broken> {
     let mut record = state.record.clone();
-    let stands = record.places.iter().map(|place| place.until).chain(record.lease.iter().map(|lease| lease.until));
+    let stands = record.places.iter().map(|place| place.until).chain(record.holders.iter().map(|lease| lease.until));
     let last = stands.max().unwrap_or(at(0)).since_start().as_secs().clamp(state.now.into(), (world.end * 2).into());
     let mut waiters = Vec::new();
     for (claim, of) in (0u8..).zip(&state.claims) {

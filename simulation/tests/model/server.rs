@@ -94,26 +94,21 @@ fn broken(
             if is_free && record.live_places(at(now)).next().is_some_and(|head| head.party != claim) =>
         {
             // Looks as if the lease were still there.
-            let lease = record.lease.clone();
-            record.lease = Some(HeldLease {
-                party: u8::MAX,
-                place: 0,
-                token: FencingToken::new(0),
-                until: never(),
-                handed_off: false,
-            });
+            let there =
+                HeldLease { party: u8::MAX, place: 0, token: FencingToken::new(0), until: never(), handed_off: false };
+            let holders = std::mem::replace(&mut record.holders, vec![there]);
             let reply = rules(record);
-            record.lease = lease;
+            record.holders = holders;
             reply
         }
         (Sabotage::ReleaseEndsAnybodysLease, Verb::Release { .. }) => {
-            record.lease = None;
+            record.holders.clear();
             rules(record)
         }
         _ => rules(record),
     };
     let place_ttl = ticks(world.place_ttl);
-    if let (Some(lease), Some(last)) = (&mut record.lease, handoffs.last_mut()) {
+    if let (Some(lease), Some(last)) = (record.holders.first_mut(), handoffs.last_mut()) {
         match sabotage {
             Sabotage::HandoffGivesAFreshTtl => lease.until = lease.until.max(at(now).plus(place_ttl)),
             Sabotage::HandoffKeepsTheToken => {
@@ -132,7 +127,7 @@ fn broken(
 
 /// What must be true after every operation on a lock.
 fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Broken> {
-    if let Some(lease) = &record.lease
+    if let Some(lease) = record.holders.first()
         && record.places.iter().any(|place| place.place < lease.place)
     {
         return Err(Broken::Fifo);
@@ -158,6 +153,6 @@ fn standing_until(record: &Record, claim: u8, now: u8) -> Option<Stamp> {
 }
 
 fn until_mut(record: &mut Record, claim: u8) -> Option<&mut Stamp> {
-    let lease = record.lease.as_mut().filter(|lease| lease.party == claim).map(|lease| &mut lease.until);
+    let lease = record.holders.iter_mut().find(|lease| lease.party == claim).map(|lease| &mut lease.until);
     lease.or_else(|| record.places.iter_mut().find(|place| place.party == claim).map(|place| &mut place.until))
 }

@@ -245,7 +245,8 @@ impl Oracle {
         holders.sort_unstable();
         holders.dedup();
         self.check(holders.len() <= 1, Rule::Exclusion, || format!("tokens {holders:?} hold {name} at once"));
-        let kept = self.store.inspect(name).and_then(|seen| seen.lease).map(|lease| lease.token.get());
+        let kept =
+            self.store.inspect(name).and_then(|seen| seen.holders.into_iter().next()).map(|lease| lease.token.get());
         if let Some(&token) = holders.first() {
             self.check(kept == Some(token), Rule::StoreAgrees, || {
                 format!("token {token} is valid for {name}, and the store has {kept:?}")

@@ -163,7 +163,11 @@ impl Belief {
                 });
             }
             LossReason::Gone => {
-                let kept = world.store.inspect(guard.name()).and_then(|seen| seen.lease).map(|lease| lease.token);
+                let kept = world
+                    .store
+                    .inspect(guard.name())
+                    .and_then(|seen| seen.holders.into_iter().next())
+                    .map(|lease| lease.token);
                 oracle.check(kept != Some(token), Rule::ToldRightly, || {
                     format!("token {token} is said to be gone, and the store has it")
                 });
@@ -266,7 +270,11 @@ pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: 
     sleep(life).await;
     dying.process.cut(world.ttl * 10);
     sleep(CALM_TRIP).await;
-    let left = world.store.inspect(name).and_then(|seen| seen.lease).map_or(Duration::ZERO, |lease| lease.ttl_left);
+    let left = world
+        .store
+        .inspect(name)
+        .and_then(|seen| seen.holders.into_iter().next())
+        .map_or(Duration::ZERO, |lease| lease.ttl_left);
     let due = Instant::now() + left + dying.client().capabilities().takeover_slack;
     let (taken, next) = waiter.await.expect("no task of a run panics");
     // The waiter's look is on its way while the lease runs out.

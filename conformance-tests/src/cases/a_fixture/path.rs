@@ -17,7 +17,7 @@ async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, wh
     fixture.deliver().await;
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.served().await, served, "{what}: a request has arrived");
-    assert_eq!(fixture.record(name).await.lease, None, "{what}: a request has arrived");
+    assert_eq!(fixture.record(name).await.lease(), None, "{what}: a request has arrived");
 }
 
 /// `Fixture::path` breaks [`Route::Faulty`] and leaves [`Route::Clear`] alone.
@@ -83,7 +83,7 @@ pub async fn loses_replies(fixture: &dyn Fixture) {
     fixture.path(PathFault::LoseReplies).await;
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
     assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
-    assert!(fixture.record(&name).await.lease.is_some(), "{WHAT}: the request has not arrived");
+    assert!(fixture.record(&name).await.lease().is_some(), "{WHAT}: the request has not arrived");
     fixture.heal().await;
     is_answered(&ann, &name, long(fixture), "Fixture::heal").await;
     let notified = notified_after(fixture, &bob, &ann, Some(PathFault::LoseReplies)).await;
@@ -157,14 +157,14 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     };
     let (one, two) = tokio::join!(ann.acquire(&first, ttl), late);
     assert!(one.is_err() && two.is_err(), "Fixture::path(Hold): a request that is held is answered: {one:?}, {two:?}");
-    let arrived = fixture.record(&name).await.lease;
+    let arrived = fixture.record(&name).await.lease();
     assert_eq!(arrived, None, "Fixture::path(Hold): a request has arrived before it was delivered");
     fixture.heal().await;
     tokio::time::sleep(AT_ONCE).await;
-    let arrived = fixture.record(&name).await.lease;
+    let arrived = fixture.record(&name).await.lease();
     assert_eq!(arrived, None, "Fixture::heal: what was held stays held, and it has arrived");
     fixture.deliver().await;
-    let arrived = fixture.record(&name).await.lease;
+    let arrived = fixture.record(&name).await.lease();
     assert!(arrived.is_some(), "Fixture::deliver: it has returned, and what was held has not arrived");
     assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
     let answer = ann.acquire(&first, ttl).await;

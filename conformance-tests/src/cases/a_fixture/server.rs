@@ -50,7 +50,7 @@ async fn is_down(fixture: &dyn Fixture, fault: ServerFault) {
     must(fixture, ServerFault::Start(Data::Kept), &what).await;
     let record = fixture.record(&name).await;
     assert_eq!(record.last_token, Some(grant.token), "{START}: the server has lost what it had: {record:?}");
-    assert!(record.lease.is_some(), "{START}: the server has lost what it had: {record:?}");
+    assert!(record.lease().is_some(), "{START}: the server has lost what it had: {record:?}");
     // After a restart a backend may grant nothing until the leases from before it have ended.
     is_answered_within(ttl, &ann, &crate::kit::name("back"), ttl, START).await;
 }
@@ -67,7 +67,7 @@ pub async fn starts_without_data(fixture: &dyn Fixture) {
         return must(fixture, ServerFault::Start(Data::Kept), "Kill").await;
     }
     let record = fixture.record(&name).await;
-    assert!(record.lease.is_none() && record.last_token.is_none(), "{WHAT}: it still has {record:?}");
+    assert!(record.lease().is_none() && record.last_token.is_none(), "{WHAT}: it still has {record:?}");
     is_answered_within(ttl, &ann, &name, ttl, WHAT).await;
 }
 
@@ -136,7 +136,7 @@ async fn steps(fixture: &dyn Fixture, by: Duration, forward: bool) {
     let what = format!("Fixture::server({fault:?})");
     let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("clock"));
     ann.granted(&ann.claim(&name), long(fixture)).await;
-    let left = async || fixture.record(&name).await.lease.unwrap_or_default();
+    let left = async || fixture.record(&name).await.lease().unwrap_or_default();
     let before = left().await;
     if !is_offered(fixture.server(fault).await, &what) {
         return;
@@ -157,7 +157,7 @@ pub async fn removes_a_record(fixture: &dyn Fixture) {
     ann.granted(&ann.claim(&name), long(fixture)).await;
     if is_offered(fixture.tamper(&name, Tamper::Remove).await, WHAT) {
         let record = fixture.record(&name).await;
-        assert_eq!((record.lease, record.waiters), (None, 0), "{WHAT}: the record is still there");
+        assert_eq!((record.lease(), record.waiting()), (None, 0), "{WHAT}: the record is still there");
     }
 }
 

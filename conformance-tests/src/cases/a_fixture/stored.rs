@@ -107,23 +107,23 @@ pub async fn reads_the_record(fixture: &dyn Fixture) {
     let grant = ann.granted(&claim, ttl).await;
     fixture.path(PathFault::Silence).await;
     let record = fixture.record(&name).await;
-    let left = record.lease.unwrap_or_else(|| panic!("{WHAT}: it does not see a lease: {record:?}"));
+    let left = record.lease().unwrap_or_else(|| panic!("{WHAT}: it does not see a lease: {record:?}"));
     let most = ttl + ann.capabilities().ttl_granularity;
     assert!(left > ttl / 2 && left <= most, "{WHAT}: a lease of {ttl:?} has {left:?} left");
     assert_eq!(record.last_token, Some(grant.token), "{WHAT}: the token of the last grant");
-    assert_eq!(record.waiters, 0, "{WHAT}: nobody waits");
+    assert_eq!(record.waiting(), 0, "{WHAT}: nobody waits");
     tokio::time::sleep(AT_ONCE).await;
-    let later = fixture.record(&name).await.lease.unwrap_or_default();
+    let later = fixture.record(&name).await.lease().unwrap_or_default();
     assert!(later < left, "{WHAT}: what is left of a lease was {left:?}, and {later:?} after {AT_ONCE:?}");
     if ann.capabilities().waiting == Waiting::ServerQueue {
         let waiter = bob.claim(&name);
         bob.not_granted(&waiter, ttl).await;
-        assert_eq!(fixture.record(&name).await.waiters, 1, "{WHAT}: one waits");
+        assert_eq!(fixture.record(&name).await.waiting(), 1, "{WHAT}: one waits");
         bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
-        assert_eq!(fixture.record(&name).await.waiters, 0, "{WHAT}: nobody waits any more");
+        assert_eq!(fixture.record(&name).await.waiting(), 0, "{WHAT}: nobody waits any more");
     }
     ann.release(&claim, Certainty::Sure).await.expect("a release");
-    assert_eq!(fixture.record(&name).await.lease, None, "{WHAT}: the lease was released");
+    assert_eq!(fixture.record(&name).await.lease(), None, "{WHAT}: the lease was released");
 }
 
 /// `Fixture::census`: leases, places, connections, and that they have gone. Notes and counters stay as long as is documented; a

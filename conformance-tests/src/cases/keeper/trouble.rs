@@ -84,11 +84,11 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     fixture.path(PathFault::Hold).await;
     lost(&guard, ttl, "a renewal that does not arrive").await;
     let bound = ttl + ann.capabilities().takeover_slack;
-    eventually(bound, "the lease ends at the server", async || fixture.record(&slow).await.lease.is_none()).await;
+    eventually(bound, "the lease ends at the server", async || fixture.record(&slow).await.lease().is_none()).await;
     assert!(ann.stats().renewals_sent > 0, "no renewal was sent that could arrive late");
     fixture.heal().await;
     fixture.deliver().await;
-    assert_eq!(fixture.record(&slow).await.lease, None, "a renewal that arrived late revived the lease");
+    assert_eq!(fixture.record(&slow).await.lease(), None, "a renewal that arrived late revived the lease");
     assert!(!guard.is_held());
 
     let hooks = Arc::new(LateAnswers::default());
@@ -159,7 +159,7 @@ pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
         tokio::time::sleep(AT_ONCE / 2).await;
         fixture.deliver().await;
         join(release).await.expect("a release");
-        assert_eq!(fixture.record(&name).await.lease, None, "a renewal that was under way revived what was released");
+        assert_eq!(fixture.record(&name).await.lease(), None, "a renewal that was under way revived what was released");
         // And nothing comes after it but that renewal, which may have left so late that it was not held.
         tokio::time::sleep(ttl / 4).await;
         let served = fixture.served().await;

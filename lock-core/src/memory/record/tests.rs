@@ -56,9 +56,9 @@ fn a_release_hands_the_lock_to_the_oldest_live_place_with_its_own_deadline() {
     // Place 2 ended at 11.
     assert!(lock.release(1, Certainty::Sure, 12));
     assert_eq!(lock.told(), [(3, 3, 2)]);
-    assert_eq!(lock.record.lease.as_ref().map(|lease| lease.until), Some(at(20)));
+    assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(20)));
     assert_eq!(lock.renew(3, 13), holds(2, 3, true));
-    assert_eq!(lock.record.lease.as_ref().map(|lease| lease.until), Some(at(43)));
+    assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(43)));
     assert_eq!(lock.renew(2, 13), absent(30));
 }
 
@@ -112,9 +112,9 @@ fn a_renewal_shortens_only_when_it_is_asked_to() {
     lock.acquire(1, 0);
     let second = Duration::from_secs(1);
     lock.record.renew(&1, second, second, Extend::AtLeast, at(10), &mut lock.told);
-    assert_eq!(lock.record.lease.as_ref().map(|lease| lease.until), Some(at(30)));
+    assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(30)));
     lock.record.renew(&1, second, second, Extend::Exactly, at(10), &mut lock.told);
-    assert_eq!(lock.record.lease.as_ref().map(|lease| lease.until), Some(at(11)));
+    assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(11)));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_withdrawn_claim_stays_away() {
     let mut lock = Lock::default();
     assert!(!lock.release(1, Certainty::Unsure, 0));
     assert_eq!(lock.acquire(1, 1), Standing::Withdrawn);
-    assert_eq!(lock.record.lease, None);
+    assert_eq!(lock.record.holders, []);
     assert!(!lock.record.is_idle(at(59)));
     assert!(lock.record.is_idle(at(60)));
     // A sure release needs none.
