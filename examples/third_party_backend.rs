@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use leasehold::backend::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions, Grant,
-    LeaseRef, LockBackend, OwnerToken, Release, Restart, Scope, StoreClock, Waiting,
+    LeaseRef, LockBackend, OwnerToken, PlaceNumber, Release, Restart, Scope, StoreClock, Waiting,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -111,7 +111,10 @@ impl LockBackend for TableBackend {
                 }
             };
             row.lease = Some((*claim.owner(), until));
-            Ok(Acquisition::Granted(Grant::new(FencingToken::new(row.token), Confirmation { ttl, sent, place: 0 })))
+            Ok(Acquisition::Granted(Grant::new(
+                FencingToken::new(row.token),
+                Confirmation { ttl, sent, place: PlaceNumber::NONE },
+            )))
         })
     }
 
@@ -125,7 +128,7 @@ impl LockBackend for TableBackend {
                     let until =
                         if lease.extend == leasehold::backend::Extend::Exactly { asked } else { until.max(asked) };
                     row.lease = Some((owner, until));
-                    Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: 0 })
+                    Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: PlaceNumber::NONE })
                 }
                 _ => Answer::Lost,
             });

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{ClientBuilder, Error, LockClient, Result};
+use leasehold_core::{Error, LockClient, LockClientBuilder, Result};
 use url::Url;
 
 /// A scheme, the feature that it needs, and whether that is on.
@@ -19,7 +19,7 @@ pub const SCHEMES: &[Row] = &[
 ];
 
 /// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own.
-/// [`builder`] sets others.
+/// [`connect_builder`] sets others.
 ///
 /// - `memory://`: a store inside this process, the same for every call; for tests and examples.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
@@ -42,7 +42,7 @@ pub const SCHEMES: &[Row] = &[
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
 pub async fn connect(url: &str) -> Result<LockClient> {
-    builder(url).await?.build()
+    connect_builder(url).await?.build()
 }
 
 /// The same with other defaults: a label, a ttl, a clock. It is connected before this returns.
@@ -52,7 +52,7 @@ pub async fn connect(url: &str) -> Result<LockClient> {
 ///
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
-pub async fn builder(url: &str) -> Result<ClientBuilder> {
+pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
     match &*scheme(url)? {
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => {
@@ -60,7 +60,7 @@ pub async fn builder(url: &str) -> Result<ClientBuilder> {
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect(url).await?)),
-        _ => builder_lazy(url),
+        _ => connect_builder_lazy(url),
     }
 }
 
@@ -75,23 +75,23 @@ pub async fn builder(url: &str) -> Result<ClientBuilder> {
 /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput), as [`connect`]. `Unavailable` when the system cannot start a thread,
 /// `Unsupported` for a SQLite file on a system without a clock since boot.
 pub fn connect_lazy(url: &str) -> Result<LockClient> {
-    builder_lazy(url)?.build()
+    connect_builder_lazy(url)?.build()
 }
 
 /// [`connect_lazy`] with other defaults: a label, a ttl, a clock.
 ///
 /// # Errors
 /// As [`connect_lazy`].
-pub fn builder_lazy(url: &str) -> Result<ClientBuilder> {
+pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
     match &*scheme(url)? {
         "memory" => {
             static STORE: OnceLock<MemoryStore> = OnceLock::new();
             Ok(LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))))
         }
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::open(url)?)),
+        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?)),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::open(url)?)),
+        "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect_lazy(url)?)),
         other => Err(unknown(other)),
     }
 }

@@ -32,7 +32,7 @@ mod connect;
 
 #[doc(hidden)]
 pub use connect::SCHEMES;
-pub use connect::{builder, builder_lazy, connect, connect_lazy};
+pub use connect::{connect, connect_builder, connect_builder_lazy, connect_lazy};
 #[doc(inline)]
 pub use leasehold_core::*;
 

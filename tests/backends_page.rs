@@ -16,8 +16,8 @@ const UPDATE: &str = "LEASEHOLD_WRITE_DOCS";
 #[test]
 fn the_page_says_what_the_backends_promise() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/backends.md");
-    let redis = RedisBackend::open("redis://127.0.0.1").unwrap().capabilities();
-    let sqlite = SqliteBackend::open("sqlite:///tmp/locks.db").unwrap().capabilities();
+    let redis = RedisBackend::connect_lazy("redis://127.0.0.1").unwrap().capabilities();
+    let sqlite = SqliteBackend::connect_lazy("sqlite:///tmp/locks.db").unwrap().capabilities();
     let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
     let page = page(&[redis, sqlite, memory]);
     if std::env::var_os(UPDATE).is_some() {

@@ -37,7 +37,9 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
 }
 
 async fn client(path: &str) -> Result<LockClient> {
-    Ok(LockClient::builder(SqliteBackend::at(path, Settings::default()).await?).wait(Duration::MAX).build()?)
+    Ok(LockClient::builder(SqliteBackend::connect_with(path, Settings::default()).await?)
+        .wait(Duration::MAX)
+        .build()?)
 }
 
 /// A folder, and the path of a file in it.

@@ -79,18 +79,18 @@ impl Store {
 
     /// A client whose store answers.
     pub(crate) async fn connect(&self, label: &str) -> Result<LockClient, Failure> {
-        Ok(leasehold::builder(&self.given).await?.label(label).build()?)
+        Ok(leasehold::connect_builder(&self.given).await?.label(label).build()?)
     }
 
     /// A client whose store may not answer yet.
     #[cfg(unix)]
     pub(crate) fn connect_lazily(&self, label: &str) -> Result<LockClient, Failure> {
-        Ok(leasehold::builder_lazy(&self.given)?.label(label).build()?)
+        Ok(leasehold::connect_builder_lazy(&self.given)?.label(label).build()?)
     }
 
     /// A client for questions: it connects with the first.
     pub(crate) fn reader(&self) -> Result<LockClient, Failure> {
-        Ok(leasehold::builder_lazy(&self.given)?.build()?)
+        Ok(leasehold::connect_builder_lazy(&self.given)?.build()?)
     }
 }
 

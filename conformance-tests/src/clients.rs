@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::backend::{Capabilities, Waiting};
-use leasehold_core::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockName, LossReason};
+use leasehold_core::{Error, ErrorKind, LockClient, LockClientBuilder, LockGuard, LockName, LossReason};
 
 use crate::control::in_time;
 use crate::fixture::{Fixture, Route};
@@ -28,7 +28,7 @@ pub(crate) fn steady_ttl(fixture: &dyn Fixture) -> Duration {
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A client with the fixture's ttl. Its backend is already there; nothing is connected.
-pub(crate) async fn builder(fixture: &dyn Fixture, route: Route) -> ClientBuilder {
+pub(crate) async fn builder(fixture: &dyn Fixture, route: Route) -> LockClientBuilder {
     fixture
         .tune(LockClient::builder(fixture.backend(route).await).ttl(fixture.ttl()).wait(PATIENCE).label("conformance"))
 }
@@ -65,7 +65,7 @@ pub(crate) async fn warm_client(fixture: &dyn Fixture, route: Route) -> LockClie
     client
 }
 
-pub(crate) fn build(builder: ClientBuilder) -> LockClient {
+pub(crate) fn build(builder: LockClientBuilder) -> LockClient {
     builder.build().unwrap_or_else(|error| panic!("no client: {error:?}"))
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{
     Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, LeaseRef, LockBackend,
-    Mode, OwnerToken, Place, Release, Stamp, SystemClock, Waiting,
+    Mode, OwnerToken, PlaceNumber, Release, Stamp, SystemClock, Waiting,
 };
 use leasehold_core::{HolderInfo, LockName, Result};
 
@@ -107,10 +107,10 @@ impl Direct {
     }
 
     /// One attempt that has to get a place or be told to come again.
-    pub async fn not_granted(&self, claim: &Claim, ttl: Duration) -> Place {
+    pub async fn not_granted(&self, claim: &Claim, ttl: Duration) -> PlaceNumber {
         match self.acquire(claim, ttl).await {
             Ok(Acquisition::Queued { confirmation, .. }) => confirmation.place,
-            Ok(Acquisition::Held { .. }) => 0,
+            Ok(Acquisition::Held { .. }) => PlaceNumber::NONE,
             other => panic!("the lock {} is held by another: {other:?}", claim.name()),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::LockBackend;
-use leasehold_core::{ClientBuilder, FencingToken, LockName};
+use leasehold_core::{FencingToken, LockClientBuilder, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 
@@ -73,7 +73,7 @@ pub trait Fixture: Send + Sync + 'static {
 
     /// What every client of a case is made with besides its backend. Nothing for a backend under test; a saboteur
     /// breaks a client here.
-    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+    fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         builder
     }
 

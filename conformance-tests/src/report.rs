@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::LockBackend;
-use leasehold_core::{ClientBuilder, LockName};
+use leasehold_core::{LockClientBuilder, LockName};
 
 use crate::fault::{Declared, PathFault, ServerFault, Tamper};
 use crate::fixture::{Census, Fixture, Record, Route};
@@ -75,7 +75,7 @@ impl<F: Fixture> Fixture for Reported<F> {
         self.fixture.ttl()
     }
 
-    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+    fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         self.fixture.tune(builder)
     }
 

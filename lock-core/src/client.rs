@@ -8,8 +8,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::admin::{Finding, Listing};
-use crate::backend::Capabilities;
-use crate::backend::LockBackend;
+use crate::backend::{Capabilities, LockBackend};
 use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
@@ -59,8 +58,8 @@ impl LockClient {
     }
 
     /// A client with other defaults.
-    pub fn builder(backend: impl LockBackend) -> ClientBuilder {
-        ClientBuilder {
+    pub fn builder(backend: impl LockBackend) -> LockClientBuilder {
+        LockClientBuilder {
             backend: Arc::new(backend),
             clock: None,
             seed: None,
@@ -220,7 +219,7 @@ const LONGEST_CALL_BOUND: Duration = Duration::from_secs(3600);
 
 /// Sets what a client is made with.
 #[must_use]
-pub struct ClientBuilder {
+pub struct LockClientBuilder {
     backend: Arc<dyn LockBackend>,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
@@ -231,13 +230,13 @@ pub struct ClientBuilder {
     label: String,
 }
 
-impl fmt::Debug for ClientBuilder {
+impl fmt::Debug for LockClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientBuilder").field("ttl", &self.ttl).field("wait", &self.wait).finish_non_exhaustive()
+        f.debug_struct("LockClientBuilder").field("ttl", &self.ttl).field("wait", &self.wait).finish_non_exhaustive()
     }
 }
 
-impl ClientBuilder {
+impl LockClientBuilder {
     /// Another clock than [`SystemClock`], for tests.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);

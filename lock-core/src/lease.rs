@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::Claim;
-use crate::backend::{Certainty, Confirmation, Grant, Place};
+use crate::backend::{Certainty, Claim, Confirmation, Grant, PlaceNumber};
 use crate::clock::Stamp;
 use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
 use crate::holder_id::HolderId;
@@ -62,7 +61,7 @@ pub(crate) enum Phase {
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
-    pub(crate) place: Place,
+    pub(crate) place: PlaceNumber,
     pub(crate) terms: Terms,
     /// The longest ttl that a request of the claim asked for: what is left of it at the store has ended by itself then.
     pub(crate) claim_ttl: Duration,

@@ -67,7 +67,7 @@ mod sync;
 mod timers;
 mod token;
 
-pub use client::{ClientBuilder, LockClient};
+pub use client::{LockClient, LockClientBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::LockGuard;
 pub use holder_id::HolderId;

@@ -34,12 +34,12 @@ impl RedisBackend {
     /// Connects to the server of a URL, and checks that it can be used for locks.
     pub async fn connect(url: &str) -> Result<Self> {
         let (client, settings) = read_url(url)?;
-        Self::from_client(&client, settings).await
+        Self::connect_with(&client, settings).await
     }
 
     /// The same from a client of the `redis` crate. Its address, database, user, password and TLS are used; its
     /// protocol and TCP settings are set by us.
-    pub async fn from_client(client: &redis::Client, settings: Settings) -> Result<Self> {
+    pub async fn connect_with(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
         leasehold_core::backend::require_timers()?;
         backend.conn().await?;
@@ -51,7 +51,7 @@ impl RedisBackend {
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
-    pub fn open(url: &str) -> Result<Self> {
+    pub fn connect_lazy(url: &str) -> Result<Self> {
         let (client, settings) = read_url(url)?;
         Self::unconnected(&client, settings)
     }
@@ -150,7 +150,7 @@ impl RedisBackend {
         command.arg(shared.common_to_renewals(quarantine.is_none(), ttl_of_most));
         let (mut asks, mut others) = (Vec::with_capacity(24 * leases.len()), Vec::new());
         for (number, lease) in (1_u16..).zip(leases) {
-            asks.extend(lease.place.to_be_bytes());
+            asks.extend(lease.place.get().to_be_bytes());
             asks.extend(lease.claim.owner().as_bytes());
             if lease.ttl != ttl_of_most || lease.extend == Extend::Exactly {
                 others.extend(number.to_be_bytes());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::Place;
+use leasehold_core::backend::PlaceNumber;
 use redis::Value;
 
 use crate::epoch::Reading;
@@ -12,8 +12,8 @@ pub(crate) type PerLock<T> = Result<T, String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    Granted { place: Place, token: u64 },
-    Queued { place: Place, look_in: Duration },
+    Granted { place: PlaceNumber, token: u64 },
+    Queued { place: PlaceNumber, look_in: Duration },
     Held { look_in: Duration },
     Withdrawn,
 }
@@ -21,8 +21,8 @@ pub(crate) enum Acquired {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Renewed {
     Stands,
-    Granted { place: Place, token: u64 },
-    Waiting { place: Place, look_in: Duration },
+    Granted { place: PlaceNumber, token: u64 },
+    Waiting { place: PlaceNumber, look_in: Duration },
     Lost,
     Failed(String),
 }
@@ -48,13 +48,13 @@ pub(crate) fn acquired(answer: &Value) -> Option<PerLock<Acquired>> {
     match answer {
         Value::Int(_) => {
             let token = number(answer)?;
-            Some(Ok(Acquired::Granted { place: token, token }))
+            Some(Ok(Acquired::Granted { place: PlaceNumber::new(token), token }))
         }
         Value::Array(parts) => {
             let [Value::Int(code), place, value] = &parts[..] else { return None };
             Some(Ok(match code {
-                1 => Acquired::Granted { place: number(place)?, token: number(value)? },
-                2 => Acquired::Queued { place: number(place)?, look_in: millis(value)? },
+                1 => Acquired::Granted { place: PlaceNumber::new(number(place)?), token: number(value)? },
+                2 => Acquired::Queued { place: PlaceNumber::new(number(place)?), look_in: millis(value)? },
                 3 => Acquired::Held { look_in: millis(value)? },
                 4 => Acquired::Withdrawn,
                 _ => return None,
@@ -97,8 +97,10 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
         Some(match letter {
             b'r' => Renewed::Stands,
             b'l' => Renewed::Lost,
-            b'g' => Renewed::Granted { place: number(&rest.next()?)?, token: number(&rest.next()?)? },
-            b'w' => Renewed::Waiting { place: number(&rest.next()?)?, look_in: millis(&rest.next()?)? },
+            b'g' => Renewed::Granted { place: PlaceNumber::new(number(&rest.next()?)?), token: number(&rest.next()?)? },
+            b'w' => {
+                Renewed::Waiting { place: PlaceNumber::new(number(&rest.next()?)?), look_in: millis(&rest.next()?)? }
+            }
             b'e' => Renewed::Failed(text(&rest.next()?)?),
             _ => return None,
         })
@@ -180,11 +182,11 @@ pub(crate) fn ends_sooner(payload: &[u8]) -> Option<[u8; 16]> {
 }
 
 /// Owner, place and token of a grant that was published.
-pub(crate) fn handoff(payload: &[u8]) -> Option<([u8; 16], Place, u64)> {
+pub(crate) fn handoff(payload: &[u8]) -> Option<([u8; 16], PlaceNumber, u64)> {
     let (owner, rest) = payload.split_first_chunk::<16>()?;
     let (place, rest) = rest.split_first_chunk::<8>()?;
     let (token, rest) = rest.split_first_chunk::<8>()?;
-    rest.is_empty().then(|| (*owner, u64::from_be_bytes(*place), u64::from_be_bytes(*token)))
+    rest.is_empty().then(|| (*owner, PlaceNumber::new(u64::from_be_bytes(*place)), u64::from_be_bytes(*token)))
 }
 
 fn timed(value: Value) -> Option<(i64, Vec<Value>)> {
@@ -229,7 +231,7 @@ mod tests {
 
     #[test]
     fn answers_are_read_lock_by_lock() {
-        let granted = |place, token| Some(Ok(Acquired::Granted { place, token }));
+        let granted = |place, token| Some(Ok(Acquired::Granted { place: PlaceNumber::new(place), token }));
         assert_eq!(acquired(&Value::Int(3)), granted(3, 3));
         assert_eq!(acquired(&array([Value::Int(1), Value::Int(7), Value::Int(9)])), granted(7, 9));
         assert_eq!(acquired(&words("WRONGTYPE x")), Some(Err("WRONGTYPE x".to_owned())));
@@ -244,7 +246,7 @@ mod tests {
             answers,
             [
                 Renewed::Stands,
-                Renewed::Granted { place: 3, token: 4 },
+                Renewed::Granted { place: PlaceNumber::new(3), token: 4 },
                 Renewed::Lost,
                 Renewed::Failed("WRONGTYPE y".to_owned()),
             ]
@@ -276,7 +278,7 @@ mod tests {
         let mut payload = vec![b'o'; 16];
         payload.extend(3u64.to_be_bytes());
         payload.extend(4u64.to_be_bytes());
-        assert_eq!(handoff(&payload), Some(([b'o'; 16], 3, 4)));
+        assert_eq!(handoff(&payload), Some(([b'o'; 16], PlaceNumber::new(3), 4)));
         assert_eq!(ends_sooner(&payload), None);
         assert_eq!((ends_sooner(b"oooooooooooooooo"), handoff(b"oooooooooooooooo")), (Some([b'o'; 16]), None));
         let data = [words("c"), Value::BulkString(payload.clone())];

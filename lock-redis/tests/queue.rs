@@ -5,7 +5,9 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Claim, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, LockBackend, Mode, OwnerToken, PlaceNumber, Release,
+};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
 
@@ -198,7 +200,7 @@ async fn a_record_that_was_removed_takes_its_queue_along() {
     backend.granted(&claim("job", 1), LONG).await;
     let (second, _) = backend.queued(&claim("job", 2), LONG).await;
     server.command(&["DEL", "test:{job}"]).await;
-    assert!(matches!(backend.renew_one(&claim("job", 1), 0, LONG).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await, Answer::Lost));
     assert!(matches!(backend.renew_one(&claim("job", 2), second, LONG).await, Answer::Lost));
     backend.granted(&claim("job", 3), LONG).await;
     // The new queue knows nothing of the old one.

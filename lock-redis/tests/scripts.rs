@@ -42,7 +42,7 @@ async fn tokens_rise_and_are_kept_while_the_clock_is_behind_the_last_one() {
     assert!(kept(&server, "test:{job}").await >= hour + 590_000);
     let (_, _) = backend.queued(&claim("job", 2), LONG).await;
     backend.release(&claim("job", 1)).await.unwrap();
-    let Answer::Granted(next) = backend.renew_one(&claim("job", 2), grant.confirmation.place + 1, LONG).await else {
+    let Answer::Granted(next) = backend.renew_one(&claim("job", 2), grant.confirmation.place.next(), LONG).await else {
         panic!("not handed over")
     };
     assert_eq!(next.token.get(), last + 2);

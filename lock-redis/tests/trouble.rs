@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_core::backend::{Acquisition, Answer, LockBackend, Release};
+use leasehold_core::backend::{Acquisition, Answer, LockBackend, PlaceNumber, Release};
 use leasehold_core::{Error, ErrorKind};
 use leasehold_redis::RedisBackend;
 use redis::Value;
@@ -161,7 +161,7 @@ async fn a_replica_is_no_place_for_a_lock() {
     server.command(&["REPLICAOF", "127.0.0.1", "1"]).await;
     assert_eq!(kind(backend.acquire(&claim("other", 1), LONG).await), ErrorKind::Unavailable);
     assert_eq!(kind(backend.release(&claim("job", 1)).await), ErrorKind::Unavailable);
-    let answer = backend.renew_one(&claim("job", 1), 0, LONG).await;
+    let answer = backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await;
     assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unavailable), "{answer:?}");
     server.command(&["REPLICAOF", "NO", "ONE"]).await;
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
@@ -268,7 +268,7 @@ async fn each_of_a_crowd_ends_within_its_bound_in_front_of_a_silent_server() {
 async fn each_of_a_crowd_ends_within_its_bound_over_a_path_that_is_slow() {
     let server = Redis::start(&[]);
     let url = server.slow_url(ms(450));
-    let backend = Backend::new(RedisBackend::open(&format!("{url}&timeout=1s")).unwrap());
+    let backend = Backend::new(RedisBackend::connect_lazy(&format!("{url}&timeout=1s")).unwrap());
     // Until there is a connection, and scripts and ttl are known: each is a round trip of its own.
     let until = Instant::now() + ms(20_000);
     while let Err(error) = backend.acquire(&claim("job", 1), LONG).await {
@@ -424,11 +424,11 @@ async fn a_client_of_the_redis_crate_can_be_used() {
     let server = Redis::start(&["--requirepass", "secret"]);
     let url = server.url().replace("?prefix=test:", "?db=3&pass=secret");
     let client = redis::Client::open(url).unwrap();
-    let backend = Backend::new(RedisBackend::from_client(&client, settings()).await.unwrap());
+    let backend = Backend::new(RedisBackend::connect_with(&client, settings()).await.unwrap());
     backend.granted(&claim("job", 1), LONG).await;
     let mut bad = settings();
     bad.timeout = ms(1);
-    assert_eq!(kind(RedisBackend::from_client(&client, bad).await), ErrorKind::InvalidInput);
+    assert_eq!(kind(RedisBackend::connect_with(&client, bad).await), ErrorKind::InvalidInput);
 }
 
 #[tokio::test]

@@ -4,7 +4,9 @@ mod support;
 
 use std::sync::Arc;
 
-use leasehold_core::backend::{Acquisition, Answer, Claim, Extend, LeaseRef, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::backend::{
+    Acquisition, Answer, Claim, Extend, LeaseRef, LockBackend, Mode, OwnerToken, PlaceNumber, Release,
+};
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
 use support::{Redis, claim, hasty, ms};
@@ -31,7 +33,7 @@ async fn a_lease_is_granted_kept_and_given_back() {
     let held = backend.acquire(&bob, ms(30_000)).await.unwrap();
     assert!(matches!(held, Acquisition::Held { look_in } if look_in > ms(25_000) && look_in <= ms(30_000)), "{held:?}");
     assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
-    assert!(matches!(backend.renew_one(&bob, 0, ms(30_000)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, Answer::Lost));
 
     assert_eq!(confirmed(&backend.renew_one(&ann, first.confirmation.place, ms(20_000)).await), ms(20_000));
     assert_eq!(backend.release(&ann).await.unwrap(), Release::Released);
@@ -59,7 +61,7 @@ async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
 
     // Also when nobody has taken it.
     tokio::time::sleep(ms(120)).await;
-    assert!(matches!(backend.renew_one(&bob, 0, ms(200)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(200)).await, Answer::Lost));
     assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
 }
 
@@ -76,7 +78,8 @@ async fn a_renewal_shortens_only_when_it_is_told_to() {
         seen.holder().map(|lease| lease.ttl_left).unwrap_or_default()
     };
     // A longer one besides, so that both ways of asking are in one call.
-    let leases = [LeaseRef::new(claim("other", 1), 0, ms(60_000)), LeaseRef::new(ann.clone(), place, ms(1000))];
+    let leases =
+        [LeaseRef::new(claim("other", 1), PlaceNumber::NONE, ms(60_000)), LeaseRef::new(ann.clone(), place, ms(1000))];
     let answers = backend.renew(&leases).await;
     assert!(matches!(answers[0], Answer::Lost));
     assert_eq!(confirmed(&answers[1]), ms(1000));
@@ -257,8 +260,8 @@ async fn golden_bytes_of_records_never_change() {
     let record = get().await;
     let all = fields(&record, &[1, 1, 2, 8, 8, 8, 8, 8, 8]);
     assert_eq!(all[..4], [1, u64::from(b'x'), 5, deadline]);
-    assert_eq!(all[5..], [place, token, 0, token]);
-    assert_eq!(place, token + 1);
+    assert_eq!(all[5..], [place.get(), token, 0, token]);
+    assert_eq!(place.get(), token + 1);
     assert_eq!(record[52..68], [0xAB; 16]);
     let field = |field: &str| {
         let field = field.to_owned();
@@ -340,7 +343,7 @@ async fn a_record_of_another_format_is_an_error_and_never_a_grant() {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "byte {at} = {byte}: {error:?}");
         assert_eq!(backend.release(&claim("job", 1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(backend.withdraw(&claim("job", 1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
-        let answer = backend.renew_one(&claim("job", 1), 0, ms(1000)).await;
+        let answer = backend.renew_one(&claim("job", 1), PlaceNumber::NONE, ms(1000)).await;
         assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unsupported), "{answer:?}");
         assert_eq!(server.command(&["GET", "test:{job}"]).await, Value::BulkString(odd));
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use leasehold_core::backend::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend, Extensions, Grant,
-    IfHeld, LeaseRef, LockBackend, Mode, Release,
+    IfHeld, LeaseRef, LockBackend, Mode, PlaceNumber, Release,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -55,7 +55,7 @@ impl SqliteBackend {
     /// # Cancel safety
     /// Dropped, it may have made the file.
     pub async fn connect(url: &str) -> Result<Self> {
-        Self::open(url)?.opened().await
+        Self::connect_lazy(url)?.opened().await
     }
 
     /// The same by path, which may be relative.
@@ -65,7 +65,7 @@ impl SqliteBackend {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
-    pub async fn at(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
+    pub async fn connect_with(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
         Self::unopened(Place::At(path.into()), settings)?.opened().await
     }
 
@@ -79,7 +79,7 @@ impl SqliteBackend {
     ///
     /// # Errors
     /// `InvalidInput` for a bad URL; `Unsupported` on a system without a clock since boot.
-    pub fn open(url: &str) -> Result<Self> {
+    pub fn connect_lazy(url: &str) -> Result<Self> {
         let (place, settings) = read_url(url)?;
         Self::unopened(place, settings)
     }
@@ -138,7 +138,7 @@ impl SqliteBackend {
         match taken.await? {
             Taken::Granted(token) => {
                 shared.waiters.forget(claim);
-                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: 0 })))
+                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
             }
             Taken::Held(left) => {
                 // Sooner than its end: a release may not be heard of, and a lease that runs out early is not told.
@@ -188,7 +188,7 @@ impl SqliteBackend {
             self.shared.waiters.bell.ring();
         }
         let answer = |(lease, renewed): (&LeaseRef, Result<bool>)| match renewed {
-            Ok(true) => Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: 0 }),
+            Ok(true) => Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: PlaceNumber::NONE }),
             Ok(false) => Answer::Lost,
             Err(error) => Answer::Unknown(error.during("renew", lease.claim.name(), BACKEND)),
         };

@@ -8,7 +8,7 @@ use leasehold_sqlite::rusqlite::{Connection, TransactionBehavior};
 use leasehold_sqlite::{Settings, SqliteBackend, fence};
 
 async fn client(path: &Path) -> LockClient {
-    LockClient::new(SqliteBackend::at(path, Settings::default()).await.unwrap())
+    LockClient::new(SqliteBackend::connect_with(path, Settings::default()).await.unwrap())
 }
 
 /// The user's own table in the same file.

@@ -9,7 +9,7 @@ use leasehold_sqlite::{Settings, SqliteBackend, rusqlite};
 const MS: Duration = Duration::from_millis(1);
 
 async fn client(path: &Path) -> LockClient {
-    let backend = SqliteBackend::at(path, Settings::default()).await.unwrap();
+    let backend = SqliteBackend::connect_with(path, Settings::default()).await.unwrap();
     LockClient::builder(backend)
         .ttl(Duration::from_secs(5))
         .wait(Duration::from_secs(10))
@@ -48,7 +48,7 @@ async fn an_unopened_file_is_waited_for_within_the_wait_of_an_acquire() {
     let url = format!("sqlite://{}", path.display());
     let error = SqliteBackend::connect(&url).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "one attempt: {error}");
-    let client = LockClient::new(SqliteBackend::open(&url).unwrap());
+    let client = LockClient::new(SqliteBackend::connect_lazy(&url).unwrap());
     let lock = client.lock("job").wait(Duration::from_secs(30));
     assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -111,13 +111,15 @@ async fn a_start_behind_another_programs_transaction_is_unavailable() {
         other.execute_batch(setup).unwrap();
         other.execute_batch(begin).unwrap();
         let started = std::time::Instant::now();
-        let error = SqliteBackend::at(&path, settings.clone()).await.unwrap_err();
+        let error = SqliteBackend::connect_with(&path, settings.clone()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{begin}: {error}");
         assert!(error.to_string().contains("another process was writing"), "{begin}: {error}");
         // A slow disk is given 10 s, and another program is not.
         assert!(started.elapsed() < Duration::from_secs(8), "{begin}");
         other.execute_batch("ROLLBACK").unwrap();
-        SqliteBackend::at(&path, settings.clone()).await.unwrap_or_else(|error| panic!("after {begin}: {error}"));
+        SqliteBackend::connect_with(&path, settings.clone())
+            .await
+            .unwrap_or_else(|error| panic!("after {begin}: {error}"));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answers, Certainty, LeaseRef};
+use leasehold_core::backend::{Acquisition, Answers, Certainty, LeaseRef, PlaceNumber};
 use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
 use tokio::sync::oneshot;
 
@@ -84,7 +84,7 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
         if index % 2 == 0 {
             drop(polled(1, ann.backend().acquire(&claim, ttl)).await);
         } else {
-            let (lease, answers) = ([LeaseRef::new(claim, 0, ttl)], Answers::new(1, |_, _| {}));
+            let (lease, answers) = ([LeaseRef::new(claim, PlaceNumber::NONE, ttl)], Answers::new(1, |_, _| {}));
             polled(1, ann.backend().renew(&lease, &answers)).await;
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use leasehold_core::ErrorKind;
 use leasehold_core::admin::{ListedName, Listing, Verdict};
-use leasehold_core::backend::{Acquisition, Answer, Certainty, LeaseRef, LossNotice, TtlScope, Waiting};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, LeaseRef, LossNotice, PlaceNumber, TtlScope, Waiting};
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
 use crate::control::in_time;
@@ -58,7 +58,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
     match (claimed.waiting, answer) {
         (Waiting::ServerQueue, Acquisition::Queued { confirmation, look_in }) => {
             assert_eq!(waiters, 1, "the server has no such place");
-            assert!(confirmation.place > 0 && confirmation.ttl <= claimed.max_place_ttl);
+            assert!(confirmation.place > PlaceNumber::NONE && confirmation.ttl <= claimed.max_place_ttl);
             assert!(look_in <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {look_in:?}");
             bob.take_events();
             ann.release(&holder, Certainty::Sure).await.expect("a release");

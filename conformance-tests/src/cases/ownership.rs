@@ -1,6 +1,6 @@
 //! Whose lease it is: what is said of a claim touches that claim and nothing else.
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, IfHeld, LeaseRef, Release, Waiting};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, IfHeld, LeaseRef, PlaceNumber, Release, Waiting};
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
@@ -124,8 +124,12 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (held, free, ttl) = (name("held"), name("free"), fixture.ttl() * 20);
     let grant = ann.granted(&ann.claim(&held), ttl).await;
-    let answers =
-        bob.renew_all(&[LeaseRef::new(bob.claim(&held), 0, ttl), LeaseRef::new(bob.claim(&free), 0, ttl)]).await;
+    let answers = bob
+        .renew_all(&[
+            LeaseRef::new(bob.claim(&held), PlaceNumber::NONE, ttl),
+            LeaseRef::new(bob.claim(&free), PlaceNumber::NONE, ttl),
+        ])
+        .await;
     assert!(matches!(answers[0], Answer::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
     assert!(matches!(answers[1], Answer::Lost | Answer::Free), "a stranger renewed what is free: {:?}", answers[1]);
     kit::still_held(fixture, &held, grant.token, ttl / 2).await;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, LeaseRef, Release, Waiting};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, LeaseRef, PlaceNumber, Release, Waiting};
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
 use crate::clients::{
@@ -140,10 +140,13 @@ struct OlderPlace;
 #[async_trait]
 impl Hooks for OlderPlace {
     async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-        let answer = |lease: &LeaseRef| match lease.place {
+        let answer = |lease: &LeaseRef| match lease.place.get().checked_sub(1) {
             // A backend without places cannot confirm an older one.
-            0 => Answer::Lost,
-            place => Answer::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place: place - 1 }),
+            None => Answer::Lost,
+            Some(older) => {
+                let place = PlaceNumber::new(older);
+                Answer::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place })
+            }
         };
         leases.iter().map(answer).enumerate().collect()
     }
@@ -157,7 +160,7 @@ pub async fn a_late_answer_of_an_older_place_counts_for_nothing(fixture: &dyn Fi
     let guard = hold(&ann, &name).await;
     let bound = fixture.ttl() * 9 / 10 + LOST_BY;
     let reason = lost(&guard, bound, "answers about an older place do not prolong the validity").await;
-    let expected = if guard.lease_ref().place == 0 { LossReason::Gone } else { LossReason::Expired };
+    let expected = if guard.lease_ref().place == PlaceNumber::NONE { LossReason::Gone } else { LossReason::Expired };
     assert_eq!(reason, expected);
 }
 

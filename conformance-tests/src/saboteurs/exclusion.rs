@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, Grant, IfHeld, LeaseRef, Mode, OwnerToken, Release,
+    Acquisition, Answer, Certainty, Claim, Confirmation, Grant, IfHeld, LeaseRef, Mode, OwnerToken, PlaceNumber,
+    Release,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -20,7 +21,7 @@ use crate::hooks::{Hooks, Inner};
 pub(super) fn made_up(inner: &Inner, ttl: Duration) -> Acquisition {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
     let token = FencingToken::new(NEXT.fetch_add(1, Ordering::Relaxed));
-    Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent: inner.now(), place: 0 }))
+    Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent: inner.now(), place: PlaceNumber::NONE }))
 }
 
 /// Grants a claim that the store has not: its place must not get in the way.
@@ -191,9 +192,10 @@ impl Hooks for TellsTheCurrentToken {
                 owners.push(*claim.owner());
                 Acquisition::Granted(grant)
             }
-            _ if owners.contains(claim.owner()) => {
-                Acquisition::Granted(Grant::new(*token, Confirmation { ttl, sent: inner.now(), place: 0 }))
-            }
+            _ if owners.contains(claim.owner()) => Acquisition::Granted(Grant::new(
+                *token,
+                Confirmation { ttl, sent: inner.now(), place: PlaceNumber::NONE },
+            )),
             other => other,
         })
     }

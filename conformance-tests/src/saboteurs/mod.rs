@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{Clock, LockBackend};
-use leasehold_core::{ClientBuilder, LockName};
+use leasehold_core::{LockClientBuilder, LockName};
 
 pub use self::capabilities::*;
 pub use self::errors::*;
@@ -60,7 +60,7 @@ pub trait Saboteur: Hooks {
     }
 
     /// What else of a client it breaks.
-    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+    fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         builder
     }
 
@@ -157,7 +157,7 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
         self.sound.backend_with_retention(retention).await
     }
 
-    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+    fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         self.saboteur.tune(builder)
     }
 

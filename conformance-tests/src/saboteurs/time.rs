@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use leasehold_core::backend::{
     Acquisition, Answer, Capabilities, Claim, Clock, Confirmation, Extend, LeaseRef, Stamp, StoreClock, SystemClock,
 };
-use leasehold_core::{ClientBuilder, Result};
+use leasehold_core::{LockClientBuilder, Result};
 
 use super::{Saboteur, plain};
 use crate::fault::{Declared, ServerFault};
@@ -219,7 +219,7 @@ impl Saboteur for ClockStandsStill {
         Self
     }
 
-    fn tune(&self, builder: ClientBuilder) -> ClientBuilder {
+    fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         builder.clock(Arc::new(Dozing { real: SystemClock::new(), seen: Mutex::new((Stamp::ZERO, Stamp::ZERO)) }))
     }
 }

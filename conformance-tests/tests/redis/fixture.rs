@@ -196,7 +196,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         };
         let backend = match connected {
             Some(backend) => backend,
-            None => RedisBackend::open(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
+            None => RedisBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
         let backend: Arc<dyn LockBackend> = Arc::new(self.faults.wrap(Arc::new(backend), route));
         if S::WRAPPED { Arc::new(backend) } else { backend }

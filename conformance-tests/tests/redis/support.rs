@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::redis::RedisBackend;
 use leasehold_conformance::harness::Canary;
 use leasehold_conformance::{Fixture, Route};
-use leasehold_core::{ClientBuilder, LockClient, LockGuard};
+use leasehold_core::{LockClient, LockClientBuilder, LockGuard};
 
 use super::fixture::{Plain, RedisFixture};
 
@@ -24,7 +24,7 @@ where
 }
 
 /// Makes a client that reaches the server directly, with these settings on top of its URL.
-pub(super) async fn builder(fixture: &Redis, more: &str) -> ClientBuilder {
+pub(super) async fn builder(fixture: &Redis, more: &str) -> LockClientBuilder {
     let url = fixture.url(Route::Clear, more);
     let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("not connected: {error:?}"));
     LockClient::builder(backend).wait(SOON)

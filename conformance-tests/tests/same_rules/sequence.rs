@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Event, Extend, IfHeld, LeaseRef, Mode, OwnerToken, Place, Release,
+    Acquisition, Answer, Certainty, Claim, Event, Extend, IfHeld, LeaseRef, Mode, OwnerToken, PlaceNumber, Release,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
@@ -34,7 +34,7 @@ pub(super) struct Sequence<'a> {
     drawn: u64,
     locks: Vec<Lock>,
     /// What both stores have told that is not compared yet: owner, place, token.
-    told: [Vec<(OwnerToken, Place, u64)>; 2],
+    told: [Vec<(OwnerToken, PlaceNumber, u64)>; 2],
     /// Claims that were given back: whether they were told of a handoff just before is a matter of order within one step.
     given_back: HashSet<OwnerToken>,
     log: Vec<String>,
@@ -47,7 +47,7 @@ struct Lock {
     name: LockName,
     claims: Vec<Claim>,
     /// The newest place of a claim, in either store.
-    places: HashMap<OwnerToken, [Place; 2]>,
+    places: HashMap<OwnerToken, [PlaceNumber; 2]>,
     place_pairs: Numbers,
     token_pairs: Numbers,
 }
@@ -322,7 +322,7 @@ impl<'a> Sequence<'a> {
     async fn look(&mut self, lock: usize) -> Compared {
         let name = self.locks[lock].name.clone();
         let claim = self.draw(&name);
-        let lease = LeaseRef::new(claim.clone(), 0, Duration::from_secs(TTLS[0]));
+        let lease = LeaseRef::new(claim.clone(), PlaceNumber::NONE, Duration::from_secs(TTLS[0]));
         let [memory, redis] = self.clients(&claim);
         self.compare_renewal(lock, &claim, memory.renew(lease.clone()).await, redis.renew(lease).await)
     }
@@ -373,7 +373,7 @@ impl<'a> Sequence<'a> {
             self.note("told");
             let lock = self.locks.iter().position(|lock| lock.claims.iter().any(|claim| *claim.owner() == owner));
             let Some(lock) = lock else { continue };
-            self.locks[lock].place_pairs.pair(place, its_place)?;
+            self.locks[lock].place_pairs.pair(place.get(), its_place.get())?;
             self.token(lock, FencingToken::new(token), FencingToken::new(its_token))?;
         }
         Ok(())
@@ -387,10 +387,10 @@ impl<'a> Sequence<'a> {
         self.locks[lock].token_pairs.pair(memory.get(), redis.get()).map_err(|error| format!("token: {error}"))
     }
 
-    fn place(&mut self, lock: usize, claim: &Claim, memory: Place, redis: Place) -> Compared {
+    fn place(&mut self, lock: usize, claim: &Claim, memory: PlaceNumber, redis: PlaceNumber) -> Compared {
         let lock = &mut self.locks[lock];
         lock.places.insert(*claim.owner(), [memory, redis]);
-        lock.place_pairs.pair(memory, redis).map_err(|error| format!("place: {error}"))
+        lock.place_pairs.pair(memory.get(), redis.get()).map_err(|error| format!("place: {error}"))
     }
 }
 

@@ -137,7 +137,7 @@ impl Fixture for SqliteFixture {
         };
         let backend = match opened {
             Some(backend) => backend,
-            None => SqliteBackend::open(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
+            None => SqliteBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
         Arc::new(self.faults.wrap(Arc::new(backend), route))
     }

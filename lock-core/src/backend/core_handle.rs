@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::{Confirmation, Place};
+use crate::backend::{Confirmation, PlaceNumber};
 use crate::clock::{Clock, Stamp};
 use crate::name::LockName;
 use crate::token::{FencingToken, OwnerToken};
@@ -17,7 +17,7 @@ pub enum Event {
         /// The claim's owner token.
         owner: OwnerToken,
         /// The place that became a lease.
-        place: Place,
+        place: PlaceNumber,
         /// The token of the grant.
         token: FencingToken,
         /// A confirmation of its own, where the store's message proves one. A plain push proves none: it

@@ -1,12 +1,41 @@
 //! What a store answers: confirmations, grants, and the outcomes of acquire and release.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::token::FencingToken;
 
-/// The number of a place in a server's queue. Grows with every place of a lock; 0 where a backend has none.
-pub type Place = u64;
+/// The number of a place in a server's queue. It grows with every place of a lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlaceNumber(u64);
+
+impl PlaceNumber {
+    /// The number where a backend has none.
+    pub const NONE: Self = Self(0);
+
+    /// A number.
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number of the place after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for PlaceNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// An answer of the store that a lease or a place stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +45,7 @@ pub struct Confirmation {
     /// Taken just before the request was sent: at that moment the store had not yet started the ttl.
     pub sent: Stamp,
     /// The place that it is about. A lease keeps the number of the place that it came from.
-    pub place: Place,
+    pub place: PlaceNumber,
 }
 
 /// The store's yes.

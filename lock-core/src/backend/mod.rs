@@ -17,7 +17,7 @@ pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreCloc
 pub use self::claim::{Claim, IfHeld, Mode};
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
-pub use self::grant::{Acquisition, Certainty, Confirmation, Grant, Place, Release};
+pub use self::grant::{Acquisition, Certainty, Confirmation, Grant, PlaceNumber, Release};
 pub use self::renewal::{Answer, Answers, Extend, LeaseRef};
 pub use crate::clock::{Clock, Stamp, SystemClock};
 use crate::error::Result;

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::backend::Claim;
-use crate::backend::{Confirmation, Grant, Place};
+use crate::backend::{Claim, Confirmation, Grant, PlaceNumber};
 use crate::error::{Error, ErrorKind};
 
 /// How far a renewal moves the deadline at the store.
@@ -27,14 +26,14 @@ pub struct LeaseRef {
     /// The ttl to renew to.
     pub ttl: Duration,
     /// The place, as far as it is known; the lease's own where the claim holds.
-    pub place: Place,
+    pub place: PlaceNumber,
     /// Whether the deadline may come nearer.
     pub extend: Extend,
 }
 
 impl LeaseRef {
     /// A reference that renews to `ttl` and never shortens.
-    pub fn new(claim: Claim, place: Place, ttl: Duration) -> Self {
+    pub fn new(claim: Claim, place: PlaceNumber, ttl: Duration) -> Self {
         Self { claim, ttl, place, extend: Extend::AtLeast }
     }
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::queue::{Queue, Stage, held_by_another, no_answer};
 use super::report::Report;
 use super::{LeaseKeeper, State};
-use crate::backend::{Acquisition, Certainty};
-use crate::backend::{Claim, IfHeld};
+use crate::backend::{Acquisition, Certainty, Claim, IfHeld};
 use crate::error::{ErrorKind, Result};
 
 /// An acquire that is to be sent.

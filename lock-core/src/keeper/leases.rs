@@ -7,9 +7,7 @@ use std::time::Duration;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::Claim;
-use crate::backend::{Answer, LeaseRef};
-use crate::backend::{Certainty, Confirmation, Grant, Place};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseRef, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Lease, Renewal, Terms, period, validity_end};
@@ -222,7 +220,7 @@ impl LeaseKeeper {
     }
 
     /// The answer to a renewal of a place that has become a lease meanwhile. What it confirms counts for the lease.
-    pub(super) fn on_overtaken_answer(self: &Arc<Self>, owner: &OwnerToken, asked: Place, answer: Answer) {
+    pub(super) fn on_overtaken_answer(self: &Arc<Self>, owner: &OwnerToken, asked: PlaceNumber, answer: Answer) {
         let Some(lease) = self.held_by(owner) else { return };
         let confirmation = match answer {
             Answer::Waiting { confirmation, .. } | Answer::Renewed(confirmation) => confirmation,
@@ -251,7 +249,12 @@ impl LeaseKeeper {
     }
 
     /// The store says that a claim which holds already became a lease at a place.
-    pub(super) fn on_grant_while_held(self: &Arc<Self>, owner: OwnerToken, place: Place, own: Option<Confirmation>) {
+    pub(super) fn on_grant_while_held(
+        self: &Arc<Self>,
+        owner: OwnerToken,
+        place: PlaceNumber,
+        own: Option<Confirmation>,
+    ) {
         let Some(lease) = self.held_by(&owner) else { return };
         match own {
             Some(confirmation) => self.confirmed(&lease, confirmation),

@@ -29,10 +29,7 @@ pub use self::run::KeeperHome;
 use self::schedule::{Schedule, TaskId};
 
 use self::withdraw::Withdrawal;
-use crate::backend::Capabilities;
-use crate::backend::LockBackend;
-use crate::backend::{Claim, IfHeld, Mode};
-use crate::backend::{CoreHandle, Event};
+use crate::backend::{Capabilities, Claim, CoreHandle, Event, IfHeld, LockBackend, Mode};
 use crate::clock::{Clock, Stamp};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};

@@ -16,8 +16,7 @@ use super::hold::Hold;
 use super::schedule::TaskId;
 use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::{Certainty, Confirmation, Place};
-use crate::backend::{Claim, IfHeld};
+use crate::backend::{Certainty, Claim, Confirmation, IfHeld, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Terms;
@@ -34,7 +33,7 @@ pub(super) struct Queue {
     pub(super) first_sent: Stamp,
     /// The newest confirmation of the place with the highest number that was heard of.
     pub(super) confirmation: Option<Confirmation>,
-    pub(super) place: Place,
+    pub(super) place: PlaceNumber,
     /// The token of a grant of that place, which was told without a confirmation.
     pub(super) pushed: Option<FencingToken>,
     pub(super) certainty: Certainty,
@@ -145,7 +144,7 @@ impl Queue {
             task: None,
             first_sent: now,
             confirmation: None,
-            place: 0,
+            place: PlaceNumber::NONE,
             pushed: None,
             certainty: Certainty::Sure,
             unknown_until: Stamp::ZERO,
@@ -184,7 +183,7 @@ impl Queue {
     }
 
     /// What was known of a place with a lower number is worth nothing.
-    pub(super) fn hear_of(&mut self, place: Place) {
+    pub(super) fn hear_of(&mut self, place: PlaceNumber) {
         if place > self.place {
             self.place = place;
             self.confirmation = None;

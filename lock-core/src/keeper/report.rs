@@ -5,7 +5,7 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use super::LeaseKeeper;
-use crate::backend::{Certainty, Confirmation, Place};
+use crate::backend::{Certainty, Confirmation, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
 use crate::lease::{Lease, Look, Phase};
@@ -16,7 +16,7 @@ use crate::token::FencingToken;
 /// A log event.
 pub(super) enum Report {
     Granted { token: FencingToken, validity: Duration },
-    Queued { place: Place },
+    Queued { place: PlaceNumber },
     AttemptFailed { error: Error },
     RenewalUnanswered { failures: u32 },
     RenewalFailed { error: Error, failures: u32 },
@@ -48,7 +48,7 @@ impl Reports {
                 Report::Granted { token, validity } => {
                     tracing::debug!(%lock, token = token.get(), ?validity, "granted");
                 }
-                Report::Queued { place } => tracing::debug!(%lock, place, "queued"),
+                Report::Queued { place } => tracing::debug!(%lock, place = place.get(), "queued"),
                 Report::AttemptFailed { error } => tracing::debug!(%lock, %error, "attempt failed"),
                 Report::RenewalUnanswered { failures } => tracing::warn!(%lock, failures, "renewal not answered"),
                 Report::RenewalFailed { error, failures } => {

@@ -11,9 +11,7 @@ use std::time::Duration;
 use super::schedule::TaskId;
 use super::withdraw::Ending;
 use super::{LeaseKeeper, Life, Parts, State, Task};
-use crate::backend::Claim;
-use crate::backend::Place;
-use crate::backend::{Answer, Answers, LeaseRef};
+use crate::backend::{Answer, Answers, Claim, LeaseRef, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
@@ -45,7 +43,7 @@ struct Step {
 #[derive(Clone)]
 enum Target {
     Lease(Arc<Lease>),
-    Place(Claim, Place),
+    Place(Claim, PlaceNumber),
 }
 
 /// The keeper while it runs. When its runtime goes down with it nobody renews any more, so holders are told and

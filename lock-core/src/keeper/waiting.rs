@@ -10,9 +10,7 @@ use super::hold::Hold;
 use super::leases::Start;
 use super::queue::{Queue, Stage, Waiter, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, LeaseRef};
-use crate::backend::{Certainty, Confirmation, Grant, Place};
-use crate::backend::{Claim, IfHeld};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, IfHeld, LeaseRef, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{period, validity_end};
@@ -235,7 +233,7 @@ impl LeaseKeeper {
     }
 
     /// Takes the answer to the renewal of a place.
-    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: Place, answer: Answer) {
+    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: PlaceNumber, answer: Answer) {
         let overtaken = self.with_state(|state, effects| {
             let name = claim.name();
             let Some(queue) = Self::queue_of(state, claim) else { return Some(answer) };
@@ -282,7 +280,7 @@ impl LeaseKeeper {
     pub(super) fn on_pushed_grant(
         self: &Arc<Self>,
         owner: OwnerToken,
-        place: Place,
+        place: PlaceNumber,
         token: FencingToken,
         own: Option<Confirmation>,
     ) {

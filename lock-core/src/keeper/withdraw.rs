@@ -6,9 +6,7 @@ use std::time::Duration;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::Claim;
-use crate::backend::{Answer, Answers, Extend, LeaseRef};
-use crate::backend::{Certainty, Place, Release};
+use crate::backend::{Answer, Answers, Certainty, Claim, Extend, LeaseRef, PlaceNumber, Release};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -41,7 +39,7 @@ pub(super) struct Ending {
 #[derive(Clone, Copy)]
 pub(super) struct RunOut {
     pub(super) at: Stamp,
-    pub(super) place: Place,
+    pub(super) place: PlaceNumber,
     /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no answer.
     pub(super) begun: bool,
 }

@@ -8,13 +8,10 @@ use async_trait::async_trait;
 use super::record::Standing;
 use super::store::{Line, MAX_PLACE_TTL, MemoryStore};
 use crate::admin::Listing;
-use crate::backend::Claim;
-use crate::backend::CoreHandle;
-use crate::backend::LockBackend;
-use crate::backend::{Acquisition, Certainty, Confirmation, Grant, Release};
-use crate::backend::{Answer, Answers, LeaseRef};
-use crate::backend::{Break, Extensions, Inspect, List};
-use crate::backend::{Capabilities, Restart, Scope, StoreClock, Waiting};
+use crate::backend::{
+    Acquisition, Answer, Answers, Break, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions, Grant,
+    Inspect, LeaseRef, List, LockBackend, Release, Restart, Scope, StoreClock, Waiting,
+};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock_info::LockInfo;
@@ -154,8 +151,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::backend::Event;
-    use crate::backend::{IfHeld, Mode};
+    use crate::backend::{Event, IfHeld, Mode, PlaceNumber};
     use crate::clock::SystemClock;
     use crate::holder_info::HolderInfo;
     use crate::token::OwnerToken;
@@ -191,7 +187,7 @@ mod tests {
             let answers = Answers::new(1, move |_, answer| {
                 let _ = send.lock().unwrap().take().unwrap().send(answer);
             });
-            self.backend.renew(&[LeaseRef::new(claim.clone(), place, TTL)], &answers).await;
+            self.backend.renew(&[LeaseRef::new(claim.clone(), PlaceNumber::new(place), TTL)], &answers).await;
             answered.await.unwrap()
         }
     }

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::backend::Extend;
-use crate::backend::{Certainty, Place};
+use crate::backend::{Certainty, Extend, PlaceNumber};
 use crate::clock::Stamp;
 use crate::token::FencingToken;
 
@@ -37,7 +36,7 @@ pub struct LockRecord<P> {
     /// The token of the last grant. Outlives the lease.
     pub last_token: u64,
     /// The number of the last place. Outlives the lease.
-    pub last_place: Place,
+    pub last_place: PlaceNumber,
     /// Withdrawn claims, and until when each is remembered.
     pub tombstones: Vec<(P, Stamp)>,
 }
@@ -48,7 +47,7 @@ pub struct HeldLease<P> {
     /// Who holds.
     pub party: P,
     /// The place that it came from.
-    pub place: Place,
+    pub place: PlaceNumber,
     /// The token of the grant.
     pub token: FencingToken,
     /// When it ends unless it is renewed.
@@ -63,7 +62,7 @@ pub struct QueuedPlace<P> {
     /// Who waits.
     pub party: P,
     /// The number.
-    pub place: Place,
+    pub place: PlaceNumber,
     /// When it ends unless it is renewed.
     pub until: Stamp,
 }
@@ -76,14 +75,14 @@ pub enum Standing {
         /// The token of its grant.
         token: FencingToken,
         /// The place that the lease came from.
-        place: Place,
+        place: PlaceNumber,
         /// Whether the lease came by handoff.
         handed_off: bool,
     },
     /// It has a place.
     Waits {
         /// The number of its place.
-        place: Place,
+        place: PlaceNumber,
         /// How long the holder's lease still lasts.
         look_in: Duration,
     },
@@ -98,13 +97,13 @@ pub enum Standing {
 
 impl<P> Default for LockRecord<P> {
     fn default() -> Self {
-        Self::after(0, 0)
+        Self::after(0, PlaceNumber::NONE)
     }
 }
 
 impl<P> LockRecord<P> {
     /// The record of a free lock whose next token and place come after these.
-    pub const fn after(last_token: u64, last_place: Place) -> Self {
+    pub const fn after(last_token: u64, last_place: PlaceNumber) -> Self {
         Self { holders: Vec::new(), places: VecDeque::new(), last_token, last_place, tombstones: Vec::new() }
     }
 
@@ -155,7 +154,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
             return standing;
         }
         if self.holders.is_empty() {
-            self.last_place += 1;
+            self.last_place = self.last_place.next();
             let place = self.last_place;
             let lease = self.grant(QueuedPlace { party: party.clone(), place, until: now.plus(ttl) }, false);
             return lease.standing();
@@ -164,7 +163,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         let Some(place_ttl) = place_ttl else {
             return Standing::Absent { look_in };
         };
-        self.last_place += 1;
+        self.last_place = self.last_place.next();
         let place = self.last_place;
         self.places.push_back(QueuedPlace { party: party.clone(), place, until: now.plus(place_ttl) });
         Standing::Waits { place, look_in }

@@ -7,10 +7,7 @@ use std::time::Duration;
 
 use super::record::{HeldLease, LockRecord, Standing};
 use crate::admin::{Listed, ListedName};
-use crate::backend::{Certainty, Place};
-use crate::backend::{Claim, IfHeld};
-use crate::backend::{CoreHandle, Event};
-use crate::backend::{Extend, LeaseRef};
+use crate::backend::{Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, PlaceNumber};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::lock_info::{LeaseInfo, LockInfo};
 use crate::name::LockName;
@@ -47,7 +44,7 @@ struct Shared {
 struct State {
     names: HashMap<LockName, Entry>,
     /// The highest token and place of a name that has no entry any more.
-    floor: (u64, Place),
+    floor: (u64, PlaceNumber),
     sweep_at: usize,
     counts: MemoryCounts,
 }
@@ -104,8 +101,12 @@ pub struct MemoryCensus {
 impl MemoryStore {
     /// An empty store whose leases end by `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        let state =
-            State { names: HashMap::new(), floor: (0, 0), sweep_at: FIRST_SWEEP, counts: MemoryCounts::default() };
+        let state = State {
+            names: HashMap::new(),
+            floor: (0, PlaceNumber::NONE),
+            sweep_at: FIRST_SWEEP,
+            counts: MemoryCounts::default(),
+        };
         Self { shared: Arc::new(Shared { clock, state: Mutex::new(state) }) }
     }
 
@@ -283,7 +284,7 @@ impl State {
     }
 }
 
-fn raise(floor: &mut (u64, Place), record: &LockRecord<Party>) {
+fn raise(floor: &mut (u64, PlaceNumber), record: &LockRecord<Party>) {
     *floor = (floor.0.max(record.last_token), floor.1.max(record.last_place));
 }
 

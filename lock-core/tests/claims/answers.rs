@@ -57,7 +57,7 @@ async fn a_fixed_lease_that_waited_gets_its_whole_ttl() {
     // The place's ttl is that of the lease, and a quarter of it is over.
     assert!(guard.validity() <= TTL * 65 / 100);
     let (lease, answer) = timeout(TOPPED_UP, store.renew()).await.expect("it is renewed once, soon after the grant");
-    assert_eq!((lease.ttl, lease.place), (TTL, 7));
+    assert_eq!((lease.ttl, lease.place.get()), (TTL, 7));
     answer.send(Answer::Renewed(store.confirms(7))).unwrap();
     sleep(AT_ONCE).await;
     assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
@@ -76,7 +76,7 @@ async fn a_lease_that_waited_soon_has_its_whole_ttl() {
     let guard = granted(waiter).await;
     store.is_silent(80 * MS).await;
     let (lease, answer) = timeout(TOPPED_UP, store.renew()).await.expect("it is renewed soon after the grant");
-    assert_eq!((lease.ttl, lease.place), (TTL, 7));
+    assert_eq!((lease.ttl, lease.place.get()), (TTL, 7));
     answer.send(Answer::Renewed(store.confirms(7))).unwrap();
     sleep(AT_ONCE).await;
     assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
@@ -267,7 +267,7 @@ async fn a_grant_is_not_joined_with_the_answer_about_another_place() {
     store.push(&claim, 3, 1);
     answer.send(Ok(store.queued(2))).unwrap();
     let (lease, answer) = timeout(AT_ONCE, store.renew()).await.expect("it looks at once");
-    assert_eq!((client.stats().held, lease.place), (0, 3));
+    assert_eq!((client.stats().held, lease.place.get()), (0, 3));
     answer.send(Answer::Granted(store.grant(3, 1))).map_err(drop).unwrap();
     sleep(MS).await;
     assert_eq!(client.stats().held, 1);
@@ -331,7 +331,7 @@ async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     sleep(MS).await;
     late.send(Answer::Lost).map_err(drop).unwrap();
     let (lease, _answer) = store.renew().await;
-    assert_eq!((lease.claim.owner(), lease.place), (claim.owner(), 5));
+    assert_eq!((lease.claim.owner(), lease.place.get()), (claim.owner(), 5));
 }
 
 /// Waking oneself costs the task its turn, and tokio another thread.

@@ -1,6 +1,8 @@
 //! Which grants and confirmations count for a claim, and which end it.
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Event, Grant, OwnerToken, Release};
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Confirmation, Event, Grant, OwnerToken, PlaceNumber, Release,
+};
 use leasehold_core::{FencingToken, LossReason, Result};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -84,7 +86,7 @@ async fn a_grant_that_is_notified_during_a_hold_is_compared_with_the_lease() {
         sleep(TTL / 4).await;
         let (before, token) = (guard.validity(), FencingToken::new(1));
         let confirmation = confirms.then(|| store.confirms(place));
-        store.event(Event::Granted { owner: *claim.owner(), place, token, confirmation });
+        store.event(Event::Granted { owner: *claim.owner(), place: PlaceNumber::new(place), token, confirmation });
         assert_eq!(guard.is_held(), held, "place {place}, with a confirmation: {confirms}");
         assert_eq!(guard.validity() > before, held && confirms, "{:?} after {before:?}", guard.validity());
     }
@@ -96,7 +98,7 @@ async fn a_grant_that_arrives_after_its_validity_is_taken_back() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
     let (claim, answer) = store.acquire().await;
-    let confirmation = Confirmation { ttl: MS * 500, sent: store.now(), place: 1 };
+    let confirmation = Confirmation { ttl: MS * 500, sent: store.now(), place: PlaceNumber::new(1) };
     sleep(MS * 455).await;
     answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
     let next = taken_back_and_drawn_anew(&mut store, claim.owner()).await;

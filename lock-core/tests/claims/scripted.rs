@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Event, Extensions,
-    Grant, LeaseRef, LockBackend, Place, Release, Stamp,
+    Grant, LeaseRef, LockBackend, PlaceNumber, Release, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
@@ -163,14 +163,14 @@ impl Store {
     }
 
     /// The next acquire gets a place.
-    pub(crate) async fn queues(&mut self, place: Place) -> Claim {
+    pub(crate) async fn queues(&mut self, place: u64) -> Claim {
         let (claim, answer) = self.acquire().await;
         answer.send(Ok(self.queued(place))).expect("somebody waits for it");
         claim
     }
 
     /// The next acquire is granted.
-    pub(crate) async fn grants(&mut self, place: Place, token: u64) -> Claim {
+    pub(crate) async fn grants(&mut self, place: u64, token: u64) -> Claim {
         let (claim, answer) = self.acquire().await;
         answer.send(Ok(Acquisition::Granted(self.grant(place, token)))).expect("somebody waits for it");
         claim
@@ -217,22 +217,22 @@ impl Store {
     }
 
     /// A confirmation whose request was sent just now.
-    pub(crate) fn confirms(&self, place: Place) -> Confirmation {
-        Confirmation { ttl: TTL, sent: self.now(), place }
+    pub(crate) fn confirms(&self, place: u64) -> Confirmation {
+        Confirmation { ttl: TTL, sent: self.now(), place: PlaceNumber::new(place) }
     }
 
-    pub(crate) fn queued(&self, place: Place) -> Acquisition {
+    pub(crate) fn queued(&self, place: u64) -> Acquisition {
         Acquisition::Queued { confirmation: self.confirms(place), look_in: TTL * 10 }
     }
 
-    pub(crate) fn grant(&self, place: Place, token: u64) -> Grant {
+    pub(crate) fn grant(&self, place: u64, token: u64) -> Grant {
         Grant::new(FencingToken::new(token), self.confirms(place))
     }
 
     /// Notifies the client that a place became a lease.
-    pub(crate) fn push(&self, claim: &Claim, place: Place, token: u64) {
+    pub(crate) fn push(&self, claim: &Claim, place: u64, token: u64) {
         let token = FencingToken::new(token);
-        self.event(Event::Granted { owner: *claim.owner(), place, token, confirmation: None });
+        self.event(Event::Granted { owner: *claim.owner(), place: PlaceNumber::new(place), token, confirmation: None });
     }
 
     pub(crate) fn event(&self, event: Event) {

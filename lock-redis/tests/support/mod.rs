@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
     Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, IfHeld, LeaseRef, LockBackend, Mode,
-    OwnerToken, Place, Release, SystemClock,
+    OwnerToken, PlaceNumber, Release, SystemClock,
 };
 use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
@@ -255,7 +255,7 @@ impl Backend {
         }
     }
 
-    pub(crate) async fn queued(&self, claim: &Claim, ttl: Duration) -> (Place, Duration) {
+    pub(crate) async fn queued(&self, claim: &Claim, ttl: Duration) -> (PlaceNumber, Duration) {
         match self.acquire(claim, ttl).await {
             Ok(Acquisition::Queued { confirmation, look_in }) => (confirmation.place, look_in),
             other => panic!("not queued but {other:?}"),
@@ -287,12 +287,12 @@ impl Backend {
         all.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    pub(crate) async fn renew_one(&self, claim: &Claim, place: Place, ttl: Duration) -> Answer {
+    pub(crate) async fn renew_one(&self, claim: &Claim, place: PlaceNumber, ttl: Duration) -> Answer {
         self.renew(&[LeaseRef::new(claim.clone(), place, ttl)]).await.remove(0)
     }
 
     /// The next grant that is pushed: owner, place and token.
-    pub(crate) async fn pushed(&mut self) -> (OwnerToken, Place, u64) {
+    pub(crate) async fn pushed(&mut self) -> (OwnerToken, PlaceNumber, u64) {
         let next = async {
             loop {
                 if let Event::Granted { owner, place, token, confirmation } =

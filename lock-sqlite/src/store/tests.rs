@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::HolderInfo;
-use leasehold_core::backend::{Mode, OwnerToken};
+use leasehold_core::backend::{Mode, OwnerToken, PlaceNumber};
 
 use super::*;
 
@@ -46,7 +46,7 @@ impl File {
     }
 
     fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Moment) -> bool {
-        let lease = LeaseRef::new(claim.clone(), 0, ttl);
+        let lease = LeaseRef::new(claim.clone(), PlaceNumber::NONE, ttl);
         let mut lease = lease;
         lease.extend = extend;
         self.store.renew(&lease, now).unwrap()
@@ -312,7 +312,7 @@ fn a_record_of_another_format_is_an_error_and_stays() {
             assert_eq!(kind(refused), ErrorKind::Unsupported);
         }
         assert_eq!(kind(file.store.release(claim, &at(101)).unwrap_err()), ErrorKind::Unsupported);
-        let renewed = file.store.renew(&LeaseRef::new(claim.clone(), 0, TTL), &at(101));
+        let renewed = file.store.renew(&LeaseRef::new(claim.clone(), PlaceNumber::NONE, TTL), &at(101));
         assert_eq!(kind(renewed.unwrap_err()), ErrorKind::Unsupported);
     }
     let broken = file.store.break_lease(a.name(), FencingToken::new(0), &at(101));

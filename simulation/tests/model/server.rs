@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Certainty, Extend, Stamp};
+use leasehold_core::backend::{Certainty, Extend, PlaceNumber, Stamp};
 use leasehold_core::memory::{HeldLease, LockRecord, Standing};
 
 use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
@@ -27,7 +27,7 @@ pub(super) fn serve(
     record.tombstones.iter_mut().for_each(|(_, until)| *until = never());
     record.tombstones.sort_unstable();
     check(record, request, now, had)?;
-    let push = |lease: &HeldLease<u8>| Push { claim: lease.party, token: lease.token.get(), place: lease.place };
+    let push = |lease: &HeldLease<u8>| Push { claim: lease.party, token: lease.token.get(), place: lease.place.get() };
     Ok((reply, handoffs.iter().map(push).collect()))
 }
 
@@ -49,8 +49,8 @@ fn by_the_rules(
         }
     };
     Some(match standing {
-        Standing::Holds { token, place, .. } => Reply::Holds { token: token.get(), place },
-        Standing::Waits { place, .. } => Reply::Waits { place },
+        Standing::Holds { token, place, .. } => Reply::Holds { token: token.get(), place: place.get() },
+        Standing::Waits { place, .. } => Reply::Waits { place: place.get() },
         Standing::Absent { .. } | Standing::Withdrawn => Reply::Lost,
     })
 }
@@ -94,8 +94,13 @@ fn broken(
             if is_free && record.live_places(at(now)).next().is_some_and(|head| head.party != claim) =>
         {
             // Looks as if the lease were still there.
-            let there =
-                HeldLease { party: u8::MAX, place: 0, token: FencingToken::new(0), until: never(), handed_off: false };
+            let there = HeldLease {
+                party: u8::MAX,
+                place: PlaceNumber::NONE,
+                token: FencingToken::new(0),
+                until: never(),
+                handed_off: false,
+            };
             let holders = std::mem::replace(&mut record.holders, vec![there]);
             let reply = rules(record);
             record.holders = holders;

@@ -195,7 +195,7 @@ impl LockBackend for Wire {
             Ok(Acquisition::Granted(grant)) => self.grant(claim, grant, sent),
             Ok(Acquisition::Queued { confirmation, look_in }) => {
                 if self.sabotaged(Sabotage::WaitersAreGranted) {
-                    let token = FencingToken::new(1_000_000 + confirmation.place);
+                    let token = FencingToken::new(1_000_000 + confirmation.place.get());
                     return Ok(Acquisition::Granted(Grant::new(token, Confirmation { sent, ..*confirmation })));
                 }
                 self.confirm(claim, confirmation, sent);
@@ -212,7 +212,7 @@ impl LockBackend for Wire {
         let begun = oracle.steps();
         for lease in leases {
             oracle.renewal_begins(lease);
-            oracle.note("renew", id(lease.claim.owner()), lease.place);
+            oracle.note("renew", id(lease.claim.owner()), lease.place.get());
         }
         if self.sabotaged(Sabotage::RenewalsAreInvented) {
             for (index, lease) in leases.iter().enumerate() {

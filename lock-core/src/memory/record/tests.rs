@@ -29,17 +29,17 @@ impl Lock {
         self.record.release(&party, certainty, at(now), &mut self.told)
     }
 
-    fn told(&mut self) -> Vec<(u8, Place, u64)> {
-        self.told.drain(..).map(|lease| (lease.party, lease.place, lease.token.get())).collect()
+    fn told(&mut self) -> Vec<(u8, u64, u64)> {
+        self.told.drain(..).map(|lease| (lease.party, lease.place.get(), lease.token.get())).collect()
     }
 }
 
-fn holds(token: u64, place: Place, handed_off: bool) -> Standing {
-    Standing::Holds { token: FencingToken::new(token), place, handed_off }
+fn holds(token: u64, place: u64, handed_off: bool) -> Standing {
+    Standing::Holds { token: FencingToken::new(token), place: PlaceNumber::new(place), handed_off }
 }
 
-fn waits(place: Place, look_in: u64) -> Standing {
-    Standing::Waits { place, look_in: Duration::from_secs(look_in) }
+fn waits(place: u64, look_in: u64) -> Standing {
+    Standing::Waits { place: PlaceNumber::new(place), look_in: Duration::from_secs(look_in) }
 }
 
 fn absent(look_in: u64) -> Standing {
