@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Certainty, Claim, Confirmation, Grant, PlaceNumber};
+use crate::backend::{Certainty, Claim, Confirmation, Grant, Mode, PlaceNumber};
 use crate::clock::Stamp;
 use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
 use crate::holder_id::HolderId;
@@ -23,6 +23,7 @@ pub(crate) enum Renewal {
 /// What a user asked for, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
+    pub(crate) mode: Mode,
     /// No longer than `max_hold`, as far as the store has ttls that short.
     pub(crate) ttl: Duration,
     pub(crate) renewal: Renewal,

@@ -67,6 +67,7 @@ mod sync;
 mod timers;
 mod token;
 
+pub use backend::Mode;
 pub use client::{LockClient, LockClientBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::LockGuard;

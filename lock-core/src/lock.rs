@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::backend::IfHeld;
+use crate::backend::{IfHeld, Mode};
 use crate::client::{Shared, elsewhere, is_on_tokio};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
@@ -30,8 +30,22 @@ pub struct Lock {
 
 impl Lock {
     pub(crate) fn new(client: Arc<Shared>, name: Result<LockName>) -> Self {
-        let terms = Terms { ttl: client.ttl, renewal: Renewal::Kept, max_hold: None, min_hold: None, holder: None };
+        let terms = Terms {
+            mode: Mode::default(),
+            ttl: client.ttl,
+            renewal: Renewal::Kept,
+            max_hold: None,
+            min_hold: None,
+            holder: None,
+        };
         Self { wait: client.wait, client, name, terms }
+    }
+
+    /// How the lock is held, [`Mode::Exclusive`] by default. Acquires in a mode that [`Capabilities::modes`](crate::backend::Capabilities)
+    /// does not have fail with [`Unsupported`](ErrorKind::Unsupported) before anything is sent.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.terms.mode = mode;
+        self
     }
 
     /// How long the lease lasts unless renewed, and so how long a dead holder blocks the others. The backend's
@@ -180,7 +194,10 @@ impl Lock {
     /// The terms of an acquire. No lease is asked for that lasts longer than `max_hold`, where the store has ttls that short.
     fn check(&self, name: &LockName, wish: IfHeld) -> Result<Terms> {
         let capabilities = self.client.keeper.capabilities();
-        let Terms { ttl, max_hold, min_hold, .. } = self.terms;
+        let Terms { mode, ttl, max_hold, min_hold, .. } = self.terms;
+        if !capabilities.modes.contains(&mode) {
+            return Err(Error::new(ErrorKind::Unsupported, format!("this backend has no locks in mode {mode:?}")));
+        }
         if ttl < capabilities.min_ttl || ttl > capabilities.max_ttl {
             return Err(Error::invalid(format!(
                 "a ttl is {:?} to {:?} on this backend, not {ttl:?}",

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fmt::Write;
 use std::time::Duration;
 
-use leasehold_core::{Error, ErrorKind, HolderId, HolderInfo, LockClient, LockGuard, LockName};
+use leasehold_core::{Error, ErrorKind, HolderId, HolderInfo, LockClient, LockGuard, LockName, Mode};
 
 use crate::clients::{build, builder, client, hold, kind_of, long_client, queued, steady_client};
 use crate::fault::{PathFault, ServerFault};
@@ -36,6 +36,9 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
         {
             assert_eq!(kind_of(&refused), ErrorKind::InvalidInput, "{what}");
         }
+    }
+    for mode in [Mode::Exclusive, Mode::Shared].into_iter().filter(|mode| !claimed.modes.contains(mode)) {
+        assert_eq!(kind_of(&lock().mode(mode).acquire().await), ErrorKind::Unsupported, "{mode:?}");
     }
     assert_eq!(kind_of(&ann.inspect("").await), ErrorKind::InvalidInput);
     for (what, builder) in [

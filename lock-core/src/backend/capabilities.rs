@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::Mode;
 use crate::lease::period;
 
 /// The clock by which the store ends leases.
@@ -80,6 +81,8 @@ pub enum Restart {
 pub struct Capabilities {
     /// The backend's name, as in its feature and its URL: `redis`.
     pub backend: &'static str,
+    /// The ways to hold a lock. lock-core refuses others before it sends anything.
+    pub modes: &'static [Mode],
     /// How far a lock reaches.
     pub scope: Scope,
     /// The clock by which leases end.
@@ -121,6 +124,7 @@ impl Capabilities {
     pub const fn new(backend: &'static str) -> Self {
         Self {
             backend,
+            modes: &[Mode::Exclusive],
             scope: Scope::Network,
             clock: StoreClock::ServerWall,
             ttl_granularity: Duration::from_millis(1),

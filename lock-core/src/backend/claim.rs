@@ -14,6 +14,8 @@ pub enum Mode {
     /// By one holder at a time.
     #[default]
     Exclusive,
+    /// By any number of holders, none of them exclusive. No backend has it yet.
+    Shared,
 }
 
 /// What a claim wants while another holds the lock.

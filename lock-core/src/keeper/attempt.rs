@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::queue::{Queue, Stage, held_by_another, no_answer};
 use super::report::Report;
 use super::{LeaseKeeper, State};
-use crate::backend::{Acquisition, Certainty, Claim, IfHeld};
+use crate::backend::{Acquisition, Certainty, Claim};
 use crate::error::{ErrorKind, Result};
 
 /// An acquire that is to be sent.
@@ -95,9 +95,8 @@ impl LeaseKeeper {
                         return;
                     }
                     let Some(queue) = Self::queue_of(state, claim) else { return };
-                    // Others wait behind somebody who only tried and has left: they want a place.
-                    let only_tried = queue.claim.wish() == IfHeld::Leave;
-                    let look_in = if only_tried { Duration::ZERO } else { look_in };
+                    // Those who wait want another claim at once.
+                    let look_in = if queue.is_outdated() { Duration::ZERO } else { look_in };
                     let pause = look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2)));
                     self.look_at(state, name, self.now().plus(pause));
                 }
@@ -136,14 +135,21 @@ mod tests {
 
     use super::*;
     use crate::LockClient;
+    use crate::backend::Mode;
     use crate::defaults::{DEFAULT_TTL, DEFAULT_WAIT};
     use crate::keeper::Entry;
     use crate::lease::{Renewal, Terms};
     use crate::memory::{MemoryBackend, MemoryStore};
     use crate::name::LockName;
 
-    const TERMS: Terms =
-        Terms { ttl: DEFAULT_TTL, renewal: Renewal::Kept, max_hold: None, min_hold: None, holder: None };
+    const TERMS: Terms = Terms {
+        mode: Mode::Exclusive,
+        ttl: DEFAULT_TTL,
+        renewal: Renewal::Kept,
+        max_hold: None,
+        min_hold: None,
+        holder: None,
+    };
 
     /// Whoever still waits does not depend on the future that was to send it.
     #[tokio::test]

@@ -190,7 +190,7 @@ impl Terms {
             return Ok(());
         }
         Err(Error::invalid(
-            "acquires with the same holder share one lease: their ttl, kind of renewal, max_hold and min_hold must agree",
+            "acquires with the same holder share one lease: their mode, ttl, kind of renewal, max_hold and min_hold must agree",
         ))
     }
 }

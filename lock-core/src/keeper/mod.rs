@@ -244,8 +244,8 @@ impl LeaseKeeper {
         }
     }
 
-    fn draw_claim(&self, name: &LockName, if_held: IfHeld) -> Claim {
-        let claim = Claim::new(name.clone(), self.entropy.owner_token(), Mode::Exclusive, self.holder_info.clone());
+    fn draw_claim(&self, name: &LockName, mode: Mode, if_held: IfHeld) -> Claim {
+        let claim = Claim::new(name.clone(), self.entropy.owner_token(), mode, self.holder_info.clone());
         if if_held == IfHeld::Leave { claim.if_held(if_held) } else { claim }
     }
 

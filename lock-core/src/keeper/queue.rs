@@ -211,6 +211,12 @@ impl Queue {
         takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
     }
 
+    /// Whether the front has another wish than the claim: who drew it only tried or wanted another mode, and has left.
+    pub(super) fn is_outdated(&self) -> bool {
+        let front = self.waiters.front();
+        self.claim.wish() == IfHeld::Leave || front.is_some_and(|front| front.terms.mode != self.claim.mode())
+    }
+
     /// A call that is under way has no answer either.
     pub(super) fn certainty_now(&self) -> Certainty {
         match self.stage {
@@ -270,7 +276,7 @@ impl LeaseKeeper {
                 }
                 return Ok(Entry::Queued(self.ticket(state, name, id, outcome), None));
             }
-            let claim = self.draw_claim(name, wish);
+            let claim = self.draw_claim(name, terms.mode, wish);
             state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
             let mut queue = Queue::new(claim.clone(), terms.ttl, now);
             queue.waiters.push_back(Waiter { terms, takers: vec![taker] });
@@ -314,6 +320,10 @@ impl LeaseKeeper {
         }
         if queue.waiters.is_empty() {
             self.disband(state, name);
+        } else if let (true, Some(id), Stage::Standing(None) | Stage::Looking) =
+            (queue.is_outdated(), queue.task, queue.stage)
+        {
+            state.schedule.at_the_latest(id, self.now());
         }
         Some(why)
     }

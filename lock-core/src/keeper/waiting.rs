@@ -28,8 +28,9 @@ impl LeaseKeeper {
         }
         let Some(front) = queue.waiters.front() else { return };
         let too_long = queue.asked_ttl(&self.capabilities.max_place_ttl) > front.terms.ttl;
-        if too_long || validity_end(&grant.confirmation, self.margin_percent) <= now {
-            // Too late to be of use, or inherited from an acquire with a longer ttl, which nobody could shorten.
+        let other_mode = queue.claim.mode() != front.terms.mode;
+        if too_long || other_mode || validity_end(&grant.confirmation, self.margin_percent) <= now {
+            // Too late to be of use, or inherited from an acquire in another mode or with a longer ttl, which nobody could shorten.
             queue.at_store = true;
             self.take_back(state, name);
             return self.next_claim(state, effects, name);
@@ -84,23 +85,23 @@ impl LeaseKeeper {
         if let Some(Standing::Waiting(_)) = state.owners.get(owner) {
             state.owners.remove(owner);
         }
-        let front = entry.get().waiters.front().map(|front| (front.terms.ttl, front.wish()));
-        let Some((ttl, wish)) = front else {
+        let front = entry.get().waiters.front().map(|front| (front.terms, front.wish()));
+        let Some((terms, wish)) = front else {
             if let Some(id) = entry.remove().task {
                 state.schedule.remove(id);
             }
             return None;
         };
         let (now, queue) = (self.now(), entry.get_mut());
-        let claim = self.draw_claim(name, wish);
+        let claim = self.draw_claim(name, terms.mode, wish);
         state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
-        let old = std::mem::replace(queue, Queue::new(claim.clone(), ttl, now));
+        let old = std::mem::replace(queue, Queue::new(claim.clone(), terms.ttl, now));
         queue.waiters = old.waiters;
         queue.answered = old.answered;
         queue.task = old.task;
         queue.unknown_until = old.unknown_until;
         self.due(state, name, now.plus(self.call_bound()));
-        Some(Attempt { claim, ttl, certainty: Certainty::Sure })
+        Some(Attempt { claim, ttl: terms.ttl, certainty: Certainty::Sure })
     }
 
     /// The claim has a place that the store confirmed.
@@ -119,14 +120,14 @@ impl LeaseKeeper {
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
         queue.confirm(confirmation);
-        let confirmation_due = queue.confirmation_due();
+        let (confirmation_due, is_outdated) = (queue.confirmation_due(), queue.is_outdated());
         if self.join_push(state, effects, name) {
             return;
         }
         let renewal = confirmation.sent.plus(period(confirmation.ttl));
         let look = now.plus(look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2))));
         let next = renewal.min(look).min(confirmation_due.unwrap_or(renewal));
-        self.due(state, name, if again { now } else { next });
+        self.due(state, name, if again || is_outdated { now } else { next });
     }
 
     /// A grant that was pushed and a live confirmation of its very place are a lease together.
@@ -197,6 +198,10 @@ impl LeaseKeeper {
                     queue.trouble = Some(no_answer());
                 }
             }
+            Stage::Looking | Stage::Standing(None) if queue.is_outdated() => {
+                self.take_back(state, name);
+                self.next_claim(state, effects, name);
+            }
             Stage::Standing(flight) => {
                 let place_ttl =
                     queue.confirmation.map_or(queue.ttl.min(self.capabilities.max_place_ttl), |newest| newest.ttl);
@@ -216,11 +221,6 @@ impl LeaseKeeper {
                         return Some(renewal);
                     }
                 }
-            }
-            // The claim of somebody who only tried, and has left those who wait.
-            Stage::Looking if queue.claim.wish() == IfHeld::Leave => {
-                self.take_back(state, name);
-                self.next_claim(state, effects, name);
             }
             Stage::Looking => {
                 queue.stage = Stage::Calling(now);

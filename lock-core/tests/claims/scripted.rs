@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Event, Extensions,
-    Grant, LeaseRef, LockBackend, PlaceNumber, Release, Stamp,
+    Grant, LeaseRef, LockBackend, Mode, PlaceNumber, Release, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
@@ -83,6 +83,7 @@ impl LockBackend for Scripted {
     fn capabilities(&self) -> Capabilities {
         let mut it = Capabilities::new("scripted");
         it.call_bound = CALL_BOUND;
+        it.modes = &[Mode::Exclusive, Mode::Shared];
         it
     }
 

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Extend, Grant, IfHeld, Release};
-use leasehold_core::{ErrorKind, FencingToken, HolderId, LossReason};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Claim, Confirmation, Extend, Grant, IfHeld, Release};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason, Mode};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scripted::{AT_ONCE, MS, TTL, scripted};
+use crate::scripted::{AT_ONCE, Call, MS, Store, TTL, acquire, granted, scripted};
 
 /// The first ttl is no longer than `max_hold`, each renewal asks for what is left of it, and nothing is asked after that.
 #[tokio::test(start_paused = true)]
@@ -170,4 +171,76 @@ async fn min_hold_ends_in_silence_when_everything_was_answered() {
     answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
     release.await.unwrap().unwrap();
     store.is_silent(TTL * 2).await;
+}
+
+#[tokio::test]
+async fn a_mode_that_the_backend_lacks_is_refused_before_anything_is_sent() {
+    let store = MemoryStore::default();
+    let client = LockClient::new(MemoryBackend::new(&store));
+    let error = client.lock("job").mode(Mode::Shared).acquire().await.unwrap_err();
+    assert_eq!((error.kind(), store.counts()), (ErrorKind::Unsupported, Default::default()));
+}
+
+/// A claim goes back, and one in mode shared is granted: in any order.
+async fn takes_back_and_shares(store: &mut Store, first: &Claim) {
+    for _ in 0..2 {
+        match store.call().await {
+            Call::Release(claim, certainty, answer) => {
+                assert_eq!((claim.owner(), certainty), (first.owner(), Certainty::Sure));
+                answer.send(Ok(Release::Released)).unwrap();
+            }
+            Call::Acquire(claim, answer) => {
+                assert_eq!(claim.mode(), Mode::Shared);
+                answer.send(Ok(Acquisition::Granted(store.grant(2, 2)))).unwrap();
+            }
+            Call::Renew(..) => panic!("nothing is held"),
+        }
+    }
+}
+
+/// Whoever is next wants another mode than the claim that has the place: it draws a claim of its own.
+#[tokio::test(start_paused = true)]
+async fn the_front_of_the_local_queue_decides_the_mode() {
+    let (client, mut store) = scripted();
+    let exclusive = acquire(&client);
+    let first = store.queues(1).await;
+    assert_eq!(first.mode(), Mode::Exclusive);
+    let lock = client.lock("job").mode(Mode::Shared);
+    let shared = tokio::spawn(async move { lock.acquire().await });
+    store.is_silent(TTL / 6).await;
+    exclusive.abort();
+    takes_back_and_shares(&mut store, &first).await;
+    drop(granted(shared).await);
+}
+
+/// The same while the first acquire is under way, whatever its answer is.
+#[tokio::test(start_paused = true)]
+async fn a_grant_in_the_mode_of_somebody_who_left_goes_back() {
+    for is_granted in [true, false] {
+        let (client, mut store) = scripted();
+        let exclusive = acquire(&client);
+        let (first, answer) = store.acquire().await;
+        let lock = client.lock("job").mode(Mode::Shared);
+        let shared = tokio::spawn(async move { lock.acquire().await });
+        sleep(MS).await;
+        exclusive.abort();
+        sleep(MS).await;
+        let outcome = if is_granted { Acquisition::Granted(store.grant(1, 1)) } else { store.queued(1) };
+        answer.send(Ok(outcome)).unwrap();
+        takes_back_and_shares(&mut store, &first).await;
+        drop(granted(shared).await);
+    }
+}
+
+/// One lease has one mode.
+#[tokio::test(start_paused = true)]
+async fn re_entry_in_another_mode_is_refused() {
+    let (client, mut store) = scripted();
+    let holder = HolderId::new();
+    let lock = client.lock("job").holder(holder);
+    let first = tokio::spawn(async move { lock.acquire().await });
+    store.grants(1, 1).await;
+    let _guard = granted(first).await;
+    let error = client.lock("job").holder(holder).mode(Mode::Shared).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
