@@ -1,4 +1,4 @@
-//! Leasehold on Redis.
+#![doc = include_str!("../README.md")]
 
 mod backend;
 mod calls;
@@ -26,4 +26,5 @@ mod wire;
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};
 pub use keys::{acl, operator_acl, read_only_acl};
+pub use redis;
 pub use settings::{OnEviction, OnRestart, SCHEMES, Settings};

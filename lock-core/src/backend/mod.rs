@@ -11,7 +11,12 @@ pub mod setting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
+/// Implements a trait of this module. Its type stands in no signature, but every backend needs it.
+#[doc(no_inline)]
+pub use async_trait::async_trait;
+/// The runtime handle in [`CoreHandle`] is of this version.
+#[doc(no_inline)]
+pub use tokio;
 
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::{Claim, IfHeld, Mode};
