@@ -27,11 +27,11 @@ use leasehold::backend::{
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
 /// The store: one row for each lock.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Table(Arc<Mutex<HashMap<LockName, Row>>>);
 
 /// What the store keeps of a lock. The row stays when the lock is free, or its tokens would begin again.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Row {
     /// Who holds, and until when by the store's clock.
     pub lease: Option<(OwnerToken, Instant)>,
@@ -72,6 +72,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The way of one client to the table.
+#[derive(Debug)]
 pub struct TableBackend {
     table: Table,
     core: OnceLock<CoreHandle>,

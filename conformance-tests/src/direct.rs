@@ -73,6 +73,9 @@ impl Direct {
     }
 
     /// One attempt.
+    ///
+    /// # Errors
+    /// What the backend says.
     pub async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
         let before = self.now();
         let answer = self.bounded("acquire", self.backend.acquire(claim, ttl)).await;
@@ -134,6 +137,9 @@ impl Direct {
     }
 
     /// Releases.
+    ///
+    /// # Errors
+    /// What the backend says.
     pub async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
         self.bounded("release", self.backend.release(claim, certainty)).await
     }

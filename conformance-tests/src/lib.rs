@@ -1,5 +1,7 @@
 //! The conformance suite of Leasehold: what every backend has to pass.
 
+#![allow(missing_debug_implementations, reason = "nobody prints a fixture, a hook or a saboteur")]
+
 pub mod cases;
 mod clients;
 mod control;

@@ -42,6 +42,7 @@ impl Listed {
 }
 
 /// A lock's name in a list.
+#[expect(clippy::exhaustive_enums, reason = "a name is whole or cut")]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListedName {
     /// The name.
@@ -80,6 +81,7 @@ impl Finding {
 }
 
 /// What a finding means for locks.
+#[expect(clippy::exhaustive_enums, reason = "whoever shows findings has to show each")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing is to be done.

@@ -44,6 +44,8 @@
 //! Events of `tracing`: `debug` for granted, queued and withdrawn, `warn` for a lease that is lost or cannot be renewed.
 //! [`LockClient::stats`] has counters for an exporter. Neither ever shows an owner token.
 
+#![warn(clippy::exhaustive_enums)]
+
 pub mod admin;
 pub mod backend;
 mod client;

@@ -32,6 +32,14 @@ pub struct RedisBackend {
 
 impl RedisBackend {
     /// Connects to the server of a URL, and checks that it can be used for locks.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a URL that cannot be used or a tokio runtime without timers; `Unavailable` when the server cannot be
+    /// reached within [`timeout`](Settings::timeout) or is not ready; `Auth` when it refuses the user, `Unsupported` when it cannot be
+    /// used for locks, `Capacity` when it takes no more connections.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         let (client, settings) = read_url(url)?;
         Self::connect_with(&client, settings).await
@@ -39,6 +47,12 @@ impl RedisBackend {
 
     /// The same from a client of the `redis` crate. Its address, database, user, password and TLS are used; its
     /// protocol and TCP settings are set by us.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves nothing behind.
     pub async fn connect_with(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
         leasehold_core::backend::require_timers()?;

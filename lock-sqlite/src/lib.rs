@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![warn(clippy::exhaustive_enums)]
 
 mod backend;
 mod bell;

@@ -87,6 +87,7 @@ pub enum Acquisition {
 }
 
 /// What lock-core knows of the requests of a claim that it releases.
+#[expect(clippy::exhaustive_enums, reason = "a request was answered or it was not")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {
     /// Every request was answered.

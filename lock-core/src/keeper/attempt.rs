@@ -133,9 +133,8 @@ impl LeaseKeeper {
 mod tests {
     use std::future::poll_fn;
 
-    use super::*;
     use crate::LockClient;
-    use crate::backend::Mode;
+    use crate::backend::{IfHeld, Mode};
     use crate::defaults::{DEFAULT_TTL, DEFAULT_WAIT};
     use crate::keeper::Entry;
     use crate::lease::{Renewal, Terms};

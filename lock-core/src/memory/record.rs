@@ -68,6 +68,7 @@ pub struct QueuedPlace<P> {
 }
 
 /// How a party stands after an operation.
+#[expect(clippy::exhaustive_enums, reason = "a model has to know each")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
     /// It holds the lock.
