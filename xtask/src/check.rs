@@ -8,13 +8,13 @@ use crate::counts::Counts;
 use crate::dependencies::{self, Policy};
 use crate::metadata::Metadata;
 use crate::parts::Parts;
-use crate::{architecture, features, harness, hygiene, process, readme, test};
+use crate::{architecture, features, harness, hygiene, minimum_rust, process, readme, test};
 
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
 /// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, licences, duplicate dependencies, sources,
 /// what each feature pulls, clippy for each package and each feature alone and for all together, docs, doc tests,
-/// examples, the checked-in counts, packaging, and other operating systems where the toolchain has them.
+/// examples, the checked-in counts, packaging, and other operating systems and the oldest Rust where they are installed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only the parts whose name contains one of these.
@@ -52,6 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     part("counts", &|| counts(&metadata, &everything));
     part("packages", &|| packages(&metadata));
     part("other systems", &other_systems);
+    part("minimum Rust", &|| minimum_rust::check(&metadata));
     parts.print();
     parts.result()
 }

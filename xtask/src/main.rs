@@ -11,6 +11,7 @@ mod harness;
 mod hygiene;
 mod licence;
 mod metadata;
+mod minimum_rust;
 mod mutants;
 mod parts;
 mod process;

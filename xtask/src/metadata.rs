@@ -27,6 +27,8 @@ pub(crate) struct Package {
     pub(crate) features: BTreeSet<String>,
     /// Kind and name of each target.
     pub(crate) targets: Vec<(String, String)>,
+    /// The oldest Rust that compiles it.
+    pub(crate) rust_version: Option<String>,
     /// Whether it may be published.
     pub(crate) publish: bool,
     /// Whether it is of this workspace.
@@ -79,6 +81,7 @@ fn read_package(package: &Value, members: &BTreeSet<String>) -> Result<Package> 
         targets: array(&package["targets"])
             .flat_map(|target| strings(&target["kind"]).map(|kind| (kind, text(&target["name"]))).collect::<Vec<_>>())
             .collect(),
+        rust_version: package["rust_version"].as_str().map(str::to_owned),
         // `publish = false` is an empty list of registries.
         publish: package["publish"].as_array().is_none_or(|registries| !registries.is_empty()),
         member: members.contains(&id),

@@ -1,0 +1,51 @@
+//! The oldest Rust that compiles Leasehold.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::metadata::Metadata;
+use crate::process;
+
+/// README.md states the version that Cargo.toml has, and that version compiles everything, where it is installed.
+pub(crate) fn check(metadata: &Metadata) -> Result<String> {
+    let version = metadata.members().find_map(|package| package.rust_version.as_deref());
+    let version = version.context("no package of the workspace states its Rust version")?;
+    let readme = std::fs::read_to_string(process::root().join("README.md")).context("cannot read README.md")?;
+    let sentence = format!("Rust {version} or newer");
+    if !readme.contains(&sentence) {
+        bail!("README.md does not say `{sentence}`, as Cargo.toml does");
+    }
+    let installed = Command::new("rustup").args(["toolchain", "list"]).output();
+    let installed = installed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let Some(toolchain) = installed.split_whitespace().find(|name| is_version(name, version)) else {
+        return Ok(format!("{version}; not compiled with it, it is not installed"));
+    };
+    let mut command = Command::new("rustup");
+    command.current_dir(process::root()).args(["run", toolchain, "cargo", "check", "--quiet", "--locked"]);
+    command.args(["--workspace", "--all-features", "--target-dir=target/minimum-rust"]);
+    // This program runs under another toolchain, whose tools they name.
+    process::show(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTDOC"))?;
+    Ok(toolchain.to_owned())
+}
+
+/// Whether a toolchain is of a version: `1.89.0-x86_64-unknown-linux-gnu` of `1.89`, and not of `1.8`.
+fn is_version(toolchain: &str, version: &str) -> bool {
+    let rest = toolchain.strip_prefix(version);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_toolchain_is_of_its_version() {
+        for toolchain in ["1.89", "1.89.0-x86_64-unknown-linux-gnu", "1.89-x86_64-unknown-linux-gnu"] {
+            assert!(is_version(toolchain, "1.89"), "{toolchain}");
+        }
+        for toolchain in ["1.8.0-x86_64-unknown-linux-gnu", "1.890.0", "stable-x86_64-unknown-linux-gnu", ""] {
+            assert!(!is_version(toolchain, "1.89"), "{toolchain}");
+        }
+    }
+}
