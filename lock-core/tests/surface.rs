@@ -1,0 +1,236 @@
+//! What a client refuses, and what it says: bounds of every input, the texts of errors, bounded calls beyond the contract.
+
+use std::error::Error as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use leasehold_core::admin::Listing;
+use leasehold_core::backend::{
+    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, Inspect, LeaseRef, List, LockBackend,
+    Release, async_trait,
+};
+use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{
+    Error, ErrorKind, FencingToken, HolderInfo, KeeperHome, LockClient, LockInfo, LockName, Loss, LossReason, Result,
+};
+
+fn client() -> LockClient {
+    LockClient::new(MemoryBackend::new(&MemoryStore::default()))
+}
+
+fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
+    result.err().map(|error| error.kind())
+}
+
+const NS: Duration = Duration::from_nanos(1);
+
+#[tokio::test]
+async fn every_bound_of_an_acquire_is_inclusive() {
+    let client = client();
+    let Capabilities { min_ttl, max_ttl, .. } = client.capabilities();
+    let name = std::sync::atomic::AtomicU32::new(0);
+    let lock = || client.lock(format!("job {}", name.fetch_add(1, Ordering::Relaxed)));
+    let hold = Duration::from_secs(5);
+    for good in [
+        lock().ttl(min_ttl),
+        lock().ttl(max_ttl),
+        lock().min_hold(max_ttl),
+        lock().min_hold(hold).max_hold(hold),
+        client.lock("x".repeat(LockName::MAX_BYTES)),
+    ] {
+        assert_eq!(kind(good.try_acquire().await), None, "{good:?}");
+    }
+    for bad in [
+        lock().ttl(min_ttl - NS),
+        lock().ttl(max_ttl + NS),
+        lock().min_hold(max_ttl + NS),
+        lock().min_hold(hold + NS).max_hold(hold),
+        lock().max_hold(Duration::ZERO),
+        client.lock("x".repeat(LockName::MAX_BYTES + 1)),
+        client.lock(""),
+    ] {
+        assert_eq!(kind(bad.try_acquire().await), Some(ErrorKind::InvalidInput), "{bad:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_bound_of_a_list_is_inclusive() {
+    let client = client();
+    for limit in [1, Listing::MAX] {
+        assert_eq!(kind(client.list("", limit).await), None, "{limit}");
+    }
+    for limit in [0, Listing::MAX + 1] {
+        assert_eq!(kind(client.list("", limit).await), Some(ErrorKind::InvalidInput), "{limit}");
+    }
+    assert_eq!(kind(client.examine().await), Some(ErrorKind::Unsupported));
+}
+
+#[test]
+fn every_bound_of_a_client_is_inclusive() {
+    let builder = || LockClient::builder(MemoryBackend::new(&MemoryStore::default()));
+    let longest = HolderInfo::MAX_LABEL_BYTES;
+    for (percent, label, expected) in [
+        (1, longest, None),
+        (50, 0, None),
+        (0, 0, Some(ErrorKind::InvalidInput)),
+        (51, 0, Some(ErrorKind::InvalidInput)),
+        (10, longest + 1, Some(ErrorKind::InvalidInput)),
+    ] {
+        let built = builder().margin_percent(percent).label("x".repeat(label)).build();
+        assert_eq!(kind(built), expected, "{percent} %, {label} bytes");
+    }
+    for (bound, expected) in [(3600, None), (3601, Some(ErrorKind::InvalidInput))] {
+        let slow = Slow { call_bound: Duration::from_secs(bound), ..Slow::default() };
+        assert_eq!(kind(LockClient::builder(slow).build()), expected, "{bound} s");
+    }
+}
+
+#[test]
+fn holder_information_names_the_host() {
+    let host = HolderInfo::of_this_process("").unwrap().host;
+    assert_eq!(host, std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim());
+}
+
+#[test]
+fn an_error_says_what_it_was_about() {
+    let name = LockName::new("orders/42").unwrap();
+    let error = Error::new(ErrorKind::Unavailable, "no answer").with_source(std::io::Error::other("refused"));
+    assert_eq!((error.lock(), error.backend()), (None, None));
+    let error = error.during("acquire", &name, "redis");
+    assert_eq!((error.lock(), error.backend()), (Some(&name), Some("redis")));
+    assert_eq!(error.to_string(), "cannot acquire lock \"orders/42\" on redis: no answer");
+    assert_eq!(error.source().unwrap().to_string(), "refused");
+    let debug = format!("{error:?}");
+    assert!(debug.contains("Unavailable") && debug.contains("refused"), "{debug}");
+    assert_eq!(format!("{name}, token {}", FencingToken::new(7)), "orders/42, token 7");
+}
+
+#[tokio::test]
+async fn a_loss_says_why() {
+    let client = client();
+    let guard = client.lock("job").acquire().await.unwrap();
+    client.shutdown().await.unwrap();
+    let loss: Loss = guard.lost().await;
+    assert_eq!((loss.reason, &*loss.to_string()), (LossReason::Shutdown, "the client was shut down"));
+}
+
+/// A backend whose reads take a while. It says when one has been dropped.
+#[derive(Clone, Debug, Default)]
+struct Slow {
+    call_bound: Duration,
+    takes: Duration,
+    dropped: Arc<AtomicBool>,
+}
+
+struct NoteDrop(Arc<AtomicBool>);
+
+impl Drop for NoteDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl LockBackend for Slow {
+    fn attach(&self, _: CoreHandle) {}
+
+    async fn acquire(&self, _: &Claim, _: Duration) -> Result<Acquisition> {
+        std::future::pending().await
+    }
+
+    async fn renew(&self, _: &[LeaseRef], _: &Answers) {}
+
+    async fn release(&self, _: &Claim, _: Certainty) -> Result<Release> {
+        Ok(Release::NotHeld)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut it = Capabilities::new("slow");
+        it.call_bound = self.call_bound;
+        it
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut it = Extensions::default();
+        it.inspect = Some(self);
+        it.list = Some(self);
+        it
+    }
+}
+
+#[async_trait]
+impl Inspect for Slow {
+    async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
+        let _note = NoteDrop(self.dropped.clone());
+        tokio::time::sleep(self.takes).await;
+        Ok(None)
+    }
+}
+
+#[async_trait]
+impl List for Slow {
+    async fn list(&self, _: &str, _: usize) -> Result<Listing> {
+        tokio::time::sleep(self.takes).await;
+        Ok(Listing::default())
+    }
+}
+
+/// An inspection has one call bound and a quarter, and a list ten.
+#[tokio::test(start_paused = true)]
+async fn reads_end_within_their_bounds() {
+    let second = Duration::from_secs(1);
+    for (takes, inspected, listed) in [
+        (second, None, None),
+        (second * 12, Some(ErrorKind::Unavailable), None),
+        (second * 13, Some(ErrorKind::Unavailable), Some(ErrorKind::Unavailable)),
+    ] {
+        let slow = Slow { call_bound: second, takes, ..Slow::default() };
+        let client = LockClient::builder(slow).keeper(KeeperHome::CurrentRuntime).build().unwrap();
+        assert_eq!(kind(client.inspect("job").await), inspected, "{takes:?}");
+        assert_eq!(kind(client.list("", 1).await), listed, "{takes:?}");
+    }
+}
+
+/// Without tokio a call runs on the keeper's runtime. It is dropped there when its caller drops it.
+#[test]
+fn a_call_that_is_dropped_elsewhere_ends() {
+    let slow = Slow { call_bound: Duration::from_secs(60), takes: Duration::from_secs(60), ..Slow::default() };
+    let client = LockClient::builder(slow.clone()).build().unwrap();
+    {
+        let mut inspection = pin!(client.inspect("job"));
+        assert!(inspection.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!slow.dropped.load(Ordering::SeqCst));
+    }
+    let begun = std::time::Instant::now();
+    while !slow.dropped.load(Ordering::SeqCst) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the call goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A shared backend is the backend.
+#[tokio::test]
+async fn a_backend_behind_an_arc_keeps_its_verbs() {
+    let store = MemoryStore::default();
+    let client =
+        LockClient::builder(Arc::new(MemoryBackend::new(&store))).ttl(Duration::from_millis(300)).build().unwrap();
+    let guard = client.lock("job").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert!(guard.is_held(), "it is renewed");
+    guard.release().await.unwrap();
+    assert_eq!(store.census().leases, 0);
+}
+
+#[test]
+fn the_worst_takeover_counts_the_renewal_of_a_place() {
+    let memory = client().capabilities();
+    let ttl = Duration::from_secs(6);
+    assert_eq!(memory.takeover_at_worst(ttl), memory.takeover_slack + ttl / 3);
+    assert_eq!(memory.takeover_at_worst(ttl * 100), memory.takeover_slack + memory.max_place_ttl / 3);
+    let polls = Capabilities::new("polls");
+    assert_eq!(polls.takeover_at_worst(ttl), polls.takeover_slack);
+}
