@@ -4,6 +4,7 @@ mod answers;
 mod doubts;
 mod endings;
 mod grants;
+mod pauses;
 mod renewals;
 mod scripted;
 mod terms;
