@@ -16,13 +16,13 @@
 //! `cargo run --example third_party_backend`
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions, Grant,
-    LeaseRef, LockBackend, OwnerToken, PlaceNumber, Release, Restart, Scope, StoreClock, Waiting,
+    Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions,
+    Grant, LeaseRef, LockBackend, OwnerToken, PlaceNumber, Release, Restart, Scope, StoreClock, WITHDRAWN_TTL, Waiting,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -68,36 +68,29 @@ impl Table {
 /// How long a waiter sleeps between two looks. The store tells nobody that a lock is free.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a withdrawn claim is remembered: longer than any request can be under way.
-const REMEMBERED: Duration = Duration::from_secs(60);
-
 /// The way of one client to the table.
 #[derive(Debug)]
 pub struct TableBackend {
     table: Table,
-    core: OnceLock<CoreHandle>,
+    core: Attachment,
 }
 
 impl TableBackend {
     /// A backend for one client.
     pub fn new(table: &Table) -> Self {
-        Self { table: table.clone(), core: OnceLock::new() }
-    }
-
-    fn core(&self) -> Result<&CoreHandle> {
-        self.core.get().ok_or_else(|| Error::invalid("attach the backend before it is called"))
+        Self { table: table.clone(), core: Attachment::new() }
     }
 }
 
 #[async_trait]
 impl LockBackend for TableBackend {
     fn attach(&self, core: CoreHandle) {
-        let _ = self.core.set(core);
+        self.core.attach(core);
     }
 
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
         // The validity counts from here: before the request is on its way.
-        let sent = self.core()?.stamp();
+        let sent = self.core.core()?.stamp();
         self.table.change(claim.name(), |row, now| {
             if row.withdrawn.iter().any(|(owner, _)| owner == claim.owner()) {
                 return Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request"));
@@ -120,7 +113,7 @@ impl LockBackend for TableBackend {
     }
 
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        let Ok(core) = self.core() else { return };
+        let Ok(core) = self.core.core() else { return };
         for (index, lease) in leases.iter().enumerate() {
             let sent = core.stamp();
             let answer = self.table.change(lease.claim.name(), |row, now| match row.lease {
@@ -140,7 +133,7 @@ impl LockBackend for TableBackend {
     async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
         Ok(self.table.change(claim.name(), |row, now| {
             if certainty == Certainty::Unsure {
-                row.withdrawn.push((*claim.owner(), now + REMEMBERED));
+                row.withdrawn.push((*claim.owner(), now + WITHDRAWN_TTL));
             }
             match row.lease {
                 Some((owner, _)) if owner == *claim.owner() => {

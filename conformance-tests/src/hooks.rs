@@ -1,12 +1,12 @@
 //! A backend that is changed in one place: for cases that plant an answer, and for saboteurs.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, CoreHandle, Event, Extensions, LeaseRef, LockBackend,
-    Release, Stamp,
+    Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, CoreHandle, Event, Extensions, LeaseRef,
+    LockBackend, Release, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -55,7 +55,7 @@ pub struct Inner {
     pub backend: Arc<dyn LockBackend>,
     /// Which backend of its fixture it is, from 0.
     pub nth: usize,
-    core: OnceLock<CoreHandle>,
+    core: Attachment,
 }
 
 impl Inner {
@@ -93,14 +93,14 @@ pub struct Hooked<H: ?Sized> {
 impl<H: Hooks + ?Sized> Hooked<H> {
     /// Changes a backend that is not yet attached, the `nth` one. The hooks may be shared by several.
     pub fn new(backend: Arc<dyn LockBackend>, nth: usize, hooks: Arc<H>) -> Self {
-        Self { inner: Arc::new(Inner { backend, nth, core: OnceLock::new() }), hooks }
+        Self { inner: Arc::new(Inner { backend, nth, core: Attachment::new() }), hooks }
     }
 }
 
 #[async_trait]
 impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
     fn attach(&self, core: CoreHandle) {
-        let _ = self.inner.core.set(core.clone());
+        self.inner.core.attach(core.clone());
         let (clock, keeper, hooks) = (core.clock().clone(), core.keeper_runtime().clone(), self.hooks.clone());
         // Weak: the backend keeps this handle, and must not keep itself alive by it.
         let inner = Arc::downgrade(&self.inner);

@@ -82,6 +82,13 @@ impl Error {
         self
     }
 
+    /// The same error of a request that certainly had no effect, as one that was not sent: what would be `Indeterminate` is
+    /// `Unavailable`.
+    #[must_use]
+    pub fn without_effect(self) -> Self {
+        if self.kind() == ErrorKind::Indeterminate { self.with_kind(ErrorKind::Unavailable) } else { self }
+    }
+
     /// What is known about the lock now.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

@@ -8,14 +8,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{
     Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend, Extensions, Grant,
-    IfHeld, LeaseRef, LockBackend, Mode, Release,
+    IfHeld, LONGEST_PLACE_TTL, LeaseRef, LockBackend, Mode, Release,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 
 use crate::calls::{Answered, Ask, Terms, Told, Want};
-use crate::capabilities::{self, MAX_PLACE_TTL, RENEW_BATCH};
+use crate::capabilities::{self, RENEW_BATCH};
 use crate::conn::{Conn, Role, script_call};
 use crate::errors::{BACKEND, Failure, refused};
 use crate::line::{self, Line};
@@ -130,7 +130,7 @@ impl RedisBackend {
                 Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
             }
             Told::Acquired(Acquired::Queued { place, look_in }) => {
-                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(MAX_PLACE_TTL), place), look_in })
+                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), look_in })
             }
             Told::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
             Told::Acquired(Acquired::Withdrawn) => {
@@ -187,7 +187,7 @@ impl RedisBackend {
                 }
                 // While no grants are allowed, no look is worth it.
                 Renewed::Waiting { place, look_in } => Answer::Waiting {
-                    confirmation: confirmation(lease.ttl.min(MAX_PLACE_TTL), place),
+                    confirmation: confirmation(lease.ttl.min(LONGEST_PLACE_TTL), place),
                     look_in: look_in.max(quarantine.unwrap_or_default()),
                 },
                 Renewed::Lost => Answer::Lost,
@@ -202,7 +202,7 @@ impl RedisBackend {
 impl LockBackend for RedisBackend {
     fn attach(&self, core: CoreHandle) {
         let keeper = core.keeper_runtime().clone();
-        if self.shared.core.set(core).is_ok() {
+        if self.shared.core.attach(core) {
             // From now on, so that the first waiter already hears of its grant.
             self.line_of(&keeper);
         }

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
+use leasehold_core::backend::{
+    Capabilities, LONGEST_PLACE_TTL, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting,
+};
 
 use crate::errors::BACKEND;
 use crate::settings::{OnRestart, Settings};
-
-/// The longest ttl of a place in the queue. The scripts hold the same number.
-pub(crate) const MAX_PLACE_TTL: Duration = Duration::from_secs(10);
 
 /// How many leases one renew call takes: with more nothing is gained, and the server stands still for others.
 pub(crate) const RENEW_BATCH: usize = 100;
@@ -23,7 +22,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.ttl_scope = TtlScope::Lease;
     it.waiting = Waiting::ServerQueue;
     it.fifo = true;
-    it.max_place_ttl = MAX_PLACE_TTL;
+    // The scripts hold the same number.
+    it.max_place_ttl = LONGEST_PLACE_TTL;
     it.loss_notice = LossNotice::NextRenewal;
     // A waiter looks when the holder's lease ends, and a look takes a call.
     it.takeover_slack = settings.timeout;

@@ -166,10 +166,7 @@ pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
         Failure::Cut(cause) => {
             Error::new(ErrorKind::Unavailable, format!("cannot connect to the server at {address}")).with_source(cause)
         }
-        Failure::Refused(text) => {
-            let error = refused(&text);
-            if error.kind() == ErrorKind::Indeterminate { error.with_kind(ErrorKind::Unavailable) } else { error }
-        }
+        Failure::Refused(text) => refused(&text).without_effect(),
         Failure::Unreadable => Error::new(
             ErrorKind::Unsupported,
             format!("what answers at {address} is no Redis: its answers cannot be read"),

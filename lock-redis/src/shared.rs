@@ -1,10 +1,10 @@
 //! What all connections of one client have in common.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, CoreHandle};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::Result;
+use leasehold_core::backend::{Attachment, Claim, CoreHandle};
 
 use crate::calls::Terms;
 use crate::epoch::Epoch;
@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     pub(crate) address: String,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
-    pub(crate) core: OnceLock<CoreHandle>,
+    pub(crate) core: Attachment,
     pub(crate) epoch: Mutex<Epoch>,
     pub(crate) tombstones: Tombstones,
     pub(crate) server_clock: ServerClock,
@@ -34,7 +34,7 @@ impl Shared {
             address: settings::address(client),
             keys: Keys::new(&settings.prefix, rand::random()),
             scripts: Scripts::new(),
-            core: OnceLock::new(),
+            core: Attachment::new(),
             epoch: Mutex::default(),
             tombstones: Tombstones::default(),
             server_clock: ServerClock::default(),
@@ -43,7 +43,7 @@ impl Shared {
     }
 
     pub(crate) fn core(&self) -> Result<&CoreHandle> {
-        self.core.get().ok_or_else(|| Error::new(ErrorKind::Unsupported, "the backend is not attached to a client yet"))
+        self.core.core()
     }
 
     /// The first argument of every script, see `prelude.lua`.

@@ -4,13 +4,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::OwnerToken;
+use leasehold_core::backend::{OwnerToken, WITHDRAWN_TTL};
 use tokio::time::Instant;
 
 use crate::shared::lock;
-
-/// The shortest time: longer than any request stays under way to a server that runs.
-const SHORTEST: Duration = Duration::from_secs(60);
 
 /// As many ended claims may be kept before they are looked for.
 const SPARE: usize = 64;
@@ -30,7 +27,7 @@ struct Long {
 impl Tombstones {
     /// An acquire is about to be sent.
     pub(crate) fn acquiring(&self, owner: OwnerToken, ttl: Duration, now: Instant) {
-        if ttl <= SHORTEST {
+        if ttl <= WITHDRAWN_TTL {
             return;
         }
         let mut long = lock(&self.0);
@@ -43,7 +40,7 @@ impl Tombstones {
 
     /// How long to remember a claim that is withdrawn now.
     pub(crate) fn ttl_of(&self, owner: &OwnerToken) -> Duration {
-        lock(&self.0).claims.get(owner).map_or(SHORTEST, |&(ttl, _)| ttl)
+        lock(&self.0).claims.get(owner).map_or(WITHDRAWN_TTL, |&(ttl, _)| ttl)
     }
 
     /// The server has answered that the claim has ended.
@@ -69,9 +66,9 @@ mod tests {
         tombstones.acquiring(owner(1), hour, now);
         tombstones.acquiring(owner(2), Duration::from_secs(5), now);
         assert_eq!(tombstones.ttl_of(&owner(1)), hour);
-        assert_eq!(tombstones.ttl_of(&owner(2)), SHORTEST, "another claim's ttl is none of its business");
+        assert_eq!(tombstones.ttl_of(&owner(2)), WITHDRAWN_TTL, "another claim's ttl is none of its business");
         tombstones.ended(&owner(1));
-        assert_eq!(tombstones.ttl_of(&owner(1)), SHORTEST);
+        assert_eq!(tombstones.ttl_of(&owner(1)), WITHDRAWN_TTL);
     }
 
     #[test]

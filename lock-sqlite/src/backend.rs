@@ -199,8 +199,7 @@ impl SqliteBackend {
 #[async_trait]
 impl LockBackend for SqliteBackend {
     fn attach(&self, core: CoreHandle) {
-        // A backend serves one client: a second one must not take over the line of the first.
-        let _ = self.shared.core.set(core);
+        self.shared.core.attach(core);
     }
 
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {

@@ -68,8 +68,7 @@ impl Failure {
 
     /// The same failure of something that certainly had no effect on any lock.
     pub(crate) fn without_effect(self) -> Error {
-        let error = Error::from(self);
-        if error.kind() == ErrorKind::Indeterminate { error.with_kind(ErrorKind::Unavailable) } else { error }
+        Error::from(self).without_effect()
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use leasehold_core::backend::{Claim, CoreHandle, OwnerToken};
+use leasehold_core::backend::{Attachment, Claim, CoreHandle, OwnerToken};
 use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::bell::Bell;
@@ -14,7 +14,7 @@ use crate::waiters::Waiters;
 
 pub(crate) struct Shared {
     pub(crate) file: Arc<File>,
-    pub(crate) core: OnceLock<CoreHandle>,
+    pub(crate) core: Attachment,
     pub(crate) waiters: Waiters,
     pub(crate) withdrawn: Withdrawn,
 }
@@ -22,11 +22,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(file: File) -> Self {
         let waiters = Waiters::new(Bell::of(&file.path));
-        Self { file: Arc::new(file), core: OnceLock::new(), waiters, withdrawn: Withdrawn::default() }
+        Self { file: Arc::new(file), core: Attachment::new(), waiters, withdrawn: Withdrawn::default() }
     }
 
     pub(crate) fn core(&self) -> Result<&CoreHandle> {
-        self.core.get().ok_or_else(|| Error::invalid("attach the backend before it is called"))
+        self.core.core()
     }
 }
 

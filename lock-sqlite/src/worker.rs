@@ -145,10 +145,7 @@ impl Worker {
     pub(crate) async fn open(&self, until: Instant) -> Result<()> {
         let opened = self.run_by(until, until.max(Instant::now() + OPENING), |_, _| Ok(())).await;
         // Nothing was to be written.
-        opened.map_err(|error| match error.kind() {
-            ErrorKind::Indeterminate => error.with_kind(ErrorKind::Unavailable),
-            _ => error,
-        })
+        opened.map_err(Error::without_effect)
     }
 
     /// Runs `work` unless other processes are in the way until `busy_until`; ends by `until`.

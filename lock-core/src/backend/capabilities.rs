@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::Mode;
+use crate::backend::{LONGEST_PLACE_TTL, Mode};
 use crate::lease::period;
 
 /// The clock by which the store ends leases.
@@ -133,7 +133,7 @@ impl Capabilities {
             ttl_scope: TtlScope::Lease,
             waiting: Waiting::Poll,
             fifo: false,
-            max_place_ttl: Duration::from_secs(10),
+            max_place_ttl: LONGEST_PLACE_TTL,
             loss_notice: LossNotice::NextRenewal,
             takeover_slack: Duration::from_secs(1),
             fencing: "a counter",

@@ -1,5 +1,6 @@
 //! What the author of a backend needs: the trait [`LockBackend`], what its calls say and answer, and shared parts.
 
+mod attachment;
 mod capabilities;
 mod claim;
 mod core_handle;
@@ -18,6 +19,7 @@ pub use async_trait::async_trait;
 #[doc(no_inline)]
 pub use tokio;
 
+pub use self::attachment::Attachment;
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::{Claim, IfHeld, Mode};
 pub use self::core_handle::{CoreHandle, Event};
@@ -28,6 +30,13 @@ pub use crate::clock::{Clock, Stamp, SystemClock};
 use crate::error::Result;
 pub use crate::timers::require_timers;
 pub use crate::token::OwnerToken;
+
+/// For how long at least a store remembers that a claim was withdrawn: a late copy of its acquire that arrives within this time has no
+/// effect. Longer than any request stays under way to a server that runs.
+pub const WITHDRAWN_TTL: Duration = Duration::from_secs(60);
+
+/// The longest ttl of a place in a server's queue. A client that dies while it waits blocks those behind it for as long.
+pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 
 /// A store that can keep leases. Object safe, no default methods: a wrapper that forgets one does not compile.
 ///
@@ -61,7 +70,7 @@ pub trait LockBackend: Send + Sync + 'static {
     async fn renew(&self, leases: &[LeaseRef], answers: &Answers);
 
     /// Ends the lease or place of a claim. With [`Certainty::Unsure`] also makes sure that a request of this claim that
-    /// is still under way cannot take effect later, be it a minute later or after a restart of the store with its data.
+    /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
     async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release>;
 
     /// What this backend promises. Constant once it is attached.

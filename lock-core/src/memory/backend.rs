@@ -1,16 +1,17 @@
 //! A client's way to a store in its own process.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::record::Standing;
-use super::store::{Line, MAX_PLACE_TTL, MemoryStore};
+use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
 use crate::backend::{
-    Acquisition, Answer, Answers, Break, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions, Grant,
-    Inspect, LeaseRef, List, LockBackend, Release, Restart, Scope, StoreClock, Waiting,
+    Acquisition, Answer, Answers, Attachment, Break, Capabilities, Certainty, Claim, Confirmation, CoreHandle,
+    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, LeaseRef, List, LockBackend, Release, Restart, Scope, StoreClock,
+    Waiting,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,7 +31,7 @@ pub struct MemoryBackend {
 impl MemoryBackend {
     /// A way to `store` for one client.
     pub fn new(store: &MemoryStore) -> Self {
-        Self { store: store.clone(), line: Arc::new(OnceLock::new()) }
+        Self { store: store.clone(), line: Arc::new(Attachment::new()) }
     }
 
     /// The store.
@@ -48,7 +49,7 @@ impl MemoryBackend {
 impl LockBackend for MemoryBackend {
     fn attach(&self, core: CoreHandle) {
         // A backend serves one client: a second one must not take over the line of the first.
-        let _ = self.line.set(core);
+        self.line.attach(core);
     }
 
     async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
@@ -58,7 +59,7 @@ impl LockBackend for MemoryBackend {
                 Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
             }
             Standing::Waits { place, look_in } => {
-                let confirmation = Confirmation { ttl: ttl.min(MAX_PLACE_TTL), sent, place };
+                let confirmation = Confirmation { ttl: ttl.min(LONGEST_PLACE_TTL), sent, place };
                 Ok(Acquisition::Queued { confirmation, look_in })
             }
             Standing::Absent { look_in } => Ok(Acquisition::Held { look_in }),
@@ -91,7 +92,7 @@ impl LockBackend for MemoryBackend {
             min_ttl: Duration::from_millis(10),
             waiting: Waiting::ServerQueue,
             fifo: true,
-            max_place_ttl: MAX_PLACE_TTL,
+            max_place_ttl: LONGEST_PLACE_TTL,
             takeover_slack: Duration::from_millis(50),
             fencing: "a counter per name that outlives the lease",
             restart: Restart::KeepsNothing,
@@ -139,9 +140,10 @@ fn answer(lease: &LeaseRef, standing: Standing, sent: Stamp) -> Answer {
                 Answer::Renewed(confirmation)
             }
         }
-        Standing::Waits { place, look_in } => {
-            Answer::Waiting { confirmation: Confirmation { ttl: lease.ttl.min(MAX_PLACE_TTL), sent, place }, look_in }
-        }
+        Standing::Waits { place, look_in } => Answer::Waiting {
+            confirmation: Confirmation { ttl: lease.ttl.min(LONGEST_PLACE_TTL), sent, place },
+            look_in,
+        },
         Standing::Absent { .. } | Standing::Withdrawn => Answer::Lost,
     }
 }

@@ -3,12 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::backend::{Certainty, Extend, PlaceNumber};
+use crate::backend::{Certainty, Extend, PlaceNumber, WITHDRAWN_TTL};
 use crate::clock::Stamp;
 use crate::token::FencingToken;
-
-/// How long a withdrawn claim is remembered: a late copy of its acquire that arrives within this time does nothing.
-const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 
 /// What the store keeps of one lock, and the rules by which it changes.
 ///
@@ -190,7 +187,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         self.sweep(now, handoffs);
         if certainty == Certainty::Unsure {
             self.tombstones.retain(|(withdrawn, _)| withdrawn != party);
-            self.tombstones.push((party.clone(), now.plus(TOMBSTONE_TTL)));
+            self.tombstones.push((party.clone(), now.plus(WITHDRAWN_TTL)));
         }
         let before = self.holders.len();
         self.holders.retain(|lease| lease.party != *party);

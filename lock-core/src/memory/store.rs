@@ -2,20 +2,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::record::{HeldLease, LockRecord, Standing};
 use crate::admin::{Listed, ListedName};
-use crate::backend::{Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, PlaceNumber};
+use crate::backend::{Attachment, Certainty, Claim, Event, Extend, IfHeld, LONGEST_PLACE_TTL, LeaseRef, PlaceNumber};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::lock_info::{LeaseInfo, LockInfo};
 use crate::name::LockName;
 use crate::sync::lock;
 use crate::token::FencingToken;
-
-/// The longest ttl of a place: what a waiter that died costs those behind it at most.
-pub(super) const MAX_PLACE_TTL: Duration = Duration::from_secs(10);
 
 /// Names whose locks are free are swept out when there are this many names, and then at each doubling.
 const FIRST_SWEEP: usize = 1 << 16;
@@ -55,7 +52,7 @@ struct Entry {
 }
 
 /// The way to the client of one backend; empty until the backend is attached.
-pub(super) type Line = Arc<OnceLock<CoreHandle>>;
+pub(super) type Line = Arc<Attachment>;
 
 /// A claim, and the client that is told of a handoff to it.
 #[derive(Clone)]
@@ -178,7 +175,7 @@ impl MemoryStore {
             state.counts.acquires += 1;
             let party = Party { claim: claim.clone(), line: line.clone() };
             let place_ttl = match claim.wish() {
-                IfHeld::Queue => Some(ttl.min(MAX_PLACE_TTL)),
+                IfHeld::Queue => Some(ttl.min(LONGEST_PLACE_TTL)),
                 IfHeld::Leave => None,
             };
             state.record(claim.name(), now).acquire(&party, ttl, place_ttl, now, handoffs)
@@ -197,7 +194,7 @@ impl MemoryStore {
                     Some(entry) => {
                         entry.renewals += 1;
                         let party = Party { claim: lease.claim.clone(), line: line.clone() };
-                        let place_ttl = lease.ttl.min(MAX_PLACE_TTL);
+                        let place_ttl = lease.ttl.min(LONGEST_PLACE_TTL);
                         let standing = entry.record.renew(&party, lease.ttl, place_ttl, lease.extend, now, handoffs);
                         if lease.extend == Extend::Exactly && matches!(standing, Standing::Holds { .. }) {
                             shortened.extend(entry.record.live_places(now).next().map(|place| place.party.clone()));

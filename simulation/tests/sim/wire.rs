@@ -1,13 +1,13 @@
 //! The way from a client to the store: late, lost and doubled messages, and backends that break their promises.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Extensions, Grant,
-    LeaseRef, LockBackend, Release, Stamp,
+    Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event,
+    Extensions, Grant, LeaseRef, LockBackend, Release, Stamp,
 };
 use leasehold_core::memory::MemoryBackend;
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -46,7 +46,7 @@ pub(crate) struct Wire {
     world: Arc<World>,
     process: Arc<Process>,
     inner: Arc<MemoryBackend>,
-    core: OnceLock<CoreHandle>,
+    core: Attachment,
 }
 
 type Reply<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -54,7 +54,7 @@ type Reply<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 impl Wire {
     pub(crate) fn new(world: &Arc<World>, process: &Arc<Process>) -> Self {
         let inner = Arc::new(MemoryBackend::new(&world.store));
-        Self { world: world.clone(), process: process.clone(), inner, core: OnceLock::new() }
+        Self { world: world.clone(), process: process.clone(), inner, core: Attachment::new() }
     }
 
     fn sabotaged(&self, sabotage: Sabotage) -> bool {
@@ -163,7 +163,7 @@ impl LockBackend for Wire {
     fn attach(&self, core: CoreHandle) {
         let (world, process) = (self.world.clone(), self.process.clone());
         let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
-        let _ = self.core.set(core.clone());
+        self.core.attach(core.clone());
         self.process.begins(&core);
         self.inner.attach(CoreHandle::new(clock, keeper, move |event| push(&world, &process, &core, event)));
     }
