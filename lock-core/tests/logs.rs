@@ -1,8 +1,6 @@
 //! Log events are emitted when the keeper's state is unlocked: a subscriber may call the client.
 
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::LockClient;
@@ -15,7 +13,19 @@ const MS: Duration = Duration::from_millis(1);
 #[derive(Clone, Default)]
 struct Asks {
     client: Arc<Mutex<Option<LockClient>>>,
-    events: Arc<AtomicU64>,
+    /// The texts of the events.
+    events: Arc<Mutex<Vec<String>>>,
+}
+
+/// Takes the text of an event.
+struct Message<'a>(&'a mut Vec<String>);
+
+impl tracing::field::Visit for Message<'_> {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.push(format!("{value:?}"));
+        }
+    }
 }
 
 impl tracing::Subscriber for Asks {
@@ -31,10 +41,10 @@ impl tracing::Subscriber for Asks {
 
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
-    fn event(&self, _: &tracing::Event<'_>) {
+    fn event(&self, event: &tracing::Event<'_>) {
         let client = self.client.lock().unwrap().clone();
         if let Some(client) = client {
-            self.events.fetch_add(1, Ordering::Relaxed);
+            event.record(&mut Message(&mut self.events.lock().unwrap()));
             client.stats();
         }
     }
@@ -80,8 +90,10 @@ fn a_subscriber_may_call_the_client() {
             gone.lost().await;
             *asks.client.lock().unwrap() = None;
         });
-        done.send(asks.events.load(Ordering::Relaxed)).unwrap();
+        done.send(asks.events.lock().unwrap().clone()).unwrap();
     });
     let events = ended.recv_timeout(Duration::from_secs(20)).expect("a subscriber that calls the client blocks it");
-    assert!(events >= 5, "only {events} events");
+    for expected in ["granted", "queued", "lost"] {
+        assert!(events.iter().any(|event| event == expected), "{expected}: {events:?}");
+    }
 }

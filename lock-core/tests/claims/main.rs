@@ -6,6 +6,7 @@ mod endings;
 mod grants;
 mod pauses;
 mod renewals;
+mod runs;
 mod scripted;
 mod terms;
 mod waits;

@@ -159,3 +159,30 @@ fn a_waiter_that_leaves_changes_nothing_for_the_others() {
     assert!(lock.release(1, Certainty::Sure, 2));
     assert_eq!(lock.told(), [(3, 3, 2)]);
 }
+
+/// At its deadline a lease, a place and a tombstone are over.
+#[test]
+fn a_deadline_is_the_first_moment_that_is_too_late() {
+    let mut lock = Lock::default();
+    assert_eq!(lock.acquire(1, 0), holds(1, 1, false));
+    assert_eq!(lock.acquire(2, 20), waits(2, 10));
+    assert_eq!((lock.record.live_places(at(29)).count(), lock.record.live_places(at(30)).count()), (1, 0));
+    assert!(lock.record.live_lease(at(29)).is_some() && lock.record.live_lease(at(30)).is_none());
+    assert_eq!(lock.acquire(3, 30), holds(2, 3, false));
+    assert_eq!(lock.told(), []);
+
+    let mut lock = Lock::default();
+    lock.release(1, Certainty::Unsure, 0);
+    assert_eq!(lock.acquire(1, 59), Standing::Withdrawn);
+    assert_eq!(lock.acquire(1, 60), holds(1, 1, false));
+}
+
+/// A claim that is withdrawn again is remembered once, and the others still.
+#[test]
+fn a_withdrawal_forgets_no_other() {
+    let mut lock = Lock::default();
+    for party in [1, 2, 1] {
+        lock.release(party, Certainty::Unsure, 0);
+    }
+    assert_eq!(lock.record.live_tombstones(at(1)).copied().collect::<Vec<_>>(), [2, 1]);
+}
