@@ -88,6 +88,7 @@ fn every_bound_of_a_client_is_inclusive() {
     }
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn holder_information_names_the_host() {
     let host = HolderInfo::of_this_process("").unwrap().host;
