@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::backend::{
-    Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extensions,
-    Grant, LeaseRef, LockBackend, OwnerToken, PlaceNumber, Release, Restart, Scope, StoreClock, WITHDRAWN_TTL, Waiting,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Confirmation, CoreHandle,
+    Extend, Extensions, Grant, LockBackend, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Restart,
+    Scope, StoreClock, WITHDRAWN_TTL, Waiting,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -88,7 +89,7 @@ impl LockBackend for TableBackend {
         self.core.attach(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, AcquireRequest { claim, ttl, .. }: &AcquireRequest) -> Result<Acquisition> {
         // The validity counts from here: before the request is on its way.
         let sent = self.core.core()?.stamp();
         self.table.change(claim.name(), |row, now| {
@@ -97,32 +98,31 @@ impl LockBackend for TableBackend {
             }
             let until = match row.lease {
                 // A second copy of the request of whoever holds: the same grant, and at least the ttl that it asks for.
-                Some((owner, until)) if owner == *claim.owner() => until.max(now + ttl),
+                Some((owner, until)) if owner == *claim.owner() => until.max(now + *ttl),
                 Some((_, until)) => return Ok(Acquisition::Held { look_in: LOOK.min(until - now) }),
                 None => {
                     row.token += 1;
-                    now + ttl
+                    now + *ttl
                 }
             };
             row.lease = Some((*claim.owner(), until));
             Ok(Acquisition::Granted(Grant::new(
                 FencingToken::new(row.token),
-                Confirmation { ttl, sent, place: PlaceNumber::NONE },
+                Confirmation { ttl: *ttl, sent, place: PlaceNumber::NONE },
             )))
         })
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
         let Ok(core) = self.core.core() else { return };
-        for (index, lease) in leases.iter().enumerate() {
+        for (index, request) in requests.iter().enumerate() {
             let sent = core.stamp();
-            let answer = self.table.change(lease.claim.name(), |row, now| match row.lease {
-                Some((owner, until)) if owner == *lease.claim.owner() => {
-                    let asked = now + lease.ttl;
-                    let until =
-                        if lease.extend == leasehold::backend::Extend::Exactly { asked } else { until.max(asked) };
+            let answer = self.table.change(request.claim.name(), |row, now| match row.lease {
+                Some((owner, until)) if owner == *request.claim.owner() => {
+                    let asked = now + request.ttl;
+                    let until = if request.extend == Extend::Exactly { asked } else { until.max(asked) };
                     row.lease = Some((owner, until));
-                    Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: PlaceNumber::NONE })
+                    Answer::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE })
                 }
                 _ => Answer::Lost,
             });
@@ -130,9 +130,9 @@ impl LockBackend for TableBackend {
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+    async fn release(&self, ReleaseRequest { claim, certainty, .. }: &ReleaseRequest) -> Result<Release> {
         Ok(self.table.change(claim.name(), |row, now| {
-            if certainty == Certainty::Unsure {
+            if *certainty == Certainty::Unsure {
                 row.withdrawn.push((*claim.owner(), now + WITHDRAWN_TTL));
             }
             match row.lease {

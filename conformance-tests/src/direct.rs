@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant, LeaseRef, LockBackend,
-    Mode, OwnerToken, PlaceNumber, Release, Stamp, SystemClock, Waiting,
+    AcquireRequest, Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant,
+    LockBackend, OnContention, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, SystemClock,
+    Waiting,
 };
 use leasehold_core::{HolderInfo, LockName, Result};
 
@@ -64,7 +65,7 @@ impl Direct {
 
     /// A new claim of a lock.
     pub fn claim(&self, name: &LockName) -> Claim {
-        Claim::new(name.clone(), owner_token(), Mode::Exclusive, self.holder.clone())
+        Claim::new(name.clone(), owner_token(), self.holder.clone())
     }
 
     /// The time on the clock of the stamps.
@@ -77,8 +78,24 @@ impl Direct {
     /// # Errors
     /// What the backend says.
     pub async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.request(&AcquireRequest::new(claim.clone(), ttl)).await
+    }
+
+    /// One attempt of a claim that wants no place.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+        self.request(&AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)).await
+    }
+
+    /// Any attempt.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub async fn request(&self, request: &AcquireRequest) -> Result<Acquisition> {
         let before = self.now();
-        let answer = self.bounded("acquire", self.backend.acquire(claim, ttl)).await;
+        let answer = self.bounded("acquire", self.backend.acquire(request)).await;
         if let Ok(Acquisition::Granted(Grant { confirmation, .. }) | Acquisition::Queued { confirmation, .. }) = &answer
         {
             self.check(before, confirmation);
@@ -119,12 +136,12 @@ impl Direct {
     }
 
     /// Renews one lease or place.
-    pub async fn renew(&self, lease: LeaseRef) -> Answer {
+    pub async fn renew(&self, lease: RenewRequest) -> Answer {
         self.renew_all(&[lease]).await.remove(0)
     }
 
     /// Renews in one call; the answers stand in the order of the questions.
-    pub async fn renew_all(&self, leases: &[LeaseRef]) -> Vec<Answer> {
+    pub async fn renew_all(&self, leases: &[RenewRequest]) -> Vec<Answer> {
         let before = self.now();
         let mut answers = self.bounded("renew", renew_collected(&*self.backend, leases)).await;
         answers.sort_by_key(|(index, _)| *index);
@@ -141,7 +158,8 @@ impl Direct {
     /// # Errors
     /// What the backend says.
     pub async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.bounded("release", self.backend.release(claim, certainty)).await
+        let request = ReleaseRequest::new(claim.clone(), certainty);
+        self.bounded("release", self.backend.release(&request)).await
     }
 
     /// The events so far that were not taken before.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::{ListedName, Listing};
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Extensions, Grant,
-    LeaseRef, List, LockBackend, Release, Stamp,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Confirmation, CoreHandle, Event, Extensions, Grant,
+    List, LockBackend, Release, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
@@ -69,22 +69,21 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
     fn attach(&self, core: CoreHandle) {
         let _ = self.core.set((self.faults.attached(self.route, &core), core.clone()));
         let (faults, route) = (self.faults.clone(), self.route);
-        let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
-        self.inner.attach(CoreHandle::new(clock, keeper, move |event| push(&faults, route, &core, event)));
+        self.inner.attach(core.clone().with_events(move |event| push(&faults, route, &core, event)));
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let (inner, claim, faults) = (self.inner.clone(), claim.clone(), self.faults.clone());
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        let (inner, request, faults) = (self.inner.clone(), request.clone(), self.faults.clone());
         let line = self.line();
         let sent = self.latest_stamp(&line);
-        let request = move || {
-            let (inner, claim, faults) = (inner.clone(), claim.clone(), faults.clone());
+        let call = move || {
+            let (inner, request, faults) = (inner.clone(), request.clone(), faults.clone());
             async move {
-                faults.check_record(claim.name())?;
-                inner.acquire(&claim, ttl).await
+                faults.check_record(request.claim.name())?;
+                inner.acquire(&request).await
             }
         };
-        Ok(match line.call(Verb::Acquire, request).await?? {
+        Ok(match line.call(Verb::Acquire, call).await?? {
             Acquisition::Granted(grant) => Acquisition::Granted(sent_by(grant, sent)),
             Acquisition::Queued { confirmation, look_in } => {
                 Acquisition::Queued { confirmation: not_after(confirmation, sent), look_in }
@@ -93,16 +92,16 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         })
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
         let (inner, faults) = (self.inner.clone(), self.faults.clone());
         let line = self.line();
         let sent = self.latest_stamp(&line);
-        let leases: Arc<[LeaseRef]> = leases.into();
-        let request = move || {
-            let (inner, faults, leases) = (inner.clone(), faults.clone(), leases.clone());
-            async move { renew_readable(&*inner, &faults, &leases).await }
+        let requests: Arc<[RenewRequest]> = requests.into();
+        let call = move || {
+            let (inner, faults, requests) = (inner.clone(), faults.clone(), requests.clone());
+            async move { renew_readable(&*inner, &faults, &requests).await }
         };
-        match line.call(Verb::Renew, request).await {
+        match line.call(Verb::Renew, call).await {
             Ok(collected) => {
                 for (index, answer) in collected {
                     let answer = match answer {
@@ -120,16 +119,16 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let (inner, claim, faults) = (self.inner.clone(), claim.clone(), self.faults.clone());
-        let request = move || {
-            let (inner, claim, faults) = (inner.clone(), claim.clone(), faults.clone());
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let (inner, request, faults) = (self.inner.clone(), request.clone(), self.faults.clone());
+        let call = move || {
+            let (inner, request, faults) = (inner.clone(), request.clone(), faults.clone());
             async move {
-                faults.check_record(claim.name())?;
-                inner.release(&claim, certainty).await
+                faults.check_record(request.claim.name())?;
+                inner.release(&request).await
             }
         };
-        self.line().call(Verb::Release, request).await?
+        self.line().call(Verb::Release, call).await?
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -162,15 +161,15 @@ impl<B: LockBackend + ?Sized> List for Faulty<B> {
 async fn renew_readable<B: LockBackend + ?Sized>(
     inner: &B,
     faults: &Shared,
-    leases: &[LeaseRef],
+    requests: &[RenewRequest],
 ) -> Vec<(usize, Answer)> {
-    let mut collected = Vec::with_capacity(leases.len());
-    let mut asked = Vec::with_capacity(leases.len());
-    let mut indexes = Vec::with_capacity(leases.len());
-    for (index, lease) in leases.iter().enumerate() {
-        match faults.check_record(lease.claim.name()) {
+    let mut collected = Vec::with_capacity(requests.len());
+    let mut asked = Vec::with_capacity(requests.len());
+    let mut indexes = Vec::with_capacity(requests.len());
+    for (index, request) in requests.iter().enumerate() {
+        match faults.check_record(request.claim.name()) {
             Ok(()) => {
-                asked.push(lease.clone());
+                asked.push(request.clone());
                 indexes.push(index);
             }
             Err(error) => collected.push((index, Answer::Unknown(error))),
@@ -184,13 +183,16 @@ async fn renew_readable<B: LockBackend + ?Sized>(
 }
 
 /// Renews and gives the answers when all are there.
-pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(backend: &B, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-    let collected = Arc::new(Mutex::new(Vec::with_capacity(leases.len())));
-    let answers = Answers::new(leases.len(), {
+pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(
+    backend: &B,
+    requests: &[RenewRequest],
+) -> Vec<(usize, Answer)> {
+    let collected = Arc::new(Mutex::new(Vec::with_capacity(requests.len())));
+    let answers = Answers::new(requests.len(), {
         let collected = collected.clone();
         move |index, answer| lock(&collected).push((index, answer))
     });
-    backend.renew(leases, &answers).await;
+    backend.renew(requests, &answers).await;
     drop(answers);
     std::mem::take(&mut *lock(&collected))
 }

@@ -1,12 +1,11 @@
 //! A backend that is changed in one place: for cases that plant an answer, and for saboteurs.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, CoreHandle, Event, Extensions, LeaseRef,
-    LockBackend, Release, Stamp,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, CoreHandle, Event, Extensions, LockBackend,
+    Release, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -16,18 +15,18 @@ use crate::faulty::renew_collected;
 #[async_trait]
 pub trait Hooks: Send + Sync + 'static {
     /// [`LockBackend::acquire`].
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        inner.backend.acquire(claim, ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        inner.backend.acquire(request).await
     }
 
     /// [`LockBackend::renew`], with the answers as a list.
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-        inner.renew(leases).await
+    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, Answer)> {
+        inner.renew(requests).await
     }
 
     /// [`LockBackend::release`].
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(claim, certainty).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(request).await
     }
 
     /// What becomes of an event of the backend.
@@ -70,13 +69,13 @@ impl Inner {
     }
 
     /// Renews in one call.
-    pub async fn renew(&self, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-        renew_collected(&*self.backend, leases).await
+    pub async fn renew(&self, requests: &[RenewRequest]) -> Vec<(usize, Answer)> {
+        renew_collected(&*self.backend, requests).await
     }
 
     /// Renews one.
-    pub async fn renew_one(&self, lease: &LeaseRef) -> Answer {
-        let mut answers = self.renew(std::slice::from_ref(lease)).await;
+    pub async fn renew_one(&self, request: &RenewRequest) -> Answer {
+        let mut answers = self.renew(std::slice::from_ref(request)).await;
         answers.pop().map_or_else(
             || Answer::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer")),
             |(_, answer)| answer,
@@ -101,10 +100,10 @@ impl<H: Hooks + ?Sized> Hooked<H> {
 impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
     fn attach(&self, core: CoreHandle) {
         self.inner.core.attach(core.clone());
-        let (clock, keeper, hooks) = (core.clock().clone(), core.keeper_runtime().clone(), self.hooks.clone());
+        let hooks = self.hooks.clone();
         // Weak: the backend keeps this handle, and must not keep itself alive by it.
         let inner = Arc::downgrade(&self.inner);
-        self.inner.backend.attach(CoreHandle::new(clock, keeper, move |event| {
+        self.inner.backend.attach(core.clone().with_events(move |event| {
             if let Some(inner) = inner.upgrade() {
                 hooks.event(&inner, &core, event);
             }
@@ -112,18 +111,18 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
         self.hooks.attached(&self.inner);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.hooks.acquire(&self.inner, claim, ttl).await
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        self.hooks.acquire(&self.inner, request).await
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        for (index, answer) in self.hooks.renew(&self.inner, leases).await {
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        for (index, answer) in self.hooks.renew(&self.inner, requests).await {
             answers.put(index, answer);
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.hooks.release(&self.inner, claim, certainty).await
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.hooks.release(&self.inner, request).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -144,6 +144,7 @@ macro_rules! for_each_case {
                 holds_for_three_ttls
                 the_next_lease_of_a_name_is_renewed_again
                 ten_thousand_cycles_leave_one_renewal_per_period
+                requests_are_within_what_the_backend_promises
                 silence_after_the_release
                 silence_after_the_drop
                 silence_after_the_loss
@@ -236,7 +237,7 @@ macro_rules! for_each_case {
                 the_scope_of_a_ttl_is_as_claimed
                 the_takeover_bound_is_true
                 the_worst_takeover_is_in_time
-                more_than_a_batch_is_renewed
+                a_whole_batch_is_renewed
                 inspection_is_true_or_unsupported
                 a_list_is_true_or_unsupported
                 a_prefix_is_taken_as_it_is

@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::Finding;
 use leasehold_core::backend::{
-    Acquisition, Answers, Break, Capabilities, Certainty, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
-    LeaseRef, LockBackend, Release,
+    AcquireRequest, Acquisition, Answers, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
+    LockBackend, Release, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{FencingToken, LockInfo, LockName, Result};
 
@@ -36,30 +36,24 @@ fn below(claim: &Claim) -> Claim {
 #[async_trait]
 impl LockBackend for Prefixed {
     fn attach(&self, core: CoreHandle) {
-        let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
-        self.inner.attach(CoreHandle::new(clock, keeper, move |event| match event {
+        self.inner.attach(core.clone().with_events(move |event| match event {
             // Its name is encoded and cannot be told back: look at all, which costs time and no safety.
             Event::Look(_) => core.event(Event::LookAtAll),
             event => core.event(event),
         }));
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.inner.acquire(&below(claim), ttl).await
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        self.inner.acquire(&request.by(below(&request.claim))).await
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        let below = |lease: &LeaseRef| {
-            let mut lease = lease.clone();
-            lease.claim = below(&lease.claim);
-            lease
-        };
-        let leases: Vec<_> = leases.iter().map(below).collect();
-        self.inner.renew(&leases, answers).await;
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        let requests: Vec<_> = requests.iter().map(|request| request.by(below(&request.claim))).collect();
+        self.inner.renew(&requests, answers).await;
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.inner.release(&below(claim), certainty).await
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.inner.release(&request.by(below(&request.claim))).await
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -73,6 +67,7 @@ impl LockBackend for Prefixed {
         // Not `list`: a name that is kept as a digest cannot be told back.
         extensions.break_lock = inner.break_lock.map(|_| self as &dyn Break);
         extensions.examine = inner.examine.map(|_| self as &dyn Examine);
+        extensions.watch = inner.watch.map(|_| self as &dyn WatchNames);
         extensions
     }
 }
@@ -83,6 +78,12 @@ const NOT_OFFERED: &str = "an extension is passed on when the backend has it";
 impl Inspect for Prefixed {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.inner.extensions().inspect.expect(NOT_OFFERED).inspect(&prefixed(name)).await
+    }
+}
+
+impl WatchNames for Prefixed {
+    fn watch(&self, claim: &Claim) -> WatchGuard {
+        self.inner.extensions().watch.expect(NOT_OFFERED).watch(&below(claim))
     }
 }
 

@@ -175,6 +175,7 @@ saboteurs! {
         holds_for_three_ttls: RenewsInWordsOnly, "taken from its holder";
         the_next_lease_of_a_name_is_renewed_again: RenewsTheFirstOnly, "lease 1 of one name";
         ten_thousand_cycles_leave_one_renewal_per_period: RenewsTwice, "more than one per period";
+        requests_are_within_what_the_backend_promises: TakesFewerLater, "renewals in one call";
         silence_after_the_release: RenewsByItself, "still sends requests";
         silence_after_the_drop: RenewsByItself, "still sends requests";
         silence_after_the_loss: RenewsByItself, "still sends requests";
@@ -267,7 +268,7 @@ saboteurs! {
         the_scope_of_a_ttl_is_as_claimed: ClaimsSessions, "end together";
         the_takeover_bound_is_true: LongLeases, "the takeover bound";
         the_worst_takeover_is_in_time: RenewsByItself, "dead when it got the lock";
-        more_than_a_batch_is_renewed: RenewsOneBatch, "lease";
+        a_whole_batch_is_renewed: RenewsHalfABatch, "lease";
         inspection_is_true_or_unsupported: ShowsNothing, "it is held";
         a_list_is_true_or_unsupported: ShowsNothing, "complete";
         a_prefix_is_taken_as_it_is: ListsByPattern, "no name begins with";

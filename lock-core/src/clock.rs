@@ -133,7 +133,23 @@ impl Reading {
     }
 }
 
-#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+/// The machine's clock since boot: the same for all its processes, and never stepped. It goes on while the machine is suspended on Linux
+/// and Android (`CLOCK_BOOTTIME`) and on Apple's systems. `None` where the system has no such clock, as on Windows.
+///
+/// It may be slewed by NTP. The margin of a lease covers that.
+pub fn time_since_boot() -> Option<Duration> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let now = Some(read(rustix::time::ClockId::Boottime));
+    #[cfg(target_vendor = "apple")]
+    let now = Some(read(rustix::time::ClockId::MonotonicRaw));
+    #[cfg(all(unix, not(any(target_os = "linux", target_os = "android", target_vendor = "apple"))))]
+    let now = Some(read(rustix::time::ClockId::Monotonic));
+    #[cfg(not(unix))]
+    let now = None;
+    now
+}
+
+#[cfg(unix)]
 fn read(id: rustix::time::ClockId) -> Duration {
     let time = rustix::time::clock_gettime(id);
     // Both clocks count up from boot, so neither part is negative.
@@ -165,6 +181,17 @@ mod tests {
         assert_eq!(last.plus(Duration::from_secs(1)), last);
         assert_eq!(Stamp::ZERO.minus(Duration::from_secs(1)), Stamp::ZERO);
         assert_eq!(Stamp::ZERO.since(last), Duration::ZERO);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn time_since_boot_goes_on() {
+        let before = time_since_boot().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        let passed = time_since_boot().unwrap() - before;
+        assert!(passed >= Duration::from_millis(5) && (before.as_secs_f64() - uptime).abs() < 10.0);
     }
 
     #[test]

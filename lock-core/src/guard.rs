@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::backend::LeaseRef;
+use crate::backend::RenewRequest;
 use crate::client::{Shared, on_tokio};
 use crate::error::{Error, Result};
 use crate::keeper::Hold;
@@ -121,9 +121,9 @@ impl LockGuard {
     }
 
     /// What a backend needs to know this lease: for fenced writes.
-    pub fn lease_ref(&self) -> LeaseRef {
+    pub fn lease_ref(&self) -> RenewRequest {
         let lease = self.hold.lease();
-        LeaseRef::new(lease.claim.clone(), lease.place, lease.terms.ttl)
+        RenewRequest::new(lease.claim.clone(), lease.place, lease.terms.ttl)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Certainty, Claim, Confirmation, Grant, Mode, PlaceNumber};
+use crate::backend::{Certainty, Claim, Confirmation, Grant, LeaseKind, Mode, PlaceNumber};
 use crate::clock::Stamp;
 use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
 use crate::holder_id::HolderId;
@@ -13,20 +13,13 @@ use crate::loss::{Loss, LossReason};
 use crate::sync::lock;
 use crate::token::FencingToken;
 
-/// Whether the keeper renews a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Renewal {
-    Kept,
-    Fixed,
-}
-
 /// What a user asked for, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) mode: Mode,
     /// No longer than `max_hold`, as far as the store has ttls that short.
     pub(crate) ttl: Duration,
-    pub(crate) renewal: Renewal,
+    pub(crate) kind: LeaseKind,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Option<Duration>,
     pub(crate) holder: Option<HolderId>,
@@ -103,7 +96,7 @@ impl Lease {
     ) -> Self {
         let Grant { token, confirmation } = grant;
         // A fixed lease whose ttl is `max_hold` ends by that, though it was sent a little earlier than it was granted.
-        let reaches_max_hold = terms.renewal == Renewal::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl);
+        let reaches_max_hold = terms.kind == LeaseKind::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl);
         let state = State { phase: Phase::Held, valid_until: Stamp::ZERO, reaches_max_hold, guards: 0, certainty };
         let place = confirmation.place;
         let lease = Self {

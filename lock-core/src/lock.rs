@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::backend::{IfHeld, Mode};
+use crate::backend::{LeaseKind, Mode, OnContention};
 use crate::client::{Shared, elsewhere, is_on_tokio};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::holder_id::HolderId;
 use crate::keeper::{Entry, Hold};
-use crate::lease::{Renewal, Terms};
+use crate::lease::Terms;
 use crate::name::LockName;
 use crate::run_to_end::RunToEnd;
 use crate::timers::{before, timer};
@@ -33,7 +33,7 @@ impl Lock {
         let terms = Terms {
             mode: Mode::default(),
             ttl: client.ttl,
-            renewal: Renewal::Kept,
+            kind: LeaseKind::Kept,
             max_hold: None,
             min_hold: None,
             holder: None,
@@ -69,7 +69,7 @@ impl Lock {
     /// A fixed lease: it ends after its ttl, whatever its holder does. One that had to wait in a server's queue begins with
     /// what is left of its place, and is renewed once to its own ttl, 100 ms after the grant or earlier.
     pub fn without_renewal(mut self) -> Self {
-        self.terms.renewal = Renewal::Fixed;
+        self.terms.kind = LeaseKind::Fixed;
         self
     }
 
@@ -126,8 +126,8 @@ impl Lock {
     /// Dropped at any await it leaves nothing held and nobody waiting: a request under way is finished in the
     /// background and taken back.
     pub async fn acquire(&self) -> Result<LockGuard> {
-        let wish = if self.wait.is_zero() { IfHeld::Leave } else { IfHeld::Queue };
-        self.begin(wish).await
+        let on_contention = if self.wait.is_zero() { OnContention::Fail } else { OnContention::Queue };
+        self.begin(on_contention).await
     }
 
     /// Tries once, without waiting: `None` when another holds the lock or waits for it.
@@ -138,7 +138,7 @@ impl Lock {
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>> {
-        match self.begin(IfHeld::Leave).await {
+        match self.begin(OnContention::Fail).await {
             Ok(guard) => Ok(Some(guard)),
             Err(error) if error.kind() == ErrorKind::Timeout => Ok(None),
             Err(error) => Err(error),
@@ -167,19 +167,20 @@ impl Lock {
         }
     }
 
-    async fn begin(&self, wish: IfHeld) -> Result<LockGuard> {
+    async fn begin(&self, on_contention: OnContention) -> Result<LockGuard> {
         let name = self.name.clone()?;
         let keeper = &self.client.keeper;
         let backend = keeper.capabilities().backend;
         keeper.count_acquire();
-        let acquired = match self.check(&name, wish) {
+        let acquired = match self.check(&name, on_contention) {
             Ok(terms) => {
-                let wait = if wish == IfHeld::Leave { keeper.call_bound() } else { self.wait };
+                let wait = if on_contention == OnContention::Fail { keeper.call_bound() } else { self.wait };
                 if is_on_tokio() {
-                    acquire(&self.client, &name, terms, wish, wait).await
+                    acquire(&self.client, &name, terms, on_contention, wait).await
                 } else {
                     let (client, name) = (self.client.clone(), name.clone());
-                    elsewhere(keeper.home(), async move { acquire(&client, &name, terms, wish, wait).await }).await
+                    elsewhere(keeper.home(), async move { acquire(&client, &name, terms, on_contention, wait).await })
+                        .await
                 }
             }
             Err(error) => Err(error),
@@ -192,7 +193,7 @@ impl Lock {
     }
 
     /// The terms of an acquire. No lease is asked for that lasts longer than `max_hold`, where the store has ttls that short.
-    fn check(&self, name: &LockName, wish: IfHeld) -> Result<Terms> {
+    fn check(&self, name: &LockName, on_contention: OnContention) -> Result<Terms> {
         let capabilities = self.client.keeper.capabilities();
         let Terms { mode, ttl, max_hold, min_hold, .. } = self.terms;
         if !capabilities.modes.contains(&mode) {
@@ -215,17 +216,23 @@ impl Lock {
         {
             return Err(Error::invalid(format!("min_hold ({min:?}) is longer than max_hold ({max:?})")));
         }
-        tracing::trace!(lock = %name, ?ttl, ?wish, "acquire");
+        tracing::trace!(lock = %name, ?ttl, ?on_contention, "acquire");
         let longest = max_hold.map_or(ttl, |max| max.max(capabilities.min_ttl));
         Ok(Terms { ttl: ttl.min(longest), ..self.terms })
     }
 }
 
-async fn acquire(client: &Shared, name: &LockName, terms: Terms, wish: IfHeld, wait: Duration) -> Result<Hold> {
+async fn acquire(
+    client: &Shared,
+    name: &LockName,
+    terms: Terms,
+    on_contention: OnContention,
+    wait: Duration,
+) -> Result<Hold> {
     let keeper = &client.keeper;
     // Before there is anything to send.
     let timer = timer(wait)?;
-    let (mut ticket, first) = match keeper.enter(name, terms, wish, wait)? {
+    let (mut ticket, first) = match keeper.enter(name, terms, on_contention, wait)? {
         Entry::Shared(hold) => return Ok(hold),
         Entry::Refused => {
             return Err(Error::new(ErrorKind::Timeout, "others of this client hold it or wait for it"));

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, Release,
+    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Extensions, LockBackend, Release, ReleaseRequest,
+    RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockName, Result};
@@ -24,18 +25,18 @@ impl LockBackend for Slow {
         self.0.attach(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = self.0.acquire(claim, ttl).await;
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = self.0.acquire(request).await;
         tokio::time::sleep(DELAY).await;
         answer
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        self.0.renew(leases, answers).await;
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        self.0.renew(requests, answers).await;
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.0.release(claim, certainty).await
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.0.release(request).await
     }
 
     fn capabilities(&self) -> Capabilities {

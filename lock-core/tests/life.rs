@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, LeaseRef, LockBackend, Release,
+    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Extensions, LockBackend, Release, ReleaseRequest,
+    RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, HolderId, LockClient, LossReason, Result};
@@ -183,16 +184,16 @@ impl LockBackend for Endless {
         self.0.attach(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.0.acquire(claim, ttl).await
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        self.0.acquire(request).await
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        self.0.renew(leases, answers).await;
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        self.0.renew(requests, answers).await;
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.0.release(claim, certainty).await
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.0.release(request).await
     }
 
     fn capabilities(&self) -> Capabilities {

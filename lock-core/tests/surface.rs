@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use leasehold_core::admin::Listing;
 use leasehold_core::backend::{
-    Acquisition, Answers, Capabilities, Certainty, Claim, CoreHandle, Extensions, Inspect, LeaseRef, List, LockBackend,
-    Release, async_trait,
+    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Extensions, Inspect, List, LockBackend, Release,
+    ReleaseRequest, RenewRequest, async_trait,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{
@@ -138,13 +138,13 @@ impl Drop for NoteDrop {
 impl LockBackend for Slow {
     fn attach(&self, _: CoreHandle) {}
 
-    async fn acquire(&self, _: &Claim, _: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, _: &AcquireRequest) -> Result<Acquisition> {
         std::future::pending().await
     }
 
-    async fn renew(&self, _: &[LeaseRef], _: &Answers) {}
+    async fn renew(&self, _: &[RenewRequest], _: &Answers) {}
 
-    async fn release(&self, _: &Claim, _: Certainty) -> Result<Release> {
+    async fn release(&self, _: &ReleaseRequest) -> Result<Release> {
         Ok(Release::NotHeld)
     }
 

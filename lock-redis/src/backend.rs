@@ -7,21 +7,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend, Extensions, Grant,
-    IfHeld, LONGEST_PLACE_TTL, LeaseRef, LockBackend, Mode, Release,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend,
+    Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, Release, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 
 use crate::calls::{Answered, Ask, Terms, Told, Want};
-use crate::capabilities::{self, RENEW_BATCH};
+use crate::capabilities;
 use crate::conn::{Conn, Role, script_call};
-use crate::errors::{BACKEND, Failure, refused};
+use crate::errors::{Failure, refused};
 use crate::line::{self, Line};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, as_kept, lock, millis};
+use crate::tombstones;
 
 /// Locks on one Redis, version 6.2 or later.
 pub struct RedisBackend {
@@ -113,16 +114,10 @@ impl RedisBackend {
         self.line()?.ask(Ask { claim: claim.clone(), want }, until).await
     }
 
-    async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        if claim.mode() != Mode::Exclusive {
-            return Err(Error::new(ErrorKind::Unsupported, "only exclusive locks are supported"));
-        }
-        let Capabilities { min_ttl, max_ttl, .. } = self.capabilities;
-        if ttl < min_ttl || ttl > max_ttl {
-            return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
-        }
-        let terms = Terms { ttl, place: claim.wish() == IfHeld::Queue };
-        self.shared.tombstones.acquiring(*claim.owner(), ttl, Instant::now());
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
+        let terms = Terms { ttl, place: on_contention == OnContention::Queue };
+        tombstones::acquiring(claim, ttl);
         let Answered { sent, told } = self.ask(claim, Want::Acquire(terms)).await?;
         let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
         match told {
@@ -140,61 +135,59 @@ impl RedisBackend {
         }
     }
 
-    async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let tombstones = &self.shared.tombstones;
-        let remember = (certainty == Certainty::Unsure).then(|| tombstones.ttl_of(claim.owner()));
+    async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let ReleaseRequest { ref claim, certainty, .. } = *request;
+        let remember = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
         let Told::Released(was_held) = self.ask(claim, Want::Release(remember)).await?.told else {
             return Err(Failure::Unreadable.into());
         };
-        tombstones.ended(claim.owner());
         Ok(if was_held { Release::Released } else { Release::NotHeld })
     }
 
-    /// Renews at most [`RENEW_BATCH`] leases.
-    async fn renew_some(&self, leases: &[LeaseRef], until: Instant) -> Result<Vec<Answer>> {
-        let shared = &self.shared;
+    async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
+        let (shared, until) = (&self.shared, Instant::now() + self.shared.bound());
         let conn = self.line()?.conn(until).await?;
-        let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
+        let longest = requests.iter().map(|request| request.ttl).max().unwrap_or_default();
         let quarantine = conn.prepare(longest, until).await?;
-        let mut command = script_call(&shared.scripts.renew, leases.len());
-        for lease in leases {
-            shared.keys.add_record(&mut command, lease.claim.name());
+        let mut command = script_call(&shared.scripts.renew, requests.len());
+        for request in requests {
+            shared.keys.add_record(&mut command, request.claim.name());
         }
-        let ttl_of_most = leases.first().map_or(Duration::ZERO, |lease| lease.ttl);
+        let ttl_of_most = requests.first().map_or(Duration::ZERO, |request| request.ttl);
         command.arg(shared.common_to_renewals(quarantine.is_none(), ttl_of_most));
-        let (mut asks, mut others) = (Vec::with_capacity(24 * leases.len()), Vec::new());
-        for (number, lease) in (1_u16..).zip(leases) {
-            asks.extend(lease.place.get().to_be_bytes());
-            asks.extend(lease.claim.owner().as_bytes());
-            if lease.ttl != ttl_of_most || lease.extend == Extend::Exactly {
+        let (mut asks, mut others) = (Vec::with_capacity(24 * requests.len()), Vec::new());
+        for (number, request) in (1_u16..).zip(requests) {
+            asks.extend(request.place.get().to_be_bytes());
+            asks.extend(request.claim.owner().as_bytes());
+            if request.ttl != ttl_of_most || request.extend == Extend::Exactly {
                 others.extend(number.to_be_bytes());
-                others.extend(millis(lease.ttl).to_be_bytes());
-                others.push(if lease.extend == Extend::Exactly { b'e' } else { b'm' });
+                others.extend(millis(request.ttl).to_be_bytes());
+                others.push(if request.extend == Extend::Exactly { b'e' } else { b'm' });
             }
         }
         command.arg(asks).arg(others);
         let core = shared.core()?;
         let sent = core.stamp();
         let value = conn.run(&shared.scripts.renew, &command, until).await?;
-        let (time, answers) = replies::renewed(value, leases.len()).ok_or(Failure::Unreadable)?;
+        let (time, answers) = replies::renewed(value, requests.len()).ok_or(Failure::Unreadable)?;
         shared.server_clock.saw(time, sent, core.stamp());
-        let answer = |(lease, answer): (&LeaseRef, Renewed)| {
+        let answer = |(request, answer): (&RenewRequest, Renewed)| {
             let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
             match answer {
-                Renewed::Stands => Answer::Renewed(confirmation(lease.ttl, lease.place)),
+                Renewed::Stands => Answer::Renewed(confirmation(request.ttl, request.place)),
                 Renewed::Granted { place, token } => {
-                    Answer::Granted(Grant::new(FencingToken::new(token), confirmation(lease.ttl, place)))
+                    Answer::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
                 // While no grants are allowed, no look is worth it.
                 Renewed::Waiting { place, look_in } => Answer::Waiting {
-                    confirmation: confirmation(lease.ttl.min(LONGEST_PLACE_TTL), place),
+                    confirmation: confirmation(request.ttl.min(LONGEST_PLACE_TTL), place),
                     look_in: look_in.max(quarantine.unwrap_or_default()),
                 },
                 Renewed::Lost => Answer::Lost,
-                Renewed::Failed(text) => Answer::Unknown(refused(&text).during("renew", lease.claim.name(), BACKEND)),
+                Renewed::Failed(text) => Answer::Unknown(refused(&text)),
             }
         };
-        Ok(leases.iter().zip(answers).map(answer).collect())
+        Ok(requests.iter().zip(answers).map(answer).collect())
     }
 }
 
@@ -208,26 +201,19 @@ impl LockBackend for RedisBackend {
         }
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.try_acquire(claim, ttl).await.map_err(|error| error.during("acquire", claim.name(), BACKEND))
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        self.try_acquire(request).await
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        let until = Instant::now() + self.shared.bound();
-        for (batch, some) in leases.chunks(RENEW_BATCH).enumerate() {
-            let told = self.renew_some(some, until).await;
-            for (index, lease) in some.iter().enumerate() {
-                let answer = match &told {
-                    Ok(told) => told[index].clone(),
-                    Err(error) => Answer::Unknown(error.clone().during("renew", lease.claim.name(), BACKEND)),
-                };
-                answers.put(batch * RENEW_BATCH + index, answer);
-            }
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        match self.try_renew(requests).await {
+            Ok(told) => told.into_iter().enumerate().for_each(|(index, answer)| answers.put(index, answer)),
+            Err(error) => answers.fail_rest(&error),
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.try_release(claim, certainty).await.map_err(|error| error.during("release", claim.name(), BACKEND))
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.try_release(request).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,6 +1,6 @@
 //! Fenced writes: what a holder writes on the same server takes effect only while its lease is current.
 
-use leasehold_core::backend::LeaseRef;
+use leasehold_core::backend::RenewRequest;
 use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result};
 use redis::Value;
 
@@ -27,7 +27,7 @@ impl FencedScript {
 #[derive(Debug)]
 pub struct Fence<'a> {
     backend: &'a RedisBackend,
-    lease: LeaseRef,
+    lease: RenewRequest,
     token: FencingToken,
 }
 

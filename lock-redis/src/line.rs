@@ -163,7 +163,8 @@ async fn keep_up(line: &Inner) {
                 });
             }
         }
-        sleep(jittered(pause)).await;
+        // The clients of a server that comes back do not come all at once.
+        sleep(line.shared.core.get().map_or(pause, |core| core.jitter(pause))).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
         if line.role == Role::Asks {
             line.wanted.notified().await;
@@ -186,11 +187,6 @@ async fn serve(line: &Inner, conn: Arc<Conn>, mut driver: Driver) {
         () = line.outbox.flush(&line.shared, &conn) => {}
     }
     line.state.send_modify(|state| state.conn = None);
-}
-
-/// Half to the whole of it, so that the clients of a server that comes back do not come all at once.
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(rand::random_range(0.5..=1.0))
 }
 
 /// Says that the task was dropped, as a runtime does with all of its tasks when it is shut down.

@@ -2,19 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::setting;
+use leasehold_core::backend::{CommonSettings, StoreUrl};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
-use url::Url;
 
 /// The schemes that this build reads, for error texts.
 pub const SCHEMES: &[&str] =
     if cfg!(feature = "tls") { &["redis://", "rediss://", "redis+unix://"] } else { &["redis://", "redis+unix://"] };
-
-/// What may stand behind the `?` of a URL.
-const PARAMETERS: &str = "`prefix`, `timeout`, `retention`, `restart` and `eviction`";
-const UNIX_PARAMETERS: &str = ", and for a unix socket `db`, `user` and `pass`";
-const TLS_PARAMETERS: &str = ", and for TLS `ca`, `cert` and `key`";
 
 /// What to do in front of a server that was restarted: a Redis without its data grants a held lock at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -63,10 +57,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
+        let CommonSettings { timeout, retention } = CommonSettings::default();
         Self {
             prefix: "leasehold:".to_owned(),
-            timeout: Duration::from_secs(1),
-            retention: Duration::from_secs(600),
+            timeout,
+            retention,
             on_restart: OnRestart::default(),
             on_eviction: OnEviction::default(),
         }
@@ -80,52 +75,45 @@ impl Settings {
         if self.prefix.is_empty() || self.prefix.len() > 100 || self.prefix.contains(bad) {
             return Err(Error::invalid("`prefix` is 1 to 100 bytes, without `{`, `}` and control characters"));
         }
-        setting::within("timeout", self.timeout, Duration::from_millis(10)..=Duration::from_secs(60))?;
-        setting::within("retention", self.retention, Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600))?;
+        CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Ok(self)
     }
 }
 
 /// Reads a URL: where the server is, and the settings. Nothing of a password gets into an error.
 pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
-    let mut url =
-        Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a Redis cannot be read: {why}")))?;
-    check_scheme(url.scheme())?;
-    let unix = url.scheme() == "redis+unix";
-    if url.fragment().is_some() {
+    if !cfg!(feature = "tls") && text.starts_with("rediss://") {
+        return Err(Error::invalid(
+            "`rediss://` needs the feature `tls` of leasehold-redis, which is `redis-tls` of leasehold",
+        ));
+    }
+    let mut url = StoreUrl::parse(text, "Redis", SCHEMES)?;
+    if url.url().fragment().is_some() {
         return Err(Error::invalid("the URL of a Redis has no `#…`; a private authority is given by `ca=file.pem`"));
     }
-    let mut settings = Settings::default();
+    let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
+    let mut settings = Settings { timeout, retention, ..Settings::default() };
+    if let Some(prefix) = url.take("prefix") {
+        settings.prefix = prefix;
+    }
+    let on_restart = [("quarantine", OnRestart::Quarantine), ("trust", OnRestart::Trust)];
+    settings.on_restart = url.take_choice("restart", &on_restart)?.unwrap_or_default();
+    let on_eviction = [("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)];
+    settings.on_eviction = url.take_choice("eviction", &on_eviction)?.unwrap_or_default();
     let mut tls = TlsFiles::default();
-    let mut rest: Vec<(String, String)> = Vec::new();
-    for (key, value) in url.query_pairs() {
-        match &*key {
-            "prefix" => settings.prefix = value.into_owned(),
-            "timeout" => settings.timeout = setting::duration("timeout", &value)?,
-            "retention" => settings.retention = setting::duration("retention", &value)?,
-            "restart" => {
-                settings.on_restart =
-                    choice("restart", &value, &[("quarantine", OnRestart::Quarantine), ("trust", OnRestart::Trust)])?;
-            }
-            "eviction" => {
-                settings.on_eviction =
-                    choice("eviction", &value, &[("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)])?;
-            }
-            "db" | "user" | "pass" if unix => rest.push((key.into_owned(), value.into_owned())),
-            "ca" | "cert" | "key" if url.scheme() == "rediss" => tls.set(&key, value.into_owned()),
-            _ => {
-                let more = match url.scheme() {
-                    "redis+unix" => UNIX_PARAMETERS,
-                    "rediss" => TLS_PARAMETERS,
-                    _ => "",
-                };
-                return Err(Error::invalid(format!(
-                    "unknown parameter `{key}` in the URL of a Redis: there are {PARAMETERS}{more}"
-                )));
+    let mut rest: Vec<(&str, String)> = Vec::new();
+    match url.url().scheme() {
+        "redis+unix" => rest.extend(["db", "user", "pass"].into_iter().filter_map(|key| Some((key, url.take(key)?)))),
+        "rediss" => {
+            for key in ["ca", "cert", "key"] {
+                if let Some(file) = url.take(key) {
+                    tls.set(key, file);
+                }
             }
         }
+        _ => {}
     }
-    url.set_query(None);
+    let mut url = url.finish()?;
     if !rest.is_empty() {
         url.query_pairs_mut().extend_pairs(rest);
     }
@@ -134,24 +122,6 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
         Error::invalid(format!("the URL of a Redis cannot be used{detail}")).with_source(why)
     })?;
     Ok((tls.client(info)?, settings.check()?))
-}
-
-fn check_scheme(scheme: &str) -> Result<()> {
-    match scheme {
-        "redis" | "redis+unix" => Ok(()),
-        "rediss" if cfg!(feature = "tls") => Ok(()),
-        "rediss" => Err(Error::invalid(
-            "`rediss://` needs the feature `tls` of leasehold-redis, which is `redis-tls` of leasehold",
-        )),
-        other => Err(Error::invalid(format!("`{other}://` is not a URL of a Redis: there are {}", SCHEMES.join(", ")))),
-    }
-}
-
-fn choice<T: Copy>(name: &str, value: &str, choices: &[(&str, T)]) -> Result<T> {
-    choices.iter().find(|(word, _)| *word == value).map(|&(_, choice)| choice).ok_or_else(|| {
-        let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
-        Error::invalid(format!("`{name}` is {}, not `{value}`", words.join(" or ")))
-    })
 }
 
 /// Files of a private authority and of a client's certificate.

@@ -12,7 +12,6 @@ use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
 use crate::settings::{self, Settings};
-use crate::tombstones::Tombstones;
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -23,7 +22,6 @@ pub(crate) struct Shared {
     pub(crate) scripts: Scripts,
     pub(crate) core: Attachment,
     pub(crate) epoch: Mutex<Epoch>,
-    pub(crate) tombstones: Tombstones,
     pub(crate) server_clock: ServerClock,
 }
 
@@ -36,7 +34,6 @@ impl Shared {
             scripts: Scripts::new(),
             core: Attachment::new(),
             epoch: Mutex::default(),
-            tombstones: Tombstones::default(),
             server_clock: ServerClock::default(),
             settings,
         })

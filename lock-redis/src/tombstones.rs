@@ -1,84 +1,47 @@
 //! How long the server remembers that a claim was withdrawn.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::{OwnerToken, WITHDRAWN_TTL};
-use tokio::time::Instant;
+use leasehold_core::backend::{Claim, WITHDRAWN_TTL};
 
-use crate::shared::lock;
+use crate::shared::millis;
 
-/// As many ended claims may be kept before they are looked for.
-const SPARE: usize = 64;
-
-/// Knows how long each claim has to be remembered: for its ttl, and for a minute at least. A late copy of its acquire would block the
-/// lock for as long.
+/// The longest ttl in milliseconds that an acquire of a claim asked for, where that is longer than [`WITHDRAWN_TTL`].
 #[derive(Debug, Default)]
-pub(crate) struct Tombstones(Mutex<Long>);
+struct LongTtl(AtomicU32);
 
-/// The claims with a longer ttl, and until when their acquires may still be under way.
-#[derive(Debug, Default)]
-struct Long {
-    claims: HashMap<OwnerToken, (Duration, Instant)>,
-    purge_at: usize,
+/// An acquire is about to be sent.
+pub(crate) fn acquiring(claim: &Claim, ttl: Duration) {
+    if ttl > WITHDRAWN_TTL {
+        claim.slot::<LongTtl>().0.fetch_max(millis(ttl), Ordering::Relaxed);
+    }
 }
 
-impl Tombstones {
-    /// An acquire is about to be sent.
-    pub(crate) fn acquiring(&self, owner: OwnerToken, ttl: Duration, now: Instant) {
-        if ttl <= WITHDRAWN_TTL {
-            return;
-        }
-        let mut long = lock(&self.0);
-        if long.claims.len() >= long.purge_at {
-            long.claims.retain(|_, (_, until)| *until > now);
-            long.purge_at = 2 * long.claims.len() + SPARE;
-        }
-        long.claims.insert(owner, (ttl, now + ttl));
-    }
-
-    /// How long to remember a claim that is withdrawn now.
-    pub(crate) fn ttl_of(&self, owner: &OwnerToken) -> Duration {
-        lock(&self.0).claims.get(owner).map_or(WITHDRAWN_TTL, |&(ttl, _)| ttl)
-    }
-
-    /// The server has answered that the claim has ended.
-    pub(crate) fn ended(&self, owner: &OwnerToken) {
-        lock(&self.0).claims.remove(owner);
-    }
+/// How long to remember a claim that is withdrawn now: for its ttl, and for [`WITHDRAWN_TTL`] at least. A late copy of its acquire would
+/// block the lock for as long.
+pub(crate) fn ttl_of(claim: &Claim) -> Duration {
+    WITHDRAWN_TTL.max(Duration::from_millis(claim.slot::<LongTtl>().0.load(Ordering::Relaxed).into()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
 
-    fn owner(number: u16) -> OwnerToken {
-        let mut bytes = [0; 16];
-        bytes[..2].copy_from_slice(&number.to_be_bytes());
-        OwnerToken::from_bytes(bytes)
-    }
+    use leasehold_core::backend::OwnerToken;
+    use leasehold_core::{HolderInfo, LockName};
+
+    use super::*;
 
     #[test]
     fn a_claim_is_remembered_for_its_own_ttl_and_a_minute_at_least() {
-        let (tombstones, now) = (Tombstones::default(), Instant::now());
+        let holder = Arc::new(HolderInfo::of_this_process("").unwrap());
+        let claim = Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([1; 16]), holder);
+        acquiring(&claim, Duration::from_secs(5));
+        assert_eq!(ttl_of(&claim), WITHDRAWN_TTL);
         let hour = Duration::from_secs(3600);
-        tombstones.acquiring(owner(1), hour, now);
-        tombstones.acquiring(owner(2), Duration::from_secs(5), now);
-        assert_eq!(tombstones.ttl_of(&owner(1)), hour);
-        assert_eq!(tombstones.ttl_of(&owner(2)), WITHDRAWN_TTL, "another claim's ttl is none of its business");
-        tombstones.ended(&owner(1));
-        assert_eq!(tombstones.ttl_of(&owner(1)), WITHDRAWN_TTL);
-    }
-
-    #[test]
-    fn claims_that_nobody_ended_are_forgotten() {
-        let (tombstones, now) = (Tombstones::default(), Instant::now());
-        let ttl = Duration::from_secs(100);
-        for number in 0..10_000 {
-            tombstones.acquiring(owner(number), ttl, now + Duration::from_secs(u64::from(number)));
-        }
-        assert!(lock(&tombstones.0).claims.len() <= 2 * 100 + SPARE + 1);
-        assert_eq!(tombstones.ttl_of(&owner(9_999)), ttl);
+        acquiring(&claim.clone(), hour);
+        acquiring(&claim, hour / 2);
+        assert_eq!(ttl_of(&claim), hour);
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
 use crate::conn::{Conn, script_call};
-use crate::errors::{BACKEND, Failure, refused};
+use crate::errors::{Failure, refused};
 use crate::replies::{self, Inspected, PerLock};
 
 /// How many keys the server looks at in one step of a list, and how many locks are shown by one call: it stands still for
@@ -152,7 +152,7 @@ fn view(seen: Inspected) -> (Option<String>, LockInfo) {
 #[async_trait]
 impl Inspect for RedisBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
-        self.try_inspect(name).await.map_err(|error| error.during("inspect", name, BACKEND))
+        self.try_inspect(name).await
     }
 }
 
@@ -166,6 +166,6 @@ impl List for RedisBackend {
 #[async_trait]
 impl Break for RedisBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
-        self.try_break(name, token).await.map_err(|error| error.during("break", name, BACKEND))
+        self.try_break(name, token).await
     }
 }

@@ -5,11 +5,9 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, LockBackend, Mode, OwnerToken, PlaceNumber, Release,
-};
+use leasehold_core::backend::{Acquisition, Answer, Claim, OwnerToken, PlaceNumber, Release};
 use redis::Value;
-use support::{Redis, claim, hasty, ms};
+use support::{Redis, claim, ms};
 
 const LONG: std::time::Duration = ms(30_000);
 
@@ -35,7 +33,7 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_told() {
     assert_eq!((told, place), (owner(2), second));
     assert!(token > first.token.get());
     // The place's own deadline is kept: nobody has renewed it to the ttl of a lease yet.
-    let held = bob.acquire(&hasty("job", 4), LONG).await.unwrap();
+    let held = bob.try_acquire(&claim("job", 4), LONG).await.unwrap();
     assert!(matches!(held, Acquisition::Held { look_in } if look_in <= ms(10_000)), "{held:?}");
     match bob.renew_one(&claim("job", 2), second, LONG).await {
         Answer::Granted(grant) => {
@@ -118,7 +116,7 @@ async fn anybodys_look_hands_the_lock_of_a_dead_holder_on_and_nobody_passes_the_
     let (second, _) = backend.queued(&claim("job", 2), LONG).await;
     tokio::time::sleep(ms(200)).await;
     // A newcomer looks: the lock goes to the waiter, not to him.
-    let held = backend.acquire(&hasty("job", 3), LONG).await.unwrap();
+    let held = backend.try_acquire(&claim("job", 3), LONG).await.unwrap();
     assert!(matches!(held, Acquisition::Held { .. }), "{held:?}");
     let (told, place, _) = backend.pushed().await;
     assert_eq!((told, place), (owner(2), second));
@@ -185,8 +183,9 @@ async fn a_withdrawn_claim_is_remembered_for_its_own_ttl_and_a_minute_at_least()
     backend.granted(&claim("day", 3), day).await;
     backend.release(&claim("day", 3)).await.unwrap();
     for (owner, ttl, kept) in [(1, ms(120_000), 100_000..=120_000), (2, LONG, 40_000..=60_000)] {
-        backend.granted(&claim("job", owner), ttl).await;
-        backend.withdraw(&claim("job", owner)).await.unwrap();
+        let claim = claim("job", owner);
+        backend.granted(&claim, ttl).await;
+        backend.withdraw(&claim).await.unwrap();
         let tombstone = format!("test:{{job}}:t:{}", char::from(owner).to_string().repeat(16));
         let Value::Int(left) = server.command(&["PTTL", &tombstone]).await else { panic!("no time") };
         assert!(kept.contains(&left), "with a ttl of {ttl:?}: {left} ms");
@@ -240,13 +239,12 @@ async fn a_handoff_costs_two_commands_however_many_wait() {
 async fn a_handoff_does_not_walk_the_places_that_were_given_up() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
-    let inner = &backend.inner;
     let party = |number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_be_bytes());
         let any = claim("job", 0);
         let holder = Arc::new(any.holder().clone());
-        Claim::new(any.name().clone(), OwnerToken::from_bytes(owner), Mode::Exclusive, holder)
+        Claim::new(any.name().clone(), OwnerToken::from_bytes(owner), holder)
     };
     for gone in [20, 2_000] {
         backend.granted(&claim("job", 1), LONG).await;
@@ -258,7 +256,7 @@ async fn a_handoff_does_not_walk_the_places_that_were_given_up() {
         let mut order: Vec<_> = (0..gone).collect();
         order.sort_by_key(|number| (number % 3, number.wrapping_mul(7919) % 1009));
         for number in order {
-            assert_eq!(inner.release(&party(number), Certainty::Sure).await.unwrap(), Release::Released);
+            assert_eq!(backend.release(&party(number)).await.unwrap(), Release::Released);
         }
         let (last, _) = backend.queued(&claim("job", 3), LONG).await;
         assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);

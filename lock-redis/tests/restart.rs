@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::ErrorKind;
 use leasehold_core::backend::Acquisition;
 use leasehold_redis::RedisBackend;
-use support::{Backend, Redis, claim, hasty, ms};
+use support::{Backend, Redis, claim, ms};
 
 const HOLDERS_TTL: Duration = ms(5_000);
 
@@ -30,7 +30,7 @@ enum Holder {
 async fn granted_at(backend: &Backend, ttl: Duration) -> Instant {
     let until = Instant::now() + ms(60_000);
     loop {
-        match backend.acquire(&hasty("job", 2), ttl).await {
+        match backend.try_acquire(&claim("job", 2), ttl).await {
             Ok(Acquisition::Granted(_)) => return Instant::now(),
             other => assert!(Instant::now() < until, "it waits for ever: {other:?}"),
         }
@@ -105,7 +105,7 @@ async fn a_client_of_another_server_waits_alone() {
     gate.set_open(true);
     let until = Instant::now() + ms(10_000);
     let text = loop {
-        let refused = stranger.acquire(&hasty("other", 2), ms(30_000)).await.unwrap_err();
+        let refused = stranger.try_acquire(&claim("other", 2), ms(30_000)).await.unwrap_err();
         if refused.to_string().contains("restarted") {
             break refused.kind();
         }

@@ -6,11 +6,11 @@ use std::error::Error as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_core::backend::{Acquisition, Answer, LockBackend, PlaceNumber, Release};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Answer, LockBackend, PlaceNumber, Release, RenewRequest};
 use leasehold_core::{Error, ErrorKind};
 use leasehold_redis::RedisBackend;
 use redis::Value;
-use support::{Backend, Redis, claim, hasty, ms, settings};
+use support::{Backend, Redis, claim, ms, settings, try_request};
 
 const LONG: Duration = ms(30_000);
 
@@ -74,7 +74,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         backend.release(&claim("job", 4)).await?;
         // Two at a time take another way through the scripts than one.
         let leases = [(1, grant.confirmation.place), (2, confirmation.place)]
-            .map(|(number, place)| leasehold_core::backend::LeaseRef::new(claim("job", number), place, LONG));
+            .map(|(number, place)| RenewRequest::new(claim("job", number), place, LONG));
         for answer in backend.renew(&leases).await {
             if let Answer::Unknown(error) = answer {
                 return Err(error);
@@ -215,7 +215,7 @@ async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_w
             tokio::time::sleep(ms(5)).await;
         }
         let direct = server.backend("").await;
-        let granted = matches!(direct.acquire(&hasty(name, 2), LONG).await.unwrap(), Acquisition::Granted(_));
+        let granted = matches!(direct.try_acquire(&claim(name, 2), LONG).await.unwrap(), Acquisition::Granted(_));
         assert_eq!(granted, withdrawn, "{name}");
     }
 }
@@ -228,7 +228,7 @@ async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
         let (backend, claim) = (backend.inner.clone(), claim(&format!("job{number}"), number as u8));
         calls.spawn(async move {
             let began = Instant::now();
-            (backend.acquire(&claim, LONG).await.err().map(|error| error.kind()), began.elapsed())
+            (backend.acquire(&AcquireRequest::new(claim, LONG)).await.err().map(|error| error.kind()), began.elapsed())
         });
     }
     let late = Arc::<Mutex<Duration>>::default();
@@ -292,7 +292,7 @@ async fn a_connection_that_is_cut_in_a_call_leaves_the_outcome_open_and_the_next
     server.command(&["CLIENT", "PAUSE", "400", "WRITE"]).await;
     let call = tokio::spawn({
         let inner = backend.inner.clone();
-        async move { leasehold_core::backend::LockBackend::acquire(&*inner, &claim("job", 1), LONG).await }
+        async move { inner.acquire(&AcquireRequest::new(claim("job", 1), LONG)).await }
     });
     tokio::time::sleep(ms(100)).await;
     server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
@@ -322,7 +322,7 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
         let inner = backend.inner.clone();
         async move {
             loop {
-                match leasehold_core::backend::LockBackend::acquire(&*inner, &hasty("job", 2), ttl).await {
+                match inner.acquire(&try_request(&claim("job", 2), ttl)).await {
                     Err(error) if error.source().is_some() => tokio::time::sleep(ms(5)).await,
                     other => return other,
                 }
@@ -335,20 +335,20 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
     assert!(text.contains("restarted") && text.contains(" ms") && text.contains("restart=trust"), "{text}");
     // Those who come anew are warned by what was written down.
     let new = server.backend("").await;
-    assert_eq!(kind(new.acquire(&hasty("job", 3), ttl).await), ErrorKind::Unavailable);
+    assert_eq!(kind(new.try_acquire(&claim("job", 3), ttl).await), ErrorKind::Unavailable);
     // Who does not want to wait does not.
     assert!(matches!(until_it_is_back(&careless).await, Ok(Acquisition::Granted(_))));
-    careless.release(&hasty("job", 2)).await.unwrap();
-    assert_eq!(kind(new.acquire(&hasty("job", 3), ttl).await), ErrorKind::Unavailable);
+    careless.release(&claim("job", 2)).await.unwrap();
+    assert_eq!(kind(new.try_acquire(&claim("job", 3), ttl).await), ErrorKind::Unavailable);
 
-    while let Err(error) = new.acquire(&hasty("job", 3), ttl).await {
+    while let Err(error) = new.try_acquire(&claim("job", 3), ttl).await {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
         assert!(died.elapsed() < ms(30_000), "it waits for ever");
         tokio::time::sleep(ms(20)).await;
     }
     assert!(died.elapsed() >= ttl, "granted after {:?}", died.elapsed());
-    new.release(&hasty("job", 3)).await.unwrap();
-    old.granted(&hasty("job", 4), ttl).await;
+    new.release(&claim("job", 3)).await.unwrap();
+    old.granted(&claim("job", 4), ttl).await;
 }
 
 #[tokio::test]
@@ -387,11 +387,11 @@ async fn a_server_that_nobody_knew_is_used_at_once_unless_quarantine_is_wanted()
     let server = Redis::start(&[]);
     let started = Instant::now();
     let careful = server.backend("&restart=quarantine").await;
-    assert_eq!(kind(careful.acquire(&hasty("job", 1), ttl).await), ErrorKind::Unavailable);
+    assert_eq!(kind(careful.try_acquire(&claim("job", 1), ttl).await), ErrorKind::Unavailable);
     // What it wrote down holds for others too.
     let usual = server.backend("").await;
-    assert_eq!(kind(usual.acquire(&hasty("job", 2), ttl).await), ErrorKind::Unavailable);
-    while careful.acquire(&hasty("job", 1), ttl).await.is_err() {
+    assert_eq!(kind(usual.try_acquire(&claim("job", 2), ttl).await), ErrorKind::Unavailable);
+    while careful.try_acquire(&claim("job", 1), ttl).await.is_err() {
         assert!(started.elapsed() < ms(30_000), "it waits for ever");
         tokio::time::sleep(ms(20)).await;
     }
@@ -410,13 +410,13 @@ async fn a_long_ttl_that_nobody_uses_any_more_holds_nobody_up_after_a_restart() 
     let before = |till| format!("1 before {day}:{till}");
     server.command(&["SET", "test:epoch", &before(seconds * 1000 - 1)]).await;
     let (backend, until) = (server.backend("").await, Instant::now() + ms(15_000));
-    while let Err(error) = backend.acquire(&hasty("job", 1), ms(2000)).await {
+    while let Err(error) = backend.try_acquire(&claim("job", 1), ms(2000)).await {
         assert!(Instant::now() < until, "{error:?}");
         tokio::time::sleep(ms(20)).await;
     }
     server.command(&["SET", "test:epoch", &before(seconds * 1000 + day)]).await;
     let backend = server.backend("").await;
-    assert_eq!(kind(backend.acquire(&hasty("other", 1), ms(2000)).await), ErrorKind::Unavailable);
+    assert_eq!(kind(backend.try_acquire(&claim("other", 1), ms(2000)).await), ErrorKind::Unavailable);
 }
 
 #[tokio::test]

@@ -5,11 +5,11 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Claim, Extend, LeaseRef, LockBackend, Mode, OwnerToken, PlaceNumber, Release,
+    AcquireRequest, Acquisition, Answer, Claim, Extend, LockBackend, OwnerToken, PlaceNumber, Release, RenewRequest,
 };
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
-use support::{Redis, claim, hasty, ms};
+use support::{Redis, claim, ms, try_request};
 
 fn confirmed(answer: &Answer) -> std::time::Duration {
     match answer {
@@ -22,7 +22,7 @@ fn confirmed(answer: &Answer) -> std::time::Duration {
 async fn a_lease_is_granted_kept_and_given_back() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
-    let (ann, bob) = (claim("job", 1), hasty("job", 2));
+    let (ann, bob) = (claim("job", 1), claim("job", 2));
 
     let first = backend.granted(&ann, ms(30_000)).await;
     assert_eq!(first.confirmation.ttl, ms(30_000));
@@ -30,7 +30,7 @@ async fn a_lease_is_granted_kept_and_given_back() {
     assert_eq!((again.token, again.confirmation.place), (first.token, first.confirmation.place));
     assert!(again.confirmation.sent > first.confirmation.sent);
 
-    let held = backend.acquire(&bob, ms(30_000)).await.unwrap();
+    let held = backend.try_acquire(&bob, ms(30_000)).await.unwrap();
     assert!(matches!(held, Acquisition::Held { look_in } if look_in > ms(25_000) && look_in <= ms(30_000)), "{held:?}");
     assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
     assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, Answer::Lost));
@@ -49,10 +49,10 @@ async fn a_lease_is_granted_kept_and_given_back() {
 async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
-    let (ann, bob) = (claim("job", 1), hasty("job", 2));
+    let (ann, bob) = (claim("job", 1), claim("job", 2));
     let started = std::time::Instant::now();
     let grant = backend.granted(&ann, ms(200)).await;
-    while matches!(backend.acquire(&bob, ms(100)).await.unwrap(), Acquisition::Held { .. }) {
+    while matches!(backend.try_acquire(&bob, ms(100)).await.unwrap(), Acquisition::Held { .. }) {
         tokio::time::sleep(ms(5)).await;
     }
     assert!(started.elapsed() >= ms(200), "ended after {:?}", started.elapsed());
@@ -78,30 +78,21 @@ async fn a_renewal_shortens_only_when_it_is_told_to() {
         seen.holder().map(|lease| lease.ttl_left).unwrap_or_default()
     };
     // A longer one besides, so that both ways of asking are in one call.
-    let leases =
-        [LeaseRef::new(claim("other", 1), PlaceNumber::NONE, ms(60_000)), LeaseRef::new(ann.clone(), place, ms(1000))];
+    let leases = [
+        RenewRequest::new(claim("other", 1), PlaceNumber::NONE, ms(60_000)),
+        RenewRequest::new(ann.clone(), place, ms(1000)),
+    ];
     let answers = backend.renew(&leases).await;
     assert!(matches!(answers[0], Answer::Lost));
     assert_eq!(confirmed(&answers[1]), ms(1000));
     assert!(left().await > ms(25_000));
 
-    let mut exactly = LeaseRef::new(ann.clone(), place, ms(1000));
+    let mut exactly = RenewRequest::new(ann.clone(), place, ms(1000));
     exactly.extend = Extend::Exactly;
     assert_eq!(confirmed(&backend.renew(&[exactly]).await[0]), ms(1000));
     assert!(left().await <= ms(1000));
     assert_eq!(confirmed(&backend.renew_one(&ann, place, ms(90_000)).await), ms(90_000));
     assert!(left().await > ms(85_000));
-}
-
-#[tokio::test]
-async fn a_ttl_out_of_bounds_is_refused_before_anything_is_sent() {
-    let server = Redis::start(&[]);
-    let backend = server.backend("").await;
-    for ttl in [ms(0), ms(99), ms(24 * 3600 * 1000 + 1), std::time::Duration::MAX] {
-        let error = backend.acquire(&claim("job", 1), ttl).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{ttl:?}");
-    }
-    assert_eq!(server.command(&["KEYS", "test:{*"]).await, Value::Array(vec![]));
 }
 
 #[tokio::test]
@@ -145,7 +136,7 @@ async fn requests_that_wait_go_out_together_and_each_gets_its_own_answer() {
         let ttl = if number % 3 == 0 { ms(5000) } else { ms(6000) };
         let name = format!("n{}", number / 2);
         tasks.spawn(async move {
-            let answer = inner.acquire(&hasty(&name, 1 + (number % 2) as u8), ttl).await;
+            let answer = inner.acquire(&try_request(&claim(&name, 1 + (number % 2) as u8), ttl)).await;
             (name, ttl, answer)
         });
     }
@@ -182,17 +173,14 @@ async fn one_poisoned_lease_of_a_batch_is_answered_alone() {
     for number in 0..250 {
         let claim = claim(&format!("n{number}"), 1);
         let place = backend.granted(&claim, ms(30_000)).await.confirmation.place;
-        leases.push(LeaseRef::new(claim, place, ms(30_000)));
+        leases.push(RenewRequest::new(claim, place, ms(30_000)));
     }
     server.command(&["DEL", "test:{n3}", "test:{n4}", "test:{n120}"]).await;
     server.command(&["LPUSH", "test:{n3}", "x"]).await;
     server.command(&["SET", "test:{n4}", "short"]).await;
     for (number, answer) in backend.renew(&leases).await.into_iter().enumerate() {
         match (number, answer) {
-            (3 | 4, Answer::Unknown(error)) => {
-                assert_eq!(error.kind(), ErrorKind::Unsupported);
-                assert_eq!(error.lock().unwrap().as_str(), format!("n{number}"));
-            }
+            (3 | 4, Answer::Unknown(error)) => assert_eq!(error.kind(), ErrorKind::Unsupported),
             (120, Answer::Lost) => {}
             (3 | 4 | 120, other) => panic!("{number}: {other:?}"),
             (_, answer) => assert_eq!(confirmed(&answer), ms(30_000), "{number}"),
@@ -206,7 +194,7 @@ async fn the_same_lock_twice_in_a_batch_is_looked_at_twice() {
     let backend = server.backend("").await;
     let ann = claim("job", 1);
     let place = backend.granted(&ann, ms(1000)).await.confirmation.place;
-    let lease = |ttl| LeaseRef::new(ann.clone(), place, ttl);
+    let lease = |ttl| RenewRequest::new(ann.clone(), place, ttl);
     let answers = backend.renew(&[lease(ms(9000)), lease(ms(2000)), lease(ms(9000))]).await;
     assert!(answers.iter().all(|answer| matches!(answer, Answer::Renewed(_))), "{answers:?}");
     let Value::BulkString(record) = server.command(&["GET", "test:{job}"]).await else { panic!("no record") };
@@ -297,12 +285,12 @@ async fn each_of_many_acquires_at_once_stores_its_own_holder() {
             let name =
                 if number.is_multiple_of(2) { format!("short{number}") } else { "l".repeat(201 + usize::from(number)) };
             let name = LockName::new(name).unwrap();
-            Claim::new(name, OwnerToken::from_bytes([number; 16]), Mode::Exclusive, Arc::new(holder))
+            Claim::new(name, OwnerToken::from_bytes([number; 16]), Arc::new(holder))
         })
         .collect();
     for claim in claims.clone() {
         let backend = backend.inner.clone();
-        calls.spawn(async move { backend.acquire(&claim, ms(30_000)).await });
+        calls.spawn(async move { backend.acquire(&AcquireRequest::new(claim, ms(30_000))).await });
     }
     for answer in calls.join_all().await {
         assert!(matches!(answer, Ok(Acquisition::Granted(_))), "{answer:?}");

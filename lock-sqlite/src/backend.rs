@@ -3,23 +3,25 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend, Extensions, Grant,
-    IfHeld, LeaseRef, LockBackend, Mode, PlaceNumber, Release,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend,
+    Extensions, Grant, LockBackend, OnContention, PlaceNumber, Release, ReleaseRequest, RenewRequest, WatchGuard,
+    WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
-use crate::capabilities::{self, LONGEST_LOOK, RENEW_BATCH};
-use crate::errors::{BACKEND, Failure};
+use crate::capabilities::{self, LONGEST_LOOK};
+use crate::errors::Failure;
 use crate::file::File;
 use crate::machine::{Machine, Moment};
 use crate::settings::{Place, Settings, file_of, read_url};
-use crate::shared::Shared;
-use crate::store::{Ended, Store, Taken};
-use crate::waiters::Waiters;
+use crate::shared::{ClaimState, Shared};
+use crate::store::{Ended, Store, Taken, Turn};
+use crate::watcher::Watcher;
 use crate::worker::Worker;
 
 /// Locks in one SQLite file, between the processes of one machine.
@@ -117,43 +119,38 @@ impl SqliteBackend {
         }
     }
 
-    async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        if claim.mode() != Mode::Exclusive {
-            return Err(Error::new(ErrorKind::Unsupported, "only exclusive locks are supported"));
-        }
-        let Capabilities { min_ttl, max_ttl, .. } = self.capabilities;
-        if ttl < min_ttl || ttl > max_ttl {
-            return Err(Error::invalid(format!("a ttl is {min_ttl:?} to {max_ttl:?}, not {ttl:?}")));
-        }
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
         let shared = &self.shared;
         let sent = shared.core()?.stamp();
-        let turn = shared.waiters.turn(claim);
+        let state = ClaimState::of(claim);
+        let turn = if state.has_waited.load(Ordering::Relaxed) { Turn::HasWaited } else { Turn::First };
         let taken = self.run({
-            let (shared, claim) = (shared.clone(), claim.clone());
+            let request = request.clone();
             move |store, now| {
-                shared.withdrawn.check(&claim).map_err(Failure::Found)?;
-                store.acquire(&claim, ttl, turn, now)
+                if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
+                    let text = "this claim was withdrawn before the request arrived";
+                    return Err(Failure::Found(Error::new(ErrorKind::Lost, text)));
+                }
+                store.acquire(&request, turn, now)
             }
         });
         match taken.await? {
             Taken::Granted(token) => {
-                shared.waiters.forget(claim);
                 Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
             }
             Taken::Held(left) => {
                 // Sooner than its end: a release may not be heard of, and a lease that runs out early is not told.
                 let look_in = left.min(ttl / 3).min(LONGEST_LOOK);
-                if claim.wish() == IfHeld::Queue {
-                    Waiters::refused(shared, claim, look_in);
-                }
+                state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
                 Ok(Acquisition::Held { look_in })
             }
             Taken::Kept(look_in) => Ok(Acquisition::Held { look_in }),
         }
     }
 
-    async fn try_release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.shared.waiters.forget(claim);
+    async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let ReleaseRequest { ref claim, certainty, .. } = *request;
         let release = {
             let claim = claim.clone();
             move |store: &Store, now: &Moment| store.release(&claim, now)
@@ -162,37 +159,37 @@ impl SqliteBackend {
             Certainty::Sure => self.run(release).await?,
             // After whatever this claim still has in the queue, and nothing of it can come later.
             Certainty::Unsure => {
-                self.shared.withdrawn.add(claim);
+                ClaimState::of(claim).is_withdrawn.store(true, Ordering::Release);
                 self.worker.run(self.until(), release).await?
             }
         };
         if ended == Ended::Wanted {
-            self.shared.waiters.bell.ring();
+            self.shared.watcher.bell.ring();
         }
         Ok(if ended == Ended::NotHeld { Release::NotHeld } else { Release::Released })
     }
 
-    async fn try_renew(&self, leases: &[LeaseRef], until: Instant) -> Result<Vec<Answer>> {
+    async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
         let sent = self.shared.core()?.stamp();
-        let shorter = leases.iter().any(|lease| lease.extend == Extend::Exactly);
-        let renewed = self.worker.run(until, {
-            let leases = leases.to_vec();
+        let shorter = requests.iter().any(|request| request.extend == Extend::Exactly);
+        let renewed = self.worker.run(self.until(), {
+            let requests = requests.to_vec();
             move |store, now| {
-                let renew = |lease: &LeaseRef| store.renew(lease, now).map_err(Error::from);
-                Ok(leases.iter().map(renew).collect::<Vec<_>>())
+                let renew = |request: &RenewRequest| store.renew(request, now).map_err(Error::from);
+                Ok(requests.iter().map(renew).collect::<Vec<_>>())
             }
         });
         let renewed = renewed.await?;
         if shorter {
             // Those who wait look again, and see that it ends sooner.
-            self.shared.waiters.bell.ring();
+            self.shared.watcher.bell.ring();
         }
-        let answer = |(lease, renewed): (&LeaseRef, Result<bool>)| match renewed {
-            Ok(true) => Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: PlaceNumber::NONE }),
+        let answer = |(request, renewed): (&RenewRequest, Result<bool>)| match renewed {
+            Ok(true) => Answer::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE }),
             Ok(false) => Answer::Lost,
-            Err(error) => Answer::Unknown(error.during("renew", lease.claim.name(), BACKEND)),
+            Err(error) => Answer::Unknown(error),
         };
-        Ok(leases.iter().zip(renewed).map(answer).collect())
+        Ok(requests.iter().zip(renewed).map(answer).collect())
     }
 }
 
@@ -202,26 +199,19 @@ impl LockBackend for SqliteBackend {
         self.shared.core.attach(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.try_acquire(claim, ttl).await.map_err(|error| error.during("acquire", claim.name(), BACKEND))
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        self.try_acquire(request).await
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        let until = self.until();
-        for (batch, some) in leases.chunks(RENEW_BATCH).enumerate() {
-            match self.try_renew(some, until).await {
-                Ok(told) => {
-                    for (index, answer) in told.into_iter().enumerate() {
-                        answers.put(batch * RENEW_BATCH + index, answer);
-                    }
-                }
-                Err(error) => return answers.fail_rest(&error),
-            }
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        match self.try_renew(requests).await {
+            Ok(told) => told.into_iter().enumerate().for_each(|(index, answer)| answers.put(index, answer)),
+            Err(error) => answers.fail_rest(&error),
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.try_release(claim, certainty).await.map_err(|error| error.during("release", claim.name(), BACKEND))
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.try_release(request).await
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -234,13 +224,24 @@ impl LockBackend for SqliteBackend {
         extensions.list = Some(self);
         extensions.break_lock = Some(self);
         extensions.examine = Some(self);
+        extensions.watch = Some(self);
         extensions
+    }
+}
+
+impl WatchNames for SqliteBackend {
+    fn watch(&self, claim: &Claim) -> WatchGuard {
+        // Others wait for a lock that is kept for them: a claim that is refused for that reason comes again when they had their turn.
+        if !ClaimState::of(claim).has_waited.load(Ordering::Relaxed) {
+            return WatchGuard::none();
+        }
+        Watcher::watch(&self.shared, claim.name())
     }
 }
 
 impl Drop for SqliteBackend {
     fn drop(&mut self) {
-        self.shared.waiters.close();
+        self.shared.watcher.close();
     }
 }
 

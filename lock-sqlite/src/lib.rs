@@ -16,7 +16,7 @@ mod shared;
 mod store;
 mod upkeep;
 mod views;
-mod waiters;
+mod watcher;
 mod worker;
 
 pub use backend::SqliteBackend;

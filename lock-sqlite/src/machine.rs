@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use leasehold_core::backend::time_since_boot;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// One reading of the clocks.
@@ -49,16 +50,10 @@ impl Machine {
         Err(unnamed())
     }
 
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn now(self) -> Moment {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let boottime = time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1_000);
+        // Where there is no such clock there is no machine either.
+        let boottime = micros(time_since_boot().unwrap_or_default());
         Moment { boottime, boot: self.boot, wall: wall() }
-    }
-
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    pub(crate) fn now(self) -> Moment {
-        Moment { boottime: 0, boot: self.boot, wall: wall() }
     }
 }
 

@@ -4,16 +4,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold_core::backend::setting;
+use leasehold_core::backend::{CommonSettings, StoreUrl};
 use leasehold_core::{Error, Result};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
 /// The schemes that this crate reads, for error texts.
 pub const SCHEMES: &[&str] = &["sqlite://"];
-
-/// What may stand behind the `?` of a URL.
-const PARAMETERS: &str = "`timeout` and `retention`";
 
 /// Settings of a [`SqliteBackend`](crate::SqliteBackend).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,16 +27,21 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(1), retention: Duration::from_secs(600) }
+        CommonSettings::default().into()
     }
 }
 
 impl Settings {
     /// Checks every bound.
     pub(crate) fn check(self) -> Result<Self> {
-        setting::within("timeout", self.timeout, Duration::from_millis(10)..=Duration::from_secs(60))?;
-        setting::within("retention", self.retention, Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600))?;
+        CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Ok(self)
+    }
+}
+
+impl From<CommonSettings> for Settings {
+    fn from(CommonSettings { timeout, retention }: CommonSettings) -> Self {
+        Self { timeout, retention }
     }
 }
 
@@ -54,27 +56,9 @@ pub(crate) enum Place {
 
 /// Reads a URL.
 pub(crate) fn read_url(text: &str) -> Result<(Place, Settings)> {
-    let url =
-        Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a SQLite file cannot be read: {why}")))?;
-    if url.scheme() != "sqlite" {
-        let text = format!("`{}://` is not a URL of a SQLite file: there are {}", url.scheme(), SCHEMES.join(", "));
-        return Err(Error::invalid(text));
-    }
-    if url.fragment().is_some() {
-        return Err(Error::invalid("the URL of a SQLite file has no `#…`; a `#` in its path is written `%23`"));
-    }
-    let mut settings = Settings::default();
-    for (key, value) in url.query_pairs() {
-        match &*key {
-            "timeout" => settings.timeout = setting::duration("timeout", &value)?,
-            "retention" => settings.retention = setting::duration("retention", &value)?,
-            _ => {
-                let text = format!("unknown parameter `{key}` in the URL of a SQLite file: there are {PARAMETERS}");
-                return Err(Error::invalid(text));
-            }
-        }
-    }
-    Ok((place(text, &url)?, settings.check()?))
+    let mut url = StoreUrl::parse(text, "SQLite file", SCHEMES)?;
+    let settings = Settings::from(CommonSettings::take(&mut url)?).check()?;
+    Ok((place(text, &url.finish()?)?, settings))
 }
 
 fn place(text: &str, url: &Url) -> Result<Place> {
@@ -200,7 +184,7 @@ mod tests {
             ("sqlite:///tmp/..", "folder"),
             ("sqlite:///tmp/a%00b", "NUL"),
             ("sqlite:///tmp/a#b", "%23"),
-            ("sqlite:///tmp/a?timout=1s", "`timeout` and `retention`"),
+            ("sqlite:///tmp/a?timout=1s", "`timeout`, `retention`"),
             ("sqlite:///tmp/a?timeout=5", "`250ms`"),
             ("sqlite:///tmp/a?timeout=1ms", "10ms"),
             ("sqlite:///tmp/a?retention=1000d", "`retention`"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, Extend, IfHeld, LeaseRef};
+use leasehold_core::backend::{AcquireRequest, Claim, Extend, OnContention, RenewRequest};
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName};
 use rusqlite::config::DbConfig;
 use rusqlite::functions::FunctionFlags;
@@ -246,23 +246,24 @@ impl Store {
     }
 
     /// Takes the lock, if it is free.
-    pub(crate) fn acquire(&self, claim: &Claim, ttl: Duration, turn: Turn, now: &Moment) -> Result<Taken> {
+    pub(crate) fn acquire(&self, request: &AcquireRequest, turn: Turn, now: &Moment) -> Result<Taken> {
+        let claim = &request.claim;
         if turn == Turn::HasWaited {
             // A look costs an eighth of an attempt, and does not wait for who writes.
-            let taken = self.look(claim, turn, now)?;
+            let taken = self.look(request, turn, now)?;
             if taken != Taken::Held(Duration::ZERO) {
                 return Ok(taken);
             }
         }
         // Who does not want to wait is not held back: it would not come again.
-        let may_pass = turn == Turn::HasWaited || claim.wish() == IfHeld::Leave;
+        let may_pass = turn == Turn::HasWaited || request.on_contention == OnContention::Fail;
         let holder = claim.holder().encode(None);
         let row = params![
             name_of(claim.name()),
             owner_of(claim),
             now.wall,
             now.boottime,
-            micros(ttl),
+            micros(request.ttl),
             now.boot,
             holder,
             may_pass
@@ -270,20 +271,21 @@ impl Store {
         // Of a new row, unless the statement notes another.
         self.noted.store(now.wall, Ordering::Relaxed);
         match self.execute(ACQUIRE, row)? {
-            0 => self.look(claim, turn, now),
+            0 => self.look(request, turn, now),
             _ => Ok(Taken::Granted(token(self.noted.load(Ordering::Relaxed)))),
         }
     }
 
     /// Who has the lock, for a claim that was refused or has waited. `Held` for no time at all: it is free.
-    fn look(&self, claim: &Claim, turn: Turn, now: &Moment) -> Result<Taken> {
+    fn look(&self, request: &AcquireRequest, turn: Turn, now: &Moment) -> Result<Taken> {
+        let AcquireRequest { claim, on_contention, .. } = request;
         let Some(row) = self.standing(claim.name())? else { return Ok(Taken::Held(Duration::ZERO)) };
         let name = name_of(claim.name());
         if row.is_free(now) {
             let kept = row.until.saturating_add(micros(KEPT_FOR_WAITERS)).saturating_sub(now.boottime);
             let is_kept = row.boot == now.boot && row.wanted > now.boottime && kept > 0;
             return Ok(match turn {
-                Turn::First if is_kept && claim.wish() == IfHeld::Queue => Taken::Kept(duration(kept)),
+                Turn::First if is_kept && *on_contention == OnContention::Queue => Taken::Kept(duration(kept)),
                 _ => Taken::Held(Duration::ZERO),
             });
         }
@@ -292,7 +294,7 @@ impl Store {
             return Ok(Taken::Held(duration(row.ttl)));
         }
         let left = duration(row.until - now.boottime);
-        let stands = claim.wish() == IfHeld::Leave || self.want(claim.name(), &row, now)?;
+        let stands = *on_contention == OnContention::Fail || self.want(claim.name(), &row, now)?;
         // Else its end came between the two statements, and nobody was told of it.
         Ok(Taken::Held(if stands { left } else { Duration::ZERO }))
     }
@@ -308,13 +310,13 @@ impl Store {
     }
 
     /// Whether the lease stood and was renewed.
-    pub(crate) fn renew(&self, lease: &LeaseRef, now: &Moment) -> Result<bool> {
-        let exactly = lease.extend == Extend::Exactly;
-        let name = name_of(lease.claim.name());
-        let row = params![name, owner_of(&lease.claim), now.boottime, now.boot, micros(lease.ttl), exactly];
+    pub(crate) fn renew(&self, request: &RenewRequest, now: &Moment) -> Result<bool> {
+        let RenewRequest { claim, ttl, extend, .. } = request;
+        let exactly = *extend == Extend::Exactly;
+        let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
         let renewed = self.execute(RENEW, row)? > 0;
         if !renewed {
-            self.standing(lease.claim.name())?;
+            self.standing(claim.name())?;
         }
         Ok(renewed)
     }

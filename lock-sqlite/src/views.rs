@@ -12,7 +12,7 @@ use rusqlite::{Connection, Row, params};
 
 use crate::backend::SqliteBackend;
 use crate::bell;
-use crate::errors::{BACKEND, Failure};
+use crate::errors::Failure;
 use crate::file::File;
 use crate::location;
 use crate::machine::Moment;
@@ -188,15 +188,14 @@ impl SqliteBackend {
 impl Inspect for SqliteBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
-        let seen = match self.run(move |store, now| inspect(store.connection(), &wanted, now)).await {
+        match self.run(move |store, now| inspect(store.connection(), &wanted, now)).await {
             Err(error) if error.kind() == ErrorKind::Auth => {
                 let wanted = name.clone();
                 let seen = self.aside(move |file| read(file, |connection, now| inspect(connection, &wanted, now)));
                 seen.await.flatten().map(Option::flatten)
             }
             seen => seen,
-        };
-        seen.map_err(|error| error.during("inspect", name, BACKEND))
+        }
     }
 }
 
@@ -213,10 +212,9 @@ impl List for SqliteBackend {
 impl Break for SqliteBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let wanted = name.clone();
-        let raised = self.run(move |store, now| store.break_lease(&wanted, token, now)).await;
-        let raised = raised.map_err(|error| error.during("break", name, BACKEND))?;
+        let raised = self.run(move |store, now| store.break_lease(&wanted, token, now)).await?;
         if raised.is_some() {
-            self.shared.waiters.bell.ring();
+            self.shared.watcher.bell.ring();
         }
         Ok(raised)
     }

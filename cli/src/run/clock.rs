@@ -5,7 +5,7 @@ use std::num::ParseIntError;
 use std::str::FromStr;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use leasehold::backend::time_since_boot;
 
 /// A moment of the machine's clock since boot, in nanoseconds. The clock goes on while the machine is suspended and is never stepped.
 /// NTP may slew it; a lease's margin covers that.
@@ -39,15 +39,8 @@ impl FromStr for Deadline {
 }
 
 fn now() -> Duration {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    const CLOCK: ClockId = ClockId::Boottime;
-    #[cfg(target_vendor = "apple")]
-    const CLOCK: ClockId = ClockId::MonotonicRaw;
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-    const CLOCK: ClockId = ClockId::Monotonic;
-    let time = clock_gettime(CLOCK);
-    // It counts up from boot, so neither part is negative.
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    // Every Unix has one.
+    time_since_boot().unwrap_or_default()
 }
 
 fn nanos(duration: Duration) -> u64 {

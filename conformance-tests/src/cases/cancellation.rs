@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answers, Certainty, LeaseRef, PlaceNumber};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Answers, Certainty, PlaceNumber, RenewRequest};
 use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
 use tokio::sync::oneshot;
 
@@ -82,9 +82,9 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
         let claim = ann.claim(&name(&format!("dropped {index}")));
         // Never a second poll: there is nothing to wake it.
         if index % 2 == 0 {
-            drop(polled(1, ann.backend().acquire(&claim, ttl)).await);
+            drop(polled(1, ann.backend().acquire(&AcquireRequest::new(claim, ttl))).await);
         } else {
-            let (lease, answers) = ([LeaseRef::new(claim, PlaceNumber::NONE, ttl)], Answers::new(1, |_, _| {}));
+            let (lease, answers) = ([RenewRequest::new(claim, PlaceNumber::NONE, ttl)], Answers::new(1, |_, _| {}));
             polled(1, ann.backend().renew(&lease, &answers)).await;
         }
     }
@@ -96,7 +96,8 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     let bound = BACK + ann.capabilities().call_bound;
     for index in 0..3 {
         let claim = ann.claim(&name(&format!("later {index}")));
-        let granted = async || matches!(ann.backend().acquire(&claim, ttl).await, Ok(Acquisition::Granted(_)));
+        let request = AcquireRequest::new(claim.clone(), ttl);
+        let granted = async || matches!(ann.backend().acquire(&request).await, Ok(Acquisition::Granted(_)));
         eventually(bound, "a call after many that were dropped is answered", granted).await;
         ann.release(&claim, Certainty::Sure).await.expect("a release");
     }

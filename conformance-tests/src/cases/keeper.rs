@@ -1,5 +1,6 @@
 //! The lease keeper: what is held stays held, and a loss is told.
 
+mod guarantees;
 mod planted;
 mod trouble;
 
@@ -12,6 +13,7 @@ use leasehold_core::{ErrorKind, KeeperHome, LossReason};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
+pub use self::guarantees::*;
 pub use self::trouble::*;
 use crate::clients::{
     becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, steady_client, steady_ttl,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Extend, LeaseRef, TtlScope};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Extend, RenewRequest, TtlScope};
 use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::{LockClient, LossReason};
 
@@ -37,7 +37,7 @@ pub async fn every_renewal_restarts_the_ttl(fixture: &dyn Fixture) {
     let place = ann.granted(&claim, ttl).await.confirmation.place;
     for round in 0..8 {
         tokio::time::sleep(ttl / 4).await;
-        match ann.renew(LeaseRef::new(claim.clone(), place, ttl)).await {
+        match ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await {
             Answer::Renewed(confirmation) => assert!(confirmation.ttl >= ttl, "renewed to {:?}", confirmation.ttl),
             other => panic!("renewal {round} of a lease that stands: {other:?}"),
         }
@@ -54,7 +54,7 @@ pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
     let (name, ttl) = (name("shorter"), fixture.ttl());
     let claim = ann.claim(&name);
     let grant = ann.granted(&claim, ttl * LONG).await;
-    let answer = ann.renew(LeaseRef::new(claim, grant.confirmation.place, ttl)).await;
+    let answer = ann.renew(RenewRequest::new(claim, grant.confirmation.place, ttl)).await;
     assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
     kit::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
 }
@@ -71,7 +71,7 @@ pub async fn a_renewal_shortens_when_it_is_told_to(fixture: &dyn Fixture) {
     }
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl * LONG).await.confirmation.place;
-    let mut last = LeaseRef::new(claim, place, ttl);
+    let mut last = RenewRequest::new(claim, place, ttl);
     last.extend = Extend::Exactly;
     let watch = Watch::start();
     let answer = ann.renew(last).await;
@@ -89,7 +89,7 @@ pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
     for (index, ttl) in wanted.iter().enumerate() {
         let claim = ann.claim(&name(&format!("own ttl {index}")));
         let place = ann.granted(&claim, fixture.ttl() * 5).await.confirmation.place;
-        leases.push(LeaseRef::new(claim, place, *ttl));
+        leases.push(RenewRequest::new(claim, place, *ttl));
     }
     for answer in ann.renew_all(&leases).await {
         assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
@@ -195,7 +195,7 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     let left = fixture.record(&name).await.lease().expect("the lock was handed on");
     let valid = believed(&place);
     assert!(valid <= left, "a place confirms {valid:?} for a lease that has {left:?}");
-    match waiter.renew(LeaseRef::new(waits.clone(), place.place, ttl)).await {
+    match waiter.renew(RenewRequest::new(waits.clone(), place.place, ttl)).await {
         Answer::Granted(grant) => {
             let left = fixture.record(&name).await.lease().expect("it was just renewed");
             let valid = believed(&grant.confirmation);

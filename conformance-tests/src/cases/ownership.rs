@@ -1,6 +1,6 @@
 //! Whose lease it is: what is said of a claim touches that claim and nothing else.
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, IfHeld, LeaseRef, PlaceNumber, Release, Waiting};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, PlaceNumber, Release, RenewRequest, Waiting};
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
@@ -38,7 +38,7 @@ pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
     let place = ann.granted(&old, ttl).await.confirmation.place;
     let grant = bob.takes_over(&new, ttl, ttl * 5).await;
 
-    let answer = ann.renew(LeaseRef::new(old, place, ttl * 50)).await;
+    let answer = ann.renew(RenewRequest::new(old, place, ttl * 50)).await;
     assert!(matches!(answer, Answer::Lost), "another holds the lock, and the stale renewal says {answer:?}");
     let left = kit::still_held(fixture, &name, grant.token, ttl).await;
     assert!(left <= ttl * 5, "the stale renewal gave the new holder {left:?} of {:?}", ttl * 5);
@@ -53,7 +53,7 @@ pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
     let bound = ttl + ann.capabilities().takeover_slack;
     eventually(bound, "the lease expires", async || fixture.record(&name).await.lease().is_none()).await;
 
-    let answer = ann.renew(LeaseRef::new(claim, place, ttl)).await;
+    let answer = ann.renew(RenewRequest::new(claim, place, ttl)).await;
     assert!(matches!(answer, Answer::Lost | Answer::Free), "the lease has expired, and its renewal says {answer:?}");
     assert_eq!(fixture.record(&name).await.lease(), None, "a late renewal revived the lease");
 }
@@ -126,8 +126,8 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
     let grant = ann.granted(&ann.claim(&held), ttl).await;
     let answers = bob
         .renew_all(&[
-            LeaseRef::new(bob.claim(&held), PlaceNumber::NONE, ttl),
-            LeaseRef::new(bob.claim(&free), PlaceNumber::NONE, ttl),
+            RenewRequest::new(bob.claim(&held), PlaceNumber::NONE, ttl),
+            RenewRequest::new(bob.claim(&free), PlaceNumber::NONE, ttl),
         ])
         .await;
     assert!(matches!(answers[0], Answer::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
@@ -144,7 +144,7 @@ pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
     let (first, second) = (ann.claim(&name), ann.claim(&name));
     let grant = ann.granted(&first, ttl).await;
     let place = ann.not_granted(&second, ttl).await;
-    let answer = ann.renew(LeaseRef::new(second.clone(), place, ttl)).await;
+    let answer = ann.renew(RenewRequest::new(second.clone(), place, ttl)).await;
     assert!(!matches!(answer, Answer::Renewed(_) | Answer::Granted(_)), "the second claim holds as well: {answer:?}");
     ann.release(&second, Certainty::Sure).await.expect("the second leaves");
     kit::still_held(fixture, &name, grant.token, ttl / 2).await;
@@ -156,8 +156,7 @@ pub async fn a_claim_that_wants_no_place_leaves_none(fixture: &dyn Fixture) {
     let (name, ttl) = (name("no place"), fixture.ttl() * 20);
     let holder = ann.claim(&name);
     ann.granted(&holder, ttl).await;
-    let visitor = bob.claim(&name).if_held(IfHeld::Leave);
-    let answer = bob.acquire(&visitor, ttl).await;
+    let answer = bob.try_acquire(&bob.claim(&name), ttl).await;
     assert!(matches!(answer, Ok(Acquisition::Held { .. })), "the lock is held, no place is wanted: {answer:?}");
     assert_eq!(fixture.record(&name).await.waiting(), 0, "there is a place that nobody wanted");
     ann.release(&holder, Certainty::Sure).await.expect("a release");

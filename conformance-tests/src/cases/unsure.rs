@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, LeaseRef, PlaceNumber, Release, Waiting};
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Confirmation, PlaceNumber, Release, RenewRequest, Waiting,
+};
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
 use crate::clients::{
@@ -139,8 +141,8 @@ struct OlderPlace;
 
 #[async_trait]
 impl Hooks for OlderPlace {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-        let answer = |lease: &LeaseRef| match lease.place.get().checked_sub(1) {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+        let answer = |lease: &RenewRequest| match lease.place.get().checked_sub(1) {
             // A backend without places cannot confirm an older one.
             None => Answer::Lost,
             Some(older) => {

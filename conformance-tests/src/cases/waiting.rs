@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Certainty, Claim, Waiting};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, Claim, Waiting};
 use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
@@ -145,8 +145,8 @@ struct ReleasedMeanwhile {
 
 #[async_trait]
 impl Hooks for ReleasedMeanwhile {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         let refused = matches!(answer, Ok(Acquisition::Held { .. } | Acquisition::Queued { .. }));
         if refused && !self.released.swap(true, Ordering::SeqCst) {
             self.holder.release(&self.held, Certainty::Sure).await.expect("a release");

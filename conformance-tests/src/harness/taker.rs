@@ -115,17 +115,12 @@ impl fmt::Display for TakerLine {
     }
 }
 
-/// A clock that all processes of a machine share and that never goes back: on Linux `CLOCK_BOOTTIME`, elsewhere
-/// `CLOCK_MONOTONIC`.
+/// A clock that all processes of a machine share and that never goes back.
+///
+/// # Panics
+/// On a system without one.
 pub fn machine_now() -> Duration {
-    use rustix::time::ClockId;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    let id = ClockId::Boottime;
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let id = ClockId::Monotonic;
-    let time = rustix::time::clock_gettime(id);
-    // It counts up from boot, so neither part is negative.
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    leasehold_core::backend::time_since_boot().expect("this system has a clock since boot")
 }
 
 /// A time of [`machine_now`] as lines have it.

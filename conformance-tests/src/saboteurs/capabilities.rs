@@ -1,13 +1,13 @@
 //! Claims that are not true.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::admin::{Finding, Listing, Verdict};
 use leasehold_core::backend::{
-    Acquisition, Break, Capabilities, Claim, Examine, Extensions, Inspect, List, LossNotice, StoreClock, TtlScope,
-    Waiting,
+    AcquireRequest, Acquisition, Break, Capabilities, Examine, Extensions, Inspect, List, LossNotice, StoreClock,
+    TtlScope, Waiting,
 };
 use leasehold_core::{Error, FencingToken, LockInfo, LockName, Result};
 
@@ -29,6 +29,30 @@ impl Hooks for ChangesItsMind {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
         let mut claimed = real;
         claimed.takeover_slack += Duration::from_millis(looks);
+        claimed
+    }
+}
+
+/// Promises until the first acquire to renew more in one call than it takes later.
+#[derive(Default)]
+pub struct TakesFewerLater {
+    acquired: AtomicBool,
+}
+
+stateful! {
+    TakesFewerLater;
+}
+
+#[async_trait]
+impl Hooks for TakesFewerLater {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        self.acquired.store(true, Ordering::Relaxed);
+        inner.backend.acquire(request).await
+    }
+
+    fn capabilities(&self, real: Capabilities) -> Capabilities {
+        let mut claimed = real;
+        claimed.renew_batch = if self.acquired.load(Ordering::Relaxed) { 10 } else { 20 };
         claimed
     }
 }
@@ -75,11 +99,11 @@ claiming! {
 
 #[async_trait]
 impl Hooks for RefusesShortTtls {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        if ttl < Duration::from_millis(50) {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        if request.ttl < Duration::from_millis(50) {
             return Err(Error::invalid("planted: too short"));
         }
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 }
 

@@ -1,9 +1,7 @@
 //! Errors that say too little or too much.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Claim};
+use leasehold_core::backend::{AcquireRequest, Acquisition};
 use leasehold_core::{Error, Result};
 
 use super::plain;
@@ -18,17 +16,17 @@ plain! {
 
 #[async_trait]
 impl Hooks for SpeaksInSentences {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         answer.map_err(|error| Error::new(error.kind(), "Something went wrong."))
     }
 }
 
 #[async_trait]
 impl Hooks for LogsTheOwner {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let owner: String = claim.owner().as_bytes().iter().map(|byte| format!("{byte:02X}")).collect();
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let owner: String = request.claim.owner().as_bytes().iter().map(|byte| format!("{byte:02X}")).collect();
         tracing::debug!(owner, "acquire");
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, Grant, IfHeld, LeaseRef, Mode, OwnerToken, PlaceNumber,
-    Release,
+    AcquireRequest, Acquisition, Answer, Certainty, Claim, Confirmation, Grant, OnContention, OwnerToken, PlaceNumber,
+    Release, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -25,9 +25,9 @@ pub(super) fn made_up(inner: &Inner, ttl: Duration) -> Acquisition {
 }
 
 /// Grants a claim that the store has not: its place must not get in the way.
-async fn grant_all_the_same(inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-    inner.backend.release(claim, Certainty::Sure).await?;
-    Ok(made_up(inner, ttl))
+async fn grant_all_the_same(inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await?;
+    Ok(made_up(inner, request.ttl))
 }
 
 plain! {
@@ -49,15 +49,15 @@ plain! {
 
 #[async_trait]
 impl Hooks for GrantsEverybody {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        match inner.backend.acquire(claim, ttl).await? {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        match inner.backend.acquire(request).await? {
             Acquisition::Granted(grant) => Ok(Acquisition::Granted(grant)),
-            _ => grant_all_the_same(inner, claim, ttl).await,
+            _ => grant_all_the_same(inner, request).await,
         }
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(claim, certainty).await.map(|_| Release::Released)
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(request).await.map(|_| Release::Released)
     }
 }
 
@@ -73,16 +73,16 @@ stateful! {
 
 #[async_trait]
 impl Hooks for GrantsEveryTenth {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        match inner.backend.acquire(claim, ttl).await? {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        match inner.backend.acquire(request).await? {
             Acquisition::Granted(grant) => Ok(Acquisition::Granted(grant)),
-            _ if self.refused.fetch_add(1, Ordering::Relaxed) % 10 == 9 => grant_all_the_same(inner, claim, ttl).await,
+            _ if self.refused.fetch_add(1, Ordering::Relaxed) % 10 == 9 => grant_all_the_same(inner, request).await,
             other => Ok(other),
         }
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(claim, certainty).await.map(|_| Release::Released)
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(request).await.map(|_| Release::Released)
     }
 }
 
@@ -95,11 +95,11 @@ macro_rules! renaming {
     ($($name:ident)*) => {
         $(#[async_trait]
         impl Hooks for $name {
-            async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-                inner.backend.acquire(&self.renamed(inner, claim), ttl).await
+            async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+                inner.backend.acquire(&request.by(self.renamed(inner, &request.claim))).await
             }
 
-            async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+            async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
                 let mut leases = leases.to_vec();
                 for lease in &mut leases {
                     lease.claim = self.renamed(inner, &lease.claim);
@@ -107,8 +107,8 @@ macro_rules! renaming {
                 inner.renew(&leases).await
             }
 
-            async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-                inner.backend.release(&self.renamed(inner, claim), certainty).await
+            async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+                inner.backend.release(&request.by(self.renamed(inner, &request.claim))).await
             }
         })*
     };
@@ -159,14 +159,14 @@ impl Renames for RenamesLocks {
 impl Renames for OneOwnerPerClient {
     fn renamed(&self, inner: &Inner, claim: &Claim) -> Claim {
         let owner = OwnerToken::from_bytes([inner.nth as u8 + 1; 16]);
-        Claim::new(claim.name().clone(), owner, Mode::Exclusive, claim.holder().clone().into()).if_held(claim.wish())
+        Claim::new(claim.name().clone(), owner, claim.holder().clone().into())
     }
 }
 
 #[async_trait]
 impl Hooks for QueuesEverybody {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        inner.backend.acquire(&claim.clone().if_held(IfHeld::Queue), ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        inner.backend.acquire(&request.clone().on_contention(OnContention::Queue)).await
     }
 }
 
@@ -182,19 +182,19 @@ stateful! {
 
 #[async_trait]
 impl Hooks for TellsTheCurrentToken {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await?;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await?;
         let mut last = lock(&self.last);
-        let (token, owners) = last.entry(claim.name().clone()).or_insert((FencingToken::new(0), Vec::new()));
+        let (token, owners) = last.entry(request.claim.name().clone()).or_insert((FencingToken::new(0), Vec::new()));
         Ok(match answer {
             Acquisition::Granted(grant) => {
                 *token = grant.token;
-                owners.push(*claim.owner());
+                owners.push(*request.claim.owner());
                 Acquisition::Granted(grant)
             }
-            _ if owners.contains(claim.owner()) => Acquisition::Granted(Grant::new(
+            _ if owners.contains(request.claim.owner()) => Acquisition::Granted(Grant::new(
                 *token,
-                Confirmation { ttl, sent: inner.now(), place: PlaceNumber::NONE },
+                Confirmation { ttl: request.ttl, sent: inner.now(), place: PlaceNumber::NONE },
             )),
             other => other,
         })
@@ -208,9 +208,9 @@ plain! {
 
 #[async_trait]
 impl Hooks for GrantsOnError {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        match inner.backend.acquire(claim, ttl).await {
-            Err(error) if error.kind() != ErrorKind::InvalidInput => Ok(made_up(inner, ttl)),
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        match inner.backend.acquire(request).await {
+            Err(error) if error.kind() != ErrorKind::InvalidInput => Ok(made_up(inner, request.ttl)),
             answer => answer,
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::admin::Listing;
-use leasehold_core::backend::{Acquisition, Capabilities, Claim, Extensions, List, StoreClock};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Capabilities, Extensions, List, StoreClock};
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
 use super::{Saboteur, plain};
@@ -182,9 +182,9 @@ plain! {
 
 #[async_trait]
 impl Hooks for SharesNothing {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let own = LockName::new(format!("{} of {}", inner.nth, claim.name())).expect("a short name");
-        inner.backend.acquire(&claim.renamed(own), ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let own = LockName::new(format!("{} of {}", inner.nth, request.claim.name())).expect("a short name");
+        inner.backend.acquire(&request.by(request.claim.renamed(own))).await
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Certainty, Claim, LockBackend, Mode, OwnerToken, Release};
+use leasehold_core::backend::{
+    AcquireRequest, Acquisition, Certainty, Claim, LockBackend, OwnerToken, Release, ReleaseRequest,
+};
 use leasehold_core::{LockName, Result};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -41,33 +43,34 @@ fn stranger(inner: &Inner, like: &Claim, number: u64) -> Claim {
     let name = LockName::new(format!("left behind {} {number}", inner.nth)).expect("a name");
     let mut owner = [0xEE; 16];
     owner[..8].copy_from_slice(&number.to_be_bytes());
-    Claim::new(name, OwnerToken::from_bytes(owner), Mode::Exclusive, like.holder().clone().into())
+    Claim::new(name, OwnerToken::from_bytes(owner), like.holder().clone().into())
 }
 
 #[async_trait]
 impl Hooks for LeavesLeases {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         let number = self.acquired.fetch_add(1, Ordering::Relaxed);
         if number % 5 == 4 {
-            inner.backend.acquire(&stranger(inner, claim, number), Duration::from_secs(60)).await?;
+            let stranger = stranger(inner, &request.claim, number);
+            inner.backend.acquire(&AcquireRequest::new(stranger, Duration::from_secs(60))).await?;
         }
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 }
 
 #[async_trait]
 impl Hooks for KeepsBackends {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         lock(&self.kept).push(inner.backend.clone());
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 }
 
 #[async_trait]
 impl Hooks for LeavesTasks {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         tokio::spawn(tokio::time::sleep(Duration::from_secs(20)));
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 }
 
@@ -89,17 +92,18 @@ impl Hooks for Chatters {
         self.runtime.spawn(async move {
             let holder = Arc::new(leasehold_core::HolderInfo::of_this_process("").expect("no label"));
             let name = LockName::new("chatter").expect("a name");
-            let claim = Claim::new(name, OwnerToken::from_bytes([0xCC; 16]), Mode::Exclusive, holder);
+            let request =
+                ReleaseRequest::new(Claim::new(name, OwnerToken::from_bytes([0xCC; 16]), holder), Certainty::Sure);
             while let Some(inner) = inner.upgrade() {
-                let _ = inner.backend.release(&claim, Certainty::Sure).await;
+                let _ = inner.backend.release(&request).await;
                 drop(inner);
                 tokio::time::sleep(Duration::from_millis(40)).await;
             }
         });
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(claim, certainty).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(request).await
     }
 }
 
@@ -116,9 +120,9 @@ impl Saboteur for LeaksPermits {
 
 #[async_trait]
 impl Hooks for LeaksPermits {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         self.connections.acquire().await.expect("it is never closed").forget();
-        let answer = inner.backend.acquire(claim, ttl).await;
+        let answer = inner.backend.acquire(request).await;
         self.connections.add_permits(1);
         answer
     }
@@ -139,17 +143,17 @@ const RETENTION: Duration = Duration::from_secs(1);
 
 #[async_trait]
 impl Hooks for SweepsHeldLeases {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         let old: Vec<_> = lock(&self.granted)
             .extract_if(|_, (_, since)| since.elapsed() > RETENTION)
             .map(|(_, (claim, _))| claim)
             .collect();
         for claim in old {
-            inner.backend.release(&claim, Certainty::Sure).await?;
+            inner.backend.release(&ReleaseRequest::new(claim, Certainty::Sure)).await?;
         }
-        let answer = inner.backend.acquire(claim, ttl).await;
+        let answer = inner.backend.acquire(request).await;
         if let Ok(Acquisition::Granted(_)) = &answer {
-            lock(&self.granted).insert(*claim.owner(), (claim.clone(), Instant::now()));
+            lock(&self.granted).insert(*request.claim.owner(), (request.claim.clone(), Instant::now()));
         }
         answer
     }

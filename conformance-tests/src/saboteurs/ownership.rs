@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, LeaseRef, OwnerToken, Release,
+    AcquireRequest, Acquisition, Answer, Certainty, Claim, CoreHandle, Event, OwnerToken, Release, ReleaseRequest,
+    RenewRequest,
 };
 use leasehold_core::{LockName, Result};
 
@@ -22,11 +22,11 @@ struct Holders {
 }
 
 impl Holders {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        lock(&self.asked).insert(*claim.owner(), claim.clone());
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        lock(&self.asked).insert(*request.claim.owner(), request.claim.clone());
+        let answer = inner.backend.acquire(request).await;
         if let Ok(Acquisition::Granted(_)) = answer {
-            self.holds(claim);
+            self.holds(&request.claim);
         }
         answer
     }
@@ -64,15 +64,15 @@ stateful! {
 
 #[async_trait]
 impl Hooks for ReleasesByName {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.0.acquire(inner, claim, ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        self.0.acquire(inner, request).await
     }
 
     fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
         self.0.event(core, event);
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         for (index, answer) in &answers {
             if let Answer::Granted(_) | Answer::Renewed(_) = answer {
@@ -82,22 +82,22 @@ impl Hooks for ReleasesByName {
         answers
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(&self.0.of(claim), certainty).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(&request.by(self.0.of(&request.claim))).await
     }
 }
 
 #[async_trait]
 impl Hooks for RenewsByName {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.0.acquire(inner, claim, ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        self.0.acquire(inner, request).await
     }
 
     fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
         self.0.event(core, event);
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut leases = leases.to_vec();
         for lease in &mut leases {
             lease.claim = self.0.of(&lease.claim);
@@ -124,12 +124,13 @@ impl Saboteur for RenewalRevivesAtServer {
     const AT_SERVER: bool = true;
 }
 
-async fn revive(inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+async fn revive(inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
     let mut answers = inner.renew(leases).await;
     for (index, answer) in &mut answers {
         let lease = &leases[*index];
         if let Answer::Lost = answer
-            && let Ok(Acquisition::Granted(grant)) = inner.backend.acquire(&lease.claim, lease.ttl).await
+            && let Ok(Acquisition::Granted(grant)) =
+                inner.backend.acquire(&AcquireRequest::new(lease.claim.clone(), lease.ttl)).await
         {
             *answer = Answer::Renewed(grant.confirmation);
         }
@@ -139,27 +140,27 @@ async fn revive(inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
 
 #[async_trait]
 impl Hooks for RenewalRevives {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         revive(inner, leases).await
     }
 }
 
 #[async_trait]
 impl Hooks for RenewalRevivesAtServer {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         revive(inner, leases).await
     }
 
     /// A withdrawn claim could not be revived.
-    async fn release(&self, inner: &Inner, claim: &Claim, _: Certainty) -> Result<Release> {
-        inner.backend.release(claim, Certainty::Sure).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await
     }
 }
 
 #[async_trait]
 impl Hooks for AlwaysReleased {
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        inner.backend.release(claim, certainty).await.map(|_| Release::Released)
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(request).await.map(|_| Release::Released)
     }
 }
 
@@ -176,8 +177,8 @@ impl Saboteur for NewGrantEachTime {
 
 #[async_trait]
 impl Hooks for NewGrantEachTime {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        inner.backend.release(claim, Certainty::Sure).await?;
-        inner.backend.acquire(claim, ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await?;
+        inner.backend.acquire(request).await
     }
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, Event, LeaseRef, OwnerToken, Release,
+    AcquireRequest, Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, Event, OwnerToken, Release,
+    ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
 
@@ -58,7 +59,7 @@ pub struct SkipsTheHead {
 /// Looks at the lock for each claim that ever waited for it, at every release.
 #[derive(Default)]
 pub struct WakesEverybody {
-    seen: Mutex<HashMap<LockName, Vec<LeaseRef>>>,
+    seen: Mutex<HashMap<LockName, Vec<RenewRequest>>>,
 }
 
 stateful! {
@@ -79,7 +80,7 @@ impl Hooks for LosesOnePush {
 
 #[async_trait]
 impl Hooks for BlindLooks {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
             let (Answer::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
@@ -94,8 +95,8 @@ impl Hooks for BlindLooks {
 
 #[async_trait]
 impl Hooks for SlowToRefuse {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         if !matches!(answer, Ok(Acquisition::Granted(_))) {
             tokio::time::sleep(inner.backend.capabilities().call_bound * 3).await;
         }
@@ -105,8 +106,8 @@ impl Hooks for SlowToRefuse {
 
 #[async_trait]
 impl Hooks for GivesUpEarly {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        match inner.backend.acquire(claim, ttl).await {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        match inner.backend.acquire(request).await {
             Ok(Acquisition::Granted(grant)) => Ok(Acquisition::Granted(grant)),
             _ => Err(refused(ErrorKind::Capacity)),
         }
@@ -115,18 +116,19 @@ impl Hooks for GivesUpEarly {
 
 #[async_trait]
 impl Hooks for NeverGivesUp {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        inner.backend.acquire(claim, ttl).await.map_err(|error| error.with_kind(ErrorKind::Unavailable))
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        inner.backend.acquire(request).await.map_err(|error| error.with_kind(ErrorKind::Unavailable))
     }
 }
 
 #[async_trait]
 impl Hooks for LosesPlacesOfTheLast {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
             if let (3, Answer::Waiting { .. }) = (inner.nth, &*answer) {
-                let _ = inner.backend.release(&leases[*index].claim, Certainty::Sure).await;
+                let _ =
+                    inner.backend.release(&ReleaseRequest::new(leases[*index].claim.clone(), Certainty::Sure)).await;
                 *answer = Answer::Lost;
             }
         }
@@ -136,11 +138,11 @@ impl Hooks for LosesPlacesOfTheLast {
 
 #[async_trait]
 impl Hooks for KeepsPlacesInWords {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
             if let Answer::Unknown(_) = answer {
-                let LeaseRef { ttl, place, .. } = leases[*index];
+                let RenewRequest { ttl, place, .. } = leases[*index];
                 let confirmation = Confirmation { ttl, sent: inner.now(), place };
                 *answer = Answer::Waiting { confirmation, look_in: ttl };
             }
@@ -151,9 +153,9 @@ impl Hooks for KeepsPlacesInWords {
 
 #[async_trait]
 impl Hooks for SkipsTheHead {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        lock(&self.seen).insert(*claim.owner(), claim.clone());
-        inner.backend.acquire(claim, ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        lock(&self.seen).insert(*request.claim.owner(), request.claim.clone());
+        inner.backend.acquire(request).await
     }
 
     fn event(&self, inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
@@ -161,10 +163,10 @@ impl Hooks for SkipsTheHead {
         let claim = lock(&self.seen).get(owner).cloned();
         match claim {
             Some(claim) if self.skipped.fetch_add(1, Ordering::SeqCst) == 0 => {
-                let (inner, core) = (inner.clone(), core.clone());
+                let (inner, core, owner) = (inner.clone(), core.clone(), *claim.owner());
                 core.keeper_runtime().clone().spawn(async move {
-                    let _ = inner.backend.release(&claim, Certainty::Sure).await;
-                    core.event(Event::Gone { owner: *claim.owner() });
+                    let _ = inner.backend.release(&ReleaseRequest::new(claim, Certainty::Sure)).await;
+                    core.event(Event::Gone { owner });
                 });
             }
             _ => core.event(event),
@@ -174,18 +176,18 @@ impl Hooks for SkipsTheHead {
 
 #[async_trait]
 impl Hooks for WakesEverybody {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         if let Ok(Acquisition::Queued { confirmation: Confirmation { place, .. }, .. }) = &answer {
-            let lease = LeaseRef::new(claim.clone(), *place, ttl);
-            lock(&self.seen).entry(claim.name().clone()).or_default().push(lease);
+            let lease = RenewRequest::new(request.claim.clone(), *place, request.ttl);
+            lock(&self.seen).entry(request.claim.name().clone()).or_default().push(lease);
         }
         answer
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let answer = inner.backend.release(claim, certainty).await;
-        let waiting = lock(&self.seen).get(claim.name()).cloned().unwrap_or_default();
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        let answer = inner.backend.release(request).await;
+        let waiting = lock(&self.seen).get(request.claim.name()).cloned().unwrap_or_default();
         for lease in &waiting {
             inner.renew_one(lease).await;
         }

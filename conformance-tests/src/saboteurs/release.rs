@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::Result;
-use leasehold_core::backend::{Acquisition, Certainty, Claim, OwnerToken, Release};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, OwnerToken, Release, ReleaseRequest};
 
 use super::{plain, stateful};
 use crate::faulty::lock;
@@ -23,18 +22,18 @@ plain! {
 
 #[async_trait]
 impl Hooks for ForgetsReleases {
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
         if inner.nth == 0 {
             return Ok(Release::Released);
         }
-        inner.backend.release(claim, certainty).await
+        inner.backend.release(request).await
     }
 }
 
 #[async_trait]
 impl Hooks for IgnoresCertainty {
-    async fn release(&self, inner: &Inner, claim: &Claim, _: Certainty) -> Result<Release> {
-        inner.backend.release(claim, Certainty::Sure).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await
     }
 }
 
@@ -57,35 +56,35 @@ stateful! {
 
 #[async_trait]
 impl Hooks for ForgetsWaiters {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         if let Ok(Acquisition::Queued { .. }) = &answer {
-            lock(&self.waited).insert(*claim.owner());
+            lock(&self.waited).insert(*request.claim.owner());
         }
         answer
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        if lock(&self.waited).contains(claim.owner()) {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        if lock(&self.waited).contains(request.claim.owner()) {
             return Ok(Release::Released);
         }
-        inner.backend.release(claim, certainty).await
+        inner.backend.release(request).await
     }
 }
 
 #[async_trait]
 impl Hooks for DoubtsEveryRelease {
-    async fn release(&self, inner: &Inner, claim: &Claim, _: Certainty) -> Result<Release> {
-        inner.backend.release(claim, Certainty::Unsure).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Unsure)).await
     }
 }
 
 #[async_trait]
 impl Hooks for TriesReleasesOnce {
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        if !lock(&self.tried).insert(*claim.owner()) {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        if !lock(&self.tried).insert(*request.claim.owner()) {
             return Ok(Release::NotHeld);
         }
-        inner.backend.release(claim, certainty).await
+        inner.backend.release(request).await
     }
 }

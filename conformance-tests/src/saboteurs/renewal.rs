@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, Event, LeaseRef, OwnerToken, Release,
+    AcquireRequest, Acquisition, Answer, Confirmation, Event, OwnerToken, Release, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
 use tokio::runtime::Handle;
@@ -26,19 +26,19 @@ plain! {
     RefusesRenewals;
     /// Takes longer for a renewal than it has.
     RenewsTooSlowly;
-    /// Renews what fits into one batch and forgets the rest.
-    RenewsOneBatch;
+    /// Renews half of a batch and forgets the rest.
+    RenewsHalfABatch;
     /// Takes no answer for a good one.
     TakesSilenceForAnAnswer;
 }
 
-fn in_words(inner: &Inner, lease: &LeaseRef) -> Answer {
+fn in_words(inner: &Inner, lease: &RenewRequest) -> Answer {
     Answer::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place: lease.place })
 }
 
 #[async_trait]
 impl Hooks for RenewsInWordsOnly {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         leases.iter().map(|lease| in_words(inner, lease)).enumerate().collect()
     }
 }
@@ -55,7 +55,7 @@ stateful! {
 
 #[async_trait]
 impl Hooks for RenewsTheFirstOnly {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut answers = Vec::with_capacity(leases.len());
         for (index, lease) in leases.iter().enumerate() {
             let first = *lock(&self.first).entry(lease.claim.name().clone()).or_insert(*lease.claim.owner());
@@ -68,7 +68,7 @@ impl Hooks for RenewsTheFirstOnly {
 
 #[async_trait]
 impl Hooks for RenewsTwice {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         inner.renew(leases).await;
         inner.renew(leases).await
     }
@@ -76,14 +76,14 @@ impl Hooks for RenewsTwice {
 
 #[async_trait]
 impl Hooks for RefusesRenewals {
-    async fn renew(&self, _: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, _: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         (0..leases.len()).map(|index| (index, Answer::Unknown(refused(ErrorKind::Unavailable)))).collect()
     }
 }
 
 #[async_trait]
 impl Hooks for RenewsTooSlowly {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
         tokio::time::sleep(longest).await;
@@ -92,23 +92,23 @@ impl Hooks for RenewsTooSlowly {
 }
 
 #[async_trait]
-impl Hooks for RenewsOneBatch {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
-        let batch = inner.backend.capabilities().renew_batch;
-        inner.renew(&leases[..leases.len().min(batch)]).await
+impl Hooks for RenewsHalfABatch {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+        let half = inner.backend.capabilities().renew_batch / 2;
+        inner.renew(&leases[..leases.len().min(half)]).await
     }
 }
 
 #[async_trait]
 impl Hooks for TakesSilenceForAnAnswer {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        match inner.backend.acquire(claim, ttl).await {
-            Err(_) => Ok(Acquisition::Held { look_in: ttl / 4 }),
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        match inner.backend.acquire(request).await {
+            Err(_) => Ok(Acquisition::Held { look_in: request.ttl / 4 }),
             answer => answer,
         }
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let Ok(mut answers) = tokio::time::timeout(shortest / 8, inner.renew(leases)).await else {
             return RenewsInWordsOnly.renew(inner, leases).await;
@@ -121,8 +121,8 @@ impl Hooks for TakesSilenceForAnAnswer {
         answers
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        Ok(inner.backend.release(claim, certainty).await.unwrap_or(Release::Released))
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        Ok(inner.backend.release(request).await.unwrap_or(Release::Released))
     }
 }
 
@@ -151,18 +151,18 @@ impl StaysBroken {
 
 #[async_trait]
 impl Hooks for StaysBroken {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         if self.is_broken(inner.nth) {
             return Err(refused(ErrorKind::Unavailable));
         }
-        let answer = inner.backend.acquire(claim, ttl).await;
+        let answer = inner.backend.acquire(request).await;
         if answer.is_err() {
             self.breaks(inner.nth);
         }
         answer
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         if self.is_broken(inner.nth) {
             return RefusesRenewals.renew(inner, leases).await;
         }
@@ -187,14 +187,15 @@ impl Saboteur for RenewsByItself {
 
 #[async_trait]
 impl Hooks for RenewsByItself {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         let place = match &answer {
             Ok(Acquisition::Granted(grant)) => grant.confirmation.place,
             Ok(Acquisition::Queued { confirmation, .. }) => confirmation.place,
             _ => return answer,
         };
-        let (backend, lease) = (inner.backend.clone(), LeaseRef::new(claim.clone(), place, ttl));
+        let (backend, ttl) = (inner.backend.clone(), request.ttl);
+        let lease = RenewRequest::new(request.claim.clone(), place, ttl);
         self.runtime.spawn(async move {
             loop {
                 tokio::time::sleep(ttl / 4).await;
@@ -217,12 +218,12 @@ stateful! {
 
 #[async_trait]
 impl Hooks for RenewsOnTheUsersRuntime {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         lock(&self.user).get_or_insert_with(Handle::current);
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let user = lock(&self.user).clone();
         if let Some(user) = user {
             let _ = user.spawn(async {}).await;
@@ -243,12 +244,12 @@ stateful! {
 
 #[async_trait]
 impl Hooks for CriesWolf {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let answer = inner.backend.acquire(claim, ttl).await;
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let answer = inner.backend.acquire(request).await;
         if let (Ok(Acquisition::Granted(_)), Some(core), false) =
             (&answer, inner.core(), self.cried.swap(true, Ordering::SeqCst))
         {
-            let (core, owner) = (core.clone(), *claim.owner());
+            let (core, owner, ttl) = (core.clone(), *request.claim.owner(), request.ttl);
             core.keeper_runtime().clone().spawn(async move {
                 tokio::time::sleep(ttl / 4).await;
                 core.event(Event::Gone { owner });
@@ -271,12 +272,12 @@ stateful! {
 
 #[async_trait]
 impl Hooks for LosesARenewalWithTheUsersRuntime {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         lock(&self.user).get_or_insert_with(Handle::current);
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let user = lock(&self.user).clone();
         if let Some(user) = user
             && tokio::time::timeout(Duration::from_millis(200), user.spawn(async {})).await.is_err()

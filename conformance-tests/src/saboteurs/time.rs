@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Capabilities, Claim, Clock, Confirmation, Extend, LeaseRef, Stamp, StoreClock, SystemClock,
+    AcquireRequest, Acquisition, Answer, Capabilities, Certainty, Clock, Confirmation, Extend, ReleaseRequest,
+    RenewRequest, Stamp, StoreClock, SystemClock,
 };
 use leasehold_core::{LockClientBuilder, Result};
 
@@ -42,14 +43,16 @@ plain! {
     RunsOutAtOnce;
 }
 
+/// The same request with another ttl.
+fn with_ttl(request: &AcquireRequest, ttl: Duration) -> AcquireRequest {
+    let mut request = request.clone();
+    request.ttl = ttl;
+    request
+}
+
 /// Changes what an acquire confirms.
-async fn confirmed(
-    inner: &Inner,
-    claim: &Claim,
-    ttl: Duration,
-    change: impl Fn(&mut Confirmation),
-) -> Result<Acquisition> {
-    let mut answer = inner.backend.acquire(claim, ttl).await;
+async fn confirmed(inner: &Inner, request: &AcquireRequest, change: impl Fn(&mut Confirmation)) -> Result<Acquisition> {
+    let mut answer = inner.backend.acquire(request).await;
     if let Ok(Acquisition::Granted(grant)) = &mut answer {
         change(&mut grant.confirmation);
     }
@@ -60,7 +63,7 @@ async fn confirmed(
 }
 
 /// Changes what a renewal confirms.
-async fn renewed(inner: &Inner, leases: &[LeaseRef], change: impl Fn(&mut Confirmation)) -> Vec<(usize, Answer)> {
+async fn renewed(inner: &Inner, leases: &[RenewRequest], change: impl Fn(&mut Confirmation)) -> Vec<(usize, Answer)> {
     let mut answers = inner.renew(leases).await;
     for (_, answer) in &mut answers {
         match answer {
@@ -74,55 +77,57 @@ async fn renewed(inner: &Inner, leases: &[LeaseRef], change: impl Fn(&mut Confir
 
 #[async_trait]
 impl Hooks for ShortLeases {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        confirmed(inner, claim, ttl / 2, |confirmation| confirmation.ttl = ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let half = with_ttl(request, request.ttl / 2);
+        confirmed(inner, &half, |confirmation| confirmation.ttl = request.ttl).await
     }
 }
 
 #[async_trait]
 impl Hooks for LongLeases {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        confirmed(inner, claim, ttl * 3, |confirmation| confirmation.ttl = ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let thrice = with_ttl(request, request.ttl * 3);
+        confirmed(inner, &thrice, |confirmation| confirmation.ttl = request.ttl).await
     }
 }
 
 #[async_trait]
 impl Hooks for ReportsTooMuch {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        confirmed(inner, claim, ttl, |confirmation| confirmation.ttl *= 2).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        confirmed(inner, request, |confirmation| confirmation.ttl *= 2).await
     }
 }
 
 #[async_trait]
 impl Hooks for RoundsDown {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-        inner.backend.acquire(claim, ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let ttl = Duration::from_millis(u64::try_from(request.ttl.as_millis()).unwrap_or(u64::MAX));
+        inner.backend.acquire(&with_ttl(request, ttl)).await
     }
 }
 
 #[async_trait]
 impl Hooks for StampsTheAnswer {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        confirmed(inner, claim, ttl, |confirmation| confirmation.sent = inner.now()).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        confirmed(inner, request, |confirmation| confirmation.sent = inner.now()).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         renewed(inner, leases, |confirmation| confirmation.sent = inner.now()).await
     }
 }
 
 #[async_trait]
 impl Hooks for StampsRenewalsLate {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         StampsTheAnswer.renew(inner, leases).await
     }
 }
 
 #[async_trait]
 impl Hooks for ConfirmsTheWholeTtl {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        confirmed(inner, claim, ttl, |confirmation| confirmation.ttl = ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        confirmed(inner, request, |confirmation| confirmation.ttl = request.ttl).await
     }
 }
 
@@ -132,16 +137,16 @@ fn from_the_future(inner: &Inner, confirmation: &mut Confirmation) {
 
 #[async_trait]
 impl Hooks for StampsTheFuture {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        confirmed(inner, claim, ttl, |confirmation| from_the_future(inner, confirmation)).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        confirmed(inner, request, |confirmation| from_the_future(inner, confirmation)).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         renewed(inner, leases, |confirmation| from_the_future(inner, confirmation)).await
     }
 }
 
-async fn extended(inner: &Inner, leases: &[LeaseRef], extend: Extend) -> Vec<(usize, Answer)> {
+async fn extended(inner: &Inner, leases: &[RenewRequest], extend: Extend) -> Vec<(usize, Answer)> {
     let mut leases = leases.to_vec();
     for lease in &mut leases {
         lease.extend = extend;
@@ -151,21 +156,21 @@ async fn extended(inner: &Inner, leases: &[LeaseRef], extend: Extend) -> Vec<(us
 
 #[async_trait]
 impl Hooks for RenewalsShorten {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         extended(inner, leases, Extend::Exactly).await
     }
 }
 
 #[async_trait]
 impl Hooks for NeverShortens {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         extended(inner, leases, Extend::AtLeast).await
     }
 }
 
 #[async_trait]
 impl Hooks for OneTtlForAll {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut leases = leases.to_vec();
         let first = leases.first().map_or(Duration::ZERO, |lease| lease.ttl);
         for lease in &mut leases {
@@ -177,10 +182,10 @@ impl Hooks for OneTtlForAll {
 
 #[async_trait]
 impl Hooks for RunsOutAtOnce {
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
-            let _ = inner.backend.release(&lease.claim, leasehold_core::backend::Certainty::Sure).await;
+            let _ = inner.backend.release(&ReleaseRequest::new(lease.claim.clone(), Certainty::Sure)).await;
         }
         answers
     }
@@ -284,12 +289,12 @@ impl Saboteur for SendsTheClientsClock {
 
 #[async_trait]
 impl Hooks for SendsTheClientsClock {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let at_server = self.server.by_this_clock(ttl);
-        confirmed(inner, claim, at_server, |confirmation| confirmation.ttl = ttl).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let at_server = with_ttl(request, self.server.by_this_clock(request.ttl));
+        confirmed(inner, &at_server, |confirmation| confirmation.ttl = request.ttl).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut sent = leases.to_vec();
         for lease in &mut sent {
             lease.ttl = self.server.by_this_clock(lease.ttl);

@@ -1,10 +1,9 @@
 //! Fencing tokens that do not fence.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Answer, Claim, CoreHandle, Event, LeaseRef};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Answer, CoreHandle, Event, RenewRequest};
 use leasehold_core::{FencingToken, Result};
 
 use super::{plain, stateful};
@@ -65,15 +64,15 @@ macro_rules! mapping {
     ($($name:ident)*) => {
         $(#[async_trait]
         impl Hooks for $name {
-            async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-                let mut answer = inner.backend.acquire(claim, ttl).await;
+            async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+                let mut answer = inner.backend.acquire(request).await;
                 if let Ok(Acquisition::Granted(grant)) = &mut answer {
                     grant.token = self.map(inner.nth, grant.token);
                 }
                 answer
             }
 
-            async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+            async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
                 let mut answers = inner.renew(leases).await;
                 for (_, answer) in &mut answers {
                     if let Answer::Granted(grant) = answer {

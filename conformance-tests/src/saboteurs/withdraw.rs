@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Acquisition, Certainty, Claim, OwnerToken, Release};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, OwnerToken, Release, ReleaseRequest};
 use leasehold_core::{ErrorKind, Result};
 
 use super::exclusion::refused;
@@ -19,18 +19,18 @@ use crate::hooks::{Hooks, Inner};
 struct Notes(Mutex<HashMap<OwnerToken, Instant>>);
 
 impl Notes {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration, kept: Duration) -> Result<Acquisition> {
-        if lock(&self.0).get(claim.owner()).is_some_and(|since| since.elapsed() < kept) {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest, kept: Duration) -> Result<Acquisition> {
+        if lock(&self.0).get(request.claim.owner()).is_some_and(|since| since.elapsed() < kept) {
             return Err(refused(ErrorKind::Lost));
         }
-        inner.backend.acquire(claim, ttl).await
+        inner.backend.acquire(request).await
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        if certainty == Certainty::Unsure {
-            lock(&self.0).insert(*claim.owner(), Instant::now());
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        if request.certainty == Certainty::Unsure {
+            lock(&self.0).insert(*request.claim.owner(), Instant::now());
         }
-        inner.backend.release(claim, Certainty::Sure).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await
     }
 }
 
@@ -44,12 +44,12 @@ stateful! {
 
 #[async_trait]
 impl Hooks for ForgetsWithdrawnClaims {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.0.acquire(inner, claim, ttl, Duration::from_secs(2)).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        self.0.acquire(inner, request, Duration::from_secs(2)).await
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.0.release(inner, claim, certainty).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        self.0.release(inner, request).await
     }
 }
 
@@ -72,11 +72,11 @@ impl Saboteur for CrashForgetsWithdrawnClaims {
 
 #[async_trait]
 impl Hooks for CrashForgetsWithdrawnClaims {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        self.0.acquire(inner, claim, ttl, Duration::MAX).await
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        self.0.acquire(inner, request, Duration::MAX).await
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.0.release(inner, claim, certainty).await
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        self.0.release(inner, request).await
     }
 }

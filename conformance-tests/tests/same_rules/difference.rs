@@ -1,13 +1,13 @@
 //! Differences that are planted in the memory store, one rule each.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_conformance::hooks::{Hooks, Inner};
 use leasehold_core::Result;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, CoreHandle, Event, Extend, IfHeld, LeaseRef, Release,
+    AcquireRequest, Acquisition, Answer, Certainty, CoreHandle, Event, Extend, OnContention, Release, ReleaseRequest,
+    RenewRequest,
 };
 
 /// What the memory store does otherwise.
@@ -40,14 +40,14 @@ impl Difference {
 
 #[async_trait]
 impl Hooks for Difference {
-    async fn acquire(&self, inner: &Inner, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         match self {
-            Self::NoPlaces => inner.backend.acquire(&claim.clone().if_held(IfHeld::Leave), ttl).await,
-            _ => inner.backend.acquire(claim, ttl).await,
+            Self::NoPlaces => inner.backend.acquire(&request.clone().on_contention(OnContention::Fail)).await,
+            _ => inner.backend.acquire(request).await,
         }
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let mut leases = leases.to_vec();
         for lease in &mut leases {
             if *self == Self::RenewalsShorten {
@@ -57,19 +57,20 @@ impl Hooks for Difference {
         let answers = inner.renew(&leases).await;
         for (index, answer) in &answers {
             if let (Self::RenewalsCreate, Answer::Lost) = (self, answer) {
-                let _ = inner.backend.acquire(&leases[*index].claim, leases[*index].ttl).await;
+                let RenewRequest { claim, ttl, .. } = leases[*index].clone();
+                let _ = inner.backend.acquire(&AcquireRequest::new(claim, ttl)).await;
             }
         }
         answers
     }
 
-    async fn release(&self, inner: &Inner, claim: &Claim, certainty: Certainty) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
         let certainty = match self {
             Self::NoTombstones => Certainty::Sure,
             Self::AlwaysTombstones => Certainty::Unsure,
-            _ => certainty,
+            _ => request.certainty,
         };
-        inner.backend.release(claim, certainty).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), certainty)).await
     }
 
     fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Event, Extend, IfHeld, LeaseRef, Mode, OwnerToken, PlaceNumber, Release,
+    AcquireRequest, Acquisition, Answer, Certainty, Claim, Event, Extend, OnContention, OwnerToken, PlaceNumber,
+    Release, RenewRequest,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
@@ -37,6 +38,8 @@ pub(super) struct Sequence<'a> {
     told: [Vec<(OwnerToken, PlaceNumber, u64)>; 2],
     /// Claims that were given back: whether they were told of a handoff just before is a matter of order within one step.
     given_back: HashSet<OwnerToken>,
+    /// Claims that want no place.
+    impatient: HashSet<OwnerToken>,
     log: Vec<String>,
     /// How often each kind of answer was compared.
     pub(super) seen: BTreeMap<&'static str, u64>,
@@ -90,6 +93,7 @@ impl<'a> Sequence<'a> {
             drawn: 0,
             locks: Vec::new(),
             told: [Vec::new(), Vec::new()],
+            impatient: HashSet::new(),
             given_back: HashSet::new(),
             log: Vec::new(),
             seen: BTreeMap::new(),
@@ -110,8 +114,11 @@ impl<'a> Sequence<'a> {
         let mut owner = [0; 16];
         owner[..8].copy_from_slice(&self.seed.to_be_bytes());
         owner[8..].copy_from_slice(&self.drawn.to_be_bytes());
-        let claim = Claim::new(name.clone(), OwnerToken::from_bytes(owner), Mode::Exclusive, Arc::new(holder));
-        if self.rng.random_bool(0.1) { claim.if_held(IfHeld::Leave) } else { claim }
+        let claim = Claim::new(name.clone(), OwnerToken::from_bytes(owner), Arc::new(holder));
+        if self.rng.random_bool(0.1) {
+            self.impatient.insert(*claim.owner());
+        }
+        claim
     }
 
     /// Runs it; the error says what the stores disagree about, and what led there.
@@ -140,6 +147,12 @@ impl<'a> Sequence<'a> {
         let ahead = self.pair.ahead();
         assert!(ahead < LATEST, "this machine is too slow to compare anything: Redis is {ahead:?} late");
         Ok(())
+    }
+
+    fn request(&self, claim: &Claim, ttl: Duration) -> AcquireRequest {
+        let is_impatient = self.impatient.contains(claim.owner());
+        let on_contention = if is_impatient { OnContention::Fail } else { OnContention::Queue };
+        AcquireRequest::new(claim.clone(), ttl).on_contention(on_contention)
     }
 
     fn ttl(&mut self) -> Duration {
@@ -174,11 +187,11 @@ impl<'a> Sequence<'a> {
         let (claims, ttl) = (self.some(false), self.ttl());
         let mut redis = Vec::new();
         for (_, claim) in &claims {
-            let (client, claim) = (self.clients(claim)[1], claim.clone());
-            redis.push(async move { client.acquire(&claim, ttl).await });
+            let (client, request) = (self.clients(claim)[1], self.request(claim, ttl));
+            redis.push(async move { client.request(&request).await });
         }
         for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
-            let memory = self.clients(claim)[0].acquire(claim, ttl).await;
+            let memory = self.clients(claim)[0].request(&self.request(claim, ttl)).await;
             self.log.push(format!("{} acquires for {ttl:?}: {memory:?}", who(claim)));
             let withdrawn = memory.is_err();
             self.note(match &memory {
@@ -241,7 +254,7 @@ impl<'a> Sequence<'a> {
             let (ttl, exactly) = (self.ttl(), self.rng.random_bool(0.2));
             let known = self.locks[*lock].places.get(claim.owner()).copied().unwrap_or_default();
             for (store, leases) in leases.iter_mut().enumerate() {
-                let mut lease = LeaseRef::new(claim.clone(), known[store], ttl);
+                let mut lease = RenewRequest::new(claim.clone(), known[store], ttl);
                 if exactly {
                     lease.extend = Extend::Exactly;
                 }
@@ -322,7 +335,7 @@ impl<'a> Sequence<'a> {
     async fn look(&mut self, lock: usize) -> Compared {
         let name = self.locks[lock].name.clone();
         let claim = self.draw(&name);
-        let lease = LeaseRef::new(claim.clone(), PlaceNumber::NONE, Duration::from_secs(TTLS[0]));
+        let lease = RenewRequest::new(claim.clone(), PlaceNumber::NONE, Duration::from_secs(TTLS[0]));
         let [memory, redis] = self.clients(&claim);
         self.compare_renewal(lock, &claim, memory.renew(lease.clone()).await, redis.renew(lease).await)
     }

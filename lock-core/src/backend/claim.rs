@@ -1,33 +1,12 @@
 //! Claims: one attempt of one client to hold a lock.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::holder_info::HolderInfo;
 use crate::name::LockName;
 use crate::token::OwnerToken;
-
-/// How a lock is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Mode {
-    /// By one holder at a time.
-    #[default]
-    Exclusive,
-    /// By any number of holders, none of them exclusive. No backend has it yet.
-    Shared,
-}
-
-/// What a claim wants while another holds the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum IfHeld {
-    /// A place in the server's queue, where the server keeps one.
-    #[default]
-    Queue,
-    /// Nothing: the answer is [`Held`](crate::backend::Acquisition::Held), and nothing is kept at the store.
-    Leave,
-}
 
 /// One attempt of one client to hold a lock. It exists before, during and after its lease. Cheap to clone.
 ///
@@ -39,28 +18,34 @@ pub struct Claim(Arc<Inner>);
 struct Inner {
     name: LockName,
     owner: OwnerToken,
-    mode: Mode,
-    if_held: IfHeld,
     holder: Arc<HolderInfo>,
+    slot: Slot,
+}
+
+enum Slot {
+    Own(Values),
+    /// That of the claim which this one is under another name.
+    Of(Claim),
+}
+
+/// One value of each type.
+#[derive(Default)]
+struct Values {
+    first: OnceLock<Box<dyn Any + Send + Sync>>,
+    others: OnceLock<Box<Values>>,
 }
 
 impl Claim {
     /// A claim of the lock `name` by a fresh `owner`.
-    pub fn new(name: LockName, owner: OwnerToken, mode: Mode, holder: Arc<HolderInfo>) -> Self {
-        Self(Arc::new(Inner { name, owner, mode, if_held: IfHeld::Queue, holder }))
-    }
-
-    /// The same claim with another wish for when the lock is held. [`Claim::new`] wants a place.
-    #[must_use]
-    pub fn if_held(self, if_held: IfHeld) -> Self {
-        let Inner { name, owner, mode, holder, .. } = &*self.0;
-        Self(Arc::new(Inner { name: name.clone(), owner: *owner, mode: *mode, if_held, holder: holder.clone() }))
+    pub fn new(name: LockName, owner: OwnerToken, holder: Arc<HolderInfo>) -> Self {
+        Self(Arc::new(Inner { name, owner, holder, slot: Slot::Own(Values::default()) }))
     }
 
     /// The same claim under another name, for a backend that wraps another one.
     #[must_use]
     pub fn renamed(&self, name: LockName) -> Self {
-        Self::new(name, self.0.owner, self.0.mode, self.0.holder.clone()).if_held(self.0.if_held)
+        let Inner { owner, holder, .. } = &*self.0;
+        Self(Arc::new(Inner { name, owner: *owner, holder: holder.clone(), slot: Slot::Of(self.clone()) }))
     }
 
     /// The lock.
@@ -73,24 +58,50 @@ impl Claim {
         &self.0.owner
     }
 
-    /// How it wants to hold the lock.
-    pub fn mode(&self) -> Mode {
-        self.0.mode
-    }
-
-    /// What it wants while another holds the lock.
-    pub fn wish(&self) -> IfHeld {
-        self.0.if_held
-    }
-
     /// Who claims, for people.
     pub fn holder(&self) -> &HolderInfo {
         &self.0.holder
+    }
+
+    /// What a backend keeps for this claim, a key or a connection for example. The first call makes it. All clones of the claim share
+    /// it, and it is dropped with the last of them. A claim keeps one value of each type, so that backends that wrap others do not
+    /// interfere: use a type of your own.
+    pub fn slot<T: Default + Send + Sync + 'static>(&self) -> &T {
+        let mut values = match &self.0.slot {
+            Slot::Own(values) => values,
+            Slot::Of(claim) => return claim.slot(),
+        };
+        loop {
+            if let Some(value) = values.first.get_or_init(|| Box::<T>::default()).downcast_ref() {
+                return value;
+            }
+            values = values.others.get_or_init(Box::default);
+        }
     }
 }
 
 impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("name", &self.0.name).field("mode", &self.0.mode).finish_non_exhaustive()
+        f.debug_struct("Claim").field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_shared_by_the_clones_of_a_claim_and_dropped_with_the_last() {
+        let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
+        let claim = Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([1; 16]), holder);
+        let kept: &OnceLock<Arc<()>> = claim.slot();
+        let value = kept.get_or_init(Arc::default).clone();
+        let renamed = claim.clone().renamed(LockName::new("tenant/job").unwrap());
+        assert!(Arc::ptr_eq(renamed.slot::<OnceLock<Arc<()>>>().get().unwrap(), &value));
+        assert_eq!(renamed.slot::<String>(), "", "a value of another type");
+        drop(claim);
+        assert_eq!(Arc::strong_count(&value), 2);
+        drop(renamed);
+        assert_eq!(Arc::strong_count(&value), 1);
     }
 }

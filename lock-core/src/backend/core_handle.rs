@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::{Confirmation, PlaceNumber};
 use crate::clock::{Clock, Stamp};
+use crate::entropy::Entropy;
 use crate::name::LockName;
 use crate::token::{FencingToken, OwnerToken};
 
@@ -47,18 +49,39 @@ pub enum Event {
 pub struct CoreHandle {
     clock: Arc<dyn Clock>,
     keeper: tokio::runtime::Handle,
+    entropy: Arc<Entropy>,
     events: Arc<dyn Fn(Event) + Send + Sync>,
 }
 
 impl CoreHandle {
-    /// A handle with this clock and this way for events. lock-core makes one for every client; a backend that
-    /// wraps another makes its own.
+    /// A handle with this clock and this way for events. lock-core makes one for every client.
     pub fn new(
         clock: Arc<dyn Clock>,
         keeper: tokio::runtime::Handle,
         events: impl Fn(Event) + Send + Sync + 'static,
     ) -> Self {
-        Self { clock, keeper, events: Arc::new(events) }
+        Self::with_entropy(clock, keeper, Arc::new(Entropy::Thread), events)
+    }
+
+    pub(crate) fn with_entropy(
+        clock: Arc<dyn Clock>,
+        keeper: tokio::runtime::Handle,
+        entropy: Arc<Entropy>,
+        events: impl Fn(Event) + Send + Sync + 'static,
+    ) -> Self {
+        Self { clock, keeper, entropy, events: Arc::new(events) }
+    }
+
+    /// The same handle with another way for events, for a backend that wraps another one.
+    #[must_use]
+    pub fn with_events(&self, events: impl Fn(Event) + Send + Sync + 'static) -> Self {
+        Self { events: Arc::new(events), ..self.clone() }
+    }
+
+    /// Between 3/4 and 5/4 of a pause, so that clients do not act all at once. With a [seed](crate::LockClientBuilder::seed) the
+    /// result can be replayed.
+    pub fn jitter(&self, pause: Duration) -> Duration {
+        self.entropy.jitter(pause)
     }
 
     /// A stamp. Take it just before the request is sent.

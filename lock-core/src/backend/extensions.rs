@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 
 use crate::admin::{Finding, Listing};
+use crate::backend::WatchNames;
 use crate::error::Result;
 use crate::lock_info::LockInfo;
 use crate::name::LockName;
@@ -20,6 +21,8 @@ pub struct Extensions<'a> {
     pub break_lock: Option<&'a dyn Break>,
     /// Says whether the store is fit for locks.
     pub examine: Option<&'a dyn Examine>,
+    /// Reports when a lock may be free.
+    pub watch: Option<&'a dyn WatchNames>,
 }
 
 impl std::fmt::Debug for Extensions<'_> {
@@ -29,6 +32,7 @@ impl std::fmt::Debug for Extensions<'_> {
             .field("list", &self.list.is_some())
             .field("break_lock", &self.break_lock.is_some())
             .field("examine", &self.examine.is_some())
+            .field("watch", &self.watch.is_some())
             .finish()
     }
 }

@@ -86,23 +86,6 @@ pub enum Acquisition {
     },
 }
 
-/// What lock-core knows of the requests of a claim that it releases.
-#[expect(clippy::exhaustive_enums, reason = "a request was answered or it was not")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Certainty {
-    /// Every request was answered.
-    Sure,
-    /// At least one request has no answer and may still apply: the backend makes sure that a late copy cannot.
-    Unsure,
-}
-
-impl Certainty {
-    /// What is known of two sets of requests together.
-    pub(crate) fn and(self, other: Self) -> Self {
-        if self == Self::Sure { other } else { Self::Unsure }
-    }
-}
-
 /// The outcome of a release. An outcome that is not known is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -7,7 +7,9 @@ mod core_handle;
 mod extensions;
 mod grant;
 mod renewal;
-pub mod setting;
+mod requests;
+mod store_url;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +20,23 @@ pub use async_trait::async_trait;
 /// The runtime handle in [`CoreHandle`] is of this version.
 #[doc(no_inline)]
 pub use tokio;
+/// The URL in [`StoreUrl`] is of this version.
+#[doc(no_inline)]
+pub use url;
 
 pub use self::attachment::Attachment;
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
-pub use self::claim::{Claim, IfHeld, Mode};
+pub use self::claim::Claim;
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
-pub use self::grant::{Acquisition, Certainty, Confirmation, Grant, PlaceNumber, Release};
-pub use self::renewal::{Answer, Answers, Extend, LeaseRef};
-pub use crate::clock::{Clock, Stamp, SystemClock};
+pub use self::grant::{Acquisition, Confirmation, Grant, PlaceNumber, Release};
+pub use self::renewal::{Answer, Answers};
+pub use self::requests::{
+    AcquireRequest, Certainty, Extend, LeaseKind, Mode, OnContention, ReleaseRequest, RenewRequest,
+};
+pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
+pub use self::watch::{WatchGuard, WatchNames, Watches};
+pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
 use crate::error::Result;
 pub use crate::timers::require_timers;
 pub use crate::token::OwnerToken;
@@ -55,23 +65,35 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 /// - **Stamps** are taken from the [`CoreHandle`] just before the request is sent.
 /// - **Dropped calls.** lock-core lets every call run to its end, but a runtime that shuts down drops it at any
 ///   await: the outcome is unknown then, and later calls are not harmed.
+///
+/// # What lock-core guarantees
+/// A backend relies on these points and does not check them, except by `debug_assert!`. The case
+/// `keeper::requests_are_within_what_the_backend_promises` proves them.
+/// - **Attached first.** [`attach`](Self::attach) is called once, before every other call.
+/// - **Within bounds.** The mode of an acquire is one of [`Capabilities::modes`]. Its ttl lies between [`Capabilities::min_ttl`] and
+///   [`Capabilities::max_ttl`], and so does that of a renewal. A [`LockName`](crate::LockName) is valid by its type.
+/// - **One batch.** A call renews one to [`Capabilities::renew_batch`] leases and places.
+/// - **Context.** lock-core adds the lock, the backend and the action to every error.
+/// - **Nothing is left.** An acquire that is answered [`Granted`](Acquisition::Granted) or [`Queued`](Acquisition::Queued), or fails with
+///   [`Indeterminate`](crate::ErrorKind::Indeterminate), is followed by a release of its claim, unless the backend itself reports the
+///   claim as lost. The release is repeated until it is answered or the ttl is over.
 #[async_trait]
 pub trait LockBackend: Send + Sync + 'static {
     /// Hands over the line to lock-core. Called once, before every other call; a backend serves one client.
     fn attach(&self, core: CoreHandle);
 
-    /// Tries once to get the lock for `ttl`.
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition>;
+    /// Tries once to get the lock.
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition>;
 
     /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
     /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
     /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Look`]: whoever waits
     /// holds when the lease ends, and not a part of its place's ttl later.
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers);
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers);
 
     /// Ends the lease or place of a claim. With [`Certainty::Unsure`] also makes sure that a request of this claim that
     /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release>;
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release>;
 
     /// What this backend promises. Constant once it is attached.
     fn capabilities(&self) -> Capabilities;
@@ -86,16 +108,16 @@ impl<B: LockBackend + ?Sized> LockBackend for Arc<B> {
         (**self).attach(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        (**self).acquire(claim, ttl).await
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        (**self).acquire(request).await
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
-        (**self).renew(leases, answers).await;
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+        (**self).renew(requests, answers).await;
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        (**self).release(claim, certainty).await
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        (**self).release(request).await
     }
 
     fn capabilities(&self) -> Capabilities {

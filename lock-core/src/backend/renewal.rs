@@ -1,42 +1,11 @@
-//! What a renewal asks, and how its answers come back one by one.
+//! The answers to a renewal, one by one.
 
 use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::backend::{Claim, Confirmation, Grant, PlaceNumber};
+use crate::backend::{Confirmation, Grant};
 use crate::error::{Error, ErrorKind};
-
-/// How far a renewal moves the deadline at the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Extend {
-    /// To the later of the old deadline and now + ttl: a late copy never shortens a lease.
-    AtLeast,
-    /// To now + ttl, also when that is earlier: a holder that is done leaves its lease to run out then.
-    Exactly,
-}
-
-/// A lease or a place that is to be renewed.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LeaseRef {
-    /// The claim that has it.
-    pub claim: Claim,
-    /// The ttl to renew to.
-    pub ttl: Duration,
-    /// The place, as far as it is known; the lease's own where the claim holds.
-    pub place: PlaceNumber,
-    /// Whether the deadline may come nearer.
-    pub extend: Extend,
-}
-
-impl LeaseRef {
-    /// A reference that renews to `ttl` and never shortens.
-    pub fn new(claim: Claim, place: PlaceNumber, ttl: Duration) -> Self {
-        Self { claim, ttl, place, extend: Extend::AtLeast }
-    }
-}
 
 /// What the store says about one lease or place that was to be renewed.
 #[derive(Clone, Debug)]

@@ -6,13 +6,12 @@ use std::time::Duration;
 use super::queue::{Queue, Stage, held_by_another, no_answer};
 use super::report::Report;
 use super::{LeaseKeeper, State};
-use crate::backend::{Acquisition, Certainty, Claim};
+use crate::backend::{AcquireRequest, Acquisition, Certainty, Claim};
 use crate::error::{ErrorKind, Result};
 
 /// An acquire that is to be sent.
 pub(crate) struct Attempt {
-    pub(super) claim: Claim,
-    pub(super) ttl: Duration,
+    pub(super) request: AcquireRequest,
     /// Unsure when an earlier acquire of the claim was never answered.
     pub(super) certainty: Certainty,
 }
@@ -30,7 +29,7 @@ impl Drop for Unsettled {
         if self.open && self.sent {
             self.keeper.settle(&self.attempt, Err(no_answer()));
         } else if self.open {
-            self.keeper.not_sent(&self.attempt.claim);
+            self.keeper.not_sent(&self.attempt.request.claim);
         }
     }
 }
@@ -43,7 +42,7 @@ impl LeaseKeeper {
         async move {
             unsettled.sent = true;
             let Unsettled { attempt, keeper, .. } = &unsettled;
-            let answer = keeper.backend.acquire(&attempt.claim, attempt.ttl).await;
+            let answer = keeper.backend.acquire(&attempt.request).await;
             unsettled.open = false;
             unsettled.keeper.settle(&unsettled.attempt, answer);
         }
@@ -51,12 +50,12 @@ impl LeaseKeeper {
 
     /// The queue whose current claim this is.
     pub(super) fn queue_of<'s>(state: &'s mut State, claim: &Claim) -> Option<&'s mut Queue> {
-        state.queues.get_mut(claim.name()).filter(|queue| queue.claim.owner() == claim.owner())
+        state.queues.get_mut(claim.name()).filter(|queue| queue.request.claim.owner() == claim.owner())
     }
 
     /// Takes the answer of an attempt.
     fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<Acquisition>) {
-        let Attempt { claim, ttl, certainty } = attempt;
+        let Attempt { request: AcquireRequest { claim, ttl, .. }, certainty } = attempt;
         self.with_state(|state, effects| {
             let name = claim.name();
             let Some(queue) = Self::queue_of(state, claim) else {
@@ -91,12 +90,14 @@ impl LeaseKeeper {
                 }
                 Ok(Acquisition::Held { look_in }) => {
                     queue.answer(sent);
+                    queue.request.attempt += 1;
                     if self.refuse_tries(state, effects, name, held_by_another()) {
                         return;
                     }
                     let Some(queue) = Self::queue_of(state, claim) else { return };
                     // Those who wait want another claim at once.
                     let look_in = if queue.is_outdated() { Duration::ZERO } else { look_in };
+                    effects.watches.push(claim.clone());
                     let pause = look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2)));
                     self.look_at(state, name, self.now().plus(pause));
                 }
@@ -134,17 +135,17 @@ mod tests {
     use std::future::poll_fn;
 
     use crate::LockClient;
-    use crate::backend::{IfHeld, Mode};
+    use crate::backend::{LeaseKind, Mode, OnContention};
     use crate::defaults::{DEFAULT_TTL, DEFAULT_WAIT};
     use crate::keeper::Entry;
-    use crate::lease::{Renewal, Terms};
+    use crate::lease::Terms;
     use crate::memory::{MemoryBackend, MemoryStore};
     use crate::name::LockName;
 
     const TERMS: Terms = Terms {
         mode: Mode::Exclusive,
         ttl: DEFAULT_TTL,
-        renewal: Renewal::Kept,
+        kind: LeaseKind::Kept,
         max_hold: None,
         min_hold: None,
         holder: None,
@@ -155,7 +156,7 @@ mod tests {
     async fn an_attempt_that_was_never_polled_is_made_by_the_keeper() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
         let (keeper, name) = (client.shared.keeper.clone(), LockName::new("job").unwrap());
-        let entry = keeper.enter(&name, TERMS, IfHeld::Queue, DEFAULT_WAIT).unwrap();
+        let entry = keeper.enter(&name, TERMS, OnContention::Queue, DEFAULT_WAIT).unwrap();
         let Entry::Queued(mut ticket, Some(attempt)) = entry else { panic!("nobody else is there") };
         drop(keeper.clone().attempt(attempt));
         let outcome = tokio::time::timeout(DEFAULT_WAIT / 4, poll_fn(|cx| ticket.poll_outcome(cx)));
@@ -168,7 +169,7 @@ mod tests {
     async fn an_attempt_that_was_never_polled_leaves_nothing() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
         let (keeper, name) = (client.shared.keeper.clone(), LockName::new("job").unwrap());
-        let entry = keeper.enter(&name, TERMS, IfHeld::Queue, DEFAULT_WAIT).unwrap();
+        let entry = keeper.enter(&name, TERMS, OnContention::Queue, DEFAULT_WAIT).unwrap();
         let Entry::Queued(ticket, Some(attempt)) = entry else { panic!("nobody else is there") };
         let attempt = keeper.clone().attempt(attempt);
         drop(ticket);

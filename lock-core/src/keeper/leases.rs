@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseRef, PlaceNumber};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseKind, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Lease, Renewal, Terms, period, validity_end};
+use crate::lease::{Lease, Terms, period, validity_end};
 use crate::sync::lock;
 use crate::token::OwnerToken;
 
@@ -32,11 +32,11 @@ const TOP_UP_DELAY: Duration = Duration::from_millis(100);
 /// When a lease with this confirmation is renewed next: never, once it is fixed and has its own ttl, or lasts until `max_hold`.
 fn next_renewal(now: Stamp, lease: &Lease, top_up: bool, confirmation: &Confirmation) -> Option<Stamp> {
     let regular = confirmation.sent.plus(period(confirmation.ttl.min(lease.terms.ttl)));
-    match lease.terms.renewal {
+    match lease.terms.kind {
         _ if !lease.can_be_prolonged(now) => None,
         _ if top_up => Some(regular.min(now.plus(TOP_UP_DELAY))),
-        Renewal::Kept => Some(regular),
-        Renewal::Fixed => None,
+        LeaseKind::Kept => Some(regular),
+        LeaseKind::Fixed => None,
     }
 }
 
@@ -117,7 +117,7 @@ impl LeaseKeeper {
     }
 
     /// A lease's task is due: a renewal to send, or something that is done here.
-    pub(super) fn lease_due(&self, state: &mut State, id: TaskId, at: Stamp) -> Option<(Arc<Lease>, LeaseRef)> {
+    pub(super) fn lease_due(&self, state: &mut State, id: TaskId, at: Stamp) -> Option<(Arc<Lease>, RenewRequest)> {
         let Some(Task::Lease(task)) = state.schedule.get_mut(id) else { return None };
         let lease = task.lease.clone();
         let Ok(valid_until) = self.look(&mut state.reports, &lease) else {
@@ -125,7 +125,7 @@ impl LeaseKeeper {
             return None;
         };
         let now = self.now();
-        let renewed = task.top_up || lease.terms.renewal == Renewal::Kept;
+        let renewed = task.top_up || lease.terms.kind == LeaseKind::Kept;
         let bound = self.call_bound().min(period(task.confirmed));
         let next = match task.flight {
             Some(sent) if now < sent.plus(bound) => sent.plus(bound),
@@ -141,7 +141,7 @@ impl LeaseKeeper {
             None if renewed && lease.can_be_prolonged(now) => {
                 task.flight = Some(now);
                 let ttl = lease.ttl_to_ask(now, self.capabilities.min_ttl);
-                let renewal = LeaseRef::new(lease.claim.clone(), lease.place, ttl);
+                let renewal = RenewRequest::new(lease.claim.clone(), lease.place, ttl);
                 self.counters.renewal_lag(now.since(at));
                 state.schedule.at(id, now.plus(bound).min(valid_until));
                 return Some((lease, renewal));

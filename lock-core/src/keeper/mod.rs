@@ -29,13 +29,13 @@ pub use self::run::KeeperHome;
 use self::schedule::{Schedule, TaskId};
 
 use self::withdraw::Withdrawal;
-use crate::backend::{Capabilities, Claim, CoreHandle, Event, IfHeld, LockBackend, Mode};
+use crate::backend::{AcquireRequest, Capabilities, Claim, CoreHandle, Event, LockBackend, OnContention, WatchGuard};
 use crate::clock::{Clock, Stamp};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::holder_id::HolderId;
 use crate::holder_info::HolderInfo;
-use crate::lease::Lease;
+use crate::lease::{Lease, Terms};
 use crate::name::LockName;
 use crate::stats::{Counters, Stats};
 use crate::sync::lock;
@@ -55,7 +55,7 @@ pub struct LeaseKeeper {
     backend: Arc<dyn LockBackend>,
     capabilities: Capabilities,
     clock: Arc<dyn Clock>,
-    entropy: Entropy,
+    entropy: Arc<Entropy>,
     margin_percent: u8,
     holder_info: Arc<HolderInfo>,
     home: tokio::runtime::Handle,
@@ -84,6 +84,8 @@ struct State {
     sleeps_until: Stamp,
     life: Life,
     reports: Reports,
+    /// A backend's code runs when they are dropped.
+    unwatched: Vec<WatchGuard>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,8 @@ enum Task {
 struct Effects {
     deliveries: Vec<(oneshot::Sender<Result<Hold>>, Result<Hold>)>,
     attempts: Vec<Attempt>,
+    /// Claims that were refused, and wait.
+    watches: Vec<Claim>,
 }
 
 /// Owner tokens are random already.
@@ -144,17 +148,18 @@ pub(crate) struct Parts {
 impl LeaseKeeper {
     fn new(parts: Parts, home: tokio::runtime::Handle) -> Arc<Self> {
         Arc::new_cyclic(|keeper: &std::sync::Weak<Self>| {
-            let keeper = keeper.clone();
-            parts.backend.attach(CoreHandle::new(parts.clock.clone(), home.clone(), move |event| {
+            let (keeper, entropy) = (keeper.clone(), Arc::new(parts.entropy));
+            let core = CoreHandle::with_entropy(parts.clock.clone(), home.clone(), entropy.clone(), move |event| {
                 if let Some(keeper) = keeper.upgrade() {
                     keeper.on_event(event);
                 }
-            }));
+            });
+            parts.backend.attach(core);
             Self {
                 capabilities: parts.backend.capabilities(),
                 backend: parts.backend,
                 clock: parts.clock,
-                entropy: parts.entropy,
+                entropy,
                 margin_percent: parts.margin_percent,
                 holder_info: Arc::new(parts.holder_info),
                 home,
@@ -171,6 +176,7 @@ impl LeaseKeeper {
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
                     reports: Reports::default(),
+                    unwatched: Vec::new(),
                 }),
                 open_calls: AtomicUsize::new(0),
                 ending: AtomicBool::new(false),
@@ -208,7 +214,7 @@ impl LeaseKeeper {
     /// Works on the state, then does what must not be done while it is locked.
     fn with_state<T>(self: &Arc<Self>, work: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
         let mut effects = Effects::default();
-        let (done, wake, reports) = {
+        let (done, wake, reports, unwatched) = {
             let mut state = lock(&self.state);
             let done = work(&mut state, &mut effects);
             let wake = state.schedule.next().is_some_and(|next| next < state.sleeps_until);
@@ -216,12 +222,14 @@ impl LeaseKeeper {
                 // Once is enough until the keeper has looked.
                 state.sleeps_until = Stamp::ZERO;
             }
-            (done, wake, std::mem::take(&mut state.reports))
+            (done, wake, std::mem::take(&mut state.reports), std::mem::take(&mut state.unwatched))
         };
         if wake {
             self.wake.notify_one();
         }
         reports.emit();
+        drop(unwatched);
+        effects.watches.iter().for_each(|claim| self.watch(claim));
         for (taker, outcome) in effects.deliveries {
             // A taker that is gone drops the hold, which releases it.
             let _ = taker.send(outcome);
@@ -230,6 +238,17 @@ impl LeaseKeeper {
             self.home.spawn(self.clone().attempt(attempt));
         }
         done
+    }
+
+    /// Has the backend report when the lock of a claim that waits may be free.
+    fn watch(&self, claim: &Claim) {
+        let Some(names) = self.backend.extensions().watch else { return };
+        let mut watch = Some(names.watch(claim));
+        if let Some(queue) = Self::queue_of(&mut lock(&self.state), claim) {
+            watch = std::mem::replace(&mut queue.watch, watch);
+        }
+        // The former one, or a claim that does not wait any more: dropped where nothing is locked.
+        drop(watch);
     }
 
     pub(crate) fn count_acquire(&self) {
@@ -244,9 +263,11 @@ impl LeaseKeeper {
         }
     }
 
-    fn draw_claim(&self, name: &LockName, mode: Mode, if_held: IfHeld) -> Claim {
-        let claim = Claim::new(name.clone(), self.entropy.owner_token(), mode, self.holder_info.clone());
-        if if_held == IfHeld::Leave { claim.if_held(if_held) } else { claim }
+    /// The request of a new claim.
+    fn draw_claim(&self, name: &LockName, terms: &Terms, on_contention: OnContention) -> AcquireRequest {
+        let claim = Claim::new(name.clone(), self.entropy.owner_token(), self.holder_info.clone());
+        let Terms { mode, ttl, kind, .. } = *terms;
+        AcquireRequest { claim, mode, ttl, kind, on_contention, attempt: 0 }
     }
 
     /// How long a call may go unanswered before it counts as unknown.

@@ -16,7 +16,7 @@ use super::hold::Hold;
 use super::schedule::TaskId;
 use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::{Certainty, Claim, Confirmation, IfHeld, PlaceNumber};
+use crate::backend::{AcquireRequest, Certainty, Confirmation, OnContention, PlaceNumber, WatchGuard};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Terms;
@@ -26,8 +26,8 @@ use crate::token::FencingToken;
 /// The acquires of one client for one lock, and the claim that stands for them. Exists while somebody waits.
 pub(super) struct Queue {
     pub(super) waiters: VecDeque<Waiter>,
-    pub(super) claim: Claim,
-    pub(super) ttl: Duration,
+    /// The next acquire, or the one that is under way.
+    pub(super) request: AcquireRequest,
     pub(super) stage: Stage,
     pub(super) task: Option<TaskId>,
     pub(super) first_sent: Stamp,
@@ -48,6 +48,8 @@ pub(super) struct Queue {
     pub(super) answered: Option<Stamp>,
     /// An event came while a call was under way: look once more when it has ended.
     pub(super) look_again: bool,
+    /// The backend reports when the lock may be free.
+    pub(super) watch: Option<WatchGuard>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +71,7 @@ pub(super) struct Waiter {
 /// One acquire.
 pub(super) struct Taker {
     id: u64,
-    pub(super) wish: IfHeld,
+    pub(super) on_contention: OnContention,
     /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
     confirm_after: Stamp,
     pub(super) outcome: oneshot::Sender<Result<Hold>>,
@@ -77,9 +79,9 @@ pub(super) struct Taker {
 
 impl Waiter {
     /// A place, as soon as one of the acquires wants to wait.
-    pub(super) fn wish(&self) -> IfHeld {
-        let waits = self.takers.iter().any(|taker| taker.wish == IfHeld::Queue);
-        if waits { IfHeld::Queue } else { IfHeld::Leave }
+    pub(super) fn on_contention(&self) -> OnContention {
+        let waits = self.takers.iter().any(|taker| taker.on_contention == OnContention::Queue);
+        if waits { OnContention::Queue } else { OnContention::Fail }
     }
 }
 
@@ -135,11 +137,10 @@ impl Drop for Ticket<'_> {
 }
 
 impl Queue {
-    pub(super) fn new(claim: Claim, ttl: Duration, now: Stamp) -> Self {
+    pub(super) fn new(request: AcquireRequest, now: Stamp) -> Self {
         Self {
             waiters: VecDeque::new(),
-            claim,
-            ttl,
+            request,
             stage: Stage::Calling(now),
             task: None,
             first_sent: now,
@@ -153,6 +154,7 @@ impl Queue {
             trouble: None,
             answered: None,
             look_again: false,
+            watch: None,
         }
     }
 
@@ -179,7 +181,7 @@ impl Queue {
     /// An acquire of the claim has no answer.
     pub(super) fn doubt(&mut self, now: Stamp) {
         self.certainty = Certainty::Unsure;
-        self.unknown_until = now.plus(self.ttl);
+        self.unknown_until = now.plus(self.request.ttl);
     }
 
     /// What was known of a place with a lower number is worth nothing.
@@ -211,10 +213,10 @@ impl Queue {
         takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
     }
 
-    /// Whether the front has another wish than the claim: who drew it only tried or wanted another mode, and has left.
+    /// Whether the front wants something else than the claim: who drew it only tried or wanted another mode, and has left.
     pub(super) fn is_outdated(&self) -> bool {
-        let front = self.waiters.front();
-        self.claim.wish() == IfHeld::Leave || front.is_some_and(|front| front.terms.mode != self.claim.mode())
+        let (front, request) = (self.waiters.front(), &self.request);
+        request.on_contention == OnContention::Fail || front.is_some_and(|front| front.terms.mode != request.mode)
     }
 
     /// A call that is under way has no answer either.
@@ -227,7 +229,7 @@ impl Queue {
 
     /// The ttl that the claim was sent with: of its place, if it has one.
     pub(super) fn asked_ttl(&self, max_place_ttl: &Duration) -> Duration {
-        if self.confirmation.is_some() { self.ttl.min(*max_place_ttl) } else { self.ttl }
+        if self.confirmation.is_some() { self.request.ttl.min(*max_place_ttl) } else { self.request.ttl }
     }
 }
 
@@ -245,7 +247,7 @@ impl LeaseKeeper {
         self: &'a Arc<Self>,
         name: &'a LockName,
         terms: Terms,
-        wish: IfHeld,
+        on_contention: OnContention,
         wait: Duration,
     ) -> Result<Entry<'a>> {
         self.with_state(|state, _| {
@@ -259,9 +261,9 @@ impl LeaseKeeper {
             let (sender, outcome) = oneshot::channel();
             let now = self.now();
             let confirm_after = now.plus(wait.saturating_sub(self.call_bound()));
-            let taker = Taker { id, wish, confirm_after, outcome: sender };
+            let taker = Taker { id, on_contention, confirm_after, outcome: sender };
             if let Some(queue) = state.queues.get_mut(name) {
-                if wish == IfHeld::Leave {
+                if on_contention == OnContention::Fail {
                     return Ok(Entry::Refused);
                 }
                 queue.join(terms, taker)?;
@@ -276,12 +278,12 @@ impl LeaseKeeper {
                 }
                 return Ok(Entry::Queued(self.ticket(state, name, id, outcome), None));
             }
-            let claim = self.draw_claim(name, terms.mode, wish);
-            state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
-            let mut queue = Queue::new(claim.clone(), terms.ttl, now);
+            let request = self.draw_claim(name, &terms, on_contention);
+            state.owners.insert(*request.claim.owner(), Standing::Waiting(name.clone()));
+            let mut queue = Queue::new(request.clone(), now);
             queue.waiters.push_back(Waiter { terms, takers: vec![taker] });
             state.queues.insert(name.clone(), queue);
-            let first = Attempt { claim, ttl: terms.ttl, certainty: Certainty::Sure };
+            let first = Attempt { request, certainty: Certainty::Sure };
             Ok(Entry::Queued(self.ticket(state, name, id, outcome), Some(first)))
         })
     }
@@ -331,10 +333,10 @@ impl LeaseKeeper {
     /// Nobody waits any more: takes the claim back.
     pub(super) fn disband(&self, state: &mut State, name: &LockName) {
         let Some(queue) = state.queues.get(name) else { return };
-        state.owners.remove(queue.claim.owner());
+        state.owners.remove(queue.request.claim.owner());
         self.take_back(state, name);
-        if let Some(id) = state.queues.remove(name).and_then(|queue| queue.task) {
-            state.schedule.remove(id);
+        if let Some(queue) = state.queues.remove(name) {
+            state.drop_queue(queue);
         }
     }
 
@@ -342,7 +344,7 @@ impl LeaseKeeper {
     /// is seen from its answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
     pub(super) fn take_back(&self, state: &mut State, name: &LockName) {
         let Some(queue) = state.queues.get(name) else { return };
-        let (claim, certainty, ttl) = (queue.claim.clone(), queue.certainty_now(), queue.ttl);
+        let (claim, certainty, ttl) = (queue.request.claim.clone(), queue.certainty_now(), queue.request.ttl);
         if queue.at_store || queue.certainty == Certainty::Unsure {
             self.withdraw(state, &claim, certainty, ttl);
         } else if let Stage::Calling(since) = queue.stage {
@@ -369,6 +371,14 @@ impl LeaseKeeper {
 }
 
 impl State {
+    /// Nobody waits in this queue any more.
+    pub(super) fn drop_queue(&mut self, queue: Queue) {
+        if let Some(id) = queue.task {
+            self.schedule.remove(id);
+        }
+        self.unwatched.extend(queue.watch);
+    }
+
     /// Always in the same order, so that a simulation can be replayed.
     pub(super) fn queued_names(&self) -> Vec<LockName> {
         let mut names: Vec<_> = self.queues.keys().cloned().collect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::schedule::TaskId;
 use super::withdraw::Ending;
 use super::{LeaseKeeper, Life, Parts, State, Task};
-use crate::backend::{Answer, Answers, Claim, LeaseRef, PlaceNumber};
+use crate::backend::{Answer, Answers, Claim, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
@@ -33,7 +33,7 @@ pub enum KeeperHome {
 /// What one look at the schedule brought up.
 #[derive(Default)]
 struct Step {
-    renewals: Vec<(Target, LeaseRef)>,
+    renewals: Vec<(Target, RenewRequest)>,
     withdrawals: Vec<(TaskId, (u64, Ending))>,
     next: Option<Stamp>,
     over: bool,
@@ -210,14 +210,14 @@ impl LeaseKeeper {
         }
     }
 
-    fn send(self: &Arc<Self>, batch: (Vec<Target>, Vec<LeaseRef>)) {
+    fn send(self: &Arc<Self>, batch: (Vec<Target>, Vec<RenewRequest>)) {
         self.home.spawn(self.clone().renew_batch(batch));
     }
 
     /// Every answer counts on its own, as soon as it is there. A call that is dropped leaves the rest unknown. Where one
     /// panics, what is open is asked once more, each alone: else one lease that makes the backend panic would take those
     /// along that happen to be due with it, again and again.
-    async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<LeaseRef>)) {
+    async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<RenewRequest>)) {
         let targets: Arc<[Target]> = targets.into();
         let answers = Answers::new(renewals.len(), {
             let (keeper, targets) = (self.clone(), targets.clone());

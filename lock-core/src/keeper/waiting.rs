@@ -10,7 +10,7 @@ use super::hold::Hold;
 use super::leases::Start;
 use super::queue::{Queue, Stage, Waiter, no_answer};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, IfHeld, LeaseRef, PlaceNumber};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, OnContention, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{period, validity_end};
@@ -28,7 +28,7 @@ impl LeaseKeeper {
         }
         let Some(front) = queue.waiters.front() else { return };
         let too_long = queue.asked_ttl(&self.capabilities.max_place_ttl) > front.terms.ttl;
-        let other_mode = queue.claim.mode() != front.terms.mode;
+        let other_mode = queue.request.mode != front.terms.mode;
         if too_long || other_mode || validity_end(&grant.confirmation, self.margin_percent) <= now {
             // Too late to be of use, or inherited from an acquire in another mode or with a longer ttl, which nobody could shorten.
             queue.at_store = true;
@@ -37,8 +37,8 @@ impl LeaseKeeper {
         }
         let Some(Waiter { terms, takers, .. }) = queue.waiters.pop_front() else { return };
         let start = Start {
-            claim: queue.claim.clone(),
-            asked: queue.ttl,
+            claim: queue.request.claim.clone(),
+            asked: queue.request.ttl,
             certainty: queue.certainty_now(),
             waited: queue.confirmation.is_some(),
         };
@@ -54,7 +54,7 @@ impl LeaseKeeper {
     pub(super) fn refuse_tries(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: Error) -> bool {
         let Some(queue) = state.queues.get_mut(name) else { return false };
         let Some(front) = queue.waiters.front_mut() else { return false };
-        for taker in front.takers.extract_if(.., |taker| taker.wish == IfHeld::Leave) {
+        for taker in front.takers.extract_if(.., |taker| taker.on_contention == OnContention::Fail) {
             effects.deliveries.push((taker.outcome, Err(error.clone())));
         }
         if !front.takers.is_empty() {
@@ -81,27 +81,27 @@ impl LeaseKeeper {
     /// queue ends.
     fn draw_next(&self, state: &mut State, name: &LockName) -> Option<Attempt> {
         let hash_map::Entry::Occupied(mut entry) = state.queues.entry(name.clone()) else { return None };
-        let owner = entry.get().claim.owner();
+        let owner = entry.get().request.claim.owner();
         if let Some(Standing::Waiting(_)) = state.owners.get(owner) {
             state.owners.remove(owner);
         }
-        let front = entry.get().waiters.front().map(|front| (front.terms, front.wish()));
-        let Some((terms, wish)) = front else {
-            if let Some(id) = entry.remove().task {
-                state.schedule.remove(id);
-            }
+        let front = entry.get().waiters.front().map(|front| (front.terms, front.on_contention()));
+        let Some((terms, on_contention)) = front else {
+            let queue = entry.remove();
+            state.drop_queue(queue);
             return None;
         };
         let (now, queue) = (self.now(), entry.get_mut());
-        let claim = self.draw_claim(name, terms.mode, wish);
-        state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
-        let old = std::mem::replace(queue, Queue::new(claim.clone(), terms.ttl, now));
+        let request = self.draw_claim(name, &terms, on_contention);
+        state.owners.insert(*request.claim.owner(), Standing::Waiting(name.clone()));
+        let old = std::mem::replace(queue, Queue::new(request.clone(), now));
         queue.waiters = old.waiters;
         queue.answered = old.answered;
         queue.task = old.task;
+        state.unwatched.extend(old.watch);
         queue.unknown_until = old.unknown_until;
         self.due(state, name, now.plus(self.call_bound()));
-        Some(Attempt { claim, ttl: terms.ttl, certainty: Certainty::Sure })
+        Some(Attempt { request, certainty: Certainty::Sure })
     }
 
     /// The claim has a place that the store confirmed.
@@ -147,8 +147,8 @@ impl LeaseKeeper {
         let Some(queue) = state.queues.get_mut(name) else { return };
         queue.failures += 1;
         queue.trouble = Some(error);
-        let pause = self.backoff(super::withdraw::PATIENCE.min(period(queue.ttl)), queue.failures);
-        if now.since(queue.first_sent) >= queue.ttl && !matches!(queue.stage, Stage::Standing(_)) {
+        let pause = self.backoff(super::withdraw::PATIENCE.min(period(queue.request.ttl)), queue.failures);
+        if now.since(queue.first_sent) >= queue.request.ttl && !matches!(queue.stage, Stage::Standing(_)) {
             // The first request may have been applied a whole ttl ago: nothing that is heard of this claim now is news.
             let trouble = queue.trouble.take();
             self.take_back(state, name);
@@ -185,7 +185,7 @@ impl LeaseKeeper {
         effects: &mut Effects,
         name: &LockName,
         now: Stamp,
-    ) -> Option<LeaseRef> {
+    ) -> Option<RenewRequest> {
         let bound = self.call_bound();
         let queue = state.queues.get_mut(name)?;
         match queue.stage {
@@ -203,8 +203,9 @@ impl LeaseKeeper {
                 self.next_claim(state, effects, name);
             }
             Stage::Standing(flight) => {
-                let place_ttl =
-                    queue.confirmation.map_or(queue.ttl.min(self.capabilities.max_place_ttl), |newest| newest.ttl);
+                let place_ttl = queue
+                    .confirmation
+                    .map_or(queue.request.ttl.min(self.capabilities.max_place_ttl), |newest| newest.ttl);
                 let bound = bound.min(period(place_ttl));
                 match flight {
                     Some(sent) if now < sent.plus(bound) => self.due(state, name, sent.plus(bound)),
@@ -216,7 +217,7 @@ impl LeaseKeeper {
                     }
                     None => {
                         queue.stage = Stage::Standing(Some(now));
-                        let renewal = LeaseRef::new(queue.claim.clone(), queue.place, place_ttl);
+                        let renewal = RenewRequest::new(queue.request.claim.clone(), queue.place, place_ttl);
                         self.due(state, name, now.plus(bound));
                         return Some(renewal);
                     }
@@ -224,8 +225,8 @@ impl LeaseKeeper {
             }
             Stage::Looking => {
                 queue.stage = Stage::Calling(now);
-                let (claim, ttl, certainty) = (queue.claim.clone(), queue.ttl, queue.certainty);
-                effects.attempts.push(Attempt { claim, ttl, certainty });
+                let (request, certainty) = (queue.request.clone(), queue.certainty);
+                effects.attempts.push(Attempt { request, certainty });
                 self.due(state, name, now.plus(bound));
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::{Answer, Answers, Certainty, Claim, Extend, LeaseRef, PlaceNumber, Release};
+use crate::backend::{Answer, Answers, Certainty, Claim, Extend, PlaceNumber, Release, ReleaseRequest, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -208,13 +208,14 @@ impl LeaseKeeper {
         let left = ending.run_out.filter(|run_out| !run_out.begun);
         let left = left.map(|run_out| (run_out.place, run_out.at.since(self.now())));
         let Some((place, left)) = left.filter(|(_, left)| !left.is_zero()) else {
-            return match self.backend.release(&ending.claim, ending.certainty).await? {
+            let request = ReleaseRequest::new(ending.claim.clone(), ending.certainty);
+            return match self.backend.release(&request).await? {
                 Release::Released => Ok(Ended::Released),
                 Release::NotHeld => Ok(Ended::NotHeld),
             };
         };
         let ttl = left.max(self.capabilities.min_ttl);
-        let renewal = LeaseRef { extend: Extend::Exactly, ..LeaseRef::new(ending.claim.clone(), place, ttl) };
+        let renewal = RenewRequest { extend: Extend::Exactly, ..RenewRequest::new(ending.claim.clone(), place, ttl) };
         let taken = Arc::new(Mutex::new(None));
         let answers = Answers::new(1, {
             let taken = taken.clone();

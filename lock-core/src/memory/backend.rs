@@ -9,9 +9,9 @@ use super::record::Standing;
 use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
 use crate::backend::{
-    Acquisition, Answer, Answers, Attachment, Break, Capabilities, Certainty, Claim, Confirmation, CoreHandle,
-    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, LeaseRef, List, LockBackend, Release, Restart, Scope, StoreClock,
-    Waiting,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Break, Capabilities, Confirmation, CoreHandle,
+    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, List, LockBackend, Release, ReleaseRequest, RenewRequest, Restart,
+    Scope, StoreClock, Waiting,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -52,9 +52,9 @@ impl LockBackend for MemoryBackend {
         self.line.attach(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        let sent = self.stamp()?;
-        match self.store.acquire(claim, &self.line, ttl) {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        let (sent, ttl) = (self.stamp()?, request.ttl);
+        match self.store.acquire(request, &self.line) {
             Standing::Holds { token, place, .. } => {
                 Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
             }
@@ -63,24 +63,23 @@ impl LockBackend for MemoryBackend {
                 Ok(Acquisition::Queued { confirmation, look_in })
             }
             Standing::Absent { look_in } => Ok(Acquisition::Held { look_in }),
-            Standing::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")
-                .during("acquire", claim.name(), "memory")),
+            Standing::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")),
         }
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
         let sent = match self.stamp() {
             Ok(sent) => sent,
             Err(error) => return answers.fail_rest(&error),
         };
-        let standings = self.store.renew(leases, &self.line);
-        for (index, (lease, standing)) in leases.iter().zip(standings).enumerate() {
-            answers.put(index, answer(lease, standing, sent));
+        let standings = self.store.renew(requests, &self.line);
+        for (index, (request, standing)) in requests.iter().zip(standings).enumerate() {
+            answers.put(index, answer(request, standing, sent));
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let ended = self.store.release(claim, &self.line, certainty);
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        let ended = self.store.release(request, &self.line);
         Ok(if ended { Release::Released } else { Release::NotHeld })
     }
 
@@ -104,7 +103,7 @@ impl LockBackend for MemoryBackend {
     }
 
     fn extensions(&self) -> Extensions<'_> {
-        Extensions { inspect: Some(self), list: Some(self), break_lock: Some(self), examine: None }
+        Extensions { inspect: Some(self), list: Some(self), break_lock: Some(self), ..Extensions::default() }
     }
 }
 
@@ -129,19 +128,19 @@ impl Break for MemoryBackend {
     }
 }
 
-fn answer(lease: &LeaseRef, standing: Standing, sent: Stamp) -> Answer {
+fn answer(request: &RenewRequest, standing: Standing, sent: Stamp) -> Answer {
     match standing {
         Standing::Holds { token, place, handed_off } => {
-            let confirmation = Confirmation { ttl: lease.ttl, sent, place };
+            let confirmation = Confirmation { ttl: request.ttl, sent, place };
             // Who was handed the lock, or granted it under another number, may not know the token yet.
-            if handed_off || place != lease.place {
+            if handed_off || place != request.place {
                 Answer::Granted(Grant::new(token, confirmation))
             } else {
                 Answer::Renewed(confirmation)
             }
         }
         Standing::Waits { place, look_in } => Answer::Waiting {
-            confirmation: Confirmation { ttl: lease.ttl.min(LONGEST_PLACE_TTL), sent, place },
+            confirmation: Confirmation { ttl: request.ttl.min(LONGEST_PLACE_TTL), sent, place },
             look_in,
         },
         Standing::Absent { .. } | Standing::Withdrawn => Answer::Lost,
@@ -153,7 +152,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::backend::{Event, IfHeld, Mode, PlaceNumber};
+    use crate::backend::{Certainty, Claim, Event, OnContention, PlaceNumber};
     use crate::clock::SystemClock;
     use crate::holder_info::HolderInfo;
     use crate::token::OwnerToken;
@@ -180,7 +179,11 @@ mod tests {
         }
 
         async fn acquire(&self, claim: &Claim) -> Acquisition {
-            self.backend.acquire(claim, TTL).await.unwrap()
+            self.backend.acquire(&AcquireRequest::new(claim.clone(), TTL)).await.unwrap()
+        }
+
+        async fn release(&self, claim: &Claim) -> Release {
+            self.backend.release(&ReleaseRequest::new(claim.clone(), Certainty::Sure)).await.unwrap()
         }
 
         async fn renew(&self, claim: &Claim, place: u64) -> Answer {
@@ -189,14 +192,14 @@ mod tests {
             let answers = Answers::new(1, move |_, answer| {
                 let _ = send.lock().unwrap().take().unwrap().send(answer);
             });
-            self.backend.renew(&[LeaseRef::new(claim.clone(), PlaceNumber::new(place), TTL)], &answers).await;
+            self.backend.renew(&[RenewRequest::new(claim.clone(), PlaceNumber::new(place), TTL)], &answers).await;
             answered.await.unwrap()
         }
     }
 
     fn claim(name: &str, owner: u8) -> Claim {
         let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
-        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, holder)
+        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), holder)
     }
 
     fn token_of(acquisition: Acquisition) -> u64 {
@@ -215,7 +218,7 @@ mod tests {
         assert!(matches!(second.acquire(&b).await, Acquisition::Queued { .. }));
         assert!(matches!(first.renew(&a, 1).await, Answer::Renewed(_)));
         assert!(matches!(second.renew(&b, 2).await, Answer::Waiting { .. }));
-        assert_eq!(first.backend.release(&a, Certainty::Sure).await.unwrap(), Release::Released);
+        assert_eq!(first.release(&a).await, Release::Released);
         assert_eq!(*second.told.lock().unwrap(), [(*b.owner(), 2)]);
         assert!(first.told.lock().unwrap().is_empty());
         assert!(matches!(second.renew(&b, 2).await, Answer::Granted(grant) if grant.token == FencingToken::new(2)));
@@ -243,7 +246,7 @@ mod tests {
             }
             assert!(matches!(client.renew(&a, 1).await, Answer::Lost));
         }
-        assert_eq!(client.backend.release(&claim("n", 3), Certainty::Sure).await.unwrap(), Release::NotHeld);
+        assert_eq!(client.release(&claim("n", 3)).await, Release::NotHeld);
     }
 
     #[tokio::test]
@@ -255,7 +258,7 @@ mod tests {
         for index in 0..70_000 {
             let fresh = claim(&index.to_string(), 2);
             client.acquire(&fresh).await;
-            client.backend.release(&fresh, Certainty::Sure).await.unwrap();
+            client.release(&fresh).await;
         }
         let census = store.census();
         assert!(census.records < 5_000, "{census:?}");
@@ -269,7 +272,8 @@ mod tests {
         let store = MemoryStore::default();
         let client = Client::new(&store);
         client.acquire(&claim("n", 1)).await;
-        let answer = client.acquire(&claim("n", 2).if_held(IfHeld::Leave)).await;
+        let request = AcquireRequest::new(claim("n", 2), TTL).on_contention(OnContention::Fail);
+        let answer = client.backend.acquire(&request).await.unwrap();
         assert!(matches!(answer, Acquisition::Held { look_in } if look_in > TTL / 2 && look_in <= TTL));
         assert_eq!(store.census().places, 0);
     }

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use super::record::{HeldLease, LockRecord, Standing};
 use crate::admin::{Listed, ListedName};
-use crate::backend::{Attachment, Certainty, Claim, Event, Extend, IfHeld, LONGEST_PLACE_TTL, LeaseRef, PlaceNumber};
+use crate::backend::{
+    AcquireRequest, Attachment, Certainty, Claim, Event, Extend, LONGEST_PLACE_TTL, OnContention, PlaceNumber,
+    ReleaseRequest, RenewRequest,
+};
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::lock_info::{LeaseInfo, LockInfo};
 use crate::name::LockName;
@@ -170,33 +173,35 @@ impl MemoryStore {
         }
     }
 
-    pub(super) fn acquire(&self, claim: &Claim, line: &Line, ttl: Duration) -> Standing {
+    pub(super) fn acquire(&self, request: &AcquireRequest, line: &Line) -> Standing {
+        let AcquireRequest { claim, ttl, .. } = request;
         self.work(|state, now, handoffs| {
             state.counts.acquires += 1;
             let party = Party { claim: claim.clone(), line: line.clone() };
-            let place_ttl = match claim.wish() {
-                IfHeld::Queue => Some(ttl.min(LONGEST_PLACE_TTL)),
-                IfHeld::Leave => None,
+            let place_ttl = match request.on_contention {
+                OnContention::Queue => Some(LONGEST_PLACE_TTL.min(*ttl)),
+                OnContention::Fail => None,
             };
-            state.record(claim.name(), now).acquire(&party, ttl, place_ttl, now, handoffs)
+            state.record(claim.name(), now).acquire(&party, *ttl, place_ttl, now, handoffs)
         })
     }
 
-    pub(super) fn renew(&self, leases: &[LeaseRef], line: &Line) -> Vec<Standing> {
+    pub(super) fn renew(&self, requests: &[RenewRequest], line: &Line) -> Vec<Standing> {
         let mut shortened = Vec::new();
         let standings = self.work(|state, now, handoffs| {
             state.counts.renew_calls += 1;
-            state.counts.renewals += leases.len() as u64;
-            let mut standings = Vec::with_capacity(leases.len());
-            for lease in leases {
-                let standing = match state.names.get_mut(lease.claim.name()) {
+            state.counts.renewals += requests.len() as u64;
+            let mut standings = Vec::with_capacity(requests.len());
+            for request in requests {
+                let standing = match state.names.get_mut(request.claim.name()) {
                     None => Standing::Absent { look_in: Duration::ZERO },
                     Some(entry) => {
                         entry.renewals += 1;
-                        let party = Party { claim: lease.claim.clone(), line: line.clone() };
-                        let place_ttl = lease.ttl.min(LONGEST_PLACE_TTL);
-                        let standing = entry.record.renew(&party, lease.ttl, place_ttl, lease.extend, now, handoffs);
-                        if lease.extend == Extend::Exactly && matches!(standing, Standing::Holds { .. }) {
+                        let party = Party { claim: request.claim.clone(), line: line.clone() };
+                        let RenewRequest { ttl, extend, .. } = *request;
+                        let place_ttl = ttl.min(LONGEST_PLACE_TTL);
+                        let standing = entry.record.renew(&party, ttl, place_ttl, extend, now, handoffs);
+                        if extend == Extend::Exactly && matches!(standing, Standing::Holds { .. }) {
                             shortened.extend(entry.record.live_places(now).next().map(|place| place.party.clone()));
                         }
                         standing
@@ -214,15 +219,16 @@ impl MemoryStore {
         standings
     }
 
-    pub(super) fn release(&self, claim: &Claim, line: &Line, certainty: Certainty) -> bool {
+    pub(super) fn release(&self, request: &ReleaseRequest, line: &Line) -> bool {
+        let ReleaseRequest { claim, certainty } = request;
         self.work(|state, now, handoffs| {
             state.counts.releases += 1;
             let party = Party { claim: claim.clone(), line: line.clone() };
             // An unsure claim needs its tombstone also where no record is left.
-            if certainty == Certainty::Sure && !state.names.contains_key(claim.name()) {
+            if *certainty == Certainty::Sure && !state.names.contains_key(claim.name()) {
                 return false;
             }
-            state.record(claim.name(), now).release(&party, certainty, now, handoffs)
+            state.record(claim.name(), now).release(&party, *certainty, now, handoffs)
         })
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Event, IfHeld, Release};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, Event, OnContention, Release};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -73,14 +73,14 @@ async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
         let (tries, waits) = (client.lock("job"), client.lock("job"));
         let tries = tokio::spawn(async move { tries.try_acquire().await });
         let (claim, answer) = store.acquire().await;
-        assert_eq!(claim.wish(), IfHeld::Leave);
+        assert_eq!(store.asked().on_contention, OnContention::Fail);
         let _waits = tokio::spawn(async move { waits.acquire().await });
         sleep(MS).await;
         tries.abort();
         drop(tries.await);
         answer.send(if unanswered { Err(refused()) } else { Ok(Acquisition::Held { look_in: TTL * 10 }) }).unwrap();
         let (next, _answer) = timeout(TTL, store.acquire()).await.expect("the waiter asks for itself");
-        assert_eq!(next.wish(), IfHeld::Queue);
+        assert_eq!(store.asked().on_contention, OnContention::Queue);
         assert_ne!(next.owner(), claim.owner());
     }
 }

@@ -130,7 +130,7 @@ async fn a_grant_with_an_inherited_longer_ttl_is_taken_back() {
             answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
         }
         let next = taken_back_and_drawn_anew(&mut store, claim.owner()).await;
-        assert_eq!(store.asked_ttl(), TTL / 3);
+        assert_eq!(store.asked().ttl, TTL / 3);
         let confirmation = Confirmation { ttl: TTL / 3, ..store.confirms(2) };
         next.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(2), confirmation)))).unwrap();
         assert_eq!(granted(short).await.fencing_token().get(), 2);

@@ -1,6 +1,6 @@
 //! Renewals that go out together.
 
-use leasehold_core::backend::{Answer, LeaseRef};
+use leasehold_core::backend::{Answer, RenewRequest};
 use leasehold_core::{LockClient, LockGuard, LossReason};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -21,7 +21,7 @@ async fn three(client: &LockClient, store: &mut Store) -> Vec<LockGuard> {
     guards
 }
 
-async fn batch(store: &mut Store) -> [(LeaseRef, oneshot::Sender<Answer>); 3] {
+async fn batch(store: &mut Store) -> [(RenewRequest, oneshot::Sender<Answer>); 3] {
     let first = store.renew().await;
     let mut next = async || timeout(AT_ONCE, store.renew()).await.expect("the others go along");
     [first, next().await, next().await]

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle, Event, Extensions,
-    Grant, LeaseRef, LockBackend, Mode, PlaceNumber, Release, Stamp,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle,
+    Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
@@ -24,14 +24,14 @@ pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 /// A call that waits for its answer. Each lease of a renewal is a call here.
 pub(crate) enum Call {
     Acquire(Claim, oneshot::Sender<Result<Acquisition>>),
-    Renew(LeaseRef, oneshot::Sender<Answer>),
+    Renew(RenewRequest, oneshot::Sender<Answer>),
     Release(Claim, Certainty, oneshot::Sender<Result<Release>>),
 }
 
 struct Scripted {
     calls: mpsc::UnboundedSender<Call>,
     core: Arc<OnceLock<CoreHandle>>,
-    asked: Arc<Mutex<Duration>>,
+    asked: Arc<Mutex<Option<AcquireRequest>>>,
     poisoned: Arc<Mutex<Option<LockName>>>,
 }
 
@@ -53,12 +53,12 @@ impl LockBackend for Scripted {
         let _ = self.core.set(core);
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
-        *self.asked.lock().unwrap() = ttl;
-        self.ask(|send| Call::Acquire(claim.clone(), send)).await.unwrap_or_else(|| Err(no_answer()))
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        *self.asked.lock().unwrap() = Some(request.clone());
+        self.ask(|send| Call::Acquire(request.claim.clone(), send)).await.unwrap_or_else(|| Err(no_answer()))
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+    async fn renew(&self, leases: &[RenewRequest], answers: &Answers) {
         let poisoned = self.poisoned.lock().unwrap().clone();
         if leases.iter().any(|lease| Some(lease.claim.name()) == poisoned.as_ref()) {
             std::panic::resume_unwind(Box::new("planted"));
@@ -76,8 +76,10 @@ impl LockBackend for Scripted {
         .await;
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        self.ask(|send| Call::Release(claim.clone(), certainty, send)).await.unwrap_or_else(|| Err(no_answer()))
+    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+        self.ask(|send| Call::Release(request.claim.clone(), request.certainty, send))
+            .await
+            .unwrap_or_else(|| Err(no_answer()))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -110,7 +112,7 @@ impl Clock for Paused {
 pub(crate) struct Store {
     calls: mpsc::UnboundedReceiver<Call>,
     core: Arc<OnceLock<CoreHandle>>,
-    asked: Arc<Mutex<Duration>>,
+    asked: Arc<Mutex<Option<AcquireRequest>>>,
     poisoned: Arc<Mutex<Option<LockName>>>,
 }
 
@@ -118,7 +120,7 @@ pub(crate) struct Store {
 pub(crate) fn scripted() -> (LockClient, Store) {
     let (send, calls) = mpsc::unbounded_channel();
     let core: Arc<OnceLock<CoreHandle>> = Arc::default();
-    let (asked, poisoned): (Arc<Mutex<Duration>>, Arc<Mutex<Option<LockName>>>) = Default::default();
+    let (asked, poisoned): (Arc<Mutex<Option<AcquireRequest>>>, Arc<Mutex<Option<LockName>>>) = Default::default();
     let backend = Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone() };
     let client = LockClient::builder(backend)
         .clock(Arc::new(Paused(Instant::now())))
@@ -177,7 +179,7 @@ impl Store {
         claim
     }
 
-    pub(crate) async fn renew(&mut self) -> (LeaseRef, oneshot::Sender<Answer>) {
+    pub(crate) async fn renew(&mut self) -> (RenewRequest, oneshot::Sender<Answer>) {
         match self.call().await {
             Call::Renew(lease, answer) => (lease, answer),
             other => panic!("{}", other.name()),
@@ -212,9 +214,9 @@ impl Store {
         self.core().stamp()
     }
 
-    /// The ttl of the last acquire.
-    pub(crate) fn asked_ttl(&self) -> Duration {
-        *self.asked.lock().unwrap()
+    /// The last acquire.
+    pub(crate) fn asked(&self) -> AcquireRequest {
+        self.asked.lock().unwrap().clone().expect("an acquire")
     }
 
     /// A confirmation whose request was sent just now.

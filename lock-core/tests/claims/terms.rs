@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Claim, Confirmation, Extend, Grant, IfHeld, Release};
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Claim, Confirmation, Extend, Grant, Mode, OnContention, Release,
+};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason, Mode};
+use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, Store, TTL, acquire, granted, scripted};
@@ -17,7 +19,7 @@ async fn a_lease_is_asked_for_no_longer_than_max_hold() {
         let lock = client.lock("job").max_hold(max_hold);
         let acquire = tokio::spawn(async move { lock.acquire().await });
         let (_, answer) = store.acquire().await;
-        assert_eq!(store.asked_ttl(), first);
+        assert_eq!(store.asked().ttl, first);
         let confirmation = Confirmation { ttl: first, ..store.confirms(1) };
         sleep(AT_ONCE).await;
         let begun = Instant::now();
@@ -45,7 +47,7 @@ async fn a_fixed_lease_is_asked_for_no_longer_than_max_hold() {
     let lock = client.lock("job").max_hold(TTL / 3).without_renewal();
     let acquire = tokio::spawn(async move { lock.acquire().await });
     let (_, answer) = store.acquire().await;
-    assert_eq!(store.asked_ttl(), TTL / 3);
+    assert_eq!(store.asked().ttl, TTL / 3);
     let confirmation = Confirmation { ttl: TTL / 3, ..store.confirms(1) };
     answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
     let guard = acquire.await.unwrap().unwrap();
@@ -73,15 +75,15 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
     let holder = HolderId::new();
     let (tries, waits) = (client.lock("job").holder(holder), client.lock("job").holder(holder).wait(TTL * 10));
     let tries = tokio::spawn(async move { tries.try_acquire().await });
-    let (claim, answer) = store.acquire().await;
-    assert_eq!(claim.wish(), IfHeld::Leave);
+    let (_, answer) = store.acquire().await;
+    assert_eq!(store.asked().on_contention, OnContention::Fail);
     let waits = tokio::spawn(async move { waits.acquire().await });
     sleep(MS).await;
     answer.send(Ok(Acquisition::Held { look_in: TTL * 10 })).unwrap();
     let refused = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
     assert!(refused.unwrap().is_none());
-    let (next, _answer) = timeout(AT_ONCE, store.acquire()).await.expect("the waiter asks for a place");
-    assert_eq!(next.wish(), IfHeld::Queue);
+    let _answer = timeout(AT_ONCE, store.acquire()).await.expect("the waiter asks for a place").1;
+    assert_eq!(store.asked().on_contention, OnContention::Queue);
     assert!(!waits.is_finished());
 }
 
@@ -189,8 +191,8 @@ async fn takes_back_and_shares(store: &mut Store, first: &Claim) {
                 assert_eq!((claim.owner(), certainty), (first.owner(), Certainty::Sure));
                 answer.send(Ok(Release::Released)).unwrap();
             }
-            Call::Acquire(claim, answer) => {
-                assert_eq!(claim.mode(), Mode::Shared);
+            Call::Acquire(_, answer) => {
+                assert_eq!(store.asked().mode, Mode::Shared);
                 answer.send(Ok(Acquisition::Granted(store.grant(2, 2)))).unwrap();
             }
             Call::Renew(..) => panic!("nothing is held"),
@@ -204,7 +206,7 @@ async fn the_front_of_the_local_queue_decides_the_mode() {
     let (client, mut store) = scripted();
     let exclusive = acquire(&client);
     let first = store.queues(1).await;
-    assert_eq!(first.mode(), Mode::Exclusive);
+    assert_eq!(store.asked().mode, Mode::Exclusive);
     let lock = client.lock("job").mode(Mode::Shared);
     let shared = tokio::spawn(async move { lock.acquire().await });
     store.is_silent(TTL / 6).await;

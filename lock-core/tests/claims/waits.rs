@@ -1,7 +1,7 @@
 //! How waits end, and what is sent for those who wait.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Answer, Certainty, IfHeld, Release};
+use leasehold_core::backend::{Acquisition, Answer, Certainty, OnContention, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -106,8 +106,8 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
                     withdrawn = Some((*claim.owner(), certainty));
                     answer.send(Ok(Release::Released)).unwrap();
                 }
-                Call::Acquire(next, answer) => {
-                    assert_eq!(next.wish(), IfHeld::Queue);
+                Call::Acquire(_, answer) => {
+                    assert_eq!(store.asked().on_contention, OnContention::Queue);
                     answer.send(Ok(Acquisition::Granted(store.grant(2, 1)))).unwrap();
                 }
                 Call::Renew(..) => panic!("nobody wants that place"),
@@ -135,9 +135,9 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
         let begun = Instant::now();
         answer.send(Err(if in_doubt { unknown() } else { refused() })).unwrap();
         let mut withdrawn = None;
-        let (next, _never) = loop {
+        let _never = loop {
             match timeout(TTL / 3, store.call()).await.expect("it tries again") {
-                Call::Acquire(claim, answer) if claim.owner() != first.owner() => break (claim, answer),
+                Call::Acquire(claim, answer) if claim.owner() != first.owner() => break answer,
                 Call::Acquire(_, answer) => answer.send(Err(refused())).unwrap(),
                 Call::Release(claim, certainty, answer) => {
                     withdrawn = Some((*claim.owner(), certainty));
@@ -147,7 +147,7 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
             }
             assert!(begun.elapsed() < TTL * 4 / 3, "the same claim after {:?}", begun.elapsed());
         };
-        assert_eq!(next.wish(), first.wish());
+        assert_eq!(store.asked().on_contention, OnContention::Queue);
         assert!(begun.elapsed() >= TTL, "drawn anew after {:?}", begun.elapsed());
         assert_eq!(withdrawn, in_doubt.then_some((*first.owner(), Certainty::Unsure)));
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, Mode, OwnerToken};
+use leasehold_core::backend::{Claim, OwnerToken};
 use leasehold_core::{HolderInfo, LockName};
 
 use super::*;
@@ -27,7 +27,7 @@ fn request(number: u8, want: Want) -> Ask {
     static HOLDER: LazyLock<Arc<HolderInfo>> =
         LazyLock::new(|| Arc::new(HolderInfo::of_this_process("").expect("a label")));
     let name = LockName::new(format!("job{number}")).expect("a name");
-    Ask { claim: Claim::new(name, OwnerToken::from_bytes([number; 16]), Mode::Exclusive, HOLDER.clone()), want }
+    Ask { claim: Claim::new(name, OwnerToken::from_bytes([number; 16]), HOLDER.clone()), want }
 }
 
 fn acquire(number: u8, ttl: u64) -> Ask {

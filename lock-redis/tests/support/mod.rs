@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, IfHeld, LeaseRef, LockBackend, Mode,
-    OwnerToken, PlaceNumber, Release, SystemClock,
+    AcquireRequest, Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, LockBackend,
+    OnContention, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, SystemClock,
 };
 use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
@@ -245,7 +245,12 @@ impl Backend {
     }
 
     pub(crate) async fn acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<Acquisition> {
-        self.inner.acquire(claim, ttl).await
+        self.inner.acquire(&AcquireRequest::new(claim.clone(), ttl)).await
+    }
+
+    /// Wants no place.
+    pub(crate) async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<Acquisition> {
+        self.inner.acquire(&try_request(claim, ttl)).await
     }
 
     pub(crate) async fn granted(&self, claim: &Claim, ttl: Duration) -> Grant {
@@ -263,15 +268,15 @@ impl Backend {
     }
 
     pub(crate) async fn release(&self, claim: &Claim) -> leasehold_core::Result<Release> {
-        self.inner.release(claim, Certainty::Sure).await
+        self.inner.release(&ReleaseRequest::new(claim.clone(), Certainty::Sure)).await
     }
 
     pub(crate) async fn withdraw(&self, claim: &Claim) -> leasehold_core::Result<Release> {
-        self.inner.release(claim, Certainty::Unsure).await
+        self.inner.release(&ReleaseRequest::new(claim.clone(), Certainty::Unsure)).await
     }
 
     /// Renews, and gives the answers in the order of the leases.
-    pub(crate) async fn renew(&self, leases: &[LeaseRef]) -> Vec<Answer> {
+    pub(crate) async fn renew(&self, leases: &[RenewRequest]) -> Vec<Answer> {
         let (tell, mut told) = mpsc::unbounded_channel();
         let answers = Answers::new(leases.len(), move |index, answer| {
             let _ = tell.send((index, answer));
@@ -288,7 +293,7 @@ impl Backend {
     }
 
     pub(crate) async fn renew_one(&self, claim: &Claim, place: PlaceNumber, ttl: Duration) -> Answer {
-        self.renew(&[LeaseRef::new(claim.clone(), place, ttl)]).await.remove(0)
+        self.renew(&[RenewRequest::new(claim.clone(), place, ttl)]).await.remove(0)
     }
 
     /// The next grant that is pushed: owner, place and token.
@@ -330,17 +335,12 @@ pub(crate) fn claim(name: &str, owner: u8) -> Claim {
     // One for all: it tells in which second it was made.
     static HOLDER: LazyLock<Arc<HolderInfo>> =
         LazyLock::new(|| Arc::new(HolderInfo::of_this_process("tester").expect("a label")));
-    Claim::new(
-        LockName::new(name).expect("a name"),
-        OwnerToken::from_bytes([owner; 16]),
-        Mode::Exclusive,
-        HOLDER.clone(),
-    )
+    Claim::new(LockName::new(name).expect("a name"), OwnerToken::from_bytes([owner; 16]), HOLDER.clone())
 }
 
-/// A claim that wants no place.
-pub(crate) fn hasty(name: &str, owner: u8) -> Claim {
-    claim(name, owner).if_held(IfHeld::Leave)
+/// An acquire that wants no place.
+pub(crate) fn try_request(claim: &Claim, ttl: Duration) -> AcquireRequest {
+    AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)
 }
 
 pub(crate) const fn ms(ms: u64) -> Duration {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::HolderInfo;
-use leasehold_core::backend::{Mode, OwnerToken, PlaceNumber};
+use leasehold_core::backend::{AcquireRequest, OnContention, OwnerToken, PlaceNumber, RenewRequest};
 
 use super::*;
 
@@ -38,18 +38,21 @@ impl File {
     }
 
     fn acquire(&self, claim: &Claim, now: &Moment) -> Taken {
-        self.store.acquire(claim, TTL, Turn::First, now).unwrap()
+        self.store.acquire(&request(claim), Turn::First, now).unwrap()
+    }
+
+    fn tries(&self, claim: &Claim, now: &Moment) -> Taken {
+        self.store.acquire(&request(claim).on_contention(OnContention::Fail), Turn::First, now).unwrap()
     }
 
     fn looks(&self, claim: &Claim, now: &Moment) -> Taken {
-        self.store.acquire(claim, TTL, Turn::HasWaited, now).unwrap()
+        self.store.acquire(&request(claim), Turn::HasWaited, now).unwrap()
     }
 
     fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Moment) -> bool {
-        let lease = LeaseRef::new(claim.clone(), PlaceNumber::NONE, ttl);
-        let mut lease = lease;
-        lease.extend = extend;
-        self.store.renew(&lease, now).unwrap()
+        let mut request = RenewRequest::new(claim.clone(), PlaceNumber::NONE, ttl);
+        request.extend = extend;
+        self.store.renew(&request, now).unwrap()
     }
 
     fn release(&self, claim: &Claim, now: &Moment) -> Ended {
@@ -77,7 +80,11 @@ fn claim(owner: u8) -> Claim {
 
 fn claim_of(name: &str, owner: u8) -> Claim {
     let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
-    Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), Mode::Exclusive, holder)
+    Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), holder)
+}
+
+fn request(claim: &Claim) -> AcquireRequest {
+    AcquireRequest::new(claim.clone(), TTL)
 }
 
 fn granted(token: u64) -> Taken {
@@ -132,7 +139,10 @@ fn a_repeated_acquire_answers_the_same_grant_and_never_shortens() {
     assert_eq!(file.acquire(&a, &at(100)), granted(0));
     assert_eq!(file.acquire(&a, &at(110)), granted(0));
     assert_eq!(file.left(&at(110)), 30);
-    assert_eq!(file.store.acquire(&a, TTL / 10, Turn::First, &at(111)).unwrap(), granted(0));
+    assert_eq!(
+        file.store.acquire(&AcquireRequest::new(a.clone(), TTL / 10), Turn::First, &at(111)).unwrap(),
+        granted(0)
+    );
     assert_eq!(file.left(&at(111)), 29);
     // It takes nothing away from those who wait.
     file.acquire(&claim(2), &at(112));
@@ -244,13 +254,13 @@ fn a_lock_that_became_free_is_kept_for_a_moment_for_those_who_wait() {
 #[test]
 fn who_does_not_want_to_wait_is_neither_held_back_nor_waited_for() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
-    let visitor = claim(3).if_held(IfHeld::Leave);
+    let visitor = claim(3);
     file.acquire(&a, &at(100));
-    assert_eq!(file.acquire(&visitor, &at(101)), held(29));
+    assert_eq!(file.tries(&visitor, &at(101)), held(29));
     assert_eq!(file.column::<i64>("wanted"), 0);
     file.acquire(&b, &at(102));
     file.release(&a, &at(103));
-    assert_eq!(file.acquire(&visitor, &at(103)), granted(1));
+    assert_eq!(file.tries(&visitor, &at(103)), granted(1));
 }
 
 #[test]
@@ -308,11 +318,11 @@ fn a_record_of_another_format_is_an_error_and_stays() {
     let kind = |failure: Failure| Error::from(failure).kind();
     for claim in [&a, &b] {
         for turn in [Turn::First, Turn::HasWaited] {
-            let refused = file.store.acquire(claim, TTL, turn, &at(200)).unwrap_err();
+            let refused = file.store.acquire(&request(claim), turn, &at(200)).unwrap_err();
             assert_eq!(kind(refused), ErrorKind::Unsupported);
         }
         assert_eq!(kind(file.store.release(claim, &at(101)).unwrap_err()), ErrorKind::Unsupported);
-        let renewed = file.store.renew(&LeaseRef::new(claim.clone(), PlaceNumber::NONE, TTL), &at(101));
+        let renewed = file.store.renew(&RenewRequest::new(claim.clone(), PlaceNumber::NONE, TTL), &at(101));
         assert_eq!(kind(renewed.unwrap_err()), ErrorKind::Unsupported);
     }
     let broken = file.store.break_lease(a.name(), FencingToken::new(0), &at(101));
@@ -359,9 +369,9 @@ fn a_write_is_refused_as_busy_and_a_look_is_not() {
     let other = Store::open(&file.store.path).unwrap();
     other.begin().unwrap();
     let busy = |failed: Result<Taken>| matches!(failed, Err(Failure::Busy));
-    assert!(busy(file.store.acquire(&b, TTL, Turn::First, &at(101))));
+    assert!(busy(file.store.acquire(&request(&b), Turn::First, &at(101))));
     assert_eq!(file.looks(&b, &at(101)), held(29));
-    assert!(busy(file.store.acquire(&b, TTL, Turn::HasWaited, &at(131))));
+    assert!(busy(file.store.acquire(&request(&b), Turn::HasWaited, &at(131))));
     assert!(matches!(file.store.release(&a, &at(101)), Err(Failure::Busy)));
     other.commit().unwrap();
     assert_eq!(file.release(&a, &at(102)), Ended::Wanted);
@@ -375,7 +385,7 @@ fn a_full_disk_is_told_and_leaves_the_store_working() {
     file.store.connection().pragma_update(None, "max_page_count", pages).unwrap();
     let fill = |index: u32| {
         let name = LockName::new(format!("{index}{}", "x".repeat(900))).unwrap();
-        file.store.acquire(&claim(1).renamed(name), TTL, Turn::First, &at(100))
+        file.store.acquire(&request(&claim(1).renamed(name)), Turn::First, &at(100))
     };
     let failure = (0..100).find_map(|index| fill(index).err()).expect("the file is full");
     assert!(!failure.breaks_the_connection());

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event,
-    Extensions, Grant, LeaseRef, LockBackend, Release, Stamp,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle,
+    Event, Extensions, Grant, LockBackend, Release, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::memory::MemoryBackend;
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -131,7 +131,7 @@ impl Wire {
         if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { look_in }
     }
 
-    fn rewrite(&self, lease: &LeaseRef, answer: Answer, sent: Stamp, begun: u64) -> Answer {
+    fn rewrite(&self, lease: &RenewRequest, answer: Answer, sent: Stamp, begun: u64) -> Answer {
         let claim = &lease.claim;
         match answer {
             Answer::Renewed(mut confirmation) => {
@@ -162,25 +162,25 @@ impl Wire {
 impl LockBackend for Wire {
     fn attach(&self, core: CoreHandle) {
         let (world, process) = (self.world.clone(), self.process.clone());
-        let (clock, keeper) = (core.clock().clone(), core.keeper_runtime().clone());
         self.core.attach(core.clone());
         self.process.begins(&core);
-        self.inner.attach(CoreHandle::new(clock, keeper, move |event| push(&world, &process, &core, event)));
+        self.inner.attach(core.clone().with_events(move |event| push(&world, &process, &core, event)));
     }
 
-    async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+        let AcquireRequest { ref claim, ttl, .. } = *request;
         let (sent, owner) = (self.stamp(), *claim.owner());
         let oracle = &self.world.oracle;
         oracle.acquire_begins(claim, ttl, &self.process);
         oracle.note("acquire", id(&owner), ttl.as_millis() as u64);
         let outcome = self
             .call({
-                let (inner, claim, world) = (self.inner.clone(), claim.clone(), self.world.clone());
+                let (inner, request, world) = (self.inner.clone(), request.clone(), self.world.clone());
                 move || {
-                    let (inner, claim, world) = (inner.clone(), claim.clone(), world.clone());
+                    let (inner, request, world) = (inner.clone(), request.clone(), world.clone());
                     Box::pin(async move {
-                        let answer = inner.acquire(&claim, ttl).await;
-                        world.oracle.acquire_served(claim.owner(), &answer);
+                        let answer = inner.acquire(&request).await;
+                        world.oracle.acquire_served(request.claim.owner(), &answer);
                         answer
                     })
                 }
@@ -206,7 +206,7 @@ impl LockBackend for Wire {
         answer
     }
 
-    async fn renew(&self, leases: &[LeaseRef], answers: &Answers) {
+    async fn renew(&self, leases: &[RenewRequest], answers: &Answers) {
         let sent = self.stamp();
         let oracle = &self.world.oracle;
         let begun = oracle.steps();
@@ -222,7 +222,7 @@ impl LockBackend for Wire {
         }
         let outcome = self
             .call({
-                let (inner, leases) = (self.inner.clone(), Arc::<[LeaseRef]>::from(leases));
+                let (inner, leases) = (self.inner.clone(), Arc::<[RenewRequest]>::from(leases));
                 move || {
                     let (inner, leases) = (inner.clone(), leases.clone());
                     Box::pin(async move { renew_collected(&inner, &leases).await })
@@ -252,12 +252,12 @@ impl LockBackend for Wire {
         }
     }
 
-    async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
+    async fn release(&self, ReleaseRequest { claim, certainty, .. }: &ReleaseRequest) -> Result<Release> {
         if self.sabotaged(Sabotage::ClaimsAreAbandoned) {
             return Ok(Release::Released);
         }
         let oracle = &self.world.oracle;
-        let certainty = if self.sabotaged(Sabotage::UnsureIsForgotten) { Certainty::Sure } else { certainty };
+        let certainty = if self.sabotaged(Sabotage::UnsureIsForgotten) { Certainty::Sure } else { *certainty };
         oracle.note("release", id(claim.owner()), u64::from(certainty == Certainty::Unsure));
         oracle.release_begins(claim.owner(), certainty, &self.process);
         if self.sabotaged(Sabotage::ReleasesAreNotSent) {
@@ -266,12 +266,13 @@ impl LockBackend for Wire {
         let kept = if self.sabotaged(Sabotage::NoTombstones) { Certainty::Sure } else { certainty };
         let outcome = self
             .call({
-                let (inner, claim, world) = (self.inner.clone(), claim.clone(), self.world.clone());
+                let (inner, world) = (self.inner.clone(), self.world.clone());
+                let request = ReleaseRequest::new(claim.clone(), kept);
                 move || {
-                    let (inner, claim, world) = (inner.clone(), claim.clone(), world.clone());
+                    let (inner, request, world) = (inner.clone(), request.clone(), world.clone());
                     Box::pin(async move {
-                        let answer = inner.release(&claim, kept).await;
-                        world.oracle.release_served(claim.owner(), certainty);
+                        let answer = inner.release(&request).await;
+                        world.oracle.release_served(request.claim.owner(), certainty);
                         answer
                     })
                 }
@@ -326,7 +327,7 @@ fn push(world: &Arc<World>, process: &Arc<Process>, core: &CoreHandle, event: Ev
     }
 }
 
-async fn renew_collected(backend: &MemoryBackend, leases: &[LeaseRef]) -> Vec<(usize, Answer)> {
+async fn renew_collected(backend: &MemoryBackend, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
     let collected = Arc::new(Mutex::new(Vec::with_capacity(leases.len())));
     let answers = Answers::new(leases.len(), {
         let collected = collected.clone();

@@ -366,5 +366,5 @@ fn millis(duration: Duration) -> u64 {
 }
 
 fn duration(text: &str) -> Result<Duration, Error> {
-    leasehold::backend::setting::duration("this option", text)
+    leasehold::backend::parse_duration("this option", text)
 }

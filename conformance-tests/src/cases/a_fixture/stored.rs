@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Certainty, LeaseRef, Waiting};
+use leasehold_core::backend::{Acquisition, Certainty, RenewRequest, Waiting};
 
 use super::long;
 use crate::clients::LONG;
@@ -177,7 +177,7 @@ pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     };
     let grant = ann.granted(&claim, ttl).await;
     rises("an acquire").await;
-    ann.renew(LeaseRef::new(claim.clone(), grant.confirmation.place, ttl)).await;
+    ann.renew(RenewRequest::new(claim.clone(), grant.confirmation.place, ttl)).await;
     rises("a renewal").await;
     ann.release(&claim, Certainty::Sure).await.expect("a release");
     rises("a release").await;

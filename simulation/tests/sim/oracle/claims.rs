@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Certainty, Claim, Extend, LeaseRef, OwnerToken};
+use leasehold_core::backend::{Acquisition, Certainty, Claim, Extend, OwnerToken, RenewRequest};
 use leasehold_core::{FencingToken, LockName};
 
 use super::super::process::Process;
@@ -165,7 +165,7 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn renewal_begins(&self, lease: &LeaseRef) {
+    pub(crate) fn renewal_begins(&self, lease: &RenewRequest) {
         let now = self.now();
         {
             let mut state = self.state();

@@ -1,0 +1,146 @@
+//! What a backend may rely on: it checks none of this itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use leasehold_core::backend::{
+    AcquireRequest, Acquisition, Answer, Capabilities, CoreHandle, Event, LockBackend, Mode, OwnerToken, Release,
+    ReleaseRequest, RenewRequest,
+};
+use leasehold_core::{ErrorKind, LockClient, LockName, Result};
+
+use crate::clients::{PATIENCE, build, hold, kind_of};
+use crate::control::in_time;
+use crate::faulty::lock;
+use crate::fixture::{Fixture, Route};
+use crate::hooks::{Hooked, Hooks, Inner};
+use crate::kit::{AT_ONCE, join, name};
+
+/// Holds every request against what lock-core guarantees.
+#[derive(Default)]
+struct Watched {
+    broken: Mutex<Vec<String>>,
+    /// Claims of which the store may have something, and the lock of each.
+    open: Mutex<HashMap<OwnerToken, LockName>>,
+    batches: Mutex<Vec<usize>>,
+}
+
+impl Watched {
+    fn expect(&self, is_so: bool, what: impl FnOnce() -> String) {
+        if !is_so {
+            lock(&self.broken).push(what());
+        }
+    }
+
+    fn ttl_is_within(&self, request: &RenewRequest, claimed: &Capabilities) {
+        let RenewRequest { ttl, .. } = request;
+        self.expect((claimed.min_ttl..=claimed.max_ttl).contains(ttl), || format!("a renewal to {ttl:?}"));
+    }
+}
+
+#[async_trait]
+impl Hooks for Watched {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+        let claimed = inner.backend.capabilities();
+        let AcquireRequest { ref claim, mode, ttl, .. } = *request;
+        self.expect(inner.core().is_some(), || "an acquire before `attach`".to_owned());
+        self.expect(claimed.modes.contains(&mode), || format!("an acquire in mode {mode:?}"));
+        self.expect((claimed.min_ttl..=claimed.max_ttl).contains(&ttl), || format!("an acquire for {ttl:?}"));
+        lock(&self.open).insert(*claim.owner(), claim.name().clone());
+        let answer = inner.backend.acquire(request).await;
+        let without_effect = match &answer {
+            Ok(Acquisition::Held { .. }) => true,
+            Ok(_) => false,
+            Err(error) => error.kind() != ErrorKind::Indeterminate,
+        };
+        if without_effect {
+            lock(&self.open).remove(claim.owner());
+        }
+        answer
+    }
+
+    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, Answer)> {
+        let claimed = inner.backend.capabilities();
+        lock(&self.batches).push(requests.len());
+        let fits = (1..=claimed.renew_batch).contains(&requests.len());
+        self.expect(fits, || format!("{} renewals in one call", requests.len()));
+        requests.iter().for_each(|request| self.ttl_is_within(request, &claimed));
+        let answers = inner.renew(requests).await;
+        for (index, answer) in &answers {
+            if let Answer::Lost = answer {
+                lock(&self.open).remove(requests[*index].claim.owner());
+            }
+        }
+        answers
+    }
+
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+        let answer = inner.backend.release(request).await;
+        if answer.is_ok() {
+            lock(&self.open).remove(request.claim.owner());
+        }
+        answer
+    }
+
+    fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        if let Event::Gone { owner } = &event {
+            lock(&self.open).remove(owner);
+        }
+        core.event(event);
+    }
+}
+
+/// Modes and ttls that the backend does not have are refused before anything is sent, a call renews at most
+/// [`renew_batch`](Capabilities::renew_batch) leases, errors say of which lock and backend they are, and every claim of which the store
+/// may have something is released, also when the acquire was dropped.
+pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture) {
+    let watched = Arc::new(Watched::default());
+    let backend: Arc<dyn LockBackend> = Arc::new(Hooked::new(fixture.backend(Route::Clear).await, 0, watched.clone()));
+    let claimed = backend.capabilities();
+    let ttl = fixture.ttl() * 5;
+    let client = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
+    refuses_what_is_out_of_bounds(&client, &claimed).await;
+
+    // Renewals of more leases than a call takes are due together.
+    let mut guards = Vec::new();
+    for index in 0..=claimed.renew_batch {
+        guards.push(hold(&client, &name(&format!("guarantee {index}"))).await);
+    }
+    let contended = guards[0].name().clone();
+    for part in 1..8 {
+        let lock = client.lock(contended.as_str());
+        let dropped = tokio::time::timeout(AT_ONCE / (1 << part), lock.acquire()).await;
+        assert!(dropped.is_err(), "two holders");
+    }
+    let waiter = tokio::spawn(hold(&client, &contended));
+    let renewed = client.stats().renewed;
+    let all = renewed + guards.len() as u64;
+    in_time(ttl, "every lease is renewed", async {
+        while client.stats().renewed < all {
+            tokio::time::sleep(AT_ONCE / 20).await;
+        }
+    })
+    .await;
+    drop(guards);
+    join(waiter).await.release().await.expect("a release");
+    client.shutdown().await.expect("everything can be released");
+    assert_eq!(*lock(&watched.broken), Vec::<String>::new(), "lock-core breaks what it guarantees");
+    let open = lock(&watched.open);
+    assert!(open.is_empty(), "claims that nobody released: {:?}", open.values());
+    assert!(lock(&watched.batches).iter().any(|size| *size > 1), "no renewals went together");
+}
+
+async fn refuses_what_is_out_of_bounds(client: &LockClient, claimed: &Capabilities) {
+    let name = name("out of bounds");
+    for mode in [Mode::Exclusive, Mode::Shared].into_iter().filter(|mode| !claimed.modes.contains(mode)) {
+        let refused = client.lock(name.as_str()).mode(mode).acquire().await;
+        assert_eq!(kind_of(&refused), ErrorKind::Unsupported, "mode {mode:?}");
+    }
+    for ttl in [claimed.min_ttl / 2, claimed.max_ttl * 2] {
+        let error = client.lock(name.as_str()).ttl(ttl).acquire().await.expect_err("the ttl is out of bounds");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "a ttl of {ttl:?}");
+        let text = error.to_string();
+        assert!(text.contains(name.as_str()) && text.contains(claimed.backend), "an error without its context: {text}");
+    }
+}

@@ -1,0 +1,155 @@
+//! What lock-core wants of a backend, one type for each call.
+
+use std::time::Duration;
+
+use crate::backend::{Claim, PlaceNumber};
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// By one holder at a time.
+    #[default]
+    Exclusive,
+    /// By any number of holders, none of them exclusive. No backend has it yet.
+    Shared,
+}
+
+/// Whether the lease keeper renews a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum LeaseKind {
+    /// The keeper renews the lease until it is released.
+    #[default]
+    Kept,
+    /// The lease ends when its ttl is over.
+    Fixed,
+}
+
+/// What an acquire wants while another claim holds the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum OnContention {
+    /// A place in the server's queue, where the server keeps one.
+    #[default]
+    Queue,
+    /// Nothing: the answer is [`Held`](crate::backend::Acquisition::Held), and nothing is kept at the store.
+    Fail,
+}
+
+/// One attempt to acquire a lock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AcquireRequest {
+    /// Who wants the lock.
+    pub claim: Claim,
+    /// How it wants to hold the lock: one of [`Capabilities::modes`](crate::backend::Capabilities::modes).
+    pub mode: Mode,
+    /// The ttl of the lease, within [`min_ttl`](crate::backend::Capabilities::min_ttl) and
+    /// [`max_ttl`](crate::backend::Capabilities::max_ttl).
+    pub ttl: Duration,
+    /// Whether the lease will be renewed. Only stores whose leases share a session need it.
+    pub kind: LeaseKind,
+    /// What is wanted while another claim holds the lock.
+    pub on_contention: OnContention,
+    /// How many earlier acquires of this claim were answered [`Held`](crate::backend::Acquisition::Held).
+    pub attempt: u32,
+}
+
+impl AcquireRequest {
+    /// The first attempt of a claim to hold a lock exclusively, with a lease that is renewed and a place while another holds the lock.
+    pub fn new(claim: Claim, ttl: Duration) -> Self {
+        let (mode, kind, on_contention) = (Mode::default(), LeaseKind::default(), OnContention::default());
+        Self { claim, mode, ttl, kind, on_contention, attempt: 0 }
+    }
+
+    /// The same request with another answer to contention.
+    #[must_use]
+    pub fn on_contention(mut self, on_contention: OnContention) -> Self {
+        self.on_contention = on_contention;
+        self
+    }
+
+    /// The same request by another claim, for a backend that wraps another one.
+    #[must_use]
+    pub fn by(&self, claim: Claim) -> Self {
+        Self { claim, ..self.clone() }
+    }
+}
+
+/// How far a renewal moves the deadline at the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Extend {
+    /// To the later of the old deadline and now + ttl: a late copy never shortens a lease.
+    AtLeast,
+    /// To now + ttl, also when that is earlier: a holder that is done leaves its lease to run out then.
+    Exactly,
+}
+
+/// A lease or a place that is to be renewed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RenewRequest {
+    /// The claim that has it.
+    pub claim: Claim,
+    /// The place, as far as it is known; the lease's own where the claim holds.
+    pub place: PlaceNumber,
+    /// The ttl to renew to.
+    pub ttl: Duration,
+    /// Whether the deadline may come nearer.
+    pub extend: Extend,
+}
+
+impl RenewRequest {
+    /// A request that renews to `ttl` and never shortens.
+    pub fn new(claim: Claim, place: PlaceNumber, ttl: Duration) -> Self {
+        Self { claim, place, ttl, extend: Extend::AtLeast }
+    }
+
+    /// The same request by another claim, for a backend that wraps another one.
+    #[must_use]
+    pub fn by(&self, claim: Claim) -> Self {
+        Self { claim, ..self.clone() }
+    }
+}
+
+/// What lock-core knows of the requests of a claim that it releases.
+#[expect(clippy::exhaustive_enums, reason = "a request was answered or it was not")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certainty {
+    /// Every request was answered.
+    Sure,
+    /// At least one request has no answer and may still apply: the backend makes sure that a late copy cannot.
+    Unsure,
+}
+
+impl Certainty {
+    /// What is known of two sets of requests together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        if self == Self::Sure { other } else { Self::Unsure }
+    }
+}
+
+/// A lease or a place that is to end.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ReleaseRequest {
+    /// The claim that has it.
+    pub claim: Claim,
+    /// Whether a request of the claim may still be under way.
+    pub certainty: Certainty,
+}
+
+impl ReleaseRequest {
+    /// A request that ends what `claim` has.
+    pub fn new(claim: Claim, certainty: Certainty) -> Self {
+        Self { claim, certainty }
+    }
+
+    /// The same request by another claim, for a backend that wraps another one.
+    #[must_use]
+    pub fn by(&self, claim: Claim) -> Self {
+        Self { claim, ..self.clone() }
+    }
+}

@@ -1,0 +1,234 @@
+//! The URL of a store, read the same for every backend.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use url::Url;
+
+use crate::error::{Error, Result};
+
+/// Reads a duration as the command line does: a number and a unit, `250ms`, `5s`, `10m`, `2h`, `1d` or `1h 30m`, and never zero. The
+/// grammar is that of [`humantime`](https://docs.rs/humantime). `name` is what the error calls it.
+///
+/// # Errors
+/// [`InvalidInput`](crate::ErrorKind::InvalidInput) for anything else.
+pub fn parse_duration(name: &str, text: &str) -> Result<Duration> {
+    match humantime::parse_duration(text) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err(Error::invalid(format!("`{name}` is a duration like `250ms`, `5s`, `10m` or `1h 30m`, not `{text}`"))),
+    }
+}
+
+/// A URL whose parameters are taken one by one. No error shows a user, a password or a host.
+#[derive(Clone)]
+pub struct StoreUrl {
+    url: Url,
+    store: &'static str,
+    parameters: Vec<(String, String)>,
+    known: Vec<&'static str>,
+}
+
+impl StoreUrl {
+    /// Reads a URL of a `store` (`Redis`, `SQLite file`), with one of these schemes (`redis://`).
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for what is no URL, has another scheme, or gives a parameter twice.
+    pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
+        let url =
+            Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a {store} cannot be read: {why}")))?;
+        let scheme = url.scheme();
+        if !schemes.iter().any(|known| known.strip_suffix("://") == Some(scheme)) {
+            let text = format!("`{scheme}://` is not a URL of a {store}: there are {}", schemes.join(", "));
+            return Err(Error::invalid(text));
+        }
+        let mut parameters: Vec<(String, String)> = Vec::new();
+        for (name, value) in url.query_pairs() {
+            if parameters.iter().any(|(other, _)| *other == name) {
+                return Err(Error::invalid(format!("the URL of a {store} gives `{name}` twice")));
+            }
+            parameters.push((name.into_owned(), value.into_owned()));
+        }
+        Ok(Self { url, store, parameters, known: Vec::new() })
+    }
+
+    /// The whole URL, with its parameters.
+    pub const fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Takes a parameter.
+    pub fn take(&mut self, name: &'static str) -> Option<String> {
+        self.known.push(name);
+        let index = self.parameters.iter().position(|(other, _)| other == name)?;
+        Some(self.parameters.remove(index).1)
+    }
+
+    /// Takes a duration.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when it cannot be read, see [`parse_duration`].
+    pub fn take_duration(&mut self, name: &'static str) -> Result<Option<Duration>> {
+        self.take(name).map(|text| parse_duration(name, &text)).transpose()
+    }
+
+    /// Takes one of several words.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for another word, with those that there are.
+    pub fn take_choice<T: Copy>(&mut self, name: &'static str, choices: &[(&str, T)]) -> Result<Option<T>> {
+        let Some(text) = self.take(name) else { return Ok(None) };
+        if let Some(&(_, choice)) = choices.iter().find(|(word, _)| *word == text) {
+            return Ok(Some(choice));
+        }
+        let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
+        Err(Error::invalid(format!("`{name}` is {}, not `{text}`", words.join(" or "))))
+    }
+
+    /// The URL without its parameters, once all that the store knows are taken.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a parameter that nobody has taken, with those that there are, and for a
+    /// fragment.
+    pub fn finish(mut self) -> Result<Url> {
+        let store = self.store;
+        if let Some((unknown, _)) = self.parameters.first() {
+            let known: Vec<_> = self.known.iter().map(|name| format!("`{name}`")).collect();
+            let text = format!("unknown parameter `{unknown}` in the URL of a {store}: there are {}", known.join(", "));
+            return Err(Error::invalid(text));
+        }
+        if self.url.fragment().is_some() {
+            return Err(Error::invalid(format!("the URL of a {store} has no `#…`; a `#` in it is written `%23`")));
+        }
+        self.url.set_query(None);
+        Ok(self.url)
+    }
+}
+
+impl std::fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreUrl").field("scheme", &self.url.scheme()).finish_non_exhaustive()
+    }
+}
+
+/// Settings that every store with a server or a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a backend has these two as fields of its own settings")]
+pub struct CommonSettings {
+    /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
+    pub timeout: Duration,
+    /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes, 1 s to 365 days. URL: `retention=`.
+    pub retention: Duration,
+}
+
+impl CommonSettings {
+    const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
+    const RETENTION: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600);
+
+    /// Takes them from a URL; what it does not give is the default.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when one cannot be read.
+    pub fn take(url: &mut StoreUrl) -> Result<Self> {
+        let default = Self::default();
+        Ok(Self {
+            timeout: url.take_duration("timeout")?.unwrap_or(default.timeout),
+            retention: url.take_duration("retention")?.unwrap_or(default.retention),
+        })
+    }
+
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), with the bounds.
+    pub fn check(&self) -> Result<()> {
+        within("timeout", self.timeout, &Self::TIMEOUT)?;
+        within("retention", self.retention, &Self::RETENTION)
+    }
+}
+
+impl Default for CommonSettings {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(1), retention: Duration::from_secs(600) }
+    }
+}
+
+fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Result<()> {
+    if bounds.contains(&value) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("`{name}` is {:?} to {:?}, not {value:?}", bounds.start(), bounds.end())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const SCHEMES: &[&str] = &["store://", "stores://"];
+
+    fn read(text: &str) -> Result<(CommonSettings, Option<u8>, Url)> {
+        let mut url = StoreUrl::parse(text, "store", SCHEMES)?;
+        let common = CommonSettings::take(&mut url)?;
+        let mode = url.take_choice("mode", &[("one", 1), ("two", 2)])?;
+        common.check()?;
+        Ok((common, mode, url.finish()?))
+    }
+
+    #[test]
+    fn durations_have_a_unit_and_are_not_zero() {
+        for (text, ms) in [("250ms", 250), ("5s", 5_000), ("10m", 600_000), ("2h", 7_200_000), ("1h 30m", 5_400_000)] {
+            assert_eq!(parse_duration("ttl", text).unwrap(), Duration::from_millis(ms), "{text}");
+        }
+        for text in ["", "5", "s", "0s", "-1s", "5S", "5 parsecs", "99999999999999999999d", "9223372036854775807d"] {
+            let error = parse_duration("ttl", text).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+            assert!(error.to_string().contains("`ttl`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_url_carries_settings() {
+        let (common, mode, url) = read("stores://u:p@host:1/path?timeout=250ms&mode=two&retention=2h").unwrap();
+        assert_eq!((common.timeout, common.retention), (Duration::from_millis(250), Duration::from_secs(7200)));
+        assert_eq!((mode, url.as_str()), (Some(2), "stores://u:p@host:1/path"));
+        assert_eq!(read("store://host").unwrap().0, CommonSettings::default());
+    }
+
+    #[test]
+    fn bounds_include_their_ends() {
+        for text in ["timeout=10ms&retention=1s", "timeout=60s&retention=365d"] {
+            read(&format!("store://host?{text}")).unwrap();
+        }
+        for (text, bounds) in [
+            ("timeout=9ms", "`timeout` is 10ms to 60s, not 9ms"),
+            ("timeout=61s", "`timeout` is 10ms to 60s, not 61s"),
+            ("retention=999ms", "`retention` is 1s to 31536000s, not 999ms"),
+            ("retention=366d", "`retention` is 1s to 31536000s, not 31622400s"),
+        ] {
+            assert_eq!(read(&format!("store://host?{text}")).unwrap_err().to_string(), bounds);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_no_secret_is_shown() {
+        for (url, hint) in [
+            ("store", "cannot be read"),
+            ("http://u:hunter2@host", "there are store://, stores://"),
+            (
+                "store://u:hunter2@host?tiemout=1s",
+                "`tiemout` in the URL of a store: there are `timeout`, `retention`, `mode`",
+            ),
+            ("store://u:hunter2@host?mode=three", "`mode` is `one` or `two`, not `three`"),
+            ("store://u:hunter2@host?timeout=1s&timeout=2s", "`timeout` twice"),
+            ("store://u:hunter2@host?timeout=5", "`250ms`"),
+            ("store://u:hunter2@host#part", "%23"),
+        ] {
+            let error = read(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(hint) && !text.contains("hunter2"), "{url}: {text}");
+        }
+        let url = StoreUrl::parse("store://u:hunter2@host?password=hunter2", "store", SCHEMES).unwrap();
+        assert!(!format!("{url:?}").contains("hunter2"));
+    }
+}

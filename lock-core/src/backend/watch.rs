@@ -1,0 +1,138 @@
+//! Notifications that a lock may be free, for stores without a queue.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use crate::backend::{Claim, CoreHandle, Event};
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// Reports when a lock may be free.
+pub trait WatchNames: Send + Sync {
+    /// Watches the lock of a claim that was answered [`Held`](crate::backend::Acquisition::Held) and wants to wait. Sends at most one
+    /// [`Event::Look`] for it, also when the lock became free before this call. lock-core calls this after every such answer, in place
+    /// of the former watch of that lock. Dropping the guard ends the watch.
+    ///
+    /// Does not block. May send the event before it returns.
+    fn watch(&self, claim: &Claim) -> WatchGuard;
+}
+
+/// Ends a watch when it is dropped.
+#[must_use = "dropping the guard ends the watch"]
+pub struct WatchGuard(Option<Box<dyn FnOnce() + Send>>);
+
+impl WatchGuard {
+    /// A guard that calls `end` when it is dropped. `end` may be called on any thread and does not block.
+    pub fn new(end: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(end)))
+    }
+
+    /// The guard of a claim that is not watched.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+}
+
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        if let Some(end) = self.0.take() {
+            end();
+        }
+    }
+}
+
+impl fmt::Debug for WatchGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WatchGuard").field(&self.0.is_some()).finish()
+    }
+}
+
+/// The open watches of one client, for a backend that polls their names or is notified of them.
+#[derive(Clone, Debug, Default)]
+pub struct Watches(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    /// The newest watch of each name.
+    names: HashMap<LockName, u64>,
+    next: u64,
+}
+
+impl Watches {
+    /// Opens a watch, in place of the former one of this name. Says whether there was none: then the lock may have become free
+    /// since the claim was refused.
+    pub fn open(&self, name: &LockName) -> (WatchGuard, bool) {
+        let (number, is_new) = {
+            let mut open = lock(&self.0);
+            open.next += 1;
+            let number = open.next;
+            (number, open.names.insert(name.clone(), number).is_none())
+        };
+        let (watches, name) = (self.0.clone(), name.clone());
+        let guard = WatchGuard::new(move || {
+            let mut open = lock(&watches);
+            if open.names.get(&name) == Some(&number) {
+                open.names.remove(&name);
+            }
+        });
+        (guard, is_new)
+    }
+
+    /// The names of the open watches, in no particular order.
+    pub fn names(&self) -> Vec<LockName> {
+        lock(&self.0).names.keys().cloned().collect()
+    }
+
+    /// Whether no watch is open.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.0).names.is_empty()
+    }
+
+    /// Reports that a lock may be free, if a watch of its name is open, and closes that watch.
+    pub fn report(&self, name: &LockName, core: &CoreHandle) {
+        let was_open = lock(&self.0).names.remove(name).is_some();
+        if was_open {
+            core.event(Event::Look(name.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[tokio::test]
+    async fn a_watch_reports_once_and_ends_with_its_guard() {
+        let (watches, seen) = (Watches::default(), Arc::new(Mutex::new(Vec::new())));
+        let core = CoreHandle::new(Arc::new(SystemClock::new()), tokio::runtime::Handle::current(), {
+            let seen = seen.clone();
+            move |event| match event {
+                Event::Look(name) => lock(&seen).push(name),
+                other => panic!("{other:?}"),
+            }
+        });
+        let name = LockName::new("job").unwrap();
+        let reports = || {
+            watches.report(&name, &core);
+            std::mem::take(&mut *lock(&seen)).len()
+        };
+        assert_eq!((watches.is_empty(), reports()), (true, 0));
+        let (first, is_new) = watches.open(&name);
+        assert!(is_new);
+        assert_eq!(watches.names(), [name.clone()]);
+        assert_eq!((reports(), reports()), (1, 0));
+        let (second, is_new) = watches.open(&name);
+        assert!(is_new, "the former one was reported");
+        drop(first);
+        let (third, is_new) = watches.open(&name);
+        assert!(!is_new);
+        drop(second);
+        assert_eq!(reports(), 1, "the guard of the former watch ends only that");
+        let (fourth, _) = watches.open(&name);
+        drop((third, fourth));
+        assert_eq!((watches.is_empty(), reports()), (true, 0));
+        drop(WatchGuard::none());
+    }
+}

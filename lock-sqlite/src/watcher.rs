@@ -1,0 +1,203 @@
+//! The thread that reports when a lock may be free.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use leasehold_core::LockName;
+use leasehold_core::backend::{CoreHandle, WatchGuard, Watches};
+
+use crate::bell::{Alarm, Bell, Listener};
+use crate::errors::Failure;
+use crate::file::File;
+use crate::machine;
+use crate::shared::Shared;
+
+/// So long the thread stays when no watch is open any more.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// The least pause between two checks of the thread, and how many times the processor time of a check it lasts: a bell that does not
+/// stop costs a fifth of a core at most, and a machine that is busy with other things holds up nobody's turn.
+const LEAST_PAUSE: Duration = Duration::from_micros(200);
+const SHARE: u32 = 4;
+
+/// So soon the thread checks again when it could not note that somebody waits.
+const AGAIN: Duration = Duration::from_millis(2);
+
+/// So many locks are checked while the connection is in hand.
+const CHECKS: usize = 32;
+
+/// Watches the locks that claims of this client wait for.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    pub(crate) bell: Bell,
+    watches: Watches,
+    thread: Mutex<Thread>,
+    alarm: Alarm,
+}
+
+#[derive(Debug, Default)]
+struct Thread {
+    runs: bool,
+    is_closed: bool,
+}
+
+impl Watcher {
+    pub(crate) fn new(bell: Bell) -> Self {
+        Self { bell, watches: Watches::default(), thread: Mutex::default(), alarm: Alarm::default() }
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Thread> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports when a lock may be free. It may have become free before this.
+    pub(crate) fn watch(shared: &Arc<Shared>, name: &LockName) -> WatchGuard {
+        let watcher = &shared.watcher;
+        let (guard, is_new) = watcher.watches.open(name);
+        let mut thread = watcher.thread();
+        let starts = !thread.runs && !thread.is_closed;
+        thread.runs |= starts;
+        drop(thread);
+        if starts {
+            start(shared);
+        } else if is_new {
+            watcher.alarm.raise();
+        }
+        guard
+    }
+
+    /// The client is gone.
+    pub(crate) fn close(&self) {
+        self.thread().is_closed = true;
+        self.alarm.raise();
+    }
+
+    /// Whether the thread goes on, which nobody needs since `idle_since`.
+    fn goes_on(&self, idle_since: Option<Instant>) -> bool {
+        let mut thread = self.thread();
+        // A watch is opened before it is asked whether the thread runs.
+        let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE) && self.watches.is_empty();
+        thread.runs = !thread.is_closed && !is_idle;
+        thread.runs
+    }
+}
+
+fn start(shared: &Arc<Shared>) {
+    let mine = shared.clone();
+    let run = move || {
+        if let Some(core) = mine.core.get() {
+            run(&mine.file, &mine.watcher, core);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("leasehold-watcher".into()).spawn(run) {
+        shared.watcher.thread().runs = false;
+        tracing::debug!(%error, "the thread that hears of releases cannot be started: waiters look by themselves");
+    }
+}
+
+fn run(file: &File, watcher: &Watcher, core: &CoreHandle) {
+    let mut listener = Listener::new(&watcher.bell, &watcher.alarm);
+    let mut idle_since = None;
+    while watcher.goes_on(idle_since) {
+        let names = watcher.watches.names();
+        if names.is_empty() {
+            let since: Instant = *idle_since.get_or_insert_with(Instant::now);
+            listener.wait(IDLE.saturating_sub(since.elapsed()));
+            continue;
+        }
+        idle_since = None;
+        let before = machine::thread_time();
+        let Checked { free, unsure, first_end } = check(file, names);
+        for name in free {
+            watcher.watches.report(&name, core);
+        }
+        let spent = machine::thread_time().saturating_sub(before);
+        std::thread::sleep((spent * SHARE).max(LEAST_PAUSE));
+        // A lease that was shortened ends before its waiter's own check.
+        listener.wait(if unsure { first_end.min(AGAIN) } else { first_end });
+    }
+}
+
+/// What a check found.
+struct Checked {
+    /// The locks that nobody has.
+    free: Vec<LockName>,
+    /// Of some it could not be noted that somebody waits: another process was writing.
+    unsure: bool,
+    /// When the first of the others ends, unless it is renewed.
+    first_end: Duration,
+}
+
+fn check(file: &File, mut names: Vec<LockName>) -> Checked {
+    names.sort();
+    let mut checked = Checked { free: Vec::new(), unsure: false, first_end: Duration::MAX };
+    for some in names.chunks(CHECKS) {
+        let writer = file.writer();
+        // A file that is not open, or not there, is opened by the next call: the waiters' own looks.
+        let Some(store) = writer.opened() else { break };
+        let now = file.now();
+        for name in some {
+            match store.held_for(name, &now) {
+                // The claim's own look tells what is wrong with the record.
+                Ok(None) | Err(Failure::Found(_)) => checked.free.push(name.clone()),
+                Ok(Some(left)) => checked.first_end = checked.first_end.min(left),
+                Err(Failure::Busy) => checked.unsure = true,
+                Err(Failure::Sql(_)) => {}
+            }
+        }
+    }
+    checked
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::settings::Settings;
+
+    const LONG: Duration = Duration::from_secs(20);
+    const SHORT: Duration = Duration::from_millis(30);
+
+    fn shared(folder: &tempfile::TempDir) -> Arc<Shared> {
+        let locks = folder.path().join("locks.db");
+        std::fs::write(&locks, "").unwrap();
+        Arc::new(Shared::new(File::new(locks, Settings::default(), Machine::this().unwrap())))
+    }
+
+    /// What is released between the refusal of a claim and its watch rings for those who were there before.
+    #[test]
+    fn a_new_watch_wakes_the_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared(&folder);
+        let watcher = &shared.watcher;
+        // In place of the thread.
+        watcher.thread().runs = true;
+        let mut listener = Listener::new(&watcher.bell, &watcher.alarm);
+        let mut wakes_within = |timeout: Duration| {
+            let begin = Instant::now();
+            listener.wait(timeout);
+            begin.elapsed() < timeout
+        };
+        assert!(!wakes_within(SHORT), "nobody waits");
+        let _guard = Watcher::watch(&shared, &LockName::new("job").unwrap());
+        assert!(wakes_within(LONG), "a new watch");
+        watcher.close();
+        assert!(wakes_within(LONG), "the client is gone");
+    }
+
+    #[test]
+    fn the_thread_ends_when_it_is_idle_or_the_client_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared(&folder);
+        let watcher = &shared.watcher;
+        watcher.thread().runs = true;
+        let long_ago = Instant::now().checked_sub(IDLE);
+        let guard = Watcher::watch(&shared, &LockName::new("job").unwrap());
+        assert!(watcher.goes_on(long_ago), "a watch was opened meanwhile");
+        drop(guard);
+        assert!(watcher.goes_on(Some(Instant::now())) && watcher.goes_on(None));
+        assert!(!watcher.goes_on(long_ago) && !watcher.thread().runs);
+        watcher.close();
+        assert!(!watcher.goes_on(None));
+    }
+}
