@@ -1,5 +1,6 @@
 //! A backend without a client in front of it: what a case says to the trait itself.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use leasehold_core::backend::{
     AcquireRequest, Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant,
     LockBackend, OnContention, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, SystemClock,
-    Waiting,
+    TtlScope, Waiting, WatchGuard,
 };
 use leasehold_core::{HolderInfo, LockName, Result};
 
@@ -23,6 +24,8 @@ pub struct Direct {
     capabilities: Capabilities,
     holder: Arc<HolderInfo>,
     events: Arc<Mutex<Vec<Event>>>,
+    /// Of claims that were refused, and wait.
+    watches: Mutex<HashMap<OwnerToken, WatchGuard>>,
 }
 
 impl Direct {
@@ -50,7 +53,14 @@ impl Direct {
         });
         backend.attach(core.clone());
         let holder = HolderInfo::of_this_process("conformance").expect("a plain label is a label");
-        Self { capabilities: backend.capabilities(), backend, core, holder: Arc::new(holder), events }
+        Self {
+            capabilities: backend.capabilities(),
+            backend,
+            core,
+            holder: Arc::new(holder),
+            events,
+            watches: Mutex::default(),
+        }
     }
 
     /// What the backend promises.
@@ -89,7 +99,7 @@ impl Direct {
         self.request(&AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)).await
     }
 
-    /// Any attempt.
+    /// Any attempt. As lock-core does, it watches the lock of a claim that is refused and wants to wait.
     ///
     /// # Errors
     /// What the backend says.
@@ -100,6 +110,16 @@ impl Direct {
         {
             self.check(before, confirmation);
         }
+        let (claim, mut watches) = (&request.claim, lock(&self.watches));
+        match (&answer, self.backend.extensions().watch) {
+            (Ok(Acquisition::Held { .. }), Some(names)) if request.on_contention == OnContention::Queue => {
+                let former = watches.insert(*claim.owner(), names.watch(claim));
+                drop(former);
+            }
+            (Ok(Acquisition::Granted(_)), _) => drop(watches.remove(claim.owner())),
+            _ => {}
+        }
+        drop(watches);
         answer
     }
 
@@ -189,15 +209,19 @@ impl Direct {
         answer
     }
 
-    /// A stamp is from before the request was sent, and not from the future.
+    /// A stamp is from before the request was sent, and not from the future. That of a session may be a third of the ttl old.
     fn check(&self, before: Stamp, confirmation: &Confirmation) {
         assert!(
             confirmation.sent <= self.now() && !confirmation.ttl.is_zero(),
             "a confirmation is from the future or of nothing: {confirmation:?} at {:?}",
             self.now()
         );
+        let oldest = match self.capabilities.ttl_scope {
+            TtlScope::Session => before.minus(confirmation.ttl / 3),
+            _ => before,
+        };
         assert!(
-            confirmation.sent >= before,
+            confirmation.sent >= oldest,
             "a request that began at {before:?} answers with the older stamp {confirmation:?}"
         );
     }

@@ -186,6 +186,11 @@ impl Lease {
         (look, state.certainty)
     }
 
+    /// What is known of the requests of the claim.
+    pub(crate) fn certainty(&self) -> Certainty {
+        lock(&self.state).certainty
+    }
+
     /// A request of the claim has no answer.
     pub(crate) fn unsure(&self) {
         lock(&self.state).certainty = Certainty::Unsure;

@@ -37,7 +37,14 @@ pub enum Scope {
 pub enum TtlScope {
     /// Every lease has its own.
     Lease,
-    /// All leases of a session share one.
+    /// A client's leases of one ttl and [kind](crate::backend::LeaseKind) share a session, and end with it. A single lease cannot be made
+    /// to end sooner, nor be left to expire while others keep the session alive. So lock-core sends no [`Extend::Exactly`]
+    /// (a lease that is released within its `min_hold` stays held by this process until then), releases a lease that has reached its
+    /// `max_hold` or was lost by the clock, and never uses a claim for an acquire of another ttl or kind.
+    ///
+    /// Several renewals may be answered with one confirmation of the session, if it is no older than a third of the ttl.
+    ///
+    /// [`Extend::Exactly`]: crate::backend::Extend::Exactly
     Session,
 }
 
@@ -142,6 +149,11 @@ impl Capabilities {
             renew_batch: 100,
             exclusion_ends: &[],
         }
+    }
+
+    /// Whether leases share the ttl of a session.
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.ttl_scope == TtlScope::Session
     }
 
     /// How long after the ttl of a dead holder a waiter with this `ttl` holds, at the latest.

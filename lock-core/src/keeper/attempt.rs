@@ -96,7 +96,8 @@ impl LeaseKeeper {
                     }
                     let Some(queue) = Self::queue_of(state, claim) else { return };
                     // Those who wait want another claim at once.
-                    let look_in = if queue.is_outdated() { Duration::ZERO } else { look_in };
+                    let look_in =
+                        if queue.is_outdated(self.capabilities.has_sessions()) { Duration::ZERO } else { look_in };
                     effects.watches.push(claim.clone());
                     let pause = look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2)));
                     self.look_at(state, name, self.now().plus(pause));

@@ -54,6 +54,7 @@ impl Hold {
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
         let ending = match end {
             End::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
+            End::HeldOver => return Ok(()),
             End::Now(ending) => ending,
         };
         // Counted as long as somebody waits for it; from then on the keeper has a withdrawal for it.
@@ -106,6 +107,8 @@ impl Abandoned for AbandonedRelease {
 /// How a lease that was given up ends.
 enum End {
     Lost(Loss),
+    /// At the end of its `min_hold`. Nothing is to be sent before.
+    HeldOver,
     Now(Ending),
 }
 
@@ -136,31 +139,53 @@ impl LeaseKeeper {
         }
         self.with_state(|state, _| {
             let (held, certainty) = self.give_up_lease(&mut state.reports, lease);
-            let certainty = certainty.and(Self::forget(state, lease));
-            let ending = self.ending(lease, certainty);
+            if held.is_ok() && self.is_held_over(state, lease) {
+                return Some(End::HeldOver);
+            }
             let loss = match held {
-                Ok(_) => return Some(End::Now(ending)),
+                Ok(_) => {
+                    let certainty = certainty.and(Self::forget(state, lease));
+                    return Some(End::Now(self.ending(lease, certainty)));
+                }
                 Err(Phase::Lost(loss)) => loss,
-                Err(_) => return None,
+                Err(_) => {
+                    Self::forget(state, lease);
+                    return None;
+                }
             };
             // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done.
-            if matches!(loss.reason, LossReason::Expired | LossReason::MaxHold) {
-                self.end(state, ending, Why::Release);
+            if !matches!(loss.reason, LossReason::Expired | LossReason::MaxHold) {
+                Self::forget(state, lease);
+            } else if self.capabilities.has_sessions() {
+                self.end_with_session(state, lease, Why::Release);
+            } else {
+                let certainty = certainty.and(Self::forget(state, lease));
+                self.end(state, self.ending(lease, certainty), Why::Release);
             }
             Some(End::Lost(loss))
         })
     }
 
+    /// When a lease may end that is given up within its `min_hold`.
+    fn min_hold_ends(&self, lease: &Lease) -> Option<Stamp> {
+        let at = lease.granted.plus(lease.terms.min_hold?);
+        (at > self.now()).then_some(at)
+    }
+
+    /// Keeps a lease for the rest of its `min_hold` where the store cannot.
+    fn is_held_over(&self, state: &mut State, lease: &Arc<Lease>) -> bool {
+        if !self.capabilities.has_sessions() {
+            return false;
+        }
+        let Some(until) = self.min_hold_ends(lease) else { return false };
+        self.hold_over(state, lease, until);
+        true
+    }
+
     /// How a lease is to end that is given up now.
     fn ending(&self, lease: &Lease, certainty: Certainty) -> Ending {
-        let run_out =
-            lease.terms.min_hold.map(|min| RunOut { at: lease.granted.plus(min), place: lease.place, begun: false });
-        Ending {
-            claim: lease.claim.clone(),
-            certainty,
-            ttl: lease.claim_ttl,
-            run_out: run_out.filter(|run_out| run_out.at > self.now()),
-        }
+        let run_out = self.min_hold_ends(lease).map(|at| RunOut { at, place: lease.place, begun: false });
+        Ending { claim: lease.claim.clone(), certainty, ttl: lease.claim_ttl, run_out }
     }
 
     /// Ends every lease, and takes them back.
@@ -175,6 +200,9 @@ impl LeaseKeeper {
             .collect();
         for lease in leases {
             let (held, certainty) = self.cut_off(&mut state.reports, &lease);
+            if held.is_ok() && self.is_held_over(state, &lease) || held == Err(Phase::Released) {
+                continue;
+            }
             let certainty = certainty.and(Self::forget(state, &lease));
             if held.is_ok() {
                 self.end(state, self.ending(&lease, certainty), Why::Release);

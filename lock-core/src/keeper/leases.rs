@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::report::Report;
 use super::schedule::TaskId;
+use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseKind, PlaceNumber, RenewRequest};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseKind, PlaceNumber, RenewRequest, TtlScope};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Lease, Terms, period, validity_end};
@@ -24,6 +25,9 @@ pub(super) struct LeaseTask {
     confirmed: Duration,
     /// It began as a place some time ago, or was asked for with a shorter ttl, and is yet to be renewed to its own ttl.
     top_up: bool,
+    /// Its holder has released it within its `min_hold`. The store cannot let a single lease of a session expire, so it is renewed until
+    /// then, and released.
+    held_over: Option<Stamp>,
 }
 
 /// How long after the grant a lease that came out of a queue is renewed to its own ttl: a shorter hold never pays for it.
@@ -61,7 +65,8 @@ impl LeaseKeeper {
         let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
         let top_up = used_up || confirmation.ttl < terms.ttl;
         let confirmed = confirmation.ttl.min(terms.ttl);
-        let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, confirmed, top_up };
+        let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, confirmed, top_up, held_over: None };
+        state.heard(confirmation.sent);
         let id = state.schedule.insert(Task::Lease(task));
         let due = next_renewal(now, &lease, top_up, &confirmation);
         state.schedule.at(id, due.map_or(valid_until, |due| due.min(valid_until)));
@@ -104,6 +109,34 @@ impl LeaseKeeper {
         certainty
     }
 
+    /// The clock says that a lease is lost. The store keeps it where other leases keep its session alive.
+    fn let_go(&self, state: &mut State, lease: &Arc<Lease>) {
+        if self.capabilities.has_sessions() && lease.terms.kind == LeaseKind::Kept {
+            self.end_with_session(state, lease, Why::Withdraw);
+        } else {
+            Self::forget(state, lease);
+        }
+    }
+
+    /// Ends a lease at the store, unless that has begun.
+    pub(super) fn end_with_session(&self, state: &mut State, lease: &Arc<Lease>, why: Why) {
+        let is_known = Self::lease_task(state, lease).is_some();
+        let certainty = lease.certainty().and(Self::forget(state, lease));
+        if is_known {
+            let (claim, ttl) = (lease.claim.clone(), lease.claim_ttl);
+            self.end(state, Ending { claim, certainty, ttl, run_out: None }, why);
+        }
+    }
+
+    /// Keeps a lease whose holder has released it within its `min_hold`, until then.
+    pub(super) fn hold_over(&self, state: &mut State, lease: &Arc<Lease>, until: Stamp) {
+        let now = self.now();
+        if let Some((id, task)) = Self::lease_task(state, lease) {
+            task.held_over = Some(until);
+            state.schedule.at_the_latest(id, until.max(now));
+        }
+    }
+
     /// The store says that a lease is gone.
     fn gone(self: &Arc<Self>, lease: &Arc<Lease>) {
         self.with_state(|state, _| {
@@ -119,13 +152,20 @@ impl LeaseKeeper {
     /// A lease's task is due: a renewal to send, or something that is done here.
     pub(super) fn lease_due(&self, state: &mut State, id: TaskId, at: Stamp) -> Option<(Arc<Lease>, RenewRequest)> {
         let Some(Task::Lease(task)) = state.schedule.get_mut(id) else { return None };
-        let lease = task.lease.clone();
-        let Ok(valid_until) = self.look(&mut state.reports, &lease) else {
-            Self::forget(state, &lease);
-            return None;
+        let (lease, held_over) = (task.lease.clone(), task.held_over);
+        let valid_until = match (held_over, self.look(&mut state.reports, &lease)) {
+            (Some(until), _) if until <= self.now() => {
+                self.end_with_session(state, &lease, Why::Release);
+                return None;
+            }
+            (Some(until), _) | (None, Ok(until)) => until,
+            (None, Err(_)) => {
+                self.let_go(state, &lease);
+                return None;
+            }
         };
         let now = self.now();
-        let renewed = task.top_up || lease.terms.kind == LeaseKind::Kept;
+        let renewed = task.top_up || held_over.is_some() || lease.terms.kind == LeaseKind::Kept;
         let bound = self.call_bound().min(period(task.confirmed));
         let next = match task.flight {
             Some(sent) if now < sent.plus(bound) => sent.plus(bound),
@@ -140,7 +180,10 @@ impl LeaseKeeper {
             }
             None if renewed && lease.can_be_prolonged(now) => {
                 task.flight = Some(now);
-                let ttl = lease.ttl_to_ask(now, self.capabilities.min_ttl);
+                let ttl = match self.capabilities.ttl_scope {
+                    TtlScope::Lease => lease.ttl_to_ask(now, self.capabilities.min_ttl),
+                    TtlScope::Session => lease.terms.ttl,
+                };
                 let renewal = RenewRequest::new(lease.claim.clone(), lease.place, ttl);
                 self.counters.renewal_lag(now.since(at));
                 state.schedule.at(id, now.plus(bound).min(valid_until));
@@ -183,14 +226,14 @@ impl LeaseKeeper {
             let Some((id, task)) = Self::lease_task(state, lease) else { return };
             task.flight = None;
             task.failures += 1;
-            let failures = task.failures;
+            let (failures, held_over) = (task.failures, task.held_over);
             let next = now.plus(self.backoff(period(task.confirmed), failures));
             if let Some(error) = error {
                 state.reports.warn(lease.claim.name(), Report::RenewalFailed { error: error.clone(), failures });
             }
-            match self.look(&mut state.reports, lease) {
+            match held_over.map_or_else(|| self.look(&mut state.reports, lease), Ok) {
                 Ok(valid_until) => state.schedule.at(id, next.min(valid_until)),
-                Err(_) => drop(Self::forget(state, lease)),
+                Err(_) => self.let_go(state, lease),
             }
         });
     }
@@ -204,9 +247,11 @@ impl LeaseKeeper {
             return self.gone(lease);
         }
         self.with_state(|state, _| {
-            let Ok(valid_until) = self.prolong(&mut state.reports, lease, &confirmation) else {
-                Self::forget(state, lease);
-                return;
+            state.heard(confirmation.sent);
+            let held_over = Self::lease_task(state, lease).and_then(|(_, task)| task.held_over);
+            let prolonged = || self.prolong(&mut state.reports, lease, &confirmation);
+            let Ok(valid_until) = held_over.map_or_else(prolonged, Ok) else {
+                return self.let_go(state, lease);
             };
             let Some((id, task)) = Self::lease_task(state, lease) else { return };
             task.flight = None;
@@ -242,7 +287,7 @@ impl LeaseKeeper {
             Ordering::Greater => self.gone(&lease),
             Ordering::Equal => self.with_state(|state, _| {
                 if self.prolong(&mut state.reports, &lease, &confirmation).is_err() {
-                    Self::forget(state, &lease);
+                    self.let_go(state, &lease);
                 }
             }),
         }

@@ -84,6 +84,8 @@ struct State {
     sleeps_until: Stamp,
     life: Life,
     reports: Reports,
+    /// When the newest request was sent by which the store has kept something of this client alive.
+    heard: Stamp,
     /// A backend's code runs when they are dropped.
     unwatched: Vec<WatchGuard>,
 }
@@ -176,6 +178,7 @@ impl LeaseKeeper {
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
                     reports: Reports::default(),
+                    heard: Stamp::ZERO,
                     unwatched: Vec::new(),
                 }),
                 open_calls: AtomicUsize::new(0),

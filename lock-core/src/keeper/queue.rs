@@ -213,10 +213,16 @@ impl Queue {
         takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
     }
 
-    /// Whether the front wants something else than the claim: who drew it only tried or wanted another mode, and has left.
-    pub(super) fn is_outdated(&self) -> bool {
-        let (front, request) = (self.waiters.front(), &self.request);
-        request.on_contention == OnContention::Fail || front.is_some_and(|front| front.terms.mode != request.mode)
+    /// Whether the front wants something else than the claim: who drew it only tried or wanted another lease, and has left.
+    pub(super) fn is_outdated(&self, has_sessions: bool) -> bool {
+        let other = self.waiters.front().is_some_and(|front| self.is_for_another_lease(&front.terms, has_sessions));
+        self.request.on_contention == OnContention::Fail || other
+    }
+
+    /// Whether the claim cannot become a lease with these terms.
+    pub(super) fn is_for_another_lease(&self, terms: &Terms, has_sessions: bool) -> bool {
+        let AcquireRequest { mode, ttl, kind, .. } = self.request;
+        mode != terms.mode || has_sessions && (ttl, kind) != (terms.ttl, terms.kind)
     }
 
     /// A call that is under way has no answer either.
@@ -323,7 +329,7 @@ impl LeaseKeeper {
         if queue.waiters.is_empty() {
             self.disband(state, name);
         } else if let (true, Some(id), Stage::Standing(None) | Stage::Looking) =
-            (queue.is_outdated(), queue.task, queue.stage)
+            (queue.is_outdated(self.capabilities.has_sessions()), queue.task, queue.stage)
         {
             state.schedule.at_the_latest(id, self.now());
         }
@@ -371,6 +377,11 @@ impl LeaseKeeper {
 }
 
 impl State {
+    /// The store has confirmed something.
+    pub(super) fn heard(&mut self, sent: Stamp) {
+        self.heard = self.heard.max(sent);
+    }
+
     /// Nobody waits in this queue any more.
     pub(super) fn drop_queue(&mut self, queue: Queue) {
         if let Some(id) = queue.task {

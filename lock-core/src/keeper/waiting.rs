@@ -28,9 +28,9 @@ impl LeaseKeeper {
         }
         let Some(front) = queue.waiters.front() else { return };
         let too_long = queue.asked_ttl(&self.capabilities.max_place_ttl) > front.terms.ttl;
-        let other_mode = queue.request.mode != front.terms.mode;
-        if too_long || other_mode || validity_end(&grant.confirmation, self.margin_percent) <= now {
-            // Too late to be of use, or inherited from an acquire in another mode or with a longer ttl, which nobody could shorten.
+        let other_lease = queue.is_for_another_lease(&front.terms, self.capabilities.has_sessions());
+        if too_long || other_lease || validity_end(&grant.confirmation, self.margin_percent) <= now {
+            // Too late to be of use, or inherited from an acquire of another lease or with a longer ttl, which nobody could shorten.
             queue.at_store = true;
             self.take_back(state, name);
             return self.next_claim(state, effects, name);
@@ -120,7 +120,9 @@ impl LeaseKeeper {
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
         queue.confirm(confirmation);
-        let (confirmation_due, is_outdated) = (queue.confirmation_due(), queue.is_outdated());
+        state.heard = state.heard.max(confirmation.sent);
+        let (confirmation_due, is_outdated) =
+            (queue.confirmation_due(), queue.is_outdated(self.capabilities.has_sessions()));
         if self.join_push(state, effects, name) {
             return;
         }
@@ -198,7 +200,7 @@ impl LeaseKeeper {
                     queue.trouble = Some(no_answer());
                 }
             }
-            Stage::Looking | Stage::Standing(None) if queue.is_outdated() => {
+            Stage::Looking | Stage::Standing(None) if queue.is_outdated(self.capabilities.has_sessions()) => {
                 self.take_back(state, name);
                 self.next_claim(state, effects, name);
             }
