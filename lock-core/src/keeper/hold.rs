@@ -153,14 +153,17 @@ impl LeaseKeeper {
                     return None;
                 }
             };
-            // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done.
-            if !matches!(loss.reason, LossReason::Expired | LossReason::MaxHold) {
-                Self::forget(state, lease);
-            } else if self.capabilities.has_sessions() {
-                self.end_with_session(state, lease, Why::Release);
-            } else {
-                let certainty = certainty.and(Self::forget(state, lease));
-                self.end(state, self.ending(lease, certainty), Why::Release);
+            // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done, or waits for the end
+            // of `min_hold`.
+            match loss.reason {
+                LossReason::Expired | LossReason::MaxHold if self.capabilities.has_sessions() => {
+                    self.end_with_session(state, lease, Why::Release);
+                }
+                LossReason::Expired | LossReason::MaxHold => {
+                    let certainty = certainty.and(Self::forget(state, lease));
+                    self.end(state, self.ending(lease, certainty), Why::Release);
+                }
+                LossReason::Gone | LossReason::Shutdown => {}
             }
             Some(End::Lost(loss))
         })

@@ -8,5 +8,6 @@ mod pauses;
 mod renewals;
 mod runs;
 mod scripted;
+mod sessions;
 mod terms;
 mod waits;

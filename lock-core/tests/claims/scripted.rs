@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{
     AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle,
-    Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp,
+    Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, TtlScope,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
@@ -33,6 +33,7 @@ struct Scripted {
     core: Arc<OnceLock<CoreHandle>>,
     asked: Arc<Mutex<Option<AcquireRequest>>>,
     poisoned: Arc<Mutex<Option<LockName>>>,
+    ttl_scope: TtlScope,
 }
 
 impl Scripted {
@@ -86,6 +87,7 @@ impl LockBackend for Scripted {
         let mut it = Capabilities::new("scripted");
         it.call_bound = CALL_BOUND;
         it.modes = &[Mode::Exclusive, Mode::Shared];
+        it.ttl_scope = self.ttl_scope;
         it
     }
 
@@ -118,10 +120,16 @@ pub(crate) struct Store {
 
 /// A client, and the store behind it.
 pub(crate) fn scripted() -> (LockClient, Store) {
+    scripted_in(TtlScope::Lease)
+}
+
+/// The same, with ttls of this scope.
+pub(crate) fn scripted_in(ttl_scope: TtlScope) -> (LockClient, Store) {
     let (send, calls) = mpsc::unbounded_channel();
     let core: Arc<OnceLock<CoreHandle>> = Arc::default();
     let (asked, poisoned): (Arc<Mutex<Option<AcquireRequest>>>, Arc<Mutex<Option<LockName>>>) = Default::default();
-    let backend = Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone() };
+    let backend =
+        Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone(), ttl_scope };
     let client = LockClient::builder(backend)
         .clock(Arc::new(Paused(Instant::now())))
         .keeper(KeeperHome::CurrentRuntime)
