@@ -1,6 +1,4 @@
-//! The suite on a backend from outside: `examples/third_party_backend.rs`, which shows how to write one.
-//!
-//! This file is all that it takes. There is no proxy for the protocol of this store, so [`Faults`] breaks the path.
+//! The suite on a backend from outside: `examples/third_party_backend.rs`, which shows how to write one. This file is all that it takes.
 
 // Outside it is a dependency, as the example has it.
 extern crate leasehold_core as leasehold;
@@ -10,73 +8,29 @@ extern crate leasehold_core as leasehold;
 mod third_party_backend;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use async_trait::async_trait;
-use leasehold_conformance::{Census, Data, Declared, Faults, Fixture, PathFault, Record, Route, ServerFault, Tamper};
+use leasehold_conformance::{Census, InProcessStore, Record};
 use leasehold_core::backend::LockBackend;
 use leasehold_core::{FencingToken, LockName};
 use third_party_backend::{Table, TableBackend};
 
-struct TableFixture {
-    table: Table,
-    faults: Faults,
-}
-
-#[async_trait]
-impl Fixture for TableFixture {
-    async fn new() -> Self {
-        Self { table: Table::default(), faults: Faults::new(tokio::runtime::Handle::current()) }
+impl InProcessStore for Table {
+    fn new() -> Self {
+        Self::default()
     }
 
-    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        Arc::new(self.faults.wrap(Arc::new(TableBackend::new(&self.table)), route))
+    fn backend(&self) -> Arc<dyn LockBackend> {
+        Arc::new(TableBackend::new(self))
     }
 
-    async fn backend_with_retention(&self, _: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
-        Err(Declared::because("a row stays for ever"))
+    fn remove(&self, name: &LockName) {
+        self.rows().entry(name.clone()).or_default().lease = None;
     }
 
-    fn ttl(&self) -> Duration {
-        Duration::from_millis(600)
-    }
-
-    async fn path(&self, fault: PathFault) {
-        self.faults.path(fault);
-    }
-
-    async fn heal(&self) {
-        self.faults.heal();
-    }
-
-    async fn deliver(&self) {
-        self.faults.deliver().await;
-    }
-
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
-        if fault == ServerFault::Start(Data::Lost) {
-            return Err(Declared::because("the table lives as long as the process"));
-        }
-        self.faults.server(&fault)
-    }
-
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
-        match tamper {
-            Tamper::Remove => {
-                if let Some(row) = self.table.rows().get_mut(name) {
-                    row.lease = None;
-                }
-            }
-            Tamper::Spoil | Tamper::OtherVersion => self.faults.spoil(name, true),
-        }
-        Ok(())
-    }
-
-    async fn record(&self, name: &LockName) -> Record {
-        let rows = self.table.rows();
-        let Some(row) = rows.get(name) else { return Record::default() };
-        let now = Instant::now();
-        let left = row.lease.and_then(|(_, until)| until.checked_duration_since(now));
+    fn record(&self, name: &LockName) -> Record {
+        let row = self.rows().get(name).cloned().unwrap_or_default();
+        let left = row.lease.map(|(_, until)| until.saturating_duration_since(Instant::now()));
         Record {
             holders: left.filter(|left| !left.is_zero()).into_iter().collect(),
             last_token: (row.token > 0).then(|| FencingToken::new(row.token)),
@@ -84,25 +38,14 @@ impl Fixture for TableFixture {
         }
     }
 
-    async fn census(&self) -> Census {
-        let rows = self.table.rows();
-        let now = Instant::now();
+    fn census(&self) -> Census {
+        let (rows, now) = (self.rows(), Instant::now());
         let leases = rows.values().filter(|row| row.lease.is_some_and(|(_, until)| now < until)).count();
         let withdrawn = rows.values().flat_map(|row| &row.withdrawn).filter(|(_, until)| now < *until).count();
-        Census {
-            leases: leases as u64,
-            fences: rows.len() as u64,
-            tombstones: withdrawn as u64,
-            connections: self.faults.connections(),
-            ..Census::default()
-        }
-    }
-
-    async fn served(&self) -> u64 {
-        self.faults.served()
+        Census { leases: leases as u64, fences: rows.len() as u64, tombstones: withdrawn as u64, ..Census::default() }
     }
 }
 
 mod table {
-    leasehold_conformance::suite!(super::TableFixture);
+    leasehold_conformance::suite!(leasehold_conformance::InProcess<super::Table>);
 }

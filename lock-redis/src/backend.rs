@@ -1,17 +1,16 @@
 //! The backend: three verbs, each one script call.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
     AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend,
-    Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, Release, ReleaseRequest, RenewRequest,
+    Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, Release, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
-use tokio::runtime::{self, Handle};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::calls::{Answered, Ask, Terms, Told, Want};
@@ -21,13 +20,13 @@ use crate::errors::{Failure, refused};
 use crate::line::{self, Line};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
-use crate::shared::{Shared, as_kept, lock, millis};
+use crate::shared::{Shared, as_kept, millis};
 use crate::tombstones;
 
 /// Locks on one Redis, version 6.2 or later.
 pub struct RedisBackend {
     pub(crate) shared: Arc<Shared>,
-    lines: Mutex<HashMap<runtime::Id, Line>>,
+    lines: PerRuntime<Line>,
     capabilities: Capabilities,
 }
 
@@ -74,33 +73,23 @@ impl RedisBackend {
     fn unconnected(client: &redis::Client, settings: Settings) -> Result<Self> {
         let settings = settings.check()?;
         let capabilities = capabilities::of(&settings);
-        Ok(Self { shared: Arc::new(Shared::new(client, settings)?), lines: Mutex::default(), capabilities })
+        Ok(Self { shared: Arc::new(Shared::new(client, settings)?), lines: PerRuntime::new(), capabilities })
     }
 
     /// The line of the runtime that calls.
     pub(crate) fn line(&self) -> Result<Arc<line::Inner>> {
-        let runtime = Handle::try_current().map_err(|_| {
-            Error::new(ErrorKind::Unsupported, "called outside a tokio runtime, which the connection needs")
-        })?;
-        Ok(self.line_of(&runtime))
+        Ok(self.line_of(&PerRuntime::<Line>::caller()?))
     }
 
     fn line_of(&self, runtime: &Handle) -> Arc<line::Inner> {
-        let listens = self.shared.core.get().is_some_and(|core| core.keeper_runtime().id() == runtime.id());
-        let role = if listens { Role::AsksAndListens } else { Role::Asks };
-        let mut lines = lock(&self.lines);
-        if let Some(line) = lines.get(&runtime.id())
-            && !line.is_gone()
-            && line.role() == role
-        {
-            return line.inner().clone();
-        }
-        lines.retain(|_, line| !line.is_gone());
-        let line = Line::new(self.shared.clone(), role, runtime);
-        let inner = line.inner().clone();
-        inner.want();
-        lines.insert(runtime.id(), line);
-        inner
+        let make = || {
+            let listens = self.shared.core.get().is_some_and(|core| core.keeper_runtime().id() == runtime.id());
+            let role = if listens { Role::AsksAndListens } else { Role::Asks };
+            let line = Line::new(self.shared.clone(), role, runtime);
+            line.inner().want();
+            line
+        };
+        self.lines.read(runtime, |line| !line.is_gone(), make, |line| line.inner().clone())
     }
 
     /// The connection of the runtime that calls, and when a call that begins now has to have ended.
@@ -196,7 +185,8 @@ impl LockBackend for RedisBackend {
     fn attach(&self, core: CoreHandle) {
         let keeper = core.keeper_runtime().clone();
         if self.shared.core.attach(core) {
-            // From now on, so that the first waiter already hears of its grant.
+            // From now on, so that the first waiter already hears of its grant. One from before does not listen.
+            self.lines.remove(&keeper);
             self.line_of(&keeper);
         }
     }

@@ -84,10 +84,6 @@ impl Line {
     pub(crate) fn is_gone(&self) -> bool {
         self.inner.gone.load(Ordering::Acquire)
     }
-
-    pub(crate) fn role(&self) -> Role {
-        self.inner.role
-    }
 }
 
 impl Drop for Line {

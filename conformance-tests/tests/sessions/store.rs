@@ -44,7 +44,7 @@ impl Store {
     }
 
     /// Ends the lease of a lock, as an operator does, and tells its holder.
-    pub(crate) fn remove(&self, name: &LockName) {
+    pub(crate) fn end(&self, name: &LockName) {
         let removed = self.state().remove(name);
         if let Some((owner, client)) = removed
             && let Some(core) = client.core.get()

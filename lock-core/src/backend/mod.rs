@@ -6,6 +6,7 @@ mod claim;
 mod core_handle;
 mod extensions;
 mod grant;
+mod per_runtime;
 mod renewal;
 mod requests;
 mod store_url;
@@ -30,6 +31,7 @@ pub use self::claim::Claim;
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
 pub use self::grant::{Acquisition, Confirmation, Grant, PlaceNumber, Release};
+pub use self::per_runtime::PerRuntime;
 pub use self::renewal::{Answer, Answers};
 pub use self::requests::{
     AcquireRequest, Certainty, Extend, LeaseKind, Mode, OnContention, ReleaseRequest, RenewRequest,

@@ -1,0 +1,94 @@
+//! A fixture for stores in the process of the tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::LockName;
+use leasehold_core::backend::LockBackend;
+
+use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
+use crate::faulty::Faults;
+use crate::fixture::{Census, Fixture, Record, Route};
+
+/// A store in the process of the tests, without records that it cannot read and without data that outlives it.
+pub trait InProcessStore: Send + Sync + 'static {
+    /// A store without any lock.
+    fn new() -> Self;
+
+    /// A backend for one client, not yet attached.
+    fn backend(&self) -> Arc<dyn LockBackend>;
+
+    /// Ends the lease of a lock, behind everybody's back.
+    fn remove(&self, name: &LockName);
+
+    /// The record of a lock.
+    fn record(&self, name: &LockName) -> Record;
+
+    /// Counts what the store holds, without connections.
+    fn census(&self) -> Census;
+}
+
+/// The [`Fixture`] of an [`InProcessStore`]: [`Faults`] breaks the way to it, since there is no proxy for its protocol.
+pub struct InProcess<S> {
+    store: S,
+    faults: Faults,
+}
+
+#[async_trait]
+impl<S: InProcessStore> Fixture for InProcess<S> {
+    async fn new() -> Self {
+        Self { store: S::new(), faults: Faults::new(tokio::runtime::Handle::current()) }
+    }
+
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        Arc::new(self.faults.wrap(self.store.backend(), route))
+    }
+
+    async fn backend_with_retention(&self, _: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+        Err(Declared::because("a record stays as long as the store"))
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+
+    async fn path(&self, fault: PathFault) {
+        self.faults.path(fault);
+    }
+
+    async fn heal(&self) {
+        self.faults.heal();
+    }
+
+    async fn deliver(&self) {
+        self.faults.deliver().await;
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+        if fault == ServerFault::Start(Data::Lost) {
+            return Err(Declared::because("the store lives as long as the process"));
+        }
+        self.faults.server(&fault)
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+        match tamper {
+            Tamper::Remove => self.store.remove(name),
+            Tamper::Spoil | Tamper::OtherVersion => self.faults.spoil(name, true),
+        }
+        Ok(())
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        self.store.record(name)
+    }
+
+    async fn census(&self) -> Census {
+        Census { connections: self.faults.connections(), ..self.store.census() }
+    }
+
+    async fn served(&self) -> u64 {
+        self.faults.served()
+    }
+}

@@ -1,0 +1,95 @@
+//! What a backend has once for each tokio runtime.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Mutex;
+
+use tokio::runtime::{Handle, Id};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// One value for each runtime that calls: a connection that serves single calls lives on the caller's runtime, so that a call crosses no
+/// thread. What carries a lease lives on the [keeper's runtime](crate::backend::CoreHandle::keeper_runtime) instead.
+pub struct PerRuntime<T>(Mutex<HashMap<Id, T>>);
+
+impl<T> PerRuntime<T> {
+    /// Without any value.
+    pub fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    /// The runtime of the caller.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) outside a tokio runtime.
+    pub fn caller() -> Result<Handle> {
+        Handle::try_current().map_err(|_| {
+            Error::new(ErrorKind::Unsupported, "called outside a tokio runtime, which the connection needs")
+        })
+    }
+
+    /// Reads the value of a runtime, which is made where there is none that is alive. Then also the values of other runtimes that are not
+    /// alive are dropped. The closures do not block.
+    pub fn read<R>(
+        &self,
+        runtime: &Handle,
+        is_alive: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> T,
+        read: impl FnOnce(&T) -> R,
+    ) -> R {
+        let mut values = lock(&self.0);
+        if let Some(value) = values.get(&runtime.id()).filter(|value| is_alive(value)) {
+            return read(value);
+        }
+        values.retain(|_, value| is_alive(value));
+        let value = make();
+        let done = read(&value);
+        values.insert(runtime.id(), value);
+        done
+    }
+
+    /// Takes the value of a runtime out.
+    pub fn remove(&self, runtime: &Handle) -> Option<T> {
+        lock(&self.0).remove(&runtime.id())
+    }
+}
+
+impl<T> Default for PerRuntime<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for PerRuntime<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerRuntime").field("runtimes", &lock(&self.0).len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn each_runtime_has_a_value_until_that_is_not_alive() {
+        let values: PerRuntime<(u32, Arc<AtomicBool>)> = PerRuntime::default();
+        let runtimes = [0, 1].map(|_| tokio::runtime::Builder::new_current_thread().build().unwrap());
+        let alive = Arc::new(AtomicBool::new(true));
+        let read = |runtime: usize, fresh: u32| {
+            let make = || (fresh, alive.clone());
+            values.read(runtimes[runtime].handle(), |(_, alive)| alive.load(Ordering::Relaxed), make, |(made, _)| *made)
+        };
+        assert_eq!([read(0, 1), read(1, 2), read(0, 3), read(1, 4)], [1, 2, 1, 2]);
+        assert_eq!(format!("{values:?}"), "PerRuntime { runtimes: 2 }");
+        assert_eq!(values.remove(runtimes[0].handle()).map(|(made, _)| made), Some(1));
+        assert_eq!([read(0, 5), read(1, 6)], [5, 2]);
+        alive.store(false, Ordering::Relaxed);
+        assert_eq!(read(0, 7), 7);
+        assert_eq!(format!("{values:?}"), "PerRuntime { runtimes: 1 }");
+        assert_eq!(PerRuntime::<u8>::caller().unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}
