@@ -134,3 +134,20 @@ impl std::error::Error for Error {
         self.0.source.as_deref().map(|source| source as _)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_doubt_is_mended_by_knowing_that_there_was_no_effect() {
+        for (kind, expected) in [
+            (ErrorKind::Indeterminate, ErrorKind::Unavailable),
+            (ErrorKind::Unavailable, ErrorKind::Unavailable),
+            (ErrorKind::Auth, ErrorKind::Auth),
+            (ErrorKind::Lost, ErrorKind::Lost),
+        ] {
+            assert_eq!(Error::new(kind, "planted").without_effect().kind(), expected);
+        }
+    }
+}

@@ -140,6 +140,15 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_plain_as_long_as_its_encoding_fits() {
+        for (name, limit, is_plain) in [("a", 100, true), ("a", 99, false), ("/", 300, true), ("/", 299, false)] {
+            let name = LockName::new(name.repeat(100)).unwrap();
+            assert_eq!(name.is_plain_within(limit), is_plain, "{limit}");
+            assert_eq!(name.encode(limit).starts_with('~'), !is_plain, "{limit}");
+        }
+    }
+
+    #[test]
     fn golden_encodings_never_change() {
         for (name, golden) in [
             ("orders-42_A", "orders-42_A"),

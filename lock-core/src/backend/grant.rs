@@ -95,3 +95,13 @@ pub enum Release {
     /// This claim had neither lease nor place; nothing was changed.
     NotHeld,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_shows_its_number() {
+        assert_eq!(PlaceNumber::new(6).next().to_string(), "7");
+    }
+}

@@ -10,8 +10,8 @@ use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
 use crate::backend::{
     AcquireRequest, Acquisition, Answer, Answers, Attachment, Break, Capabilities, Confirmation, CoreHandle,
-    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, List, LockBackend, Release, ReleaseRequest, RenewRequest, Restart,
-    Scope, StoreClock, Waiting,
+    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, List, LockBackend, Release, ReleaseRequest, RenewRequest, Scope,
+    StoreClock, Waiting,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -91,10 +91,8 @@ impl LockBackend for MemoryBackend {
             min_ttl: Duration::from_millis(10),
             waiting: Waiting::ServerQueue,
             fifo: true,
-            max_place_ttl: LONGEST_PLACE_TTL,
             takeover_slack: Duration::from_millis(50),
             fencing: "a counter per name that outlives the lease",
-            restart: Restart::KeepsNothing,
             call_bound: Duration::from_millis(250),
             renew_batch: 500,
             exclusion_ends: &["a test tampers with the store"],
@@ -152,7 +150,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::backend::{Certainty, Claim, Event, OnContention, PlaceNumber};
+    use crate::backend::{Certainty, Claim, Event, LossNotice, Mode, OnContention, PlaceNumber, Restart, TtlScope};
     use crate::clock::SystemClock;
     use crate::holder_info::HolderInfo;
     use crate::token::OwnerToken;
@@ -224,6 +222,7 @@ mod tests {
         assert!(matches!(second.renew(&b, 2).await, Answer::Granted(grant) if grant.token == FencingToken::new(2)));
         assert!(matches!(first.renew(&a, 1).await, Answer::Lost));
         assert_eq!(store.renewals_of(a.name()), 4);
+        assert_eq!((store.counts().renew_calls, store.counts().renewals), (4, 4));
 
         let seen = second.backend.inspect(a.name()).await.unwrap().unwrap();
         let lease = seen.holder().unwrap();
@@ -247,6 +246,50 @@ mod tests {
             assert!(matches!(client.renew(&a, 1).await, Answer::Lost));
         }
         assert_eq!(client.release(&claim("n", 3)).await, Release::NotHeld);
+    }
+
+    #[tokio::test]
+    async fn only_a_release_in_doubt_leaves_something() {
+        let store = MemoryStore::default();
+        let client = Client::new(&store);
+        let [a, b] = [claim("a", 1), claim("b", 2)];
+        assert_eq!(client.release(&a).await, Release::NotHeld);
+        assert_eq!(store.census().records, 0);
+        for claim in [&a, &b] {
+            let withdraw = ReleaseRequest::new(claim.clone(), Certainty::Unsure);
+            assert_eq!(client.backend.release(&withdraw).await.unwrap(), Release::NotHeld);
+        }
+        assert_eq!((store.census().records, store.census().tombstones), (2, 2));
+        let seen = client.backend.inspect(a.name()).await.unwrap().unwrap();
+        assert_eq!((seen.last_token, seen.holders.len(), seen.waiters), (None, 0, Some(0)));
+        let late = client.backend.acquire(&AcquireRequest::new(a, TTL)).await;
+        assert_eq!(late.unwrap_err().kind(), ErrorKind::Lost);
+    }
+
+    #[test]
+    fn it_promises_what_the_documentation_says() {
+        let it = MemoryBackend::new(&MemoryStore::default()).capabilities();
+        let expected = Capabilities {
+            backend: "memory",
+            modes: &[Mode::Exclusive],
+            scope: Scope::Process,
+            clock: StoreClock::Client,
+            ttl_granularity: Duration::from_nanos(1),
+            min_ttl: Duration::from_millis(10),
+            max_ttl: Duration::from_secs(24 * 3600),
+            ttl_scope: TtlScope::Lease,
+            waiting: Waiting::ServerQueue,
+            fifo: true,
+            max_place_ttl: LONGEST_PLACE_TTL,
+            loss_notice: LossNotice::NextRenewal,
+            takeover_slack: Duration::from_millis(50),
+            fencing: "a counter per name that outlives the lease",
+            restart: Restart::KeepsNothing,
+            call_bound: Duration::from_millis(250),
+            renew_batch: 500,
+            exclusion_ends: &["a test tampers with the store"],
+        };
+        assert_eq!(it, expected);
     }
 
     #[tokio::test]
