@@ -79,8 +79,8 @@ impl Lock {
     /// of `max_hold`. So the holder is told [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin
     /// of the ttl. At the store the lease is over by then too. It is later by at most the time that the last renewal was on its
     /// way, plus the rounding of a ttl, and never ends before the store's shortest ttl
-    /// ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where a ttl belongs to the session
-    /// ([`TtlScope::Session`](crate::backend::TtlScope::Session)) only the holder is told, and the lock is free when its guard is gone.
+    /// ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases share a session
+    /// ([`TtlScope::Session`](crate::backend::TtlScope::Session)) the keeper releases the lease when the hold has ended.
     ///
     /// A place in a server's queue is asked for with the same ttl, so a short `max_hold` makes a waiter renew more often.
     /// [`min_hold`](Self::min_hold) is at most `max_hold`.
@@ -94,6 +94,10 @@ impl Lock {
     ///
     /// When a request of the claim has no answer, the keeper also withdraws the claim at the end of `min_hold`, so that a late copy
     /// takes nothing. A process that exits before that leaves such a copy to the ttl.
+    ///
+    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) the store cannot let a single one run
+    /// out: the keeper of this client renews it until then, also after a [shutdown](crate::LockClient::shutdown), and releases it.
+    /// When the process ends before, the lease ends by its ttl.
     pub fn min_hold(mut self, min_hold: Duration) -> Self {
         self.terms.min_hold = Some(min_hold);
         self

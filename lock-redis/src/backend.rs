@@ -196,10 +196,7 @@ impl LockBackend for RedisBackend {
     }
 
     async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
-        match self.try_renew(requests).await {
-            Ok(told) => told.into_iter().enumerate().for_each(|(index, answer)| answers.put(index, answer)),
-            Err(error) => answers.fail_rest(&error),
-        }
+        answers.put_all(self.try_renew(requests).await);
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {

@@ -299,7 +299,7 @@ pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
 /// fixed leases, and no lease of this holder blocks the others for longer.
 pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
-    let (longest, per_lease) = (fixture.ttl() * 2, ann.capabilities().ttl_scope == TtlScope::Lease);
+    let longest = fixture.ttl() * 2;
     for (waits, renewed) in [(false, true), (false, false), (true, true), (true, false)] {
         let name = name(&format!("max hold, waits: {waits}, renewed: {renewed}"));
         let lock = ann.lock(name.as_str()).max_hold(longest);
@@ -314,11 +314,9 @@ pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
         assert!(guard.validity() <= longest, "valid for {:?} of at most {longest:?}", guard.validity());
         let reason = lost(&guard, longest + LOST_BY, "the hold ends by `max_hold`").await;
         assert_eq!(reason, LossReason::MaxHold);
-        if per_lease {
-            let bound = longest / 4 + ann.capabilities().ttl_granularity;
-            let over = async || fixture.record(&name).await.lease();
-            becomes(bound, "the lease at the server ends by `max_hold`", over, Option::is_none).await;
-        }
+        let bound = longest / 4 + ann.capabilities().ttl_granularity;
+        let over = async || fixture.record(&name).await.lease();
+        becomes(bound, "the lease at the server ends by `max_hold`", over, Option::is_none).await;
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::backend::{Confirmation, Grant};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 
 /// What the store says about one lease or place that was to be renewed.
 #[derive(Clone, Debug)]
@@ -56,6 +56,14 @@ impl Answers {
         }
     }
 
+    /// Answers a call whose answers come together: each in the order of the requests, or all with the same error.
+    pub fn put_all(&self, outcome: Result<Vec<Answer>>) {
+        match outcome {
+            Ok(answers) => answers.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
+            Err(error) => self.fail_rest(&error),
+        }
+    }
+
     /// What is still open, which is not answered here any more.
     pub(crate) fn take_open(&self) -> Vec<usize> {
         let open = std::mem::take(&mut *crate::sync::lock(&self.open));
@@ -100,5 +108,13 @@ mod tests {
         answers.put(7, Answer::Lost);
         drop(answers);
         assert_eq!(*seen.lock().unwrap(), [(1, true), (0, false), (2, false)]);
+        let answers = Answers::new(3, {
+            let seen = seen.clone();
+            move |index, answer| seen.lock().unwrap().push((index + 10, matches!(answer, Answer::Lost)))
+        });
+        seen.lock().unwrap().clear();
+        answers.put_all(Ok(vec![Answer::Lost, Answer::Free]));
+        answers.put_all(Err(Error::new(ErrorKind::Unavailable, "planted")));
+        assert_eq!(*seen.lock().unwrap(), [(10, true), (11, false), (12, false)]);
     }
 }
