@@ -103,6 +103,7 @@ macro_rules! for_each_case {
                 the_waiter_of_a_dead_holder_takes_over
                 a_waiter_that_died_in_the_queue_is_passed_over
                 a_lost_push_costs_time_only
+                a_watch_reports_once
                 what_is_told_during_a_call_is_not_lost
                 clients_are_served_in_order_where_that_is_claimed
                 tasks_of_one_client_are_served_in_order

@@ -134,6 +134,7 @@ saboteurs! {
         the_waiter_of_a_dead_holder_takes_over: LongLeases, "taken over from a dead holder";
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
         a_lost_push_costs_time_only: BlindLooks, "the next look";
+        a_watch_reports_once: WatchesNothing, "a release is reported once";
         what_is_told_during_a_call_is_not_lost: PushesNothing, "told while it asked";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
         tasks_of_one_client_are_served_in_order: TokensFall, "out of order";

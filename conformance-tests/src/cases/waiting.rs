@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, Claim, Waiting};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, Claim, Event, Waiting};
 use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
@@ -134,6 +134,39 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     let bound = ttl.min(bob.capabilities().max_place_ttl) / 3 + AT_ONCE;
     let next = in_time(bound, "the next look finds what the push would have told", join(waiter)).await;
     assert!(next.is_held());
+}
+
+/// A watch of a lock reports that it may be free: once, also when it became free before, and not after its guard is gone.
+pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
+    let Some(names) = bob.backend().extensions().watch else {
+        return fixture.empty("its clients watch no names");
+    };
+    fixture.connected().await;
+    let (name, ttl) = (name("watched"), fixture.ttl() * 20);
+    let reports =
+        || bob.take_events().iter().filter(|event| matches!(event, Event::Look(_) | Event::LookAtAll)).count();
+    let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
+    ann.granted(&holder, ttl).await;
+    // The watch begins with the refusal.
+    bob.not_granted(&waiter, ttl).await;
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(reports(), 0, "a watch reports a lock that is held");
+    ann.release(&holder, Certainty::Sure).await.expect("a release");
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(reports(), 1, "a release is reported once");
+
+    let watch = names.watch(&waiter);
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(reports(), 1, "a lock that was free before is reported once");
+    drop(watch);
+
+    let holder = ann.claim(&name);
+    ann.granted_soon(&holder, ttl).await;
+    drop(names.watch(&waiter));
+    ann.release(&holder, Certainty::Sure).await.expect("a release");
+    tokio::time::sleep(AT_ONCE).await;
+    assert_eq!(reports(), 0, "a watch that was ended reports");
 }
 
 /// Has the lock released, and whoever waits told, between the store's "not yours" and the moment at which the client hears it.

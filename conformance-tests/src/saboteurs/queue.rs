@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, Event, OwnerToken, Release,
-    ReleaseRequest, RenewRequest,
+    AcquireRequest, Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, Event, Extensions, OwnerToken,
+    Release, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
 
@@ -20,6 +20,8 @@ use crate::hooks::{Hooks, Inner};
 plain! {
     /// Pushes nothing.
     PushesNothing;
+    /// Offers to watch names, and never reports.
+    WatchesNothing;
     /// Answers that a lock is held only after more than the bound of a call.
     SlowToRefuse;
     /// Takes a lock that is held, or a server that is away, for a reason to give up at once.
@@ -35,6 +37,20 @@ plain! {
 #[async_trait]
 impl Hooks for PushesNothing {
     fn event(&self, _: &Arc<Inner>, _: &CoreHandle, _: Event) {}
+}
+
+impl Hooks for WatchesNothing {
+    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+        let mut extensions = inner.backend.extensions();
+        extensions.watch = Some(self);
+        extensions
+    }
+}
+
+impl WatchNames for WatchesNothing {
+    fn watch(&self, _: &Claim) -> WatchGuard {
+        WatchGuard::none()
+    }
 }
 
 /// Loses one push: the fifth.
