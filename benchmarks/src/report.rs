@@ -91,7 +91,7 @@ impl Report {
         }
     }
 
-    /// A table in Markdown, as in the README. Several runs are shown by their lowest and their highest value.
+    /// A table in Markdown, as in docs/benchmarks.md. Several runs are shown by their lowest and their highest value.
     pub(crate) fn table(&self) -> String {
         let mut out =
             String::from("| workload | figure | median | runs | goal | reached |\n|---|---|---|---|---|---|\n");

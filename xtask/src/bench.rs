@@ -23,12 +23,13 @@ pub(crate) struct Args {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Write the figures that have a goal, and those against the smallest safe pair, into README.md.
+    /// Write the figures that have a goal, and those against the smallest safe pair, into docs/benchmarks.md.
     #[arg(long, conflicts_with_all = ["json", "workloads"])]
-    update_readme: bool,
+    update: bool,
 }
 
-const BEGIN: &str = "<!-- figures, written by `cargo xtask bench --update-readme` -->\n";
+const PAGE: &str = "docs/benchmarks.md";
+const BEGIN: &str = "<!-- figures, written by `cargo xtask bench --update` -->\n";
 const END: &str = "<!-- end of figures -->\n";
 
 /// Runs it.
@@ -43,23 +44,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.json {
         command.arg("--json");
     }
-    if !args.update_readme {
+    if !args.update {
         return process::show(&mut command);
     }
     let table = process::read(&mut command)?;
     println!("{table}");
-    let path = process::root().join("README.md");
-    let readme = std::fs::read_to_string(&path).context("cannot read README.md")?;
-    std::fs::write(&path, replaced(&readme, &table)?).context("cannot write README.md")
+    let path = process::root().join(PAGE);
+    let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {PAGE}"))?;
+    std::fs::write(&path, replaced(&page, &table)?).with_context(|| format!("cannot write {PAGE}"))
 }
 
-/// The README with these figures in place of the former ones.
-fn replaced(readme: &str, table: &str) -> Result<String> {
-    let (Some((before, rest)), Some((_, after))) = (readme.split_once(BEGIN), readme.split_once(END)) else {
-        bail!("README.md has no place for figures, which begins with {BEGIN:?}");
+/// The page with these figures in place of the former ones.
+fn replaced(page: &str, table: &str) -> Result<String> {
+    let (Some((before, rest)), Some((_, after))) = (page.split_once(BEGIN), page.split_once(END)) else {
+        bail!("{PAGE} has no place for figures, which begins with {BEGIN:?}");
     };
     if !rest.contains(END) {
-        bail!("the place for figures in README.md ends before it begins");
+        bail!("the place for figures in {PAGE} ends before it begins");
     }
     let rows = table.lines().enumerate().filter(|(number, row)| *number < 2 || is_quoted(row)).map(|(_, row)| row);
     Ok(format!("{before}{BEGIN}\n{}\n\n{END}{after}", rows.collect::<Vec<_>>().join("\n")))
@@ -76,12 +77,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_has_a_place_for_figures() {
+        let page = std::fs::read_to_string(process::root().join(PAGE)).unwrap();
+        let written = replaced(&page, "| a |\n|---|\n| x | yes |\n").unwrap();
+        assert!(written.contains(&format!("{BEGIN}\n| a |\n|---|\n| x | yes |\n\n{END}")));
+    }
+
+    #[test]
     fn figures_with_a_goal_take_the_place_of_the_former_ones() {
-        let readme = format!("before\n{BEGIN}old\n{END}after\n");
+        let page = format!("before\n{BEGIN}old\n{END}after\n");
         let table = "| a | b |\n|---|---|\n| x | 1 | ≥ 2 | **no** |\n| y | 1 |  |  |\n| pairs/s with 1 tasks, against the smallest safe pair | 1 |  |  |\n";
         let expected = "| a | b |\n|---|---|\n| x | 1 | ≥ 2 | **no** |\n\
             | pairs/s with 1 tasks, against the smallest safe pair | 1 |  |  |";
-        assert_eq!(replaced(&readme, table).unwrap(), format!("before\n{BEGIN}\n{expected}\n\n{END}after\n"));
+        assert_eq!(replaced(&page, table).unwrap(), format!("before\n{BEGIN}\n{expected}\n\n{END}after\n"));
         assert!(replaced("nothing", table).is_err());
     }
 }
