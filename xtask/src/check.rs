@@ -8,13 +8,14 @@ use crate::counts::Counts;
 use crate::dependencies::{self, Policy};
 use crate::metadata::Metadata;
 use crate::parts::Parts;
-use crate::{architecture, features, harness, hygiene, minimum_rust, process, readme, test};
+use crate::{architecture, features, harness, hygiene, invariants, minimum_rust, process, readme, test};
 
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
-/// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, licences, duplicate dependencies, sources,
-/// what each feature pulls, clippy for each package and each feature alone and for all together, docs, doc tests,
-/// examples, the checked-in counts, packaging, and other operating systems and the oldest Rust where they are installed.
+/// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, the cases of each invariant, licences,
+/// duplicate dependencies, sources, what each feature pulls, clippy for each package and each feature alone and for all
+/// together, docs, doc tests, examples, the checked-in counts, packaging, and other operating systems and the oldest Rust
+/// where they are installed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only the parts whose name contains one of these.
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     part("licence files", &|| hygiene::licence_files(&metadata));
     part("ARCHITECTURE.md", &architecture::check);
     part("README.md", &readme::check);
+    part("invariants", &invariants::check);
     part("licences", &|| dependencies::licences(&metadata, &policy));
     part("duplicates", &|| dependencies::duplicates(&metadata, &policy));
     part("sources", &|| dependencies::sources(&metadata));

@@ -9,6 +9,7 @@ mod dependencies;
 mod features;
 mod harness;
 mod hygiene;
+mod invariants;
 mod licence;
 mod metadata;
 mod minimum_rust;

@@ -1,5 +1,7 @@
 //! What the author of a backend needs: the trait [`LockBackend`], what its calls say and answer, and shared parts.
 
+#![doc = include_str!("invariants.md")]
+
 mod attachment;
 mod capabilities;
 mod claim;
