@@ -127,7 +127,8 @@ pub(crate) fn scripted() -> (LockClient, Store) {
 pub(crate) fn scripted_in(ttl_scope: TtlScope) -> (LockClient, Store) {
     let (send, calls) = mpsc::unbounded_channel();
     let core: Arc<OnceLock<CoreHandle>> = Arc::default();
-    let (asked, poisoned): (Arc<Mutex<Option<AcquireRequest>>>, Arc<Mutex<Option<LockName>>>) = Default::default();
+    let asked: Arc<Mutex<Option<AcquireRequest>>> = Arc::default();
+    let poisoned: Arc<Mutex<Option<LockName>>> = Arc::default();
     let backend =
         Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone(), ttl_scope };
     let client = LockClient::builder(backend)
