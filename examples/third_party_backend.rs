@@ -112,8 +112,7 @@ impl LockBackend for TableBackend {
             if *certainty == Certainty::Unsure {
                 row.withdrawn.push((*claim.owner(), now + WITHDRAWN_TTL));
             }
-            let ended = row.lease.take_if(|(owner, _)| owner == claim.owner()).is_some();
-            if ended { Release::Released } else { Release::NotHeld }
+            row.lease.take_if(|(owner, _)| owner == claim.owner()).map_or(Release::NotHeld, |_| Release::Released)
         }))
     }
 
@@ -138,13 +137,14 @@ impl LockBackend for TableBackend {
 #[tokio::main]
 async fn main() -> Result<()> {
     let table = Table::default();
-    // Two clients, as if they were two processes.
     let [ann, bob] = [(); 2].map(|()| leasehold::LockClient::new(TableBackend::new(&table)));
     let guard = ann.lock("orders/42").acquire().await?;
-    println!("ann holds {}, fencing token {}", guard.name(), guard.fencing_token());
+    let first = guard.fencing_token();
+    println!("ann holds {}, fencing token {first}", guard.name());
     assert!(bob.lock("orders/42").try_acquire().await?.is_none(), "one holder at a time");
     guard.release().await?;
     let guard = bob.lock("orders/42").acquire().await?;
     println!("bob holds {}, fencing token {}", guard.name(), guard.fencing_token());
+    assert!(guard.fencing_token() > first, "tokens rise");
     guard.release().await
 }
