@@ -103,36 +103,6 @@ impl RedisBackend {
         self.line()?.ask(Ask { claim: claim.clone(), want }, until).await
     }
 
-    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
-        let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
-        let terms = Terms { ttl, place: on_contention == OnContention::Queue };
-        tombstones::acquiring(claim, ttl);
-        let Answered { sent, told } = self.ask(claim, Want::Acquire(terms)).await?;
-        let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
-        match told {
-            Told::Acquired(Acquired::Granted { place, token }) => {
-                Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
-            }
-            Told::Acquired(Acquired::Queued { place, look_in }) => {
-                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), look_in })
-            }
-            Told::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
-            Told::Acquired(Acquired::Withdrawn) => {
-                Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
-            }
-            Told::Released(_) => Err(Failure::Unreadable.into()),
-        }
-    }
-
-    async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let ReleaseRequest { ref claim, certainty, .. } = *request;
-        let remember = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
-        let Told::Released(was_held) = self.ask(claim, Want::Release(remember)).await?.told else {
-            return Err(Failure::Unreadable.into());
-        };
-        Ok(if was_held { Release::Released } else { Release::NotHeld })
-    }
-
     async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
         let (shared, until) = (&self.shared, Instant::now() + self.shared.bound());
         let conn = self.line()?.conn(until).await?;
@@ -192,7 +162,24 @@ impl LockBackend for RedisBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
-        self.try_acquire(request).await
+        let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
+        let terms = Terms { ttl, place: on_contention == OnContention::Queue };
+        tombstones::acquiring(claim, ttl);
+        let Answered { sent, told } = self.ask(claim, Want::Acquire(terms)).await?;
+        let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
+        match told {
+            Told::Acquired(Acquired::Granted { place, token }) => {
+                Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
+            }
+            Told::Acquired(Acquired::Queued { place, look_in }) => {
+                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), look_in })
+            }
+            Told::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
+            Told::Acquired(Acquired::Withdrawn) => {
+                Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
+            }
+            Told::Released(_) => Err(Failure::Unreadable.into()),
+        }
     }
 
     async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
@@ -200,7 +187,12 @@ impl LockBackend for RedisBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        self.try_release(request).await
+        let ReleaseRequest { ref claim, certainty, .. } = *request;
+        let remember = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
+        let Told::Released(was_held) = self.ask(claim, Want::Release(remember)).await?.told else {
+            return Err(Failure::Unreadable.into());
+        };
+        Ok(if was_held { Release::Released } else { Release::NotHeld })
     }
 
     fn capabilities(&self) -> Capabilities {

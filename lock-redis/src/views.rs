@@ -39,7 +39,54 @@ impl RedisBackend {
         replies::inspected(conn.run(script, &call, until).await?, keys.len()).ok_or(Failure::Unreadable)
     }
 
-    async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
+    /// Reads a key. `None` for one that is no record of a lock whose name may begin so.
+    fn found(&self, key: String, prefix: &str) -> Option<Found> {
+        let encoded = self.shared.keys.encoded_name(&key)?;
+        let name = match encoded.starts_with('~') {
+            true => Err(encoded.to_owned()),
+            false => Ok(LockName::decode(encoded).filter(|name| name.as_str().starts_with(prefix))?),
+        };
+        Some(Found { key, name })
+    }
+}
+
+/// The key of a record.
+struct Found {
+    key: String,
+    /// The lock's name, or its digest where the key has no more.
+    name: Result<LockName, String>,
+}
+
+impl Found {
+    /// What the key says of a record that cannot be read. A digest may stand for a name with any prefix.
+    fn name_in_key(&self) -> ListedName {
+        match &self.name {
+            Ok(name) => ListedName::Whole(name.clone()),
+            Err(digest) => ListedName::Cut(digest.clone()),
+        }
+    }
+
+    fn listed(&self, seen: Inspected, prefix: &str) -> Option<Listed> {
+        let (begin, state) = view(seen);
+        let name = match &self.name {
+            Ok(name) => ListedName::Whole(name.clone()),
+            Err(_) => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
+        };
+        Some(Listed::new(name, state))
+    }
+}
+
+/// The lock's name as far as the record has it, and the lock's state.
+fn view(seen: Inspected) -> (Option<String>, LockInfo) {
+    let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
+    let (name, holder) = HolderInfo::decode(&seen.holder).unzip();
+    let lease = token.filter(|_| !seen.left.is_zero()).map(|token| LeaseInfo::new(token, seen.left, holder));
+    (name, LockInfo::new(token, lease.into_iter().collect(), Some(seen.waiters)))
+}
+
+#[async_trait]
+impl Inspect for RedisBackend {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let (conn, until) = self.conn().await?;
         let shown = self.shown(&conn, &[&self.shared.keys.record(name)], until).await?.pop();
         match shown.ok_or(Failure::Unreadable)? {
@@ -47,8 +94,11 @@ impl RedisBackend {
             Err(text) => Err(refused(&text)),
         }
     }
+}
 
-    async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+#[async_trait]
+impl List for RedisBackend {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let bound = self.shared.bound();
         let end = Instant::now() + bound * LIST_BOUNDS;
         let step_ends = || (Instant::now() + bound).min(end);
@@ -91,18 +141,11 @@ impl RedisBackend {
         unreadable.truncate(limit);
         Ok(Listing::new(held, unreadable))
     }
+}
 
-    /// Reads a key. `None` for one that is no record of a lock whose name may begin so.
-    fn found(&self, key: String, prefix: &str) -> Option<Found> {
-        let encoded = self.shared.keys.encoded_name(&key)?;
-        let name = match encoded.starts_with('~') {
-            true => Err(encoded.to_owned()),
-            false => Ok(LockName::decode(encoded).filter(|name| name.as_str().starts_with(prefix))?),
-        };
-        Some(Found { key, name })
-    }
-
-    async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+#[async_trait]
+impl Break for RedisBackend {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let shared = &self.shared;
         let (conn, until) = self.conn().await?;
         // In quarantine nobody gets what was ended.
@@ -112,60 +155,5 @@ impl RedisBackend {
         call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none())).arg(token.get());
         let raised = replies::broken(&conn.run(script, &call, until).await?).ok_or(Failure::Unreadable)?;
         Ok(raised.map(FencingToken::new))
-    }
-}
-
-/// The key of a record.
-struct Found {
-    key: String,
-    /// The lock's name, or its digest where the key has no more.
-    name: Result<LockName, String>,
-}
-
-impl Found {
-    /// What the key says of a record that cannot be read. A digest may stand for a name with any prefix.
-    fn name_in_key(&self) -> ListedName {
-        match &self.name {
-            Ok(name) => ListedName::Whole(name.clone()),
-            Err(digest) => ListedName::Cut(digest.clone()),
-        }
-    }
-
-    fn listed(&self, seen: Inspected, prefix: &str) -> Option<Listed> {
-        let (begin, state) = view(seen);
-        let name = match &self.name {
-            Ok(name) => ListedName::Whole(name.clone()),
-            Err(_) => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
-        };
-        Some(Listed::new(name, state))
-    }
-}
-
-/// The lock's name as far as the record has it, and the lock's state.
-fn view(seen: Inspected) -> (Option<String>, LockInfo) {
-    let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
-    let (name, holder) = HolderInfo::decode(&seen.holder).unzip();
-    let lease = token.filter(|_| !seen.left.is_zero()).map(|token| LeaseInfo::new(token, seen.left, holder));
-    (name, LockInfo::new(token, lease.into_iter().collect(), Some(seen.waiters)))
-}
-
-#[async_trait]
-impl Inspect for RedisBackend {
-    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
-        self.try_inspect(name).await
-    }
-}
-
-#[async_trait]
-impl List for RedisBackend {
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
-        self.try_list(prefix, limit).await
-    }
-}
-
-#[async_trait]
-impl Break for RedisBackend {
-    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
-        self.try_break(name, token).await
     }
 }

@@ -119,56 +119,6 @@ impl SqliteBackend {
         }
     }
 
-    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
-        let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
-        let shared = &self.shared;
-        let sent = shared.core()?.stamp();
-        let state = ClaimState::of(claim);
-        let turn = if state.has_waited.load(Ordering::Relaxed) { Turn::HasWaited } else { Turn::First };
-        let taken = self.run({
-            let request = request.clone();
-            move |store, now| {
-                if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
-                    let text = "this claim was withdrawn before the request arrived";
-                    return Err(Failure::Found(Error::new(ErrorKind::Lost, text)));
-                }
-                store.acquire(&request, turn, now)
-            }
-        });
-        match taken.await? {
-            Taken::Granted(token) => {
-                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
-            }
-            Taken::Held(left) => {
-                // Sooner than its end: a release may not be heard of, and a lease that runs out early is not told.
-                let look_in = left.min(ttl / 3).min(LONGEST_LOOK);
-                state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
-                Ok(Acquisition::Held { look_in })
-            }
-            Taken::Kept(look_in) => Ok(Acquisition::Held { look_in }),
-        }
-    }
-
-    async fn try_release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let ReleaseRequest { ref claim, certainty, .. } = *request;
-        let release = {
-            let claim = claim.clone();
-            move |store: &Store, now: &Moment| store.release(&claim, now)
-        };
-        let ended = match certainty {
-            Certainty::Sure => self.run(release).await?,
-            // After whatever this claim still has in the queue, and nothing of it can come later.
-            Certainty::Unsure => {
-                ClaimState::of(claim).is_withdrawn.store(true, Ordering::Release);
-                self.worker.run(self.until(), release).await?
-            }
-        };
-        if ended == Ended::Wanted {
-            self.shared.watcher.bell.ring();
-        }
-        Ok(if ended == Ended::NotHeld { Release::NotHeld } else { Release::Released })
-    }
-
     async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
         let sent = self.shared.core()?.stamp();
         let shorter = requests.iter().any(|request| request.extend == Extend::Exactly);
@@ -200,7 +150,33 @@ impl LockBackend for SqliteBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
-        self.try_acquire(request).await
+        let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
+        let shared = &self.shared;
+        let sent = shared.core()?.stamp();
+        let state = ClaimState::of(claim);
+        let turn = if state.has_waited.load(Ordering::Relaxed) { Turn::HasWaited } else { Turn::First };
+        let taken = self.run({
+            let request = request.clone();
+            move |store, now| {
+                if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
+                    let text = "this claim was withdrawn before the request arrived";
+                    return Err(Failure::Found(Error::new(ErrorKind::Lost, text)));
+                }
+                store.acquire(&request, turn, now)
+            }
+        });
+        match taken.await? {
+            Taken::Granted(token) => {
+                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
+            }
+            Taken::Held(left) => {
+                // Sooner than its end: a release may not be heard of, and a lease that runs out early is not told.
+                let look_in = left.min(ttl / 3).min(LONGEST_LOOK);
+                state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
+                Ok(Acquisition::Held { look_in })
+            }
+            Taken::Kept(look_in) => Ok(Acquisition::Held { look_in }),
+        }
     }
 
     async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
@@ -208,7 +184,23 @@ impl LockBackend for SqliteBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        self.try_release(request).await
+        let ReleaseRequest { ref claim, certainty, .. } = *request;
+        let release = {
+            let claim = claim.clone();
+            move |store: &Store, now: &Moment| store.release(&claim, now)
+        };
+        let ended = match certainty {
+            Certainty::Sure => self.run(release).await?,
+            // After whatever this claim still has in the queue, and nothing of it can come later.
+            Certainty::Unsure => {
+                ClaimState::of(claim).is_withdrawn.store(true, Ordering::Release);
+                self.worker.run(self.until(), release).await?
+            }
+        };
+        if ended == Ended::Wanted {
+            self.shared.watcher.bell.ring();
+        }
+        Ok(if ended == Ended::NotHeld { Release::NotHeld } else { Release::Released })
     }
 
     fn capabilities(&self) -> Capabilities {
