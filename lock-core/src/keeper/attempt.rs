@@ -95,10 +95,13 @@ impl LeaseKeeper {
                         return;
                     }
                     let Some(queue) = Self::queue_of(state, claim) else { return };
-                    // Those who wait want another claim at once.
-                    let look_in =
-                        if queue.is_outdated(self.capabilities.has_sessions()) { Duration::ZERO } else { look_in };
-                    effects.watches.push(claim.clone());
+                    let look_in = if self.is_outdated(queue) {
+                        // Those who wait want another claim at once.
+                        Duration::ZERO
+                    } else {
+                        effects.watches.push(claim.clone());
+                        look_in
+                    };
                     let pause = look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2)));
                     self.look_at(state, name, self.now().plus(pause));
                 }

@@ -139,7 +139,7 @@ impl LeaseKeeper {
         }
         self.with_state(|state, _| {
             let (held, certainty) = self.give_up_lease(&mut state.reports, lease);
-            if held.is_ok() && self.is_held_over(state, lease) {
+            if held.is_ok() && self.hold_over(state, lease) {
                 return Some(End::HeldOver);
             }
             let loss = match held {
@@ -175,14 +175,14 @@ impl LeaseKeeper {
         (at > self.now()).then_some(at)
     }
 
-    /// Keeps a lease for the rest of its `min_hold` where the store cannot.
-    fn is_held_over(&self, state: &mut State, lease: &Arc<Lease>) -> bool {
-        if !self.capabilities.has_sessions() {
-            return false;
+    /// Keeps a lease for the rest of its `min_hold` where the store cannot. Whether it does.
+    fn hold_over(&self, state: &mut State, lease: &Arc<Lease>) -> bool {
+        let until = self.min_hold_ends(lease).filter(|_| self.capabilities.has_sessions());
+        if let (Some(until), Some((id, task))) = (until, Self::lease_task(state, lease)) {
+            task.held_over = Some(until);
+            state.schedule.at_the_latest(id, until);
         }
-        let Some(until) = self.min_hold_ends(lease) else { return false };
-        self.hold_over(state, lease, until);
-        true
+        until.is_some()
     }
 
     /// How a lease is to end that is given up now.
@@ -203,7 +203,7 @@ impl LeaseKeeper {
             .collect();
         for lease in leases {
             let (held, certainty) = self.cut_off(&mut state.reports, &lease);
-            if held.is_ok() && self.is_held_over(state, &lease) || held == Err(Phase::Released) {
+            if held.is_ok() && self.hold_over(state, &lease) || held == Err(Phase::Released) {
                 continue;
             }
             let certainty = certainty.and(Self::forget(state, &lease));

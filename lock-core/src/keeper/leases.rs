@@ -8,7 +8,7 @@ use super::report::Report;
 use super::schedule::TaskId;
 use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseKind, PlaceNumber, RenewRequest, TtlScope};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseKind, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Lease, Terms, period, validity_end};
@@ -27,7 +27,7 @@ pub(super) struct LeaseTask {
     top_up: bool,
     /// Its holder has released it within its `min_hold`. The store cannot let a single lease of a session expire, so it is renewed until
     /// then, and released.
-    held_over: Option<Stamp>,
+    pub(super) held_over: Option<Stamp>,
 }
 
 /// How long after the grant a lease that came out of a queue is renewed to its own ttl: a shorter hold never pays for it.
@@ -66,7 +66,7 @@ impl LeaseKeeper {
         let top_up = used_up || confirmation.ttl < terms.ttl;
         let confirmed = confirmation.ttl.min(terms.ttl);
         let task = LeaseTask { lease: lease.clone(), flight: None, failures: 0, confirmed, top_up, held_over: None };
-        state.heard(confirmation.sent);
+        state.confirmed(confirmation.sent);
         let id = state.schedule.insert(Task::Lease(task));
         let due = next_renewal(now, &lease, top_up, &confirmation);
         state.schedule.at(id, due.map_or(valid_until, |due| due.min(valid_until)));
@@ -81,7 +81,7 @@ impl LeaseKeeper {
         lease
     }
 
-    fn lease_task<'s>(state: &'s mut State, lease: &Arc<Lease>) -> Option<(TaskId, &'s mut LeaseTask)> {
+    pub(super) fn lease_task<'s>(state: &'s mut State, lease: &Arc<Lease>) -> Option<(TaskId, &'s mut LeaseTask)> {
         let Some(&Standing::Holding(id)) = state.owners.get(lease.claim.owner()) else { return None };
         match state.schedule.get_mut(id) {
             Some(Task::Lease(task)) if Arc::ptr_eq(&task.lease, lease) => Some((id, task)),
@@ -128,15 +128,6 @@ impl LeaseKeeper {
         }
     }
 
-    /// Keeps a lease whose holder has released it within its `min_hold`, until then.
-    pub(super) fn hold_over(&self, state: &mut State, lease: &Arc<Lease>, until: Stamp) {
-        let now = self.now();
-        if let Some((id, task)) = Self::lease_task(state, lease) {
-            task.held_over = Some(until);
-            state.schedule.at_the_latest(id, until.max(now));
-        }
-    }
-
     /// The store says that a lease is gone.
     fn gone(self: &Arc<Self>, lease: &Arc<Lease>) {
         self.with_state(|state, _| {
@@ -180,9 +171,10 @@ impl LeaseKeeper {
             }
             None if renewed && lease.can_be_prolonged(now) => {
                 task.flight = Some(now);
-                let ttl = match self.capabilities.ttl_scope {
-                    TtlScope::Lease => lease.ttl_to_ask(now, self.capabilities.min_ttl),
-                    TtlScope::Session => lease.terms.ttl,
+                let ttl = if self.capabilities.has_sessions() {
+                    lease.terms.ttl
+                } else {
+                    lease.ttl_to_ask(now, self.capabilities.min_ttl)
                 };
                 let renewal = RenewRequest::new(lease.claim.clone(), lease.place, ttl);
                 self.counters.renewal_lag(now.since(at));
@@ -247,7 +239,7 @@ impl LeaseKeeper {
             return self.gone(lease);
         }
         self.with_state(|state, _| {
-            state.heard(confirmation.sent);
+            state.confirmed(confirmation.sent);
             let held_over = Self::lease_task(state, lease).and_then(|(_, task)| task.held_over);
             let prolonged = || self.prolong(&mut state.reports, lease, &confirmation);
             let Ok(valid_until) = held_over.map_or_else(prolonged, Ok) else {

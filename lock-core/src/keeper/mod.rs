@@ -85,7 +85,7 @@ struct State {
     life: Life,
     reports: Reports,
     /// When the newest request was sent by which the store has kept something of this client alive.
-    heard: Stamp,
+    last_confirmed: Stamp,
     /// A backend's code runs when they are dropped.
     unwatched: Vec<WatchGuard>,
 }
@@ -178,7 +178,7 @@ impl LeaseKeeper {
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
                     reports: Reports::default(),
-                    heard: Stamp::ZERO,
+                    last_confirmed: Stamp::ZERO,
                     unwatched: Vec::new(),
                 }),
                 open_calls: AtomicUsize::new(0),

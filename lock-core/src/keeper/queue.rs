@@ -213,18 +213,6 @@ impl Queue {
         takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
     }
 
-    /// Whether the front wants something else than the claim: who drew it only tried or wanted another lease, and has left.
-    pub(super) fn is_outdated(&self, has_sessions: bool) -> bool {
-        let other = self.waiters.front().is_some_and(|front| self.is_for_another_lease(&front.terms, has_sessions));
-        self.request.on_contention == OnContention::Fail || other
-    }
-
-    /// Whether the claim cannot become a lease with these terms.
-    pub(super) fn is_for_another_lease(&self, terms: &Terms, has_sessions: bool) -> bool {
-        let AcquireRequest { mode, ttl, kind, .. } = self.request;
-        mode != terms.mode || has_sessions && (ttl, kind) != (terms.ttl, terms.kind)
-    }
-
     /// A call that is under way has no answer either.
     pub(super) fn certainty_now(&self) -> Certainty {
         match self.stage {
@@ -248,6 +236,18 @@ pub(super) fn held_by_another() -> Error {
 }
 
 impl LeaseKeeper {
+    /// Whether the front wants something else than the claim: who drew it only tried or wanted another lease, and has left.
+    pub(super) fn is_outdated(&self, queue: &Queue) -> bool {
+        let other = queue.waiters.front().is_some_and(|front| self.is_for_another_lease(queue, &front.terms));
+        queue.request.on_contention == OnContention::Fail || other
+    }
+
+    /// Whether the claim cannot become a lease with these terms.
+    pub(super) fn is_for_another_lease(&self, queue: &Queue, terms: &Terms) -> bool {
+        let AcquireRequest { mode, ttl, kind, .. } = queue.request;
+        mode != terms.mode || self.capabilities.has_sessions() && (ttl, kind) != (terms.ttl, terms.kind)
+    }
+
     /// Begins an acquire.
     pub(crate) fn enter<'a>(
         self: &'a Arc<Self>,
@@ -329,7 +329,7 @@ impl LeaseKeeper {
         if queue.waiters.is_empty() {
             self.disband(state, name);
         } else if let (true, Some(id), Stage::Standing(None) | Stage::Looking) =
-            (queue.is_outdated(self.capabilities.has_sessions()), queue.task, queue.stage)
+            (self.is_outdated(queue), queue.task, queue.stage)
         {
             state.schedule.at_the_latest(id, self.now());
         }
@@ -378,8 +378,8 @@ impl LeaseKeeper {
 
 impl State {
     /// The store has confirmed something.
-    pub(super) fn heard(&mut self, sent: Stamp) {
-        self.heard = self.heard.max(sent);
+    pub(super) fn confirmed(&mut self, sent: Stamp) {
+        self.last_confirmed = self.last_confirmed.max(sent);
     }
 
     /// Nobody waits in this queue any more.

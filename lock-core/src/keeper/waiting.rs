@@ -28,7 +28,7 @@ impl LeaseKeeper {
         }
         let Some(front) = queue.waiters.front() else { return };
         let too_long = queue.asked_ttl(&self.capabilities.max_place_ttl) > front.terms.ttl;
-        let other_lease = queue.is_for_another_lease(&front.terms, self.capabilities.has_sessions());
+        let other_lease = self.is_for_another_lease(queue, &front.terms);
         if too_long || other_lease || validity_end(&grant.confirmation, self.margin_percent) <= now {
             // Too late to be of use, or inherited from an acquire of another lease or with a longer ttl, which nobody could shorten.
             queue.at_store = true;
@@ -113,6 +113,7 @@ impl LeaseKeeper {
         confirmation: Confirmation,
         look_in: Duration,
     ) {
+        state.confirmed(confirmation.sent);
         let now = self.now();
         let Some(queue) = state.queues.get_mut(name) else { return };
         let again = std::mem::take(&mut queue.look_again);
@@ -120,9 +121,7 @@ impl LeaseKeeper {
         queue.stage = Stage::Standing(None);
         queue.at_store = true;
         queue.confirm(confirmation);
-        state.heard = state.heard.max(confirmation.sent);
-        let (confirmation_due, is_outdated) =
-            (queue.confirmation_due(), queue.is_outdated(self.capabilities.has_sessions()));
+        let (confirmation_due, is_outdated) = (queue.confirmation_due(), self.is_outdated(queue));
         if self.join_push(state, effects, name) {
             return;
         }
@@ -200,7 +199,7 @@ impl LeaseKeeper {
                     queue.trouble = Some(no_answer());
                 }
             }
-            Stage::Looking | Stage::Standing(None) if queue.is_outdated(self.capabilities.has_sessions()) => {
+            Stage::Looking | Stage::Standing(None) if self.is_outdated(queue) => {
                 self.take_back(state, name);
                 self.next_claim(state, effects, name);
             }

@@ -127,10 +127,10 @@ impl LeaseKeeper {
     /// A withdrawal is due: a call to make, unless one is under way or the time is over.
     pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<(u64, Ending)> {
         let bound = self.call_bound();
-        let heard = state.heard;
+        let last_confirmed = state.last_confirmed;
         let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
         // What other leases keep alive does not end by itself.
-        let lives_on = self.capabilities.has_sessions() && now <= heard.plus(withdrawal.ending.ttl);
+        let lives_on = self.capabilities.has_sessions() && now <= last_confirmed.plus(withdrawal.ending.ttl);
         if now > withdrawal.until && withdrawal.failures > 0 && !lives_on {
             state.reports.warn(withdrawal.ending.claim.name(), Report::WithdrawGivenUp);
             state.unanswered += 1;
