@@ -79,19 +79,26 @@ impl Store {
 
     /// A client whose store answers.
     pub(crate) async fn connect(&self, label: &str) -> Result<LockClient, Failure> {
-        Ok(leasehold::connect_builder(&self.given).await?.label(label).build()?)
+        Ok(until_exit(leasehold::connect_builder(&self.given).await?.label(label).build()?))
     }
 
     /// A client whose store may not answer yet.
     #[cfg(unix)]
     pub(crate) fn connect_lazily(&self, label: &str) -> Result<LockClient, Failure> {
-        Ok(leasehold::connect_builder_lazy(&self.given)?.label(label).build()?)
+        Ok(until_exit(leasehold::connect_builder_lazy(&self.given)?.label(label).build()?))
     }
 
     /// A client for questions: it connects with the first.
     pub(crate) fn reader(&self) -> Result<LockClient, Failure> {
-        Ok(leasehold::connect_builder_lazy(&self.given)?.build()?)
+        Ok(until_exit(leasehold::connect_builder_lazy(&self.given)?.build()?))
     }
+}
+
+/// Keeps a client open until the process exits. A client that is dropped closes its connections in the background: SQLite deletes the
+/// `-shm` and then the `-wal`, and a process that exits in between leaves a `-wal` that no user without write permission can read.
+fn until_exit(client: LockClient) -> LockClient {
+    std::mem::forget(client.clone());
+    client
 }
 
 fn check_scheme(url: &str) -> Result<(), Failure> {

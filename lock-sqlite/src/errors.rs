@@ -61,6 +61,11 @@ impl Failure {
         [ffi::SQLITE_READONLY_RECOVERY, ffi::SQLITE_READONLY_CANTINIT].contains(&error.extended_code)
     }
 
+    /// Whether one of the three files could be neither opened nor made.
+    pub(crate) fn cannot_open(&self) -> bool {
+        matches!(self, Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::CannotOpen))
+    }
+
     /// Whether the disk has no room for a write.
     pub(crate) fn is_full_disk(&self) -> bool {
         matches!(self, Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull))
@@ -93,6 +98,15 @@ pub(crate) fn lost_wal() -> Error {
     Error::new(
         ErrorKind::Unavailable,
         "the `-wal` was deleted or truncated while processes had the file open: SQLite can use the file when all have closed it (`fuser`)",
+    )
+}
+
+/// Only one of `-wal` and `-shm` is there, and whoever asks may not make the other one.
+pub(crate) fn half_closed() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "one of `-wal` and `-shm` is missing, as after the kill of a process that was closing the file: \
+         run `leasehold status` once as a user who may write the folder",
     )
 }
 

@@ -77,7 +77,7 @@ impl File {
     }
 
     /// The connection for the file's thread, which may wait.
-    pub(crate) fn writer(&self) -> Writer<'_> {
+    pub(crate) fn writer(self: &Arc<Self>) -> Writer<'_> {
         Writer { file: self, slot: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
@@ -117,7 +117,7 @@ impl fmt::Debug for File {
 
 /// The connection, in hand.
 pub(crate) struct Writer<'a> {
-    file: &'a File,
+    file: &'a Arc<File>,
     slot: MutexGuard<'a, Option<Store>>,
 }
 
@@ -142,15 +142,14 @@ impl Writer<'_> {
         location::make(&self.file.path);
         let store = Store::open(&self.file.path)?;
         store.prepare()?;
-        if store.has_empty_wal() {
-            match store.begin_wal() {
-                // Somebody else does.
-                Ok(()) | Err(Failure::Busy) => {}
-                // What is full may be emptied by a release: the call itself tells.
-                Err(failure) => {
-                    let error = failure.without_effect();
-                    tracing::debug!(path = %self.file.path.display(), %error, "the write-ahead log cannot be begun");
-                }
+        let begun = if store.has_empty_wal() { store.begin_wal() } else { upkeep::at_opening(self.file, &store) };
+        match begun {
+            // Somebody else does.
+            Ok(()) | Err(Failure::Busy) => {}
+            // What is full may be emptied by a release: the call itself tells.
+            Err(failure) => {
+                let error = failure.without_effect();
+                tracing::debug!(path = %self.file.path.display(), %error, "the write-ahead log cannot be begun");
             }
         }
         Ok(self.slot.insert(store))

@@ -10,7 +10,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 /// `Unavailable` when the folder is not there, `InvalidInput` for the path of a folder, `Auth` without the permission to write,
 /// `Unsupported` on a file system that is shared with other machines, where that can be told, and for a file that has a second path.
 pub(crate) fn check(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     match std::fs::metadata(folder) {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return Err(Error::invalid(format!("{} is not a folder", folder.display()))),
@@ -52,6 +52,19 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 /// `Auth` without the permission.
 pub(crate) fn check_readable(path: &Path) -> Result<()> {
     allows(path, READ).map_err(|error| refused(path, "read", error))
+}
+
+/// Checks that one may make files in the folder of a file.
+///
+/// # Errors
+/// `Auth` without the permission.
+pub(crate) fn check_folder(path: &Path) -> Result<()> {
+    let folder = folder_of(path);
+    allows(folder, WRITE).map_err(|error| refused(folder, "written", error))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn refused(what: &Path, verb: &str, error: std::io::Error) -> Error {

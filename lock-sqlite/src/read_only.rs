@@ -12,7 +12,7 @@ use leasehold_core::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use url::Url;
 
-use crate::errors::{Failure, busy, lost_wal};
+use crate::errors::{Failure, busy, half_closed};
 use crate::location;
 use crate::open_files::beside;
 
@@ -46,8 +46,8 @@ fn attempt<T>(path: &Path, work: impl Fn(&Connection) -> Result<T, Failure>) -> 
     let mode = match (before.has_wal, before.has_shm) {
         (true, true) => "readonly_shm=1",
         (false, false) => "immutable=1",
-        // A writer opens or closes it now; or one of them was deleted.
-        _ => return Err(lost_wal()),
+        // A writer opens or closes it now, or was killed at that; or somebody deleted one of them.
+        _ => return Err(half_closed()),
     };
     let done = open(path, mode).and_then(|connection| work(&connection));
     match done {

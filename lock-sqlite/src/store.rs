@@ -12,6 +12,7 @@ use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OpenFlags, Params, Row, params};
 
 use crate::errors::{Failure, lost_wal, replaced};
+use crate::location;
 use crate::machine::{Moment, micros};
 use crate::open_files::{FilesState, OpenFiles, beside};
 
@@ -140,6 +141,13 @@ impl Store {
     /// Opens the file, and makes it when it is not there. It is used in WAL mode, so that readers never wait. No statement waits
     /// for another process that writes: it fails as busy. Nobody checkpoints but who is told to.
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        Self::open_files(path).map_err(|failure| match location::check_folder(path) {
+            Err(error) if failure.cannot_open() => Failure::Found(error),
+            _ => failure,
+        })
+    }
+
+    fn open_files(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(Duration::ZERO)?;

@@ -47,6 +47,20 @@ const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?2 + ttl, boot = ?3, wanted = 0 \
 WHERE name > ?1 AND name <= ?4 AND boot <> ?3 AND owner <> x'' AND format = '1x'";
 
+/// Begins a WAL of so many pages anew when the file is opened. Processes that exit before they have written [`EVERY`] times, and without
+/// closing the file, would let it grow.
+const LONG: i64 = 2048;
+
+/// Looks after a file that was just opened, if it needs that. The caller waits for the disk here at one of hundreds of openings.
+pub(crate) fn at_opening(file: &Arc<File>, store: &Store) -> Result<(), Failure> {
+    let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(NOOP)")?;
+    if length - done < LONG {
+        return Ok(());
+    }
+    start(file);
+    checkpoint(store)
+}
+
 /// Looks after the file in the background, unless that is under way.
 pub(crate) fn start(file: &Arc<File>) {
     if file.upkeep.runs.swap(true, Ordering::AcqRel) {
@@ -178,14 +192,14 @@ mod tests {
         file
     }
 
-    fn names(file: &File) -> Vec<Vec<u8>> {
+    fn names(file: &Arc<File>) -> Vec<Vec<u8>> {
         let mut writer = file.writer();
         let connection = writer.store().unwrap().connection();
         let mut statement = connection.prepare("SELECT name FROM leasehold_locks").unwrap();
         statement.query_map([], |row| row.get(0)).unwrap().map(|name| name.unwrap()).collect()
     }
 
-    fn execute(file: &File, sql: &str) {
+    fn execute(file: &Arc<File>, sql: &str) {
         file.writer().store().unwrap().connection().execute_batch(sql).unwrap();
     }
 
@@ -241,5 +255,22 @@ mod tests {
             }
         }
         assert!(wal() <= long + 100_000, "{} bytes, and {long} after the first {EVERY} writes", wal());
+    }
+
+    #[test]
+    fn processes_that_exit_do_not_let_the_wal_grow() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder, &[Duration::ZERO]);
+        for _ in 0..100 {
+            let mut writer = file.writer();
+            let store = writer.store().unwrap();
+            for _ in 0..100 {
+                store.connection().execute_batch("UPDATE leasehold_locks SET until = until + 1").unwrap();
+            }
+            store.leave_quietly();
+            writer.close();
+        }
+        let length = std::fs::metadata(folder.path().join("locks.db-wal")).unwrap().len();
+        assert!(length < 4_000_000, "{length} bytes");
     }
 }

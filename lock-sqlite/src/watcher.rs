@@ -95,7 +95,7 @@ fn start(shared: &Arc<Shared>) {
     }
 }
 
-fn run(file: &File, watcher: &Watcher, core: &CoreHandle) {
+fn run(file: &Arc<File>, watcher: &Watcher, core: &CoreHandle) {
     let mut listener = Listener::new(&watcher.bell, &watcher.alarm);
     let mut idle_since = None;
     while watcher.goes_on(idle_since) {
@@ -128,7 +128,7 @@ struct Checked {
     first_end: Duration,
 }
 
-fn check(file: &File, mut names: Vec<LockName>) -> Checked {
+fn check(file: &Arc<File>, mut names: Vec<LockName>) -> Checked {
     names.sort();
     let mut checked = Checked { free: Vec::new(), unsure: false, first_end: Duration::MAX };
     for some in names.chunks(CHECKS) {

@@ -91,6 +91,7 @@ fn a_user_who_may_only_read_the_file_sees_the_holder() {
     let reader = FileReader::new(&store);
     for folder in [0o555, 0o777] {
         assert_eq!(tell(&store, &["run", "x", "--", "true"]).0, 0);
+        store.close_file();
         reader.sees(false, "nobody has the file open", folder);
         let gate = store.gate();
         let run = Running::start(&store, &HOLDS);
@@ -109,12 +110,33 @@ fn a_user_who_may_only_read_the_file_sees_the_holder() {
         std::fs::remove_file(store.file("id")).unwrap();
         std::fs::remove_file(store.file("gate")).unwrap();
     }
-    // SQLite cannot make the files beside it.
+    // Nobody has the file open, and its user cannot make the files beside it.
+    store.close_file();
     set_permissions(store.file("locks.db"), Permissions::from_mode(0o666)).unwrap();
     set_permissions(store.folder(), Permissions::from_mode(0o555)).unwrap();
     let (code, stdout, stderr) = reader.tell(&["status", "x"]);
     assert!(code == 0 && stdout.contains("the last one"), "{stdout}{stderr}");
     let (code, _, stderr) = reader.tell(&["run", "y", "--wait", "30s", "--", "true"]);
     assert!(code == 123 && stderr.contains("permissions and those of its folder"), "{code}, {stderr}");
+    // As a process leaves it that is killed while it closes the file.
+    std::fs::write(store.file("locks.db-wal"), "").unwrap();
+    let (code, _, stderr) = reader.tell(&["status", "x"]);
+    assert!(code == 122 && stderr.contains("as a user who may write the folder"), "{code}, {stderr}");
     set_permissions(store.folder(), Permissions::from_mode(0o755)).unwrap();
+}
+
+/// SQLite deletes the `-shm` before the `-wal` when the last connection is closed, and whoever may only read cannot read a `-wal` alone.
+#[test]
+fn a_command_does_not_exit_while_it_closes_the_file() {
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let store = Store::sqlite();
+                for _ in 0..50 {
+                    assert_eq!(tell(&store, &["run", "x", "--", "true"]).0, 0);
+                    assert!(store.file("locks.db-wal").exists() && store.file("locks.db-shm").exists());
+                }
+            });
+        }
+    });
 }

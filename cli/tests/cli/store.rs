@@ -117,6 +117,14 @@ impl Store {
         }
     }
 
+    /// The last program that has the file of a SQLite store open closes it, and SQLite deletes the files beside it.
+    pub(crate) fn close_file(&self) {
+        let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
+        connection.query_row("SELECT count(*) FROM leasehold_locks", [], |_| Ok(())).unwrap();
+        connection.close().unwrap();
+        assert!(!self.file("locks.db-wal").exists() && !self.file("locks.db-shm").exists());
+    }
+
     /// The record of a lock becomes one of a later format.
     pub(crate) fn age_format(&self, name: &str) {
         match &self.kind {
