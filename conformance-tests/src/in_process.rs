@@ -11,7 +11,7 @@ use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
 use crate::faulty::Faults;
 use crate::fixture::{Census, Fixture, Record, Route};
 
-/// A store in the process of the tests, without records that it cannot read and without data that outlives it.
+/// A store in the process of the tests, without records that it cannot read.
 pub trait InProcessStore: Send + Sync + 'static {
     /// A store without any lock.
     fn new() -> Self;
@@ -22,6 +22,14 @@ pub trait InProcessStore: Send + Sync + 'static {
     /// Ends the lease of a lock, behind everybody's back.
     fn remove(&self, name: &LockName);
 
+    /// Loses every lease and place, as a server that starts without its data.
+    ///
+    /// # Errors
+    /// When the store cannot, as by default.
+    fn lose_data(&self) -> Result<(), Declared> {
+        Err(Declared::because("the store lives as long as the process"))
+    }
+
     /// The record of a lock.
     fn record(&self, name: &LockName) -> Record;
 
@@ -31,7 +39,7 @@ pub trait InProcessStore: Send + Sync + 'static {
 
 /// The [`Fixture`] of an [`InProcessStore`]: [`Faults`] breaks the way to it, since there is no proxy for its protocol.
 pub struct InProcess<S> {
-    store: S,
+    pub(crate) store: S,
     faults: Faults,
 }
 
@@ -67,7 +75,7 @@ impl<S: InProcessStore> Fixture for InProcess<S> {
 
     async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
         if fault == ServerFault::Start(Data::Lost) {
-            return Err(Declared::because("the store lives as long as the process"));
+            self.store.lose_data()?;
         }
         self.faults.server(&fault)
     }

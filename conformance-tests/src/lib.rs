@@ -28,7 +28,7 @@ pub use fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
 pub use faulty::{Faults, Faulty};
 pub use fixture::{Census, Fixture, Record, Route};
 pub use in_process::{InProcess, InProcessStore};
-pub use memory::MemoryFixture;
+pub use memory::{Memory, MemoryFixture};
 pub use prefixed::PrefixedFixture;
 pub use report::REPORT_VARIABLE;
 #[doc(hidden)]

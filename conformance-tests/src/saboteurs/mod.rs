@@ -133,12 +133,13 @@ pub struct Sabotaged<S> {
 impl<S: Saboteur> Fixture for Sabotaged<S> {
     async fn new() -> Self {
         let saboteur = Arc::new(S::new());
-        let sound = MemoryFixture::new().await;
-        let sound = match saboteur.store_clock() {
-            Some(clock) => sound.with_clock(clock),
-            None => sound,
-        };
-        let sound = if S::AT_SERVER { sound.with_hooks(saboteur.clone()) } else { sound };
+        let mut sound = MemoryFixture::new().await;
+        if let Some(clock) = saboteur.store_clock() {
+            sound.store.set_clock(clock);
+        }
+        if S::AT_SERVER {
+            sound.store.set_hooks(saboteur.clone());
+        }
         Self { sound, saboteur, backends: AtomicUsize::new(0) }
     }
 
