@@ -1,11 +1,9 @@
 //! One acquire at the store, from before it is sent until its answer is taken.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::queue::{Queue, Stage, held_by_another, no_answer};
-use super::report::Report;
-use super::{LeaseKeeper, State};
+use super::LeaseKeeper;
+use super::wait_queue::no_answer;
 use crate::backend::{AcquireRequest, Acquisition, Certainty, Claim};
 use crate::error::{ErrorKind, Result};
 
@@ -48,85 +46,35 @@ impl LeaseKeeper {
         }
     }
 
-    /// The queue whose current claim this is.
-    pub(super) fn queue_of<'s>(state: &'s mut State, claim: &Claim) -> Option<&'s mut Queue> {
-        state.queues.get_mut(claim.name()).filter(|queue| queue.request.claim.owner() == claim.owner())
-    }
-
     /// Takes the answer of an attempt.
     fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<Acquisition>) {
         let Attempt { request: AcquireRequest { claim, ttl, .. }, certainty } = attempt;
         self.with_state(|state, effects| {
-            let name = claim.name();
-            let Some(queue) = Self::queue_of(state, claim) else {
-                // Everybody left meanwhile.
-                self.call_ended(state, claim.owner());
-                match answer {
-                    Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
-                        self.withdraw(state, claim, *certainty, *ttl);
-                    }
-                    Err(error) if error.kind() == ErrorKind::Indeterminate => {
-                        self.withdraw(state, claim, Certainty::Unsure, *ttl);
-                    }
-                    Ok(Acquisition::Held { .. }) | Err(_) => {}
-                }
+            if Self::queue_of(state, claim).is_some() {
+                self.feed(state, effects, claim.name(), |queue, rules, now, out| {
+                    queue.acquired(rules, answer, now, out)
+                });
                 return;
-            };
-            let sent = match queue.stage {
-                Stage::Calling(since) => since,
-                Stage::Standing(_) | Stage::Looking => queue.first_sent,
-            };
-            queue.stage = Stage::Looking;
+            }
+            // Everybody left meanwhile.
+            self.call_ended(state, claim.owner());
             match answer {
-                Ok(Acquisition::Granted(grant)) => self.granted(state, effects, name, grant),
-                Ok(Acquisition::Queued { confirmation, look_in }) => {
-                    queue.at_store = true;
-                    if self.refuse_tries(state, effects, name, held_by_another()) {
-                        return;
-                    }
-                    self.counters.queued.add();
-                    state.reports.debug(name, || Report::Queued { place: confirmation.place });
-                    self.stands(state, effects, name, confirmation, look_in);
+                Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
+                    self.withdraw(state, claim, *certainty, *ttl);
                 }
-                Ok(Acquisition::Held { look_in }) => {
-                    queue.answer(sent);
-                    queue.request.attempt += 1;
-                    if self.refuse_tries(state, effects, name, held_by_another()) {
-                        return;
-                    }
-                    let Some(queue) = Self::queue_of(state, claim) else { return };
-                    let look_in = if self.is_outdated(queue) {
-                        // Those who wait want another claim at once.
-                        Duration::ZERO
-                    } else {
-                        effects.watches.push(claim.clone());
-                        look_in
-                    };
-                    let pause = look_in.saturating_add(self.entropy.jitter(Duration::from_millis(2)));
-                    self.look_at(state, name, self.now().plus(pause));
+                Err(error) if error.kind() == ErrorKind::Indeterminate => {
+                    self.withdraw(state, claim, Certainty::Unsure, *ttl);
                 }
-                Err(error) => {
-                    if error.kind() == ErrorKind::Indeterminate {
-                        queue.doubt(self.now());
-                    }
-                    state.reports.debug(name, || Report::AttemptFailed { error: error.clone() });
-                    match error.kind() {
-                        ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
-                            self.fail_all(state, effects, name, &error)
-                        }
-                        _ if self.refuse_tries(state, effects, name, error.clone()) => {}
-                        _ => self.failed(state, name, error),
-                    }
-                }
+                Ok(Acquisition::Held { .. }) | Err(_) => {}
             }
         });
     }
 
     /// An attempt was dropped before anything was sent: the next one may begin at once.
     fn not_sent(self: &Arc<Self>, claim: &Claim) {
-        self.with_state(|state, _| {
+        self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
-                self.look_at(state, claim.name(), self.now());
+                self.feed(state, effects, claim.name(), |queue, _, now, out| queue.not_sent(now, out));
             } else {
                 self.call_ended(state, claim.owner());
             }

@@ -156,7 +156,7 @@ impl LeaseKeeper {
             // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done, or waits for the end
             // of `min_hold`.
             match loss.reason {
-                LossReason::Expired | LossReason::MaxHold if self.capabilities.has_sessions() => {
+                LossReason::Expired | LossReason::MaxHold if self.rules.sessions => {
                     self.end_with_session(state, lease, Why::Release);
                 }
                 LossReason::Expired | LossReason::MaxHold => {
@@ -177,7 +177,7 @@ impl LeaseKeeper {
 
     /// Keeps a lease for the rest of its `min_hold` where the store cannot. Whether it does.
     fn hold_over(&self, state: &mut State, lease: &Arc<Lease>) -> bool {
-        let until = self.min_hold_ends(lease).filter(|_| self.capabilities.has_sessions());
+        let until = self.min_hold_ends(lease).filter(|_| self.rules.sessions);
         if let (Some(until), Some((id, task))) = (until, Self::lease_task(state, lease)) {
             task.held_over = Some(until);
             state.schedule.at_the_latest(id, until);

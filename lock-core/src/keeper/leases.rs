@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use super::report::Report;
 use super::schedule::TaskId;
+use super::wait_queue::Start;
 use super::withdraw::{Ending, Why};
-use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, Certainty, Claim, Confirmation, Grant, LeaseKind, PlaceNumber, RenewRequest};
+use super::{LeaseKeeper, Standing, State, Task};
+use crate::backend::{Answer, Certainty, Claim, Confirmation, LeaseKind, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Lease, Terms, period, validity_end};
+use crate::lease::{Lease, period, validity_end};
 use crate::sync::lock;
 use crate::token::OwnerToken;
 
@@ -44,24 +45,20 @@ fn next_renewal(now: Stamp, lease: &Lease, top_up: bool, confirmation: &Confirma
     }
 }
 
-/// What a lease begins with, besides its grant and its terms.
-pub(super) struct Start {
-    pub(super) claim: Claim,
-    /// The ttl that its acquires asked for.
-    pub(super) asked: Duration,
-    pub(super) certainty: Certainty,
-    /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.
-    pub(super) waited: bool,
-}
-
 impl LeaseKeeper {
     /// Begins a lease: from here on it is renewed.
-    pub(super) fn start_lease(&self, state: &mut State, start: Start, grant: Grant, terms: Terms) -> Arc<Lease> {
-        let Start { claim, asked, certainty, waited } = start;
+    pub(super) fn start_lease(&self, state: &mut State, claim: Claim, start: Start) -> Arc<Lease> {
+        let Start { grant, terms, asked, certainty, waited } = start;
         let (now, confirmation) = (self.now(), grant.confirmation);
-        let lease =
-            Arc::new(Lease::new(claim, &grant, (terms, asked.max(terms.ttl)), now, certainty, self.margin_percent));
-        let valid_until = validity_end(&confirmation, self.margin_percent).min(lease.max_hold_ends());
+        let lease = Arc::new(Lease::new(
+            claim,
+            &grant,
+            (terms, asked.max(terms.ttl)),
+            now,
+            certainty,
+            self.rules.margin_percent,
+        ));
+        let valid_until = validity_end(&confirmation, self.rules.margin_percent).min(lease.max_hold_ends());
         let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
         let top_up = used_up || confirmation.ttl < terms.ttl;
         let confirmed = confirmation.ttl.min(terms.ttl);
@@ -111,7 +108,7 @@ impl LeaseKeeper {
 
     /// The clock says that a lease is lost. The store keeps it where other leases keep its session alive.
     fn let_go(&self, state: &mut State, lease: &Arc<Lease>) {
-        if self.capabilities.has_sessions() && lease.terms.kind == LeaseKind::Kept {
+        if self.rules.sessions && lease.terms.kind == LeaseKind::Kept {
             self.end_with_session(state, lease, Why::Withdraw);
         } else {
             Self::forget(state, lease);
@@ -171,11 +168,7 @@ impl LeaseKeeper {
             }
             None if renewed && lease.can_be_prolonged(now) => {
                 task.flight = Some(now);
-                let ttl = if self.capabilities.has_sessions() {
-                    lease.terms.ttl
-                } else {
-                    lease.ttl_to_ask(now, self.capabilities.min_ttl)
-                };
+                let ttl = if self.rules.sessions { lease.terms.ttl } else { lease.ttl_to_ask(now, self.rules.min_ttl) };
                 let renewal = RenewRequest::new(lease.claim.clone(), lease.place, ttl);
                 self.counters.renewal_lag(now.since(at));
                 state.schedule.at(id, now.plus(bound).min(valid_until));
@@ -306,10 +299,10 @@ impl LeaseKeeper {
         if let Some(lease) = self.held_by(&owner) {
             return self.gone(&lease);
         }
-        self.with_state(|state, effects: &mut Effects| {
+        self.with_state(|state, effects| {
             if let Some(Standing::Waiting(name)) = state.owners.get(&owner) {
                 let name = name.clone();
-                self.on_place_gone(state, effects, &name);
+                self.feed(state, effects, &name, |queue, rules, now, out| queue.gone(rules, now, out));
             }
         });
     }

@@ -5,9 +5,10 @@ mod hold;
 mod leases;
 mod queue;
 mod report;
+mod rules;
 mod run;
 mod schedule;
-mod waiting;
+mod wait_queue;
 mod withdraw;
 
 use std::collections::HashMap;
@@ -18,24 +19,25 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::sync::oneshot;
 
 use self::attempt::Attempt;
 pub(crate) use self::hold::Hold;
 pub(crate) use self::queue::Entry;
-use self::queue::Queue;
+use self::queue::{Queue, Taker};
 use self::report::Reports;
+use self::rules::{Rules, backoff};
 pub use self::run::KeeperHome;
+use self::run::Target;
 use self::schedule::{Schedule, TaskId};
-
+use self::wait_queue::Outputs;
 use self::withdraw::Withdrawal;
-use crate::backend::{AcquireRequest, Capabilities, Claim, CoreHandle, Event, LockBackend, OnContention, WatchGuard};
+use crate::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewRequest, WatchGuard};
 use crate::clock::{Clock, Stamp};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::holder_id::HolderId;
 use crate::holder_info::HolderInfo;
-use crate::lease::{Lease, Terms};
+use crate::lease::Lease;
 use crate::name::LockName;
 use crate::stats::{Counters, Stats};
 use crate::sync::lock;
@@ -56,7 +58,7 @@ pub struct LeaseKeeper {
     capabilities: Capabilities,
     clock: Arc<dyn Clock>,
     entropy: Arc<Entropy>,
-    margin_percent: u8,
+    rules: Rules,
     holder_info: Arc<HolderInfo>,
     home: tokio::runtime::Handle,
     counters: Counters,
@@ -88,6 +90,8 @@ struct State {
     last_confirmed: Stamp,
     /// A backend's code runs when they are dropped.
     unwatched: Vec<WatchGuard>,
+    /// Empty, and kept for its room.
+    outputs: Outputs<Taker>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +120,10 @@ enum Task {
 /// What is to be done once the state is unlocked.
 #[derive(Default)]
 struct Effects {
-    deliveries: Vec<(oneshot::Sender<Result<Hold>>, Result<Hold>)>,
+    deliveries: Vec<(Taker, Result<Hold>)>,
     attempts: Vec<Attempt>,
+    /// Of places. Whoever wakes queues takes them.
+    renewals: Vec<(Target, RenewRequest)>,
     /// Claims that were refused, and wait.
     watches: Vec<Claim>,
 }
@@ -157,12 +163,13 @@ impl LeaseKeeper {
                 }
             });
             parts.backend.attach(core);
+            let capabilities = parts.backend.capabilities();
             Self {
-                capabilities: parts.backend.capabilities(),
+                rules: Rules::new(&capabilities, parts.margin_percent),
+                capabilities,
                 backend: parts.backend,
                 clock: parts.clock,
                 entropy,
-                margin_percent: parts.margin_percent,
                 holder_info: Arc::new(parts.holder_info),
                 home,
                 counters: Counters::default(),
@@ -180,6 +187,7 @@ impl LeaseKeeper {
                     reports: Reports::default(),
                     last_confirmed: Stamp::ZERO,
                     unwatched: Vec::new(),
+                    outputs: Outputs::default(),
                 }),
                 open_calls: AtomicUsize::new(0),
                 ending: AtomicBool::new(false),
@@ -193,7 +201,7 @@ impl LeaseKeeper {
     pub fn stats(&self) -> Stats {
         let waiting: usize = {
             let state = lock(&self.state);
-            state.queues.values().flat_map(|queue| &queue.waiters).map(|waiter| waiter.takers.len()).sum()
+            state.queues.values().map(Queue::len).sum()
         };
         self.counters.read(waiting as u64)
     }
@@ -266,23 +274,14 @@ impl LeaseKeeper {
         }
     }
 
-    /// The request of a new claim.
-    fn draw_claim(&self, name: &LockName, terms: &Terms, on_contention: OnContention) -> AcquireRequest {
-        let claim = Claim::new(name.clone(), self.entropy.owner_token(), self.holder_info.clone());
-        let Terms { mode, ttl, kind, .. } = *terms;
-        AcquireRequest { claim, mode, ttl, kind, on_contention, attempt: 0 }
-    }
-
     /// How long a call may go unanswered before it counts as unknown.
     pub(crate) fn call_bound(&self) -> Duration {
-        // A quarter more than the backend promises, so that its own error comes first.
-        self.capabilities.call_bound + self.capabilities.call_bound / 4
+        self.rules.call_bound
     }
 
     /// The pause before the next try, after so many failures in a row of something with this period.
     fn backoff(&self, period: Duration, failures: u32) -> Duration {
-        let pause = (period / 16).saturating_mul(1 << failures.min(3)).clamp(Duration::from_millis(1), period);
-        self.entropy.jitter(pause)
+        self.entropy.jitter(backoff(period, failures))
     }
 
     fn on_event(self: &Arc<Self>, event: Event) {

@@ -1,9 +1,5 @@
-//! The local queue: all acquires of one client for one lock, first come, first served.
-//!
-//! One claim stands for them at the store. Whoever is at the front when it is granted gets the lease; the next one draws
-//! a claim of its own. The last to leave takes the claim back.
+//! The local queues of a client: one [`WaitQueue`] for each lock that somebody waits for, fed with inputs, and its outputs carried out.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,76 +9,34 @@ use tokio::sync::oneshot;
 
 use super::attempt::Attempt;
 use super::hold::Hold;
+use super::report::Report;
+use super::rules::{Rules, Wake};
+use super::run::Target;
 use super::schedule::TaskId;
+use super::wait_queue::{AcquireCall, Joining, Note, Output, Outputs, TakerId, WaitQueue, no_answer};
 use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::{AcquireRequest, Certainty, Confirmation, OnContention, PlaceNumber, WatchGuard};
+use crate::backend::{
+    AcquireRequest, Answer, Claim, Confirmation, OnContention, PlaceNumber, RenewRequest, WatchGuard,
+};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Terms;
 use crate::name::LockName;
-use crate::token::FencingToken;
+use crate::token::{FencingToken, OwnerToken};
 
-/// The acquires of one client for one lock, and the claim that stands for them. Exists while somebody waits.
+/// How an acquire is told its outcome.
+pub(super) type Taker = oneshot::Sender<Result<Hold>>;
+
+/// A local queue, and what of it is not its own business.
 pub(super) struct Queue {
-    pub(super) waiters: VecDeque<Waiter>,
-    /// The next acquire, or the one that is under way.
-    pub(super) request: AcquireRequest,
-    pub(super) stage: Stage,
-    pub(super) task: Option<TaskId>,
-    pub(super) first_sent: Stamp,
-    /// The newest confirmation of the place with the highest number that was heard of.
-    pub(super) confirmation: Option<Confirmation>,
-    pub(super) place: PlaceNumber,
-    /// The token of a grant of that place, which was told without a confirmation.
-    pub(super) pushed: Option<FencingToken>,
-    pub(super) certainty: Certainty,
-    /// Until then an acquire without an answer may have taken effect: of this claim, or of an earlier one of the queue.
-    pub(super) unknown_until: Stamp,
-    /// The store may have a place or a lease of the claim, going by what was answered.
-    pub(super) at_store: bool,
-    pub(super) failures: u32,
-    /// What is in the way of an answer; none when the last call was answered.
-    pub(super) trouble: Option<Error>,
-    /// When the newest request was sent that the store has answered since somebody began to wait.
-    pub(super) answered: Option<Stamp>,
-    /// An event came while a call was under way: look once more when it has ended.
-    pub(super) look_again: bool,
+    machine: WaitQueue<Taker>,
+    /// The one that stands for the queue.
+    pub(super) claim: Claim,
+    /// None before a first attempt has failed or somebody else depends on it.
+    task: Option<TaskId>,
     /// The backend reports when the lock may be free.
     pub(super) watch: Option<WatchGuard>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Stage {
-    /// An acquire is under way since then.
-    Calling(Stamp),
-    /// The claim has a place, and maybe a renewal under way.
-    Standing(Option<Stamp>),
-    /// The next acquire waits for its due time.
-    Looking,
-}
-
-/// One place in the local queue. Acquires with the same holder share one.
-pub(super) struct Waiter {
-    pub(super) terms: Terms,
-    pub(super) takers: Vec<Taker>,
-}
-
-/// One acquire.
-pub(super) struct Taker {
-    id: u64,
-    pub(super) on_contention: OnContention,
-    /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
-    confirm_after: Stamp,
-    pub(super) outcome: oneshot::Sender<Result<Hold>>,
-}
-
-impl Waiter {
-    /// A place, as soon as one of the acquires wants to wait.
-    pub(super) fn on_contention(&self) -> OnContention {
-        let waits = self.takers.iter().any(|taker| taker.on_contention == OnContention::Queue);
-        if waits { OnContention::Queue } else { OnContention::Fail }
-    }
 }
 
 /// How an acquire begins.
@@ -99,7 +53,7 @@ pub(crate) enum Entry<'a> {
 pub(crate) struct Ticket<'a> {
     keeper: &'a Arc<LeaseKeeper>,
     name: &'a LockName,
-    taker: u64,
+    taker: TakerId,
     outcome: oneshot::Receiver<Result<Hold>>,
     /// The outcome was taken, and whoever gets one is out of the queue.
     left: bool,
@@ -126,7 +80,10 @@ impl Ticket<'_> {
         if std::mem::replace(&mut self.left, true) {
             return None;
         }
-        self.keeper.with_state(|state, _| self.keeper.leave(state, self.name, self.taker))
+        let (keeper, name, taker) = (self.keeper, self.name, self.taker);
+        keeper.with_state(|state, effects| {
+            keeper.feed(state, effects, name, |queue, rules, now, out| queue.leave(rules, taker, now, out)).flatten()
+        })
     }
 }
 
@@ -136,118 +93,7 @@ impl Drop for Ticket<'_> {
     }
 }
 
-impl Queue {
-    pub(super) fn new(request: AcquireRequest, now: Stamp) -> Self {
-        Self {
-            waiters: VecDeque::new(),
-            request,
-            stage: Stage::Calling(now),
-            task: None,
-            first_sent: now,
-            confirmation: None,
-            place: PlaceNumber::NONE,
-            pushed: None,
-            certainty: Certainty::Sure,
-            unknown_until: Stamp::ZERO,
-            at_store: false,
-            failures: 0,
-            trouble: None,
-            answered: None,
-            look_again: false,
-            watch: None,
-        }
-    }
-
-    /// Adds a taker: to the waiter with the same holder, or at the end.
-    pub(super) fn join(&mut self, terms: Terms, taker: Taker) -> Result<()> {
-        let same = |waiter: &&mut Waiter| terms.holder.is_some() && waiter.terms.holder == terms.holder;
-        match self.waiters.iter_mut().find(same) {
-            Some(waiter) => {
-                waiter.terms.agree(&terms)?;
-                waiter.takers.push(taker);
-            }
-            None => self.waiters.push_back(Waiter { terms, takers: vec![taker] }),
-        }
-        Ok(())
-    }
-
-    /// Takes note of an answer to a request that was sent at `sent`.
-    pub(super) fn answer(&mut self, sent: Stamp) {
-        self.answered = self.answered.max(Some(sent));
-        self.failures = 0;
-        self.trouble = None;
-    }
-
-    /// An acquire of the claim has no answer.
-    pub(super) fn doubt(&mut self, now: Stamp) {
-        self.certainty = Certainty::Unsure;
-        self.unknown_until = now.plus(self.request.ttl);
-    }
-
-    /// What was known of a place with a lower number is worth nothing.
-    pub(super) fn hear_of(&mut self, place: PlaceNumber) {
-        if place > self.place {
-            self.place = place;
-            self.confirmation = None;
-            self.pushed = None;
-        }
-    }
-
-    /// Takes a confirmation, unless it is about a place that is gone or older than what is known.
-    pub(super) fn confirm(&mut self, confirmation: Confirmation) {
-        self.hear_of(confirmation.place);
-        if confirmation.place == self.place && self.confirmation.is_none_or(|newest| newest.sent < confirmation.sent) {
-            self.confirmation = Some(confirmation);
-        }
-    }
-
-    /// When the request was sent from whose answer the state of the lock is known: of the place, where there is one.
-    fn newest_answer(&self) -> Option<Stamp> {
-        self.confirmation.map_or(self.answered, |newest| Some(newest.sent))
-    }
-
-    /// When the store has to be asked for those whose wait ends soon.
-    pub(super) fn confirmation_due(&self) -> Option<Stamp> {
-        let newest = self.newest_answer()?;
-        let takers = self.waiters.iter().flat_map(|waiter| &waiter.takers);
-        takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
-    }
-
-    /// A call that is under way has no answer either.
-    pub(super) fn certainty_now(&self) -> Certainty {
-        match self.stage {
-            Stage::Calling(_) | Stage::Standing(Some(_)) => Certainty::Unsure,
-            Stage::Standing(None) | Stage::Looking => self.certainty,
-        }
-    }
-
-    /// The ttl that the claim was sent with: of its place, if it has one.
-    pub(super) fn asked_ttl(&self, max_place_ttl: &Duration) -> Duration {
-        if self.confirmation.is_some() { self.request.ttl.min(*max_place_ttl) } else { self.request.ttl }
-    }
-}
-
-pub(super) fn no_answer() -> Error {
-    Error::new(ErrorKind::Indeterminate, "the store has not answered within the wait")
-}
-
-pub(super) fn held_by_another() -> Error {
-    Error::new(ErrorKind::Timeout, "another had it for the whole wait")
-}
-
 impl LeaseKeeper {
-    /// Whether the front wants something else than the claim: who drew it only tried or wanted another lease, and has left.
-    pub(super) fn is_outdated(&self, queue: &Queue) -> bool {
-        let other = queue.waiters.front().is_some_and(|front| self.is_for_another_lease(queue, &front.terms));
-        queue.request.on_contention == OnContention::Fail || other
-    }
-
-    /// Whether the claim cannot become a lease with these terms.
-    pub(super) fn is_for_another_lease(&self, queue: &Queue, terms: &Terms) -> bool {
-        let AcquireRequest { mode, ttl, kind, .. } = queue.request;
-        mode != terms.mode || self.capabilities.has_sessions() && (ttl, kind) != (terms.ttl, terms.kind)
-    }
-
     /// Begins an acquire.
     pub(crate) fn enter<'a>(
         self: &'a Arc<Self>,
@@ -256,123 +102,219 @@ impl LeaseKeeper {
         on_contention: OnContention,
         wait: Duration,
     ) -> Result<Entry<'a>> {
-        self.with_state(|state, _| {
+        self.with_state(|state, effects| {
             if state.life != Life::Open {
                 return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
             }
             if let Some(hold) = self.shared_hold(state, name, &terms)? {
                 return Ok(Entry::Shared(hold));
             }
-            let id = state.next_waiter;
-            let (sender, outcome) = oneshot::channel();
-            let now = self.now();
-            let confirm_after = now.plus(wait.saturating_sub(self.call_bound()));
-            let taker = Taker { id, on_contention, confirm_after, outcome: sender };
-            if let Some(queue) = state.queues.get_mut(name) {
-                if on_contention == OnContention::Fail {
-                    return Ok(Entry::Refused);
-                }
-                queue.join(terms, taker)?;
-                if let (Some(id), Stage::Standing(None) | Stage::Looking) = (queue.task, queue.stage) {
-                    state.schedule.at_the_latest(id, confirm_after);
-                }
-                // From now on somebody depends on a first attempt whose future may never be polled again.
-                if let (None, Stage::Calling(since)) = (queue.task, queue.stage) {
-                    let task = state.schedule.insert(Task::Queue(name.clone()));
-                    queue.task = Some(task);
-                    state.schedule.at(task, since.plus(self.call_bound()));
-                }
-                return Ok(Entry::Queued(self.ticket(state, name, id, outcome), None));
+            let is_first = !state.queues.contains_key(name);
+            if !is_first && on_contention == OnContention::Fail {
+                return Ok(Entry::Refused);
             }
-            let request = self.draw_claim(name, &terms, on_contention);
-            state.owners.insert(*request.claim.owner(), Standing::Waiting(name.clone()));
-            let mut queue = Queue::new(request.clone(), now);
-            queue.waiters.push_back(Waiter { terms, takers: vec![taker] });
-            state.queues.insert(name.clone(), queue);
-            let first = Attempt { request, certainty: Certainty::Sure };
-            Ok(Entry::Queued(self.ticket(state, name, id, outcome), Some(first)))
+            let (to, outcome) = oneshot::channel();
+            let (now, taker) = (self.now(), state.next_waiter);
+            let confirm_after = now.plus(wait.saturating_sub(self.rules.call_bound));
+            let joining = Joining { taker, terms, on_contention, confirm_after, to };
+            let first = if is_first {
+                let (machine, call) = WaitQueue::new(joining, now);
+                let claim = self.draw_claim(state, name);
+                state.queues.insert(name.clone(), Queue { machine, claim: claim.clone(), task: None, watch: None });
+                Some(Attempt::new(claim, call))
+            } else {
+                let join =
+                    |queue: &mut WaitQueue<_>, rules: &Rules, _, out: &mut Outputs<_>| queue.join(rules, joining, out);
+                self.feed(state, effects, name, join).transpose()?;
+                None
+            };
+            state.next_waiter += 1;
+            Ok(Entry::Queued(Ticket { keeper: self, name, taker, outcome, left: false }, first))
         })
     }
 
-    fn ticket<'a>(
-        self: &'a Arc<Self>,
+    /// A claim that stands for a queue.
+    fn draw_claim(&self, state: &mut State, name: &LockName) -> Claim {
+        let claim = Claim::new(name.clone(), self.entropy.owner_token(), self.holder_info.clone());
+        state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
+        claim
+    }
+
+    /// The queue whose present claim this is.
+    pub(super) fn queue_of<'s>(state: &'s mut State, claim: &Claim) -> Option<&'s mut Queue> {
+        state.queues.get_mut(claim.name()).filter(|queue| queue.claim.owner() == claim.owner())
+    }
+
+    /// Gives a queue an input, and carries out what it wants.
+    pub(super) fn feed<T>(
+        self: &Arc<Self>,
         state: &mut State,
-        name: &'a LockName,
-        taker: u64,
-        outcome: oneshot::Receiver<Result<Hold>>,
-    ) -> Ticket<'a> {
-        state.next_waiter += 1;
-        Ticket { keeper: self, name, taker, outcome, left: false }
-    }
-
-    /// Takes a taker out of the local queue. Says why it has no lease, if it still waited.
-    pub(super) fn leave(&self, state: &mut State, name: &LockName, taker: u64) -> Option<Error> {
+        effects: &mut Effects,
+        name: &LockName,
+        input: impl FnOnce(&mut WaitQueue<Taker>, &Rules, Stamp, &mut Outputs<Taker>) -> T,
+    ) -> Option<T> {
         let queue = state.queues.get_mut(name)?;
-        let is_taker = |waiter: &Waiter| waiter.takers.iter().position(|it| it.id == taker);
-        let (index, at) =
-            queue.waiters.iter().enumerate().find_map(|(index, waiter)| Some((index, is_taker(waiter)?)))?;
-        let confirm_after = queue.waiters[index].takers[at].confirm_after;
-        let in_doubt = queue.certainty == Certainty::Unsure || queue.at_store || self.now() < queue.unknown_until;
-        // A place may have become a lease since, and whoever held the lock may have released it.
-        let is_known = queue.newest_answer().is_some_and(|newest| newest >= confirm_after);
-        let why = match &queue.trouble {
-            Some(trouble) if in_doubt => trouble.clone().with_kind(ErrorKind::Indeterminate),
-            Some(trouble) => trouble.clone(),
-            None if is_known => held_by_another(),
-            None => no_answer(),
-        };
-        let waiter = &mut queue.waiters[index];
-        waiter.takers.remove(at);
-        if waiter.takers.is_empty() {
-            queue.waiters.remove(index);
+        let mut outputs = std::mem::take(&mut state.outputs);
+        let done = input(&mut queue.machine, &self.rules, self.now(), &mut outputs);
+        for output in outputs.drain() {
+            self.carry_out(state, effects, name, output);
         }
-        if queue.waiters.is_empty() {
-            self.disband(state, name);
-        } else if let (true, Some(id), Stage::Standing(None) | Stage::Looking) =
-            (self.is_outdated(queue), queue.task, queue.stage)
-        {
-            state.schedule.at_the_latest(id, self.now());
-        }
-        Some(why)
+        state.outputs = outputs;
+        Some(done)
     }
 
-    /// Nobody waits any more: takes the claim back.
-    pub(super) fn disband(&self, state: &mut State, name: &LockName) {
-        let Some(queue) = state.queues.get(name) else { return };
-        state.owners.remove(queue.request.claim.owner());
-        self.take_back(state, name);
-        if let Some(queue) = state.queues.remove(name) {
-            state.drop_queue(queue);
-        }
-    }
-
-    /// Takes the queue's claim back, where the store may have anything of it. What a first acquire under way leaves at the store
-    /// is seen from its answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
-    pub(super) fn take_back(&self, state: &mut State, name: &LockName) {
-        let Some(queue) = state.queues.get(name) else { return };
-        let (claim, certainty, ttl) = (queue.request.claim.clone(), queue.certainty_now(), queue.request.ttl);
-        if queue.at_store || queue.certainty == Certainty::Unsure {
-            self.withdraw(state, &claim, certainty, ttl);
-        } else if let Stage::Calling(since) = queue.stage {
-            let ending = Ending { claim, certainty, ttl, run_out: None };
-            self.end_when_overdue(state, ending, Why::Withdraw, since.plus(self.call_bound()));
-        }
-    }
-
-    /// The same for everybody, with an error for each.
-    pub(super) fn disband_all(&self, state: &mut State, effects: &mut Effects, error: &Error) {
-        for name in state.queued_names() {
-            self.fail_all(state, effects, &name, error);
-        }
-    }
-
-    pub(super) fn fail_all(&self, state: &mut State, effects: &mut Effects, name: &LockName, error: &Error) {
-        if let Some(queue) = state.queues.get_mut(name) {
-            for taker in queue.waiters.drain(..).flat_map(|waiter| waiter.takers) {
-                effects.deliveries.push((taker.outcome, Err(error.clone())));
+    fn carry_out(self: &Arc<Self>, state: &mut State, effects: &mut Effects, name: &LockName, output: Output<Taker>) {
+        let Some(queue) = state.queues.get_mut(name) else { return };
+        let claim = &queue.claim;
+        match output {
+            Output::NewClaim => {
+                state.unwatched.extend(queue.watch.take());
+                let old = *claim.owner();
+                state.forget_waiting(&old);
+                let claim = self.draw_claim(state, name);
+                if let Some(queue) = state.queues.get_mut(name) {
+                    queue.claim = claim;
+                }
             }
-            self.disband(state, name);
+            Output::Acquire(call) => effects.attempts.push(Attempt::new(claim.clone(), call)),
+            Output::Renew { place, ttl } => {
+                let renewal = RenewRequest::new(claim.clone(), place, ttl);
+                effects.renewals.push((Target::Place(claim.clone(), place), renewal));
+            }
+            Output::Withdraw { certainty, ttl } => {
+                let claim = claim.clone();
+                self.withdraw(state, &claim, certainty, ttl);
+            }
+            Output::WithdrawOverdue { certainty, ttl, overdue } => {
+                let ending = Ending { claim: claim.clone(), certainty, ttl, run_out: None };
+                self.end_when_overdue(state, ending, Why::Withdraw, overdue);
+            }
+            Output::Granted { start, to } => {
+                let claim = claim.clone();
+                let lease = self.start_lease(state, claim, start);
+                effects.deliveries.extend(to.into_iter().map(|to| (to, Ok(Hold::new(self, &lease)))));
+            }
+            Output::Failed { to, error } => effects.deliveries.push((to, Err(error))),
+            Output::Wake(wake) => self.wake_queue(state, name, wake),
+            Output::WakeBy(at) => {
+                if let Some(task) = queue.task {
+                    state.schedule.at_the_latest(task, at);
+                }
+            }
+            Output::Watch => effects.watches.push(claim.clone()),
+            Output::Note(note) => self.note(state, name, note),
+            Output::Finished => {
+                let owner = *claim.owner();
+                state.forget_waiting(&owner);
+                if let Some(queue) = state.queues.remove(name) {
+                    queue.task.into_iter().for_each(|task| state.schedule.remove(task));
+                    state.unwatched.extend(queue.watch);
+                }
+            }
         }
+    }
+
+    fn wake_queue(&self, state: &mut State, name: &LockName, wake: Wake) {
+        let Some(queue) = state.queues.get_mut(name) else { return };
+        let task = *queue.task.get_or_insert_with(|| state.schedule.insert(Task::Queue(name.clone())));
+        state.schedule.at(task, wake.resolve(|pause| self.entropy.jitter(pause)));
+    }
+
+    fn note(&self, state: &mut State, name: &LockName, note: Note) {
+        match note {
+            Note::Queued(place) => {
+                self.counters.queued.add();
+                state.reports.debug(name, || Report::Queued { place });
+            }
+            Note::AttemptFailed(error) => state.reports.debug(name, || Report::AttemptFailed { error }),
+            Note::Renewed => self.counters.renewed.add(),
+            Note::RenewalFailed => self.counters.renewal_errors.add(),
+            Note::Confirmed(sent) => state.confirmed(sent),
+        }
+    }
+
+    /// Takes the answer to the renewal of a place.
+    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: PlaceNumber, answer: Answer) {
+        let overtaken = self.with_state(|state, effects| {
+            if Self::queue_of(state, claim).is_none() {
+                return Some(answer);
+            }
+            self.feed(state, effects, claim.name(), |queue, rules, now, out| {
+                queue.renewed(rules, place, answer, now, out)
+            });
+            None
+        });
+        if let Some(answer) = overtaken {
+            self.on_overtaken_answer(claim.owner(), place, answer);
+        }
+    }
+
+    /// The store says that a place became a lease.
+    pub(super) fn on_pushed_grant(
+        self: &Arc<Self>,
+        owner: OwnerToken,
+        place: PlaceNumber,
+        token: FencingToken,
+        own: Option<Confirmation>,
+    ) {
+        let overtaken = self.with_state(|state, effects| {
+            match state.owners.get(&owner) {
+                Some(Standing::Waiting(name)) => {
+                    let name = name.clone();
+                    self.feed(state, effects, &name, |queue, rules, now, out| {
+                        queue.grant_pushed(rules, (place, token), own, now, out);
+                    });
+                }
+                Some(Standing::Holding(_)) => return true,
+                Some(&Standing::Ending(id)) => self.hurry(state, id),
+                None => {}
+            }
+            false
+        });
+        if overtaken {
+            self.on_grant_while_held(owner, place, own);
+        }
+    }
+
+    /// It is worth another look at one lock, or at all.
+    pub(super) fn look_again(self: &Arc<Self>, name: Option<&LockName>) {
+        self.with_state(|state, effects| {
+            let names = name.map_or_else(|| state.queued_names(), |name| vec![name.clone()]);
+            for name in names {
+                self.feed(state, effects, &name, |queue, _, now, out| queue.changed(now, out));
+            }
+        });
+    }
+
+    /// The same for the queue for which this claim stands.
+    pub(super) fn look_again_for(self: &Arc<Self>, owner: &OwnerToken) {
+        self.with_state(|state, effects| {
+            if let Some(Standing::Waiting(name)) = state.owners.get(owner) {
+                let name = name.clone();
+                self.feed(state, effects, &name, |queue, _, now, out| queue.changed(now, out));
+            }
+        });
+    }
+
+    /// Ends every queue, with an error for each who waits.
+    pub(super) fn close_queues(self: &Arc<Self>, state: &mut State, effects: &mut Effects, error: &Error) {
+        for name in state.queued_names() {
+            self.feed(state, effects, &name, |queue, rules, _, out| queue.close(rules, error, out));
+        }
+    }
+}
+
+impl Attempt {
+    fn new(claim: Claim, call: AcquireCall) -> Self {
+        let AcquireCall { mode, ttl, kind, on_contention, attempt, certainty } = call;
+        Self { request: AcquireRequest { claim, mode, ttl, kind, on_contention, attempt }, certainty }
+    }
+}
+
+impl Queue {
+    /// How many acquires wait.
+    pub(super) fn len(&self) -> usize {
+        self.machine.len()
     }
 }
 
@@ -382,16 +324,15 @@ impl State {
         self.last_confirmed = self.last_confirmed.max(sent);
     }
 
-    /// Nobody waits in this queue any more.
-    pub(super) fn drop_queue(&mut self, queue: Queue) {
-        if let Some(id) = queue.task {
-            self.schedule.remove(id);
+    /// A claim stands for a queue no more, unless it has become something else.
+    fn forget_waiting(&mut self, owner: &OwnerToken) {
+        if let Some(Standing::Waiting(_)) = self.owners.get(owner) {
+            self.owners.remove(owner);
         }
-        self.unwatched.extend(queue.watch);
     }
 
     /// Always in the same order, so that a simulation can be replayed.
-    pub(super) fn queued_names(&self) -> Vec<LockName> {
+    fn queued_names(&self) -> Vec<LockName> {
         let mut names: Vec<_> = self.queues.keys().cloned().collect();
         names.sort_unstable();
         names

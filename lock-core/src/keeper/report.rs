@@ -74,7 +74,7 @@ impl LeaseKeeper {
 
     /// Counts a confirmation of a lease's own place.
     pub(super) fn prolong(&self, reports: &mut Reports, lease: &Lease, confirmation: &Confirmation) -> Held {
-        let look = lease.confirm(|| self.now(), confirmation, self.margin_percent);
+        let look = lease.confirm(|| self.now(), confirmation, self.rules.margin_percent);
         self.account(reports, lease, look)
     }
 

@@ -41,7 +41,7 @@ struct Step {
 
 /// Whose renewal it is.
 #[derive(Clone)]
-enum Target {
+pub(super) enum Target {
     Lease(Arc<Lease>),
     Place(Claim, PlaceNumber),
 }
@@ -160,9 +160,8 @@ impl LeaseKeeper {
                     Some(Task::Lease(_)) => self.take_renewal(state, id, at, &mut step),
                     Some(Task::Queue(name)) => {
                         let name = name.clone();
-                        if let Some(renewal) = self.queue_due(state, effects, &name, now) {
-                            step.renewals.push((Target::Place(renewal.claim.clone(), renewal.place), renewal));
-                        }
+                        self.feed(state, effects, &name, |queue, rules, now, out| queue.due(rules, now, out));
+                        step.renewals.append(&mut effects.renewals);
                     }
                     Some(Task::Withdraw(_)) => {
                         if let Some(due) = self.withdrawal_due(state, id, now) {
@@ -268,7 +267,7 @@ impl LeaseKeeper {
             if state.life == Life::Open {
                 state.life = Life::Shut;
             }
-            self.disband_all(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
+            self.close_queues(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
             self.end_all(state);
         });
     }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::report::Report;
+use super::rules::PATIENCE;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
 use crate::backend::{Answer, Answers, Certainty, Claim, Extend, PlaceNumber, Release, ReleaseRequest, RenewRequest};
@@ -81,9 +82,6 @@ pub(super) enum Why {
     Withdraw,
 }
 
-/// The pause that grows with failed withdrawals starts from a sixteenth of this.
-pub(super) const PATIENCE: Duration = Duration::from_millis(800);
-
 impl LeaseKeeper {
     /// Takes a claim back, beginning at once. Without an answer it goes on until `ttl` has passed: then the
     /// store has ended by itself whatever it granted.
@@ -130,7 +128,7 @@ impl LeaseKeeper {
         let last_confirmed = state.last_confirmed;
         let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
         // What other leases keep alive does not end by itself.
-        let lives_on = self.capabilities.has_sessions() && now <= last_confirmed.plus(withdrawal.ending.ttl);
+        let lives_on = self.rules.sessions && now <= last_confirmed.plus(withdrawal.ending.ttl);
         if now > withdrawal.until && withdrawal.failures > 0 && !lives_on {
             state.reports.warn(withdrawal.ending.claim.name(), Report::WithdrawGivenUp);
             state.unanswered += 1;
@@ -217,7 +215,7 @@ impl LeaseKeeper {
                 Release::NotHeld => Ok(Ended::NotHeld),
             };
         };
-        let ttl = left.max(self.capabilities.min_ttl);
+        let ttl = left.max(self.rules.min_ttl);
         let renewal = RenewRequest { extend: Extend::Exactly, ..RenewRequest::new(ending.claim.clone(), place, ttl) };
         let taken = Arc::new(Mutex::new(None));
         let answers = Answers::new(1, {

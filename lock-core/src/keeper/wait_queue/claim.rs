@@ -1,0 +1,111 @@
+//! What is known of the claim that stands for a queue.
+
+use std::time::Duration;
+
+use super::output::AcquireCall;
+use super::waiters::Waiter;
+use crate::backend::{Certainty, Confirmation, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
+use crate::clock::Stamp;
+use crate::error::Error;
+use crate::lease::Terms;
+use crate::token::FencingToken;
+
+/// A claim from its first request until it is granted or withdrawn.
+#[derive(Debug)]
+pub(super) struct CurrentClaim {
+    pub(super) mode: Mode,
+    pub(super) ttl: Duration,
+    pub(super) kind: LeaseKind,
+    pub(super) on_contention: OnContention,
+    /// How many earlier acquires of it were answered that the lock is held.
+    pub(super) attempt: u32,
+    pub(super) first_sent: Stamp,
+    /// The newest confirmation of the place with the highest number that the store has named.
+    pub(super) confirmation: Option<Confirmation>,
+    pub(super) place: PlaceNumber,
+    /// The token of a grant of that place, which the store has pushed without a confirmation.
+    pub(super) pushed: Option<FencingToken>,
+    pub(super) certainty: Certainty,
+    /// The store may have a place or a lease of the claim, going by its answers.
+    pub(super) at_store: bool,
+    pub(super) failures: u32,
+    /// What was in the way of the last call's answer; none when it was answered.
+    pub(super) last_error: Option<Error>,
+    /// The backend reported a change while a call was under way: asks once more when that has ended.
+    pub(super) recheck: bool,
+}
+
+impl CurrentClaim {
+    pub(super) fn new(terms: &Terms, on_contention: OnContention, now: Stamp) -> Self {
+        let Terms { mode, ttl, kind, .. } = *terms;
+        Self {
+            mode,
+            ttl,
+            kind,
+            on_contention,
+            attempt: 0,
+            first_sent: now,
+            confirmation: None,
+            place: PlaceNumber::NONE,
+            pushed: None,
+            certainty: Certainty::Sure,
+            at_store: false,
+            failures: 0,
+            last_error: None,
+            recheck: false,
+        }
+    }
+
+    /// For whoever is at the front.
+    pub(super) fn of<T>(front: &Waiter<T>, now: Stamp) -> Self {
+        Self::new(&front.terms, front.on_contention(), now)
+    }
+
+    /// Its next acquire.
+    pub(super) fn call(&self) -> AcquireCall {
+        let &Self { mode, ttl, kind, on_contention, attempt, certainty, .. } = self;
+        AcquireCall { mode, ttl, kind, on_contention, attempt, certainty }
+    }
+
+    /// Whether it cannot become a lease with these terms.
+    pub(super) fn is_for_another_lease(&self, sessions: bool, terms: &Terms) -> bool {
+        self.mode != terms.mode || sessions && (self.ttl, self.kind) != (terms.ttl, terms.kind)
+    }
+
+    /// The store has named a place. What is known of a place with a lower number is worth nothing.
+    pub(super) fn note_place(&mut self, place: PlaceNumber) {
+        if place > self.place {
+            self.place = place;
+            self.confirmation = None;
+            self.pushed = None;
+        }
+    }
+
+    /// Takes a confirmation, unless it is about a place that is gone or older than what is known.
+    pub(super) fn confirm(&mut self, confirmation: Confirmation) {
+        self.note_place(confirmation.place);
+        if confirmation.place == self.place && self.confirmation.is_none_or(|newest| newest.sent < confirmation.sent) {
+            self.confirmation = Some(confirmation);
+        }
+    }
+
+    /// The ttl that the store was asked for: of its place, if it has one.
+    pub(super) fn asked_ttl(&self, max_place_ttl: Duration) -> Duration {
+        if self.confirmation.is_some() { self.place_ttl(max_place_ttl) } else { self.ttl }
+    }
+
+    /// The ttl that a place is asked for.
+    fn place_ttl(&self, max_place_ttl: Duration) -> Duration {
+        self.ttl.min(max_place_ttl)
+    }
+
+    /// The ttl that a renewal of the place asks for.
+    pub(super) fn ttl_to_renew(&self, max_place_ttl: Duration) -> Duration {
+        self.confirmation.map_or(self.place_ttl(max_place_ttl), |newest| newest.ttl)
+    }
+
+    /// A grant that was pushed and the newest confirmation of its very place are a lease together.
+    pub(super) fn pushed_grant(&self) -> Option<Grant> {
+        Some(Grant::new(self.pushed?, self.confirmation?))
+    }
+}

@@ -1,0 +1,463 @@
+//! The acquires of one client for one lock, and the claim that stands for them at the store, as a pure state machine: inputs and the time
+//! go in, [`Output`]s come out. It knows no store, clock, lock or source of randomness.
+//!
+//! The local queue is first come, first served. Whoever is at the front when the claim is granted gets the lease; those behind it get a
+//! claim of their own. When the last acquire leaves, the claim is withdrawn.
+//!
+//! Each input is about the present claim. The keeper hands what concerns an earlier claim to the lease that it became, or to its disposal.
+
+mod claim;
+mod output;
+mod waiters;
+
+use std::time::Duration;
+
+use self::claim::CurrentClaim;
+pub(super) use self::output::{AcquireCall, Note, Output, Outputs, Start};
+pub(super) use self::waiters::{Joining, TakerId};
+use self::waiters::{Waiter, Waiters};
+use super::rules::{PATIENCE, Rules, Wake, backoff};
+use crate::backend::{Acquisition, Answer, Certainty, Confirmation, Grant, OnContention, PlaceNumber};
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lease::{period, validity_end};
+use crate::token::FencingToken;
+
+/// Exists while somebody waits. `T` is how an acquire is told its outcome.
+#[derive(Debug)]
+pub(super) struct WaitQueue<T> {
+    waiters: Waiters<T>,
+    claim: CurrentClaim,
+    phase: Phase,
+    /// When the newest request was sent that the store has answered since somebody began to wait.
+    answered: Option<Stamp>,
+    /// Until then an acquire without an answer may have taken effect: of this claim, or of an earlier one of the queue.
+    in_doubt_until: Stamp,
+}
+
+/// What the claim waits for.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// The answer to an acquire that was sent then.
+    Acquiring { since: Stamp },
+    /// Its turn: it has a place at the store. The answer to a renewal that was sent then may be outstanding.
+    Queued { renewal: Option<Stamp> },
+    /// The time of the next acquire.
+    Retrying,
+}
+
+/// The pause of the backend until it is worth asking again is spread by so much: the waiters of many clients are told the same.
+const SPREAD: Duration = Duration::from_millis(2);
+
+impl<T> WaitQueue<T> {
+    /// A queue of one acquire, and its first attempt. Nothing is to be woken for that: the acquire itself makes it, and its wait has an
+    /// end.
+    pub(super) fn new(first: Joining<T>, now: Stamp) -> (Self, AcquireCall) {
+        let claim = CurrentClaim::new(&first.terms, first.on_contention, now);
+        let phase = Phase::Acquiring { since: now };
+        let queue = Self { waiters: Waiters::new(first), claim, phase, answered: None, in_doubt_until: Stamp::ZERO };
+        let call = queue.claim.call();
+        (queue, call)
+    }
+
+    /// How many acquires wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiters.takers()
+    }
+
+    /// One more acquire, which waits.
+    ///
+    /// # Errors
+    /// `InvalidInput` when its holder waits already, for another kind of lease.
+    pub(super) fn join(&mut self, rules: &Rules, joining: Joining<T>, out: &mut Outputs<T>) -> Result<()> {
+        let confirm_after = joining.confirm_after;
+        self.waiters.join(joining)?;
+        match self.phase {
+            // From now on somebody depends on a first attempt whose future may never be polled again.
+            Phase::Acquiring { since } => out.wake_at(since.plus(rules.call_bound)),
+            Phase::Queued { renewal: None } | Phase::Retrying => out.push(Output::WakeBy(confirm_after)),
+            // What its answer confirms is compared with what the waiters need.
+            Phase::Queued { renewal: Some(_) } => {}
+        }
+        Ok(())
+    }
+
+    /// An acquire leaves. Says why it has no lease, if it still waited.
+    pub(super) fn leave(&mut self, rules: &Rules, taker: TakerId, now: Stamp, out: &mut Outputs<T>) -> Option<Error> {
+        let confirm_after = self.waiters.remove(taker)?;
+        let in_doubt = self.claim.certainty == Certainty::Unsure || self.claim.at_store || now < self.in_doubt_until;
+        // A place may have become a lease since, and whoever held the lock may have released it.
+        let is_known = self.newest_answer().is_some_and(|newest| newest >= confirm_after);
+        let why = match &self.claim.last_error {
+            Some(error) if in_doubt => error.clone().with_kind(ErrorKind::Indeterminate),
+            Some(error) => error.clone(),
+            None if is_known => held_by_another(),
+            None => no_answer(),
+        };
+        if self.waiters.front().is_none() {
+            self.withdraw(rules, out);
+            out.push(Output::Finished);
+        } else if self.is_outdated(rules) {
+            match self.phase {
+                Phase::Queued { renewal: None } | Phase::Retrying => out.push(Output::WakeBy(now)),
+                // The answer, or its absence, comes first.
+                Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => {}
+            }
+        }
+        Some(why)
+    }
+
+    /// Ends the queue, with this error for everybody.
+    pub(super) fn close(&mut self, rules: &Rules, error: &Error, out: &mut Outputs<T>) {
+        for to in self.waiters.drain() {
+            out.push(Output::Failed { to, error: error.clone() });
+        }
+        self.withdraw(rules, out);
+        out.push(Output::Finished);
+    }
+
+    /// The answer to the acquire of the claim.
+    pub(super) fn acquired(&mut self, rules: &Rules, answer: Result<Acquisition>, now: Stamp, out: &mut Outputs<T>) {
+        let sent = match self.phase {
+            Phase::Acquiring { since } => since,
+            // Of an earlier request of the claim, which its renewal has overtaken.
+            Phase::Queued { .. } | Phase::Retrying => self.claim.first_sent,
+        };
+        self.phase = Phase::Retrying;
+        match answer {
+            Ok(Acquisition::Granted(grant)) => self.granted(rules, grant, now, out),
+            Ok(Acquisition::Queued { confirmation, look_in }) => {
+                self.claim.at_store = true;
+                if !self.refuse_tries(rules, &held_by_another(), now, out) {
+                    out.push(Output::Note(Note::Queued(confirmation.place)));
+                    self.queued(rules, confirmation, look_in, now, out);
+                }
+            }
+            Ok(Acquisition::Held { look_in }) => {
+                self.answer(sent);
+                self.claim.attempt += 1;
+                if self.refuse_tries(rules, &held_by_another(), now, out) {
+                    return;
+                }
+                if self.is_outdated(rules) {
+                    // Those who wait want another claim at once.
+                    return self.retry_at(now, Wake::after(now, SPREAD), out);
+                }
+                out.push(Output::Watch);
+                self.retry_at(now, Wake::after(now.plus(look_in), SPREAD), out);
+            }
+            Err(error) => {
+                if error.kind() == ErrorKind::Indeterminate {
+                    self.doubt(now);
+                }
+                out.push(Output::Note(Note::AttemptFailed(error.clone())));
+                match error.kind() {
+                    ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
+                        self.close(rules, &error, out);
+                    }
+                    _ if self.refuse_tries(rules, &error, now, out) => {}
+                    _ => self.failed(rules, error, now, out),
+                }
+            }
+        }
+    }
+
+    /// The acquire of the claim was given up before it was sent.
+    pub(super) fn not_sent(&mut self, now: Stamp, out: &mut Outputs<T>) {
+        self.retry_at(now, Wake::at(now), out);
+    }
+
+    /// The answer to a renewal of the place with this number.
+    pub(super) fn renewed(
+        &mut self,
+        rules: &Rules,
+        asked: PlaceNumber,
+        answer: Answer,
+        now: Stamp,
+        out: &mut Outputs<T>,
+    ) {
+        let Phase::Queued { .. } = self.phase else {
+            // An acquire has followed it: its answer is newer.
+            return;
+        };
+        self.phase = Phase::Queued { renewal: None };
+        match answer {
+            Answer::Waiting { confirmation, look_in } => {
+                out.push(Output::Note(Note::Renewed));
+                self.queued(rules, confirmation, look_in, now, out);
+            }
+            Answer::Granted(grant) => self.granted(rules, grant, now, out),
+            // About a place that is gone since longer: the answer about the present one is asked for.
+            Answer::Lost | Answer::Free if asked < self.claim.place => out.wake_at(now),
+            Answer::Free => {
+                self.claim.at_store = false;
+                self.retry_at(now, Wake::at(now), out);
+            }
+            Answer::Renewed(_) => self.retry_at(now, Wake::at(now), out),
+            Answer::Lost => {
+                self.claim.at_store = false;
+                self.start_over(rules, now, out);
+            }
+            Answer::Unknown(error) => {
+                out.push(Output::Note(Note::RenewalFailed));
+                if error.kind() != ErrorKind::Unavailable {
+                    self.claim.certainty = Certainty::Unsure;
+                }
+                self.failed(rules, error, now, out);
+            }
+        }
+    }
+
+    /// The store pushes that a place became a lease. It does not say when, so the validity counts from the newest confirmation of this
+    /// very place. Without a live one the answer that is under way comes first, as that of the acquire which the push has overtaken, or
+    /// the place is renewed.
+    pub(super) fn grant_pushed(
+        &mut self,
+        rules: &Rules,
+        (place, token): (PlaceNumber, FencingToken),
+        own: Option<Confirmation>,
+        now: Stamp,
+        out: &mut Outputs<T>,
+    ) {
+        if place < self.claim.place {
+            return;
+        }
+        self.claim.at_store = true;
+        self.claim.note_place(place);
+        self.claim.pushed = Some(token);
+        if let Some(own) = own.filter(|own| own.place == place) {
+            self.claim.confirm(own);
+        }
+        if !self.join_push(rules, now, out) {
+            self.changed(now, out);
+        }
+    }
+
+    /// The store reports that the claim's place is gone.
+    pub(super) fn gone(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+        match self.phase {
+            Phase::Acquiring { .. } => self.claim.recheck = true,
+            Phase::Queued { .. } | Phase::Retrying => self.start_over(rules, now, out),
+        }
+    }
+
+    /// The lock may be free, or the state of the claim may have changed.
+    pub(super) fn changed(&mut self, now: Stamp, out: &mut Outputs<T>) {
+        match self.phase {
+            Phase::Queued { renewal: None } | Phase::Retrying => out.wake_at(now),
+            Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => self.claim.recheck = true,
+        }
+    }
+
+    /// The time has come that the queue wanted to be woken at.
+    pub(super) fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+        match self.phase {
+            Phase::Acquiring { since } if now < since.plus(rules.call_bound) => {
+                out.wake_at(since.plus(rules.call_bound))
+            }
+            Phase::Acquiring { .. } => {
+                self.doubt(now);
+                self.start_over(rules, now, out);
+                self.claim.last_error = Some(no_answer());
+            }
+            Phase::Queued { renewal: None } | Phase::Retrying if self.is_outdated(rules) => {
+                self.start_over(rules, now, out)
+            }
+            Phase::Queued { renewal } => self.renewal_due(rules, renewal, now, out),
+            Phase::Retrying => {
+                self.phase = Phase::Acquiring { since: now };
+                out.push(Output::Acquire(self.claim.call()));
+                out.wake_at(now.plus(rules.call_bound));
+            }
+        }
+    }
+
+    fn renewal_due(&mut self, rules: &Rules, renewal: Option<Stamp>, now: Stamp, out: &mut Outputs<T>) {
+        let ttl = self.claim.ttl_to_renew(rules.max_place_ttl);
+        let bound = rules.call_bound.min(period(ttl));
+        match renewal {
+            Some(sent) if now < sent.plus(bound) => out.wake_at(sent.plus(bound)),
+            Some(_) => {
+                self.phase = Phase::Queued { renewal: None };
+                self.claim.certainty = Certainty::Unsure;
+                out.push(Output::Note(Note::RenewalFailed));
+                self.failed(rules, no_answer(), now, out);
+            }
+            None => {
+                self.phase = Phase::Queued { renewal: Some(now) };
+                out.push(Output::Renew { place: self.claim.place, ttl });
+                out.wake_at(now.plus(bound));
+            }
+        }
+    }
+
+    /// The front gets the lease, and those behind it get a claim of their own.
+    fn granted(&mut self, rules: &Rules, grant: Grant, now: Stamp, out: &mut Outputs<T>) {
+        if grant.confirmation.place < self.claim.place {
+            // An answer about a place that is gone.
+            return self.retry_at(now, Wake::at(now), out);
+        }
+        let Some(front) = self.waiters.front() else { return };
+        let too_long = self.claim.asked_ttl(rules.max_place_ttl) > front.terms.ttl;
+        let other_lease = self.claim.is_for_another_lease(rules.sessions, &front.terms);
+        if too_long || other_lease || validity_end(&grant.confirmation, rules.margin_percent) <= now {
+            // Too late to be of use, or inherited from an acquire of another lease or with a longer ttl, which nobody could shorten.
+            self.claim.at_store = true;
+            return self.start_over(rules, now, out);
+        }
+        let Some((terms, to)) = self.waiters.pop_front() else { return };
+        let (asked, certainty, waited) = (self.claim.ttl, self.certainty(), self.claim.confirmation.is_some());
+        self.answer(grant.confirmation.sent);
+        out.push(Output::Granted { start: Start { grant, terms, asked, certainty, waited }, to });
+        self.next_claim(rules, now, out);
+    }
+
+    /// Whoever only tries, at the front, does not want to wait. Whether the front consisted of such: then the claim is withdrawn.
+    fn refuse_tries(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<T>) -> bool {
+        let refused = self.waiters.refuse_tries(|to| out.push(Output::Failed { to, error: error.clone() }));
+        if refused {
+            self.start_over(rules, now, out);
+        }
+        refused
+    }
+
+    /// Withdraws the claim, and sends another one for those who wait.
+    fn start_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+        self.withdraw(rules, out);
+        self.next_claim(rules, now, out);
+    }
+
+    /// Sends a claim for those who wait. Without a waiter the queue ends.
+    fn next_claim(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+        let Some(front) = self.waiters.front() else { return out.push(Output::Finished) };
+        self.claim = CurrentClaim::of(front, now);
+        self.phase = Phase::Acquiring { since: now };
+        out.push(Output::NewClaim);
+        out.push(Output::Acquire(self.claim.call()));
+        out.wake_at(now.plus(rules.call_bound));
+    }
+
+    /// Withdraws the claim, where the store may have anything of it. What a first acquire under way leaves at the store is seen from its
+    /// answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
+    fn withdraw(&self, rules: &Rules, out: &mut Outputs<T>) {
+        let (certainty, ttl) = (self.certainty(), self.claim.ttl);
+        if self.claim.at_store || self.claim.certainty == Certainty::Unsure {
+            out.push(Output::Withdraw { certainty, ttl });
+        } else if let Phase::Acquiring { since } = self.phase {
+            out.push(Output::WithdrawOverdue { certainty, ttl, overdue: since.plus(rules.call_bound) });
+        }
+    }
+
+    /// The claim has a place that the store has confirmed.
+    fn queued(
+        &mut self,
+        rules: &Rules,
+        confirmation: Confirmation,
+        look_in: Duration,
+        now: Stamp,
+        out: &mut Outputs<T>,
+    ) {
+        out.push(Output::Note(Note::Confirmed(confirmation.sent)));
+        let recheck = std::mem::take(&mut self.claim.recheck);
+        self.answer(confirmation.sent);
+        self.phase = Phase::Queued { renewal: None };
+        self.claim.at_store = true;
+        self.claim.confirm(confirmation);
+        if self.join_push(rules, now, out) {
+            return;
+        }
+        if recheck || self.is_outdated(rules) {
+            return out.wake_at(now);
+        }
+        let renewal = confirmation.sent.plus(period(confirmation.ttl));
+        let wake = Wake::after(now.plus(look_in), SPREAD).by(Some(renewal)).by(self.confirmation_due());
+        out.push(Output::Wake(wake));
+    }
+
+    /// A grant that was pushed and a live confirmation of its very place are a lease together.
+    fn join_push(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) -> bool {
+        let grant = match self.phase {
+            Phase::Acquiring { .. } => None,
+            Phase::Queued { .. } | Phase::Retrying => self.claim.pushed_grant(),
+        };
+        let live = grant.filter(|grant| validity_end(&grant.confirmation, rules.margin_percent) > now);
+        let Some(grant) = live else { return false };
+        self.granted(rules, grant, now, out);
+        true
+    }
+
+    /// A call failed, or its outcome is unknown.
+    fn failed(&mut self, rules: &Rules, error: Error, now: Stamp, out: &mut Outputs<T>) {
+        self.claim.failures += 1;
+        let pause = backoff(PATIENCE.min(period(self.claim.ttl)), self.claim.failures);
+        let is_old = now.since(self.claim.first_sent) >= self.claim.ttl;
+        match self.phase {
+            // The first request may have been applied a whole ttl ago: nothing that is heard of this claim now is news.
+            Phase::Acquiring { .. } | Phase::Retrying if is_old => {
+                self.withdraw(rules, out);
+                if let Some(front) = self.waiters.front() {
+                    self.claim = CurrentClaim::of(front, now);
+                    self.phase = Phase::Retrying;
+                    out.push(Output::NewClaim);
+                }
+            }
+            Phase::Acquiring { .. } | Phase::Retrying | Phase::Queued { .. } => {}
+        }
+        self.claim.last_error = Some(error);
+        out.push(Output::Wake(Wake::after(now, pause)));
+    }
+
+    /// The next acquire of the claim is due then, or when somebody needs an answer before.
+    fn retry_at(&mut self, now: Stamp, wake: Wake, out: &mut Outputs<T>) {
+        self.phase = Phase::Retrying;
+        if std::mem::take(&mut self.claim.recheck) {
+            out.wake_at(now);
+        } else {
+            out.push(Output::Wake(wake.by(self.confirmation_due())));
+        }
+    }
+
+    /// The store has answered a request that was sent then.
+    fn answer(&mut self, sent: Stamp) {
+        self.answered = self.answered.max(Some(sent));
+        self.claim.failures = 0;
+        self.claim.last_error = None;
+    }
+
+    /// An acquire of the claim has no answer.
+    fn doubt(&mut self, now: Stamp) {
+        self.claim.certainty = Certainty::Unsure;
+        self.in_doubt_until = now.plus(self.claim.ttl);
+    }
+
+    /// When the request was sent from whose answer the state of the lock is known: of the place, where there is one.
+    fn newest_answer(&self) -> Option<Stamp> {
+        self.claim.confirmation.map_or(self.answered, |newest| Some(newest.sent))
+    }
+
+    fn confirmation_due(&self) -> Option<Stamp> {
+        self.waiters.confirmation_due(self.newest_answer()?)
+    }
+
+    /// A call that is under way has no answer either.
+    fn certainty(&self) -> Certainty {
+        match self.phase {
+            Phase::Acquiring { .. } | Phase::Queued { renewal: Some(_) } => Certainty::Unsure,
+            Phase::Queued { renewal: None } | Phase::Retrying => self.claim.certainty,
+        }
+    }
+
+    /// Whether the front wants something else than the claim: who drew it only tried or wanted another lease, and has left.
+    fn is_outdated(&self, rules: &Rules) -> bool {
+        let is_other = |front: &Waiter<T>| self.claim.is_for_another_lease(rules.sessions, &front.terms);
+        self.claim.on_contention == OnContention::Fail || self.waiters.front().is_some_and(is_other)
+    }
+}
+
+pub(super) fn no_answer() -> Error {
+    Error::new(ErrorKind::Indeterminate, "the store has not answered within the wait")
+}
+
+pub(super) fn held_by_another() -> Error {
+    Error::new(ErrorKind::Timeout, "another had it for the whole wait")
+}

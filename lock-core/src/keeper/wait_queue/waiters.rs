@@ -1,0 +1,121 @@
+//! The acquires of a local queue, in order.
+
+use std::collections::VecDeque;
+
+use crate::backend::OnContention;
+use crate::clock::Stamp;
+use crate::error::Result;
+use crate::lease::Terms;
+
+/// Names an acquire within a client.
+pub(in crate::keeper) type TakerId = u64;
+
+/// An acquire that enters a queue.
+#[derive(Debug)]
+pub(in crate::keeper) struct Joining<T> {
+    pub(in crate::keeper) taker: TakerId,
+    pub(in crate::keeper) terms: Terms,
+    pub(in crate::keeper) on_contention: OnContention,
+    /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
+    pub(in crate::keeper) confirm_after: Stamp,
+    pub(in crate::keeper) to: T,
+}
+
+/// One place in the local queue. Acquires with the same holder share one.
+#[derive(Debug)]
+pub(super) struct Waiter<T> {
+    pub(super) terms: Terms,
+    takers: Vec<Taker<T>>,
+}
+
+#[derive(Debug)]
+struct Taker<T> {
+    id: TakerId,
+    on_contention: OnContention,
+    confirm_after: Stamp,
+    to: T,
+}
+
+impl<T> Waiter<T> {
+    fn new(Joining { taker, terms, on_contention, confirm_after, to }: Joining<T>) -> Self {
+        Self { terms, takers: vec![Taker { id: taker, on_contention, confirm_after, to }] }
+    }
+
+    /// A place at the store, as soon as one of the acquires wants to wait.
+    pub(super) fn on_contention(&self) -> OnContention {
+        let waits = self.takers.iter().any(|taker| taker.on_contention == OnContention::Queue);
+        if waits { OnContention::Queue } else { OnContention::Fail }
+    }
+}
+
+/// Never empty while its queue exists.
+#[derive(Debug)]
+pub(super) struct Waiters<T>(VecDeque<Waiter<T>>);
+
+impl<T> Waiters<T> {
+    pub(super) fn new(first: Joining<T>) -> Self {
+        Self(VecDeque::from([Waiter::new(first)]))
+    }
+
+    /// Adds an acquire: to the waiter with the same holder, or at the end.
+    pub(super) fn join(&mut self, joining: Joining<T>) -> Result<()> {
+        let holder = joining.terms.holder;
+        let same = |waiter: &&mut Waiter<T>| holder.is_some() && waiter.terms.holder == holder;
+        match self.0.iter_mut().find(same) {
+            Some(waiter) => {
+                waiter.terms.agree(&joining.terms)?;
+                waiter.takers.extend(Waiter::new(joining).takers);
+            }
+            None => self.0.push_back(Waiter::new(joining)),
+        }
+        Ok(())
+    }
+
+    /// Takes an acquire out. Gives its `confirm_after`, if it still waited.
+    pub(super) fn remove(&mut self, id: TakerId) -> Option<Stamp> {
+        let find = |waiter: &Waiter<T>| waiter.takers.iter().position(|taker| taker.id == id);
+        let (index, at) = self.0.iter().enumerate().find_map(|(index, waiter)| Some((index, find(waiter)?)))?;
+        let taker = self.0[index].takers.remove(at);
+        if self.0[index].takers.is_empty() {
+            self.0.remove(index);
+        }
+        Some(taker.confirm_after)
+    }
+
+    pub(super) fn front(&self) -> Option<&Waiter<T>> {
+        self.0.front()
+    }
+
+    /// Takes the front out, with how its acquires are told.
+    pub(super) fn pop_front(&mut self) -> Option<(Terms, Vec<T>)> {
+        let front = self.0.pop_front()?;
+        Some((front.terms, front.takers.into_iter().map(|taker| taker.to).collect()))
+    }
+
+    /// Takes out those at the front that do not want to wait. Whether the front consisted of such.
+    pub(super) fn refuse_tries(&mut self, mut refuse: impl FnMut(T)) -> bool {
+        let Some(front) = self.0.front_mut() else { return false };
+        let tries = front.takers.extract_if(.., |taker| taker.on_contention == OnContention::Fail);
+        tries.for_each(|taker| refuse(taker.to));
+        let is_empty = front.takers.is_empty();
+        if is_empty {
+            self.0.pop_front();
+        }
+        is_empty
+    }
+
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.0.drain(..).flat_map(|waiter| waiter.takers).map(|taker| taker.to)
+    }
+
+    /// When the store has to be asked for those whose wait ends soon, if its newest answer is to a request that was sent at `newest`.
+    pub(super) fn confirmation_due(&self, newest: Stamp) -> Option<Stamp> {
+        let takers = self.0.iter().flat_map(|waiter| &waiter.takers);
+        takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
+    }
+
+    /// How many acquires there are.
+    pub(super) fn takers(&self) -> usize {
+        self.0.iter().map(|waiter| waiter.takers.len()).sum()
+    }
+}
