@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::disposal::{Ending, RunOut, Why};
 use super::report::{Held, Reports};
-use super::withdraw::{Ending, RunOut, Why};
 use super::{LeaseKeeper, State, Task};
-use crate::backend::Certainty;
+use crate::backend::{Certainty, Claim};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Lease, Phase, Terms};
@@ -61,10 +61,11 @@ impl Hold {
         let _open = keeper.clone().open_call();
         let abandoned = AbandonedRelease {
             keeper: keeper.clone(),
-            ending: Ending { certainty: Certainty::Unsure, ..ending.clone() },
+            claim: self.lease.claim.clone(),
+            ending: Ending { certainty: Certainty::Unsure, ..ending },
             overdue: keeper.now().plus(keeper.call_bound()),
         };
-        let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(ending), abandoned);
+        let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);
         before(timer, call).await.unwrap_or_else(|| {
             let text =
                 "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";
@@ -79,7 +80,7 @@ impl Drop for Hold {
             return;
         }
         if let Some(End::Now(ending)) = self.keeper.give_up(&self.lease) {
-            self.keeper.with_state(|state, _| self.keeper.end(state, ending, Why::Release));
+            self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending, Why::Release));
         }
     }
 }
@@ -88,6 +89,7 @@ impl Drop for Hold {
 /// it again when the call is overdue.
 struct AbandonedRelease {
     keeper: Arc<LeaseKeeper>,
+    claim: Claim,
     ending: Ending,
     overdue: Stamp,
 }
@@ -95,12 +97,12 @@ struct AbandonedRelease {
 impl Abandoned for AbandonedRelease {
     fn begins(&self) {
         self.keeper.with_state(|state, _| {
-            self.keeper.end_when_overdue(state, self.ending.clone(), Why::Release, self.overdue);
+            self.keeper.end_when_overdue(state, &self.claim, self.ending, Why::Release, self.overdue);
         });
     }
 
     fn ended(self) {
-        self.keeper.with_state(|state, _| self.keeper.call_ended(state, self.ending.claim.owner()));
+        self.keeper.with_state(|state, _| self.keeper.call_ended(state, self.claim.owner()));
     }
 }
 
@@ -161,7 +163,7 @@ impl LeaseKeeper {
                 }
                 LossReason::Expired | LossReason::MaxHold => {
                     let certainty = certainty.and(Self::forget(state, lease));
-                    self.end(state, self.ending(lease, certainty), Why::Release);
+                    self.end(state, &lease.claim, self.ending(lease, certainty), Why::Release);
                 }
                 LossReason::Gone | LossReason::Shutdown => {}
             }
@@ -188,7 +190,7 @@ impl LeaseKeeper {
     /// How a lease is to end that is given up now.
     fn ending(&self, lease: &Lease, certainty: Certainty) -> Ending {
         let run_out = self.min_hold_ends(lease).map(|at| RunOut { at, place: lease.place, begun: false });
-        Ending { claim: lease.claim.clone(), certainty, ttl: lease.claim_ttl, run_out }
+        Ending { certainty, ttl: lease.claim_ttl, run_out }
     }
 
     /// Ends every lease, and takes them back.
@@ -208,7 +210,7 @@ impl LeaseKeeper {
             }
             let certainty = certainty.and(Self::forget(state, &lease));
             if held.is_ok() {
-                self.end(state, self.ending(&lease, certainty), Why::Release);
+                self.end(state, &lease.claim, self.ending(&lease, certainty), Why::Release);
             }
         }
     }

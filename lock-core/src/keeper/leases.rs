@@ -4,10 +4,11 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::disposal::{Ending, Why};
 use super::report::Report;
 use super::schedule::TaskId;
 use super::wait_queue::Start;
-use super::withdraw::{Ending, Why};
+
 use super::{LeaseKeeper, Standing, State, Task};
 use crate::backend::{Answer, Certainty, Claim, Confirmation, LeaseKind, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
@@ -120,8 +121,7 @@ impl LeaseKeeper {
         let is_known = Self::lease_task(state, lease).is_some();
         let certainty = lease.certainty().and(Self::forget(state, lease));
         if is_known {
-            let (claim, ttl) = (lease.claim.clone(), lease.claim_ttl);
-            self.end(state, Ending { claim, certainty, ttl, run_out: None }, why);
+            self.end(state, &lease.claim, Ending::now(certainty, lease.claim_ttl), why);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
 
 mod attempt;
+mod disposal;
 mod hold;
 mod leases;
 mod queue;
@@ -25,7 +26,7 @@ pub(crate) use self::hold::Hold;
 pub(crate) use self::queue::Entry;
 use self::queue::{Queue, Taker};
 use self::report::Reports;
-use self::rules::{Rules, backoff};
+use self::rules::{Rules, Wake, backoff};
 pub use self::run::KeeperHome;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
@@ -79,7 +80,6 @@ struct State {
     owners: HashMap<OwnerToken, Standing, BuildHasherDefault<TokenHasher>>,
     reentrant: HashMap<(LockName, HolderId), Arc<Lease>>,
     next_waiter: u64,
-    next_serial: u64,
     withdrawals: usize,
     /// How many withdrawals were given up without an answer.
     unanswered: usize,
@@ -179,7 +179,6 @@ impl LeaseKeeper {
                     owners: HashMap::default(),
                     reentrant: HashMap::new(),
                     next_waiter: 0,
-                    next_serial: 0,
                     withdrawals: 0,
                     unanswered: 0,
                     sleeps_until: Stamp::ZERO,
@@ -282,6 +281,11 @@ impl LeaseKeeper {
     /// The pause before the next try, after so many failures in a row of something with this period.
     fn backoff(&self, period: Duration, failures: u32) -> Duration {
         self.entropy.jitter(backoff(period, failures))
+    }
+
+    /// Sets when a task is due.
+    fn wake_at(&self, state: &mut State, id: TaskId, wake: Wake) {
+        state.schedule.at(id, wake.resolve(|pause| self.entropy.jitter(pause)));
     }
 
     fn on_event(self: &Arc<Self>, event: Event) {

@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::attempt::Attempt;
+use super::disposal::{Ending, Why};
 use super::hold::Hold;
 use super::report::Report;
 use super::rules::{Rules, Wake};
 use super::run::Target;
 use super::schedule::TaskId;
 use super::wait_queue::{AcquireCall, Joining, Note, Output, Outputs, TakerId, WaitQueue, no_answer};
-use super::withdraw::{Ending, Why};
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
 use crate::backend::{
     AcquireRequest, Answer, Claim, Confirmation, OnContention, PlaceNumber, RenewRequest, WatchGuard,
@@ -186,8 +186,8 @@ impl LeaseKeeper {
                 self.withdraw(state, &claim, certainty, ttl);
             }
             Output::WithdrawOverdue { certainty, ttl, overdue } => {
-                let ending = Ending { claim: claim.clone(), certainty, ttl, run_out: None };
-                self.end_when_overdue(state, ending, Why::Withdraw, overdue);
+                let claim = claim.clone();
+                self.end_when_overdue(state, &claim, Ending::now(certainty, ttl), Why::Withdraw, overdue);
             }
             Output::Granted { start, to } => {
                 let claim = claim.clone();
@@ -207,7 +207,9 @@ impl LeaseKeeper {
                 let owner = *claim.owner();
                 state.forget_waiting(&owner);
                 if let Some(queue) = state.queues.remove(name) {
-                    queue.task.into_iter().for_each(|task| state.schedule.remove(task));
+                    if let Some(task) = queue.task {
+                        state.schedule.remove(task);
+                    }
                     state.unwatched.extend(queue.watch);
                 }
             }
@@ -217,7 +219,7 @@ impl LeaseKeeper {
     fn wake_queue(&self, state: &mut State, name: &LockName, wake: Wake) {
         let Some(queue) = state.queues.get_mut(name) else { return };
         let task = *queue.task.get_or_insert_with(|| state.schedule.insert(Task::Queue(name.clone())));
-        state.schedule.at(task, wake.resolve(|pause| self.entropy.jitter(pause)));
+        self.wake_at(state, task, wake);
     }
 
     fn note(&self, state: &mut State, name: &LockName, note: Note) {

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use super::disposal::Ending;
 use super::schedule::TaskId;
-use super::withdraw::Ending;
 use super::{LeaseKeeper, Life, Parts, State, Task};
 use crate::backend::{Answer, Answers, Claim, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
@@ -34,7 +34,7 @@ pub enum KeeperHome {
 #[derive(Default)]
 struct Step {
     renewals: Vec<(Target, RenewRequest)>,
-    withdrawals: Vec<(TaskId, (u64, Ending))>,
+    withdrawals: Vec<(TaskId, (Claim, Ending))>,
     next: Option<Stamp>,
     over: bool,
 }

@@ -2,24 +2,26 @@
 
 use std::collections::BTreeSet;
 
-use slab::Slab;
+use slotmap::{SlotMap, new_key_type};
 
 use crate::clock::Stamp;
 
-/// Names a task. Reused after the task was removed, so whoever keeps one checks what he finds under it.
-pub(crate) type TaskId = usize;
+new_key_type! {
+    /// Names a task, and no other one after it was removed.
+    pub(crate) struct TaskId;
+}
 
 /// Tasks by id and by due time. Each has at most one due time, so nothing stale is ever left behind, however many
 /// came and went before. Every operation is logarithmic in the number of tasks.
 #[derive(Debug)]
 pub(crate) struct Schedule<T> {
-    tasks: Slab<(T, Option<Stamp>)>,
+    tasks: SlotMap<TaskId, (T, Option<Stamp>)>,
     due: BTreeSet<(Stamp, TaskId)>,
 }
 
 impl<T> Schedule<T> {
     pub(crate) fn new() -> Self {
-        Self { tasks: Slab::new(), due: BTreeSet::new() }
+        Self { tasks: SlotMap::with_key(), due: BTreeSet::new() }
     }
 
     /// Adds a task that is not due.
@@ -48,10 +50,12 @@ impl<T> Schedule<T> {
         }
     }
 
-    pub(crate) fn remove(&mut self, id: TaskId) {
-        if let Some((_, Some(at))) = self.tasks.try_remove(id) {
+    pub(crate) fn remove(&mut self, id: TaskId) -> Option<T> {
+        let (task, due) = self.tasks.remove(id)?;
+        if let Some(at) = due {
             self.due.remove(&(at, id));
         }
+        Some(task)
     }
 
     /// The most urgent task, and when it is due.

@@ -1,0 +1,313 @@
+//! The end of a claim at the store, as pure state machines: how one call ends it, and how the keeper goes on until the store has answered
+//! or the ttl is over.
+
+use std::time::Duration;
+
+use super::rules::{PATIENCE, Rules, Wake, backoff};
+use crate::backend::{Answer, Certainty, PlaceNumber, Release};
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How a claim is to end at the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) certainty: Certainty,
+    /// The longest ttl that a request of the claim asked for: after it the store has ended by itself whatever it granted.
+    pub(super) ttl: Duration,
+    /// The lease was given up within its `min_hold`: it is left to run out then.
+    pub(super) run_out: Option<RunOut>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RunOut {
+    pub(super) at: Stamp,
+    pub(super) place: PlaceNumber,
+    /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no answer.
+    pub(super) begun: bool,
+}
+
+/// The call that ends a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EndCall {
+    Release(Certainty),
+    /// Renews the lease to exactly this ttl, and leaves it to run out.
+    RunOut {
+        place: PlaceNumber,
+        ttl: Duration,
+    },
+}
+
+/// What the store says to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Released,
+    NotHeld,
+    /// The lease runs out at the end of its `min_hold`.
+    RunsOut,
+    /// There is no lease that could run out.
+    NothingRunsOut,
+}
+
+impl Ending {
+    /// Ends the claim at once.
+    pub(super) fn now(certainty: Certainty, ttl: Duration) -> Self {
+        Self { certainty, ttl, run_out: None }
+    }
+
+    /// When the end begins: at once, or at the end of a `min_hold` that the store has confirmed.
+    fn begins(&self, now: Stamp) -> Stamp {
+        self.run_out.filter(|run_out| run_out.begun).map_or(now, |run_out| run_out.at)
+    }
+
+    /// The call that ends the claim now.
+    pub(super) fn call(&self, rules: &Rules, now: Stamp) -> EndCall {
+        let left = self.run_out.filter(|run_out| !run_out.begun);
+        let left = left.map(|run_out| (run_out.place, run_out.at.since(now))).filter(|(_, left)| !left.is_zero());
+        match left {
+            Some((place, left)) => EndCall::RunOut { place, ttl: left.max(rules.min_ttl) },
+            None => EndCall::Release(self.certainty),
+        }
+    }
+
+    /// What is left to do after the store has said this: a claim of which a request has no answer is withdrawn when its `min_hold` is
+    /// over, or at once where nothing runs out.
+    pub(super) fn rest(&self, ended: Ended) -> Option<Self> {
+        if self.certainty == Certainty::Sure {
+            return None;
+        }
+        match ended {
+            Ended::Released | Ended::NotHeld => None,
+            Ended::RunsOut => {
+                let run_out = self.run_out.map(|run_out| RunOut { begun: true, ..run_out });
+                Some(Self { run_out, ..*self })
+            }
+            Ended::NothingRunsOut => Some(Self { run_out: None, ..*self }),
+        }
+    }
+}
+
+impl Ended {
+    /// What the answer to [`EndCall::Release`] says.
+    pub(super) fn by_release(release: Release) -> Self {
+        match release {
+            Release::Released => Self::Released,
+            Release::NotHeld => Self::NotHeld,
+        }
+    }
+
+    /// What the answer to [`EndCall::RunOut`] says.
+    pub(super) fn by_renewal(answer: Option<Answer>) -> Result<Self> {
+        match answer {
+            Some(Answer::Renewed(_) | Answer::Granted(_)) => Ok(Self::RunsOut),
+            Some(Answer::Unknown(error)) => Err(error),
+            Some(Answer::Waiting { .. } | Answer::Free | Answer::Lost) | None => Ok(Self::NothingRunsOut),
+        }
+    }
+}
+
+/// What the end of a claim counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// A lease that its holder gave up.
+    Release,
+    /// A claim that nobody wants any more.
+    Withdraw,
+}
+
+/// Ends a claim in the background: until the store answers, or its ttl has passed.
+#[derive(Debug)]
+pub(super) struct Disposal {
+    ending: Ending,
+    why: Why,
+    until: Stamp,
+    failures: u32,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A call of the user's own may still end the claim, or show that there is nothing to end. Nothing is sent before it is overdue.
+    AwaitsCall,
+    /// Nothing is under way: it has not begun, or pauses after a failure.
+    Pauses,
+    /// A call is under way.
+    InFlight,
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// The call of this ending is to be sent, and the disposal wants to be woken when that is overdue.
+    Send(Ending, Wake),
+    /// The store has not answered for the whole ttl.
+    GivenUp,
+}
+
+/// What an answer leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The claim has ended, as far as the rest is not to be ended later.
+    Done(Why, Option<Ending>),
+    Again(Wake),
+}
+
+impl Disposal {
+    /// Begins at once, or at the end of a `min_hold` that the store has confirmed.
+    pub(super) fn new(ending: Ending, why: Why, now: Stamp) -> (Self, Wake) {
+        Self::at(ending, why, ending.begins(now), Phase::Pauses)
+    }
+
+    /// Begins when a call that may end the claim is overdue.
+    pub(super) fn when_overdue(ending: Ending, why: Why, overdue: Stamp) -> (Self, Wake) {
+        Self::at(ending, why, overdue, Phase::AwaitsCall)
+    }
+
+    fn at(ending: Ending, why: Why, at: Stamp, phase: Phase) -> (Self, Wake) {
+        let from = ending.run_out.map_or(at, |run_out| run_out.at.max(at));
+        (Self { ending, why, until: from.plus(ending.ttl), failures: 0, phase }, Wake::at(at))
+    }
+
+    /// The time has come that it wanted to be woken at. `last_confirmed`: when the newest request was sent by which the store has kept
+    /// something of this client alive.
+    pub(super) fn due(&mut self, rules: &Rules, last_confirmed: Stamp, now: Stamp) -> Due {
+        // What other leases of a session keep alive does not end by itself.
+        let lives_on = rules.sessions && now <= last_confirmed.plus(self.ending.ttl);
+        if now > self.until && self.failures > 0 && !lives_on {
+            return Due::GivenUp;
+        }
+        if self.phase == Phase::InFlight {
+            // It has no answer.
+            self.ending.certainty = Certainty::Unsure;
+        }
+        self.phase = Phase::InFlight;
+        self.failures += 1;
+        Due::Send(self.ending, Wake::at(now.plus(rules.call_bound)))
+    }
+
+    /// The answer to a call.
+    pub(super) fn ended(&mut self, answer: Result<Ended, &Error>, now: Stamp) -> Next {
+        match answer {
+            Ok(ended) => Next::Done(self.why, self.ending.rest(ended)),
+            Err(error) => {
+                self.phase = Phase::Pauses;
+                if error.kind() != ErrorKind::Unavailable {
+                    self.ending.certainty = Certainty::Unsure;
+                }
+                Next::Again(Wake::after(now, backoff(PATIENCE, self.failures)))
+            }
+        }
+    }
+
+    /// The store has just handed the lock to the claim: whether what pauses goes on at once, because others wait.
+    pub(super) fn can_go_on_at_once(&self) -> bool {
+        match self.phase {
+            Phase::AwaitsCall | Phase::Pauses => self.ending.run_out.is_none(),
+            Phase::InFlight => false,
+        }
+    }
+
+    /// Whether a call that ends now leaves nothing to do.
+    pub(super) fn awaits_call(&self) -> bool {
+        self.phase == Phase::AwaitsCall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Capabilities;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn rules() -> Rules {
+        let mut capabilities = Capabilities::new("test");
+        capabilities.call_bound = Duration::from_secs(4);
+        Rules::new(&capabilities, 1)
+    }
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_start(Duration::from_secs(seconds))
+    }
+
+    fn lost_call(disposal: &mut Disposal, now: Stamp) -> Ending {
+        match disposal.due(&rules(), Stamp::ZERO, now) {
+            Due::Send(ending, wake) => {
+                assert_eq!(wake, Wake::at(now.plus(Duration::from_secs(5))));
+                ending
+            }
+            Due::GivenUp => panic!("given up at {now:?}"),
+        }
+    }
+
+    #[test]
+    fn a_call_without_an_answer_leaves_the_claim_in_doubt() {
+        let (mut disposal, wake) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Release, at(1));
+        assert_eq!(wake, Wake::at(at(1)));
+        assert_eq!(lost_call(&mut disposal, at(1)).certainty, Certainty::Sure);
+        assert_eq!(lost_call(&mut disposal, at(6)).certainty, Certainty::Unsure);
+        assert_eq!(disposal.ended(Ok(Ended::Released), at(7)), Next::Done(Why::Release, None));
+    }
+
+    #[test]
+    fn an_error_without_an_effect_leaves_no_doubt_and_others_do() {
+        for (kind, certainty) in
+            [(ErrorKind::Unavailable, Certainty::Sure), (ErrorKind::Indeterminate, Certainty::Unsure)]
+        {
+            let (mut disposal, _) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Withdraw, at(1));
+            lost_call(&mut disposal, at(1));
+            let next = disposal.ended(Err(&Error::new(kind, "refused")), at(2));
+            assert!(matches!(next, Next::Again(_)));
+            assert_eq!(lost_call(&mut disposal, at(3)).certainty, certainty);
+        }
+    }
+
+    #[test]
+    fn it_is_given_up_after_the_ttl_and_one_attempt() {
+        let (mut disposal, _) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Withdraw, at(1));
+        // The machine was suspended meanwhile: the store is asked once all the same.
+        lost_call(&mut disposal, at(60));
+        assert_eq!(disposal.due(&rules(), Stamp::ZERO, at(65)), Due::GivenUp);
+    }
+
+    #[test]
+    fn what_a_session_keeps_alive_is_not_given_up() {
+        let (mut disposal, _) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Withdraw, at(1));
+        lost_call(&mut disposal, at(1));
+        let rules = Rules { sessions: true, ..rules() };
+        assert!(matches!(disposal.due(&rules, at(40), at(70)), Due::Send(..)));
+        assert_eq!(disposal.due(&rules, at(40), at(71)), Due::GivenUp);
+    }
+
+    #[test]
+    fn a_lease_within_its_min_hold_runs_out_and_is_withdrawn_then_if_in_doubt() {
+        let place = PlaceNumber::new(3);
+        for certainty in [Certainty::Sure, Certainty::Unsure] {
+            let run_out = Some(RunOut { at: at(10), place, begun: false });
+            let ending = Ending { certainty, ttl: TTL, run_out };
+            assert_eq!(ending.call(&rules(), at(4)), EndCall::RunOut { place, ttl: Duration::from_secs(6) });
+            assert_eq!(ending.call(&rules(), at(10)), EndCall::Release(certainty));
+            let (mut disposal, _) = Disposal::new(ending, Why::Release, at(4));
+            assert!(!disposal.can_go_on_at_once());
+            lost_call(&mut disposal, at(4));
+            let Next::Done(Why::Release, rest) = disposal.ended(Ok(Ended::RunsOut), at(5)) else {
+                panic!("it has ended")
+            };
+            assert_eq!(rest.is_some(), certainty == Certainty::Unsure);
+            if let Some(rest) = rest {
+                let (disposal, wake) = Disposal::new(rest, Why::Withdraw, at(5));
+                assert_eq!((wake, disposal.until), (Wake::at(at(10)), at(40)));
+                assert_eq!(rest.call(&rules(), at(10)), EndCall::Release(Certainty::Unsure));
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_waits_for_a_call_ends_with_it() {
+        let ending = Ending::now(Certainty::Unsure, TTL);
+        let (mut disposal, wake) = Disposal::when_overdue(ending, Why::Withdraw, at(9));
+        assert_eq!(wake, Wake::at(at(9)));
+        assert!(disposal.awaits_call() && disposal.can_go_on_at_once());
+        lost_call(&mut disposal, at(9));
+        assert!(!disposal.awaits_call() && !disposal.can_go_on_at_once());
+    }
+}
