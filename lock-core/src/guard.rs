@@ -11,7 +11,7 @@ use crate::backend::RenewRequest;
 use crate::client::{Shared, on_tokio};
 use crate::error::{Error, Result};
 use crate::keeper::Hold;
-use crate::lease::Phase;
+use crate::keeper::Phase;
 use crate::loss::Loss;
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -123,7 +123,7 @@ impl LockGuard {
     /// What a backend needs to know this lease: for fenced writes.
     pub fn lease_ref(&self) -> RenewRequest {
         let lease = self.hold.lease();
-        RenewRequest::new(lease.claim.clone(), lease.place, lease.terms.ttl)
+        RenewRequest::new(lease.claim.clone(), lease.place, lease.ttl())
     }
 }
 

@@ -57,7 +57,6 @@ mod guard;
 mod holder_id;
 mod holder_info;
 mod keeper;
-mod lease;
 mod lock;
 mod lock_info;
 mod loss;
@@ -66,6 +65,7 @@ mod name;
 mod run_to_end;
 mod stats;
 mod sync;
+mod terms;
 mod timers;
 mod token;
 

@@ -12,9 +12,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::LockGuard;
 use crate::holder_id::HolderId;
 use crate::keeper::{Entry, Hold};
-use crate::lease::Terms;
 use crate::name::LockName;
 use crate::run_to_end::RunToEnd;
+use crate::terms::Terms;
 use crate::timers::{before, timer};
 use crate::token::FencingToken;
 

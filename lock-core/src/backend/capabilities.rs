@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::{LONGEST_PLACE_TTL, Mode};
-use crate::lease::period;
+use crate::terms::period;
 
 /// The clock by which the store ends leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,13 +124,6 @@ pub enum Certainty {
     Unsure,
 }
 
-impl Certainty {
-    /// What is known of two sets of requests together.
-    pub(crate) fn and(self, other: Self) -> Self {
-        if self == Self::Sure { other } else { Self::Unsure }
-    }
-}
-
 /// A lease or a place that is to end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

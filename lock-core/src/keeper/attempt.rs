@@ -90,9 +90,9 @@ mod tests {
     use crate::backend::{LeaseKind, Mode, OnContention};
     use crate::defaults::{DEFAULT_TTL, DEFAULT_WAIT};
     use crate::keeper::Entry;
-    use crate::lease::Terms;
     use crate::memory::{MemoryBackend, MemoryStore};
     use crate::name::LockName;
+    use crate::terms::Terms;
 
     const TERMS: Terms = Terms {
         mode: Mode::Exclusive,

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::disposal::{Ending, RunOut, Why};
-use super::report::{Held, Reports};
-use super::{LeaseKeeper, State, Task};
+use super::disposal::{Ending, Why};
+use super::held_lease::GivenUp;
+use super::lease::{Held, Lease};
+use super::report::Reports;
+use super::{LeaseKeeper, State};
 use crate::backend::{Certainty, Claim};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{Lease, Phase, Terms};
-use crate::loss::{Loss, LossReason};
 use crate::name::LockName;
 use crate::run_to_end::{Abandoned, RunToEnd};
+use crate::sync::lock;
+use crate::terms::Terms;
 use crate::timers::{before, timer};
 
 /// A share in a lease. The last one that goes gives the lease up.
@@ -24,7 +26,7 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(super) fn new(keeper: &Arc<LeaseKeeper>, lease: &Arc<Lease>) -> Self {
-        lease.add_guard();
+        lock(&lease.machine).add_guard();
         Self { keeper: keeper.clone(), lease: lease.clone(), open: true }
     }
 
@@ -53,9 +55,9 @@ impl Hold {
         let Some(end) = keeper.give_up(&self.lease) else { return Ok(()) };
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
         let ending = match end {
-            End::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
-            End::HeldOver => return Ok(()),
-            End::Now(ending) => ending,
+            GivenUp::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
+            GivenUp::HeldOver => return Ok(()),
+            GivenUp::Now(ending) => ending,
         };
         // Counted as long as somebody waits for it; from then on the keeper has a withdrawal for it.
         let _open = keeper.clone().open_call();
@@ -79,7 +81,7 @@ impl Drop for Hold {
         if !std::mem::replace(&mut self.open, false) {
             return;
         }
-        if let Some(End::Now(ending)) = self.keeper.give_up(&self.lease) {
+        if let Some(GivenUp::Now(ending)) = self.keeper.give_up(&self.lease) {
             self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending, Why::Release));
         }
     }
@@ -106,14 +108,6 @@ impl Abandoned for AbandonedRelease {
     }
 }
 
-/// How a lease that was given up ends.
-enum End {
-    Lost(Loss),
-    /// At the end of its `min_hold`. Nothing is to be sent before.
-    HeldOver,
-    Now(Ending),
-}
-
 impl LeaseKeeper {
     /// Another share in the lease that this holder has, if it has one.
     pub(super) fn shared_hold(
@@ -127,103 +121,21 @@ impl LeaseKeeper {
         if self.look(&mut state.reports, lease).is_err() {
             return Ok(None);
         }
-        lease.terms.agree(terms)?;
-        if !lease.share() {
+        let mut machine = lock(&lease.machine);
+        machine.terms().agree(terms)?;
+        if !machine.share() {
             return Ok(None);
         }
         Ok(Some(Hold { keeper: self.clone(), lease: lease.clone(), open: true }))
     }
 
     /// A share goes. For the last one renewal stops, and the answer is how the lease is to end.
-    fn give_up(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<End> {
-        if !lease.drop_guard() {
+    fn give_up(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<GivenUp> {
+        if !lock(&lease.machine).drop_guard() {
             return None;
         }
-        self.with_state(|state, _| {
-            let (held, certainty) = self.give_up_lease(&mut state.reports, lease);
-            if held.is_ok() && self.hold_over(state, lease) {
-                return Some(End::HeldOver);
-            }
-            let loss = match held {
-                Ok(_) => {
-                    let certainty = certainty.and(Self::forget(state, lease));
-                    return Some(End::Now(self.ending(lease, certainty)));
-                }
-                Err(Phase::Lost(loss)) => loss,
-                Err(_) => {
-                    Self::forget(state, lease);
-                    return None;
-                }
-            };
-            // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done, or waits for the end
-            // of `min_hold`.
-            match loss.reason {
-                LossReason::Expired | LossReason::MaxHold if self.rules.sessions => {
-                    self.end_with_session(state, lease, Why::Release);
-                }
-                LossReason::Expired | LossReason::MaxHold => {
-                    let certainty = certainty.and(Self::forget(state, lease));
-                    self.end(state, &lease.claim, self.ending(lease, certainty), Why::Release);
-                }
-                LossReason::Gone | LossReason::Shutdown => {}
-            }
-            Some(End::Lost(loss))
+        self.with_state(|state, effects| {
+            self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.give_up(rules, now, out))
         })
-    }
-
-    /// When a lease may end that is given up within its `min_hold`.
-    fn min_hold_ends(&self, lease: &Lease) -> Option<Stamp> {
-        let at = lease.granted.plus(lease.terms.min_hold?);
-        (at > self.now()).then_some(at)
-    }
-
-    /// Keeps a lease for the rest of its `min_hold` where the store cannot. Whether it does.
-    fn hold_over(&self, state: &mut State, lease: &Arc<Lease>) -> bool {
-        let until = self.min_hold_ends(lease).filter(|_| self.rules.sessions);
-        if let (Some(until), Some((id, task))) = (until, Self::lease_task(state, lease)) {
-            task.held_over = Some(until);
-            state.schedule.at_the_latest(id, until);
-        }
-        until.is_some()
-    }
-
-    /// How a lease is to end that is given up now.
-    fn ending(&self, lease: &Lease, certainty: Certainty) -> Ending {
-        let run_out = self.min_hold_ends(lease).map(|at| RunOut { at, place: lease.place, begun: false });
-        Ending { certainty, ttl: lease.claim_ttl, run_out }
-    }
-
-    /// Ends every lease, and takes them back.
-    pub(super) fn end_all(&self, state: &mut State) {
-        let leases: Vec<_> = state
-            .schedule
-            .iter()
-            .filter_map(|task| match task {
-                Task::Lease(task) => Some(task.lease.clone()),
-                _ => None,
-            })
-            .collect();
-        for lease in leases {
-            let (held, certainty) = self.cut_off(&mut state.reports, &lease);
-            if held.is_ok() && self.hold_over(state, &lease) || held == Err(Phase::Released) {
-                continue;
-            }
-            let certainty = certainty.and(Self::forget(state, &lease));
-            if held.is_ok() {
-                self.end(state, &lease.claim, self.ending(&lease, certainty), Why::Release);
-            }
-        }
-    }
-}
-
-impl Terms {
-    /// Two acquires of one holder share a lease, so they must want the same of it.
-    pub(super) fn agree(&self, other: &Self) -> Result<()> {
-        if self == other {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            "acquires with the same holder share one lease: their mode, ttl, kind of renewal, max_hold and min_hold must agree",
-        ))
     }
 }

@@ -2,7 +2,9 @@
 
 mod attempt;
 mod disposal;
+mod held_lease;
 mod hold;
+mod lease;
 mod leases;
 mod queue;
 mod report;
@@ -22,11 +24,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use self::attempt::Attempt;
+pub(crate) use self::held_lease::Phase;
 pub(crate) use self::hold::Hold;
+use self::lease::Lease;
 pub(crate) use self::queue::Entry;
 use self::queue::{Queue, Taker};
 use self::report::Reports;
-use self::rules::{Rules, Wake, backoff};
+use self::rules::{Rules, Wake};
 pub use self::run::KeeperHome;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
@@ -38,7 +42,6 @@ use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::holder_id::HolderId;
 use crate::holder_info::HolderInfo;
-use crate::lease::Lease;
 use crate::name::LockName;
 use crate::stats::{Counters, Stats};
 use crate::sync::lock;
@@ -92,6 +95,7 @@ struct State {
     unwatched: Vec<WatchGuard>,
     /// Empty, and kept for its room.
     outputs: Outputs<Taker>,
+    lease_outputs: held_lease::Outputs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,9 +116,10 @@ enum Standing {
 }
 
 enum Task {
-    Lease(leases::LeaseTask),
+    Lease(Arc<Lease>),
     Queue(LockName),
-    Withdraw(Withdrawal),
+    /// Held leases are many, and withdrawals few.
+    Withdraw(Box<Withdrawal>),
 }
 
 /// What is to be done once the state is unlocked.
@@ -187,6 +192,7 @@ impl LeaseKeeper {
                     last_confirmed: Stamp::ZERO,
                     unwatched: Vec::new(),
                     outputs: Outputs::default(),
+                    lease_outputs: held_lease::Outputs::default(),
                 }),
                 open_calls: AtomicUsize::new(0),
                 ending: AtomicBool::new(false),
@@ -278,11 +284,6 @@ impl LeaseKeeper {
         self.rules.call_bound
     }
 
-    /// The pause before the next try, after so many failures in a row of something with this period.
-    fn backoff(&self, period: Duration, failures: u32) -> Duration {
-        self.entropy.jitter(backoff(period, failures))
-    }
-
     /// Sets when a task is due.
     fn wake_at(&self, state: &mut State, id: TaskId, wake: Wake) {
         state.schedule.at(id, wake.resolve(|pause| self.entropy.jitter(pause)));
@@ -291,9 +292,9 @@ impl LeaseKeeper {
     fn on_event(self: &Arc<Self>, event: Event) {
         match event {
             Event::Granted { owner, place, token, confirmation } => {
-                self.on_pushed_grant(owner, place, token, confirmation);
+                self.on_pushed_grant(&owner, place, token, confirmation);
             }
-            Event::Gone { owner } => self.on_gone(owner),
+            Event::Gone { owner } => self.on_gone(&owner),
             Event::EndsSooner { owner } => self.look_again_for(&owner),
             Event::Look(name) => self.look_again(Some(&name)),
             Event::LookAtAll => self.look_again(None),

@@ -21,8 +21,8 @@ use crate::backend::{
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Terms;
 use crate::name::LockName;
+use crate::terms::Terms;
 use crate::token::{FencingToken, OwnerToken};
 
 /// How an acquire is told its outcome.
@@ -191,7 +191,7 @@ impl LeaseKeeper {
             }
             Output::Granted { start, to } => {
                 let claim = claim.clone();
-                let lease = self.start_lease(state, claim, start);
+                let lease = self.start_lease(state, claim, &start);
                 effects.deliveries.extend(to.into_iter().map(|to| (to, Ok(Hold::new(self, &lease)))));
             }
             Output::Failed { to, error } => effects.deliveries.push((to, Err(error))),
@@ -237,45 +237,36 @@ impl LeaseKeeper {
 
     /// Takes the answer to the renewal of a place.
     pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: PlaceNumber, answer: Answer) {
-        let overtaken = self.with_state(|state, effects| {
-            if Self::queue_of(state, claim).is_none() {
-                return Some(answer);
+        self.with_state(|state, effects| {
+            if Self::queue_of(state, claim).is_some() {
+                self.feed(state, effects, claim.name(), |queue, rules, now, out| {
+                    queue.renewed(rules, place, answer, now, out);
+                });
+            } else {
+                self.on_overtaken_answer(state, effects, claim.owner(), (place, answer));
             }
-            self.feed(state, effects, claim.name(), |queue, rules, now, out| {
-                queue.renewed(rules, place, answer, now, out)
-            });
-            None
         });
-        if let Some(answer) = overtaken {
-            self.on_overtaken_answer(claim.owner(), place, answer);
-        }
     }
 
     /// The store says that a place became a lease.
     pub(super) fn on_pushed_grant(
         self: &Arc<Self>,
-        owner: OwnerToken,
+        owner: &OwnerToken,
         place: PlaceNumber,
         token: FencingToken,
         own: Option<Confirmation>,
     ) {
-        let overtaken = self.with_state(|state, effects| {
-            match state.owners.get(&owner) {
-                Some(Standing::Waiting(name)) => {
-                    let name = name.clone();
-                    self.feed(state, effects, &name, |queue, rules, now, out| {
-                        queue.grant_pushed(rules, (place, token), own, now, out);
-                    });
-                }
-                Some(Standing::Holding(_)) => return true,
-                Some(&Standing::Ending(id)) => self.hurry(state, id),
-                None => {}
+        self.with_state(|state, effects| match state.owners.get(owner) {
+            Some(Standing::Waiting(name)) => {
+                let name = name.clone();
+                self.feed(state, effects, &name, |queue, rules, now, out| {
+                    queue.grant_pushed(rules, (place, token), own, now, out);
+                });
             }
-            false
+            Some(Standing::Holding(_)) => self.on_grant_while_held(state, effects, owner, (place, own)),
+            Some(&Standing::Ending(id)) => self.hurry(state, id),
+            None => {}
         });
-        if overtaken {
-            self.on_grant_while_held(owner, place, own);
-        }
     }
 
     /// It is worth another look at one lock, or at all.

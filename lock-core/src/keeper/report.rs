@@ -1,15 +1,12 @@
-//! What the keeper logs, and the one place where a lease that is lost is counted and logged.
+//! What the keeper logs.
 
 use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 
-use super::LeaseKeeper;
-use crate::backend::{Certainty, Confirmation, PlaceNumber};
-use crate::clock::Stamp;
+use crate::backend::PlaceNumber;
 use crate::error::Error;
-use crate::lease::{Lease, Look, Phase};
-use crate::loss::{Loss, LossReason};
+use crate::loss::LossReason;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -59,67 +56,5 @@ impl Reports {
                 Report::Lost { token, reason } => tracing::warn!(%lock, token = token.get(), ?reason, "lost"),
             }
         }
-    }
-}
-
-/// The end of the validity of a lease that is held, or how it ended.
-pub(super) type Held = Result<Stamp, Phase>;
-
-/// Everything that can find a lease lost. Each loss is accounted for here, whoever finds it.
-impl LeaseKeeper {
-    /// How a lease stands now.
-    pub(super) fn look(&self, reports: &mut Reports, lease: &Lease) -> Held {
-        self.account(reports, lease, lease.look(|| self.now()))
-    }
-
-    /// Counts a confirmation of a lease's own place.
-    pub(super) fn prolong(&self, reports: &mut Reports, lease: &Lease, confirmation: &Confirmation) -> Held {
-        let look = lease.confirm(|| self.now(), confirmation, self.rules.margin_percent);
-        self.account(reports, lease, look)
-    }
-
-    /// The store says that a lease is gone. What is known of its requests; nothing when it was over already.
-    pub(super) fn lose(&self, reports: &mut Reports, lease: &Lease) -> Option<Certainty> {
-        let certainty = lease.lose(LossReason::Gone)?;
-        self.lost(reports, lease, Loss::new(LossReason::Gone));
-        Some(certainty)
-    }
-
-    /// The holder gives a lease up. How it stood just before, and what is known of its requests.
-    pub(super) fn give_up_lease(&self, reports: &mut Reports, lease: &Lease) -> (Held, Certainty) {
-        let (look, certainty) = lease.give_up(Phase::Released, || self.now());
-        let held = self.account(reports, lease, look);
-        if held.is_ok() {
-            self.counters.held.sub();
-        }
-        (held, certainty)
-    }
-
-    /// The client is shut down. How the lease stood just before, and what is known of its requests.
-    pub(super) fn cut_off(&self, reports: &mut Reports, lease: &Lease) -> (Held, Certainty) {
-        let shut_down = Loss::new(LossReason::Shutdown);
-        let (look, certainty) = lease.give_up(Phase::Lost(shut_down), || self.now());
-        let held = self.account(reports, lease, look);
-        if held.is_ok() {
-            self.lost(reports, lease, shut_down);
-        }
-        (held, certainty)
-    }
-
-    fn account(&self, reports: &mut Reports, lease: &Lease, look: Look) -> Held {
-        match look {
-            Look::Held { valid_until } => Ok(valid_until),
-            Look::JustLost(loss) => {
-                self.lost(reports, lease, loss);
-                Err(Phase::Lost(loss))
-            }
-            Look::Over(phase) => Err(phase),
-        }
-    }
-
-    fn lost(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
-        self.counters.lost.add();
-        self.counters.held.sub();
-        reports.warn(lease.claim.name(), Report::Lost { token: lease.token, reason: loss.reason });
     }
 }

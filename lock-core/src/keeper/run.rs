@@ -9,12 +9,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::disposal::Ending;
+use super::lease::Lease;
 use super::schedule::TaskId;
-use super::{LeaseKeeper, Life, Parts, State, Task};
+use super::{Effects, LeaseKeeper, Life, Parts, State, Task};
 use crate::backend::{Answer, Answers, Claim, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Lease;
 use crate::timers::require_timers;
 
 /// Where the lease keeper runs.
@@ -157,11 +157,10 @@ impl LeaseKeeper {
             for _ in 0..STEP {
                 let Some((at, id)) = state.schedule.pop(now) else { break };
                 match state.schedule.get_mut(id) {
-                    Some(Task::Lease(_)) => self.take_renewal(state, id, at, &mut step),
+                    Some(Task::Lease(_)) => self.lease_due(state, effects, id, at),
                     Some(Task::Queue(name)) => {
                         let name = name.clone();
                         self.feed(state, effects, &name, |queue, rules, now, out| queue.due(rules, now, out));
-                        step.renewals.append(&mut effects.renewals);
                     }
                     Some(Task::Withdraw(_)) => {
                         if let Some(due) = self.withdrawal_due(state, id, now) {
@@ -171,7 +170,8 @@ impl LeaseKeeper {
                     None => {}
                 }
             }
-            self.fill_batch(state, &mut step, now);
+            self.fill_batch(state, effects, now);
+            step.renewals = std::mem::take(&mut effects.renewals);
             for _ in &step.renewals {
                 self.counters.renewals_sent.add();
             }
@@ -185,24 +185,18 @@ impl LeaseKeeper {
         })
     }
 
-    fn take_renewal(&self, state: &mut State, id: TaskId, at: Stamp, step: &mut Step) {
-        if let Some((lease, renewal)) = self.lease_due(state, id, at) {
-            step.renewals.push((Target::Lease(lease), renewal));
-        }
-    }
-
     /// A batch that goes out anyway takes leases along that are due soon.
-    fn fill_batch(&self, state: &mut State, step: &mut Step, now: Stamp) {
+    fn fill_batch(self: &Arc<Self>, state: &mut State, effects: &mut Effects, now: Stamp) {
         let size = self.capabilities.renew_batch.max(1);
-        while !step.renewals.len().is_multiple_of(size) {
+        while !effects.renewals.len().is_multiple_of(size) {
             let Some((at, id)) = state.schedule.first() else { return };
             if !Self::may_go_along(state, id, at.since(now)) {
                 return;
             }
             state.schedule.pop(at);
-            let before = step.renewals.len();
-            self.take_renewal(state, id, at, step);
-            if step.renewals.len() == before {
+            let before = effects.renewals.len();
+            self.lease_due(state, effects, id, at);
+            if effects.renewals.len() == before {
                 // One that only runs out: it is the next in the schedule again.
                 return;
             }
@@ -268,7 +262,7 @@ impl LeaseKeeper {
                 state.life = Life::Shut;
             }
             self.close_queues(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
-            self.end_all(state);
+            self.close_leases(state, effects);
         });
     }
 

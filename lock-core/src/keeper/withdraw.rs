@@ -38,7 +38,7 @@ impl LeaseKeeper {
     }
 
     fn dispose(&self, state: &mut State, claim: &Claim, (machine, wake): (Disposal, Wake)) {
-        let id = state.schedule.insert(Task::Withdraw(Withdrawal { claim: claim.clone(), machine }));
+        let id = state.schedule.insert(Task::Withdraw(Box::new(Withdrawal { claim: claim.clone(), machine })));
         self.wake_at(state, id, wake);
         state.owners.insert(*claim.owner(), Standing::Ending(id));
         state.withdrawals += 1;
@@ -57,7 +57,8 @@ impl LeaseKeeper {
     /// A withdrawal is due: a call to make, unless its time is over.
     pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<(Claim, Ending)> {
         let last_confirmed = state.last_confirmed;
-        let Some(Task::Withdraw(Withdrawal { claim, machine })) = state.schedule.get_mut(id) else { return None };
+        let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
+        let Withdrawal { claim, machine } = &mut **withdrawal;
         match machine.due(&self.rules, last_confirmed, now) {
             Due::Send(ending, wake) => {
                 let claim = claim.clone();
@@ -84,8 +85,8 @@ impl LeaseKeeper {
     }
 
     fn withdrawal_done(&self, state: &mut State, id: TaskId) {
-        if let Some(Task::Withdraw(Withdrawal { claim, .. })) = state.schedule.remove(id) {
-            let owner = claim.owner();
+        if let Some(Task::Withdraw(withdrawal)) = state.schedule.remove(id) {
+            let owner = withdrawal.claim.owner();
             if matches!(state.owners.get(owner), Some(Standing::Ending(last)) if *last == id) {
                 state.owners.remove(owner);
             }
@@ -100,8 +101,8 @@ impl LeaseKeeper {
     pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, (claim, ending): (Claim, Ending)) {
         let answer = self.call_end(&claim, &ending).await;
         self.with_state(|state, _| {
-            let Some(Task::Withdraw(Withdrawal { machine, .. })) = state.schedule.get_mut(id) else { return };
-            match machine.ended(answer.as_ref().copied(), self.now()) {
+            let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return };
+            match withdrawal.machine.ended(answer.as_ref().copied(), self.now()) {
                 Next::Done(why, rest) => {
                     match why {
                         Why::Release => self.counters.released.add(),

@@ -7,7 +7,7 @@ use super::waiters::Waiter;
 use crate::backend::{Certainty, Confirmation, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
-use crate::lease::Terms;
+use crate::terms::Terms;
 use crate::token::FencingToken;
 
 /// A claim from its first request until it is granted or withdrawn.

@@ -20,7 +20,7 @@ use super::rules::{PATIENCE, Rules, Wake, backoff};
 use crate::backend::{Acquisition, Answer, Certainty, Confirmation, Grant, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{period, validity_end};
+use crate::terms::{period, validity_end};
 use crate::token::FencingToken;
 
 /// Exists while somebody waits. `T` is how an acquire is told its outcome.

@@ -6,7 +6,7 @@ use crate::backend::{Certainty, Grant, LeaseKind, Mode, OnContention, PlaceNumbe
 use crate::clock::Stamp;
 use crate::error::Error;
 use crate::keeper::rules::Wake;
-use crate::lease::Terms;
+use crate::terms::Terms;
 
 /// To be carried out in order. "The claim" is the present one, up to the next [`NewClaim`](Self::NewClaim).
 #[derive(Debug)]

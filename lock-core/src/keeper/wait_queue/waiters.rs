@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::backend::OnContention;
 use crate::clock::Stamp;
 use crate::error::Result;
-use crate::lease::Terms;
+use crate::terms::Terms;
 
 /// Names an acquire within a client.
 pub(in crate::keeper) type TakerId = u64;

@@ -1,0 +1,494 @@
+//! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`Output`]s come out. It knows no store,
+//! clock, lock or source of randomness.
+//!
+//! It stands behind the lease's own small mutex. So "is the validity over?" and "a renewal came" are one decision: whoever asks first
+//! after the end makes the loss final, and no later answer revives the lease. For this to be true, `now` is read while that mutex is
+//! held: a reading from before a pause proves nothing after it.
+
+mod output;
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+pub(super) use self::output::{Note, Output, Outputs};
+use super::disposal::{Ending, RunOut, Why};
+use super::rules::{Rules, Wake, backoff};
+use super::wait_queue::Start;
+use crate::backend::{Answer, Certainty, Confirmation, LeaseKind, PlaceNumber};
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind};
+use crate::loss::{Loss, LossReason};
+use crate::terms::{Terms, period, validity_end};
+use crate::token::FencingToken;
+
+/// How a lease stands with its holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Held,
+    /// Released, or given up by its last guard.
+    Released,
+    Lost(Loss),
+}
+
+/// What the clock says about a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    Held {
+        valid_until: Stamp,
+    },
+    /// The validity had passed unnoticed; this check ended it.
+    JustLost(Loss),
+    Over(Phase),
+}
+
+/// How a lease ends whose last guard is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivenUp {
+    Lost(Loss),
+    /// At the end of its `min_hold`. Nothing is to be sent before.
+    HeldOver,
+    Now(Ending),
+}
+
+#[derive(Debug)]
+pub(crate) struct HeldLease {
+    token: FencingToken,
+    place: PlaceNumber,
+    terms: Terms,
+    /// The longest ttl that a request of the claim asked for: what is left of it at the store has ended by itself then.
+    claim_ttl: Duration,
+    granted: Stamp,
+    phase: Phase,
+    valid_until: Stamp,
+    /// What the store confirmed lasts until `max_hold` is reached: no renewal could prolong the hold.
+    reaches_max_hold: bool,
+    guards: u32,
+    /// Whether every request of the claim has an answer, but for the renewal that is under way.
+    certainty: Certainty,
+    renewal: Renewal,
+}
+
+/// What the keeper does for a lease.
+#[derive(Clone, Copy, Debug)]
+enum Renewal {
+    Active(Active),
+    /// The keeper has dropped it from its schedule.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Active {
+    /// A renewal was sent then and has no answer.
+    in_flight: Option<Stamp>,
+    failures: u32,
+    /// The ttl of the last confirmation: it sets the pace of the next renewal and of what follows when that fails.
+    confirmed: Duration,
+    /// It began as a place some time ago, or was asked for with a shorter ttl, and is yet to be renewed to its own ttl.
+    top_up: bool,
+    /// Its holder has released it within its `min_hold`. The store cannot let a single lease of a session expire, so it is renewed until
+    /// then, and released.
+    held_over: Option<Stamp>,
+}
+
+/// How long after the grant a lease that came out of a queue is renewed to its own ttl: a shorter hold never pays for it.
+const TOP_UP_DELAY: Duration = Duration::from_millis(100);
+
+impl HeldLease {
+    /// A lease that was just granted, when it wants to be woken, and the end of its validity.
+    pub(super) fn new(rules: &Rules, start: &Start, now: Stamp) -> (Self, Wake, Stamp) {
+        let Start { grant, terms, asked, certainty, waited } = *start;
+        let confirmation = grant.confirmation;
+        let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
+        let active = Active {
+            in_flight: None,
+            failures: 0,
+            confirmed: confirmation.ttl.min(terms.ttl),
+            top_up: used_up || confirmation.ttl < terms.ttl,
+            held_over: None,
+        };
+        let mut lease = Self {
+            token: grant.token,
+            place: confirmation.place,
+            terms,
+            claim_ttl: asked.max(terms.ttl),
+            granted: now,
+            phase: Phase::Held,
+            valid_until: Stamp::ZERO,
+            // A fixed lease whose ttl is `max_hold` ends by that, though it was sent a little earlier than it was granted.
+            reaches_max_hold: terms.kind == LeaseKind::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl),
+            guards: 0,
+            certainty,
+            renewal: Renewal::Active(active),
+        };
+        lease.count(rules, &confirmation);
+        let wake = lease.next_renewal(active.top_up, &confirmation, lease.valid_until, now);
+        let valid_until = lease.valid_until;
+        (lease, wake, valid_until)
+    }
+
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Asks the clock.
+    pub(super) fn check(&mut self, now: Stamp) -> Check {
+        if self.phase != Phase::Held {
+            return Check::Over(self.phase);
+        }
+        if now < self.valid_until {
+            return Check::Held { valid_until: self.valid_until };
+        }
+        let reached_max = self.terms.max_hold.is_some() && (self.reaches_max_hold || now >= self.max_hold_ends());
+        let loss = Loss::new(if reached_max { LossReason::MaxHold } else { LossReason::Expired });
+        self.phase = Phase::Lost(loss);
+        Check::JustLost(loss)
+    }
+
+    /// One more guard.
+    pub(super) fn add_guard(&mut self) {
+        self.guards += 1;
+    }
+
+    /// One more guard, if any is left: a lease whose last guard is going cannot be shared again.
+    pub(super) fn share(&mut self) -> bool {
+        let shared = self.guards > 0;
+        self.guards += u32::from(shared);
+        shared
+    }
+
+    /// One guard less. True for the last.
+    pub(super) fn drop_guard(&mut self) -> bool {
+        self.guards = self.guards.saturating_sub(1);
+        self.guards == 0
+    }
+
+    /// The time has come that the lease wanted to be woken at.
+    pub(super) fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) {
+        let Renewal::Active(Active { held_over, .. }) = self.renewal else { return };
+        let lasts_until = match held_over {
+            Some(until) if until <= now => return self.end_with_session(Why::Release, out),
+            Some(until) => until,
+            None => match self.checked(now, out) {
+                Ok(valid_until) => valid_until,
+                Err(_) => return self.let_go(rules, out),
+            },
+        };
+        let can_be_prolonged = self.can_be_prolonged(now);
+        let ttl = self.ttl_to_ask(rules, now);
+        let is_kept = self.terms.kind == LeaseKind::Kept;
+        let Renewal::Active(active) = &mut self.renewal else { return };
+        let bound = rules.call_bound.min(period(active.confirmed));
+        let wake = match active.in_flight {
+            Some(sent) if now < sent.plus(bound) => Wake::at(sent.plus(bound)),
+            Some(_) => {
+                active.in_flight = None;
+                active.failures += 1;
+                self.certainty = Certainty::Unsure;
+                out.push(Output::Note(Note::RenewalUnanswered { failures: active.failures }));
+                Wake::after(now, backoff(period(active.confirmed), active.failures))
+            }
+            None if (is_kept || active.top_up || held_over.is_some()) && can_be_prolonged => {
+                active.in_flight = Some(now);
+                out.push(Output::Renew { place: self.place, ttl });
+                Wake::at(now.plus(bound))
+            }
+            None => Wake::at(lasts_until),
+        };
+        out.push(Output::Wake(wake.by(Some(lasts_until))));
+    }
+
+    /// Whether its renewal may go along with others that are due now: a few percent early saves a call.
+    pub(super) fn may_go_along(&self, early: Duration) -> bool {
+        match self.renewal {
+            // A short hold must not pay for a top-up because others are renewed just then.
+            Renewal::Active(active) => {
+                active.in_flight.is_none() && !active.top_up && early <= period(active.confirmed) / 32
+            }
+            Renewal::Done => false,
+        }
+    }
+
+    /// The answer to a renewal of the lease.
+    pub(super) fn renewed(&mut self, rules: &Rules, answer: Answer, now: Stamp, out: &mut Outputs) {
+        match answer {
+            Answer::Renewed(confirmation) => self.confirmed(rules, &confirmation, now, out),
+            Answer::Granted(grant) if grant.token == self.token => self.confirmed(rules, &grant.confirmation, now, out),
+            Answer::Unknown(error) => {
+                self.note_failure(&error, out);
+                self.renewal_failed(rules, Some(error), now, out);
+            }
+            Answer::Granted(_) | Answer::Waiting { .. } | Answer::Free | Answer::Lost => self.gone(out),
+        }
+    }
+
+    /// The answer to a renewal of the place with this number, which has become a lease meanwhile. What it confirms counts for the lease.
+    pub(super) fn place_renewed(
+        &mut self,
+        rules: &Rules,
+        asked: PlaceNumber,
+        answer: Answer,
+        now: Stamp,
+        out: &mut Outputs,
+    ) {
+        let confirmation = match answer {
+            Answer::Waiting { confirmation, .. } | Answer::Renewed(confirmation) => confirmation,
+            Answer::Granted(grant) if grant.token == self.token => grant.confirmation,
+            Answer::Granted(grant) if grant.confirmation.place < self.place => return,
+            Answer::Lost | Answer::Free if asked < self.place => return,
+            Answer::Granted(_) | Answer::Lost | Answer::Free => return self.gone(out),
+            Answer::Unknown(error) => return self.note_failure(&error, out),
+        };
+        out.push(Output::Note(Note::Renewed));
+        match confirmation.place.cmp(&self.place) {
+            Ordering::Less => {}
+            Ordering::Greater => self.gone(out),
+            Ordering::Equal => {
+                if self.prolong(rules, &confirmation, now, out).is_err() {
+                    self.let_go(rules, out);
+                }
+            }
+        }
+    }
+
+    /// The store pushes that the claim became a lease at a place, and it is one already.
+    pub(super) fn grant_pushed(
+        &mut self,
+        rules: &Rules,
+        place: PlaceNumber,
+        own: Option<Confirmation>,
+        now: Stamp,
+        out: &mut Outputs,
+    ) {
+        match own {
+            Some(confirmation) => self.confirmed(rules, &confirmation, now, out),
+            // The own lease is gone, and a late copy of the claim made a new place.
+            None if place > self.place => self.gone(out),
+            None => {}
+        }
+    }
+
+    /// The store says that the lease is gone.
+    pub(super) fn gone(&mut self, out: &mut Outputs) {
+        let in_doubt = self.phase == Phase::Held && self.certainty == Certainty::Unsure;
+        if self.phase == Phase::Held {
+            self.lose(LossReason::Gone, out);
+        }
+        self.stop(out);
+        if in_doubt {
+            // A late copy of its acquire may still take the lock.
+            out.push(Output::End(Ending::now(Certainty::Unsure, self.claim_ttl), Why::Withdraw));
+        }
+    }
+
+    /// The last guard is gone. Nothing is left to do for a lease that was released before.
+    pub(super) fn give_up(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) -> Option<GivenUp> {
+        match self.checked(now, out) {
+            Ok(_) => {
+                self.phase = Phase::Released;
+                out.push(Output::Released);
+                if self.hold_over(rules, now, out) {
+                    return Some(GivenUp::HeldOver);
+                }
+                self.stop(out);
+                Some(GivenUp::Now(self.ending(now)))
+            }
+            // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done, or waits for the
+            // end of `min_hold`.
+            Err(Phase::Lost(loss)) => {
+                match loss.reason {
+                    LossReason::Expired | LossReason::MaxHold if rules.sessions => {
+                        self.end_with_session(Why::Release, out);
+                    }
+                    LossReason::Expired | LossReason::MaxHold => {
+                        self.stop(out);
+                        out.push(Output::End(self.ending(now), Why::Release));
+                    }
+                    LossReason::Gone | LossReason::Shutdown => {}
+                }
+                Some(GivenUp::Lost(loss))
+            }
+            // It has no guards, so nobody gives it up.
+            Err(Phase::Held | Phase::Released) => {
+                self.stop(out);
+                None
+            }
+        }
+    }
+
+    /// The client is shut down.
+    pub(super) fn close(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) {
+        match self.checked(now, out) {
+            Ok(_) => {
+                self.lose(LossReason::Shutdown, out);
+                if !self.hold_over(rules, now, out) {
+                    self.stop(out);
+                    out.push(Output::End(self.ending(now), Why::Release));
+                }
+            }
+            Err(Phase::Lost(_)) => self.stop(out),
+            // It is held over, or about to be released by whoever has given it up.
+            Err(Phase::Held | Phase::Released) => {}
+        }
+    }
+
+    fn confirmed(&mut self, rules: &Rules, confirmation: &Confirmation, now: Stamp, out: &mut Outputs) {
+        match confirmation.place.cmp(&self.place) {
+            // About a place that is gone.
+            Ordering::Less => return self.renewal_failed(rules, None, now, out),
+            Ordering::Greater => return self.gone(out),
+            Ordering::Equal => out.push(Output::Note(Note::Confirmed(confirmation.sent))),
+        }
+        let held_over = match self.renewal {
+            Renewal::Active(active) => active.held_over,
+            Renewal::Done => None,
+        };
+        let prolonged = held_over.map_or_else(|| self.prolong(rules, confirmation, now, out), Ok);
+        let Ok(lasts_until) = prolonged else { return self.let_go(rules, out) };
+        let Renewal::Active(active) = &mut self.renewal else { return };
+        *active = Active {
+            in_flight: None,
+            failures: 0,
+            confirmed: confirmation.ttl.min(self.terms.ttl),
+            top_up: false,
+            held_over,
+        };
+        out.push(Output::Note(Note::Renewed));
+        out.push(Output::Wake(self.next_renewal(false, confirmation, lasts_until, now)));
+    }
+
+    fn renewal_failed(&mut self, rules: &Rules, error: Option<Error>, now: Stamp, out: &mut Outputs) {
+        let Renewal::Active(active) = &mut self.renewal else { return };
+        active.in_flight = None;
+        active.failures += 1;
+        let (failures, held_over) = (active.failures, active.held_over);
+        let wake = Wake::after(now, backoff(period(active.confirmed), failures));
+        if let Some(error) = error {
+            out.push(Output::Note(Note::RenewalFailed { error, failures }));
+        }
+        match held_over.map_or_else(|| self.checked(now, out), Ok) {
+            Ok(lasts_until) => out.push(Output::Wake(wake.by(Some(lasts_until)))),
+            Err(_) => self.let_go(rules, out),
+        }
+    }
+
+    fn note_failure(&mut self, error: &Error, out: &mut Outputs) {
+        out.push(Output::Note(Note::RenewalError));
+        if error.kind() != ErrorKind::Unavailable {
+            self.certainty = Certainty::Unsure;
+        }
+    }
+
+    /// The end of the validity, or how the lease ended. Accounts for a loss that this finds.
+    fn checked(&mut self, now: Stamp, out: &mut Outputs) -> Result<Stamp, Phase> {
+        match self.check(now) {
+            Check::Held { valid_until } => Ok(valid_until),
+            Check::JustLost(loss) => {
+                out.push(Output::Lost(loss));
+                Err(Phase::Lost(loss))
+            }
+            Check::Over(phase) => Err(phase),
+        }
+    }
+
+    /// Takes a confirmation, unless the validity is over: a late answer never revives a lease.
+    fn prolong(
+        &mut self,
+        rules: &Rules,
+        confirmation: &Confirmation,
+        now: Stamp,
+        out: &mut Outputs,
+    ) -> Result<Stamp, Phase> {
+        self.checked(now, out)?;
+        self.count(rules, confirmation);
+        Ok(self.valid_until)
+    }
+
+    fn count(&mut self, rules: &Rules, confirmation: &Confirmation) {
+        let ends = self.max_hold_ends();
+        self.valid_until = self.valid_until.max(validity_end(confirmation, rules.margin_percent).min(ends));
+        self.reaches_max_hold |= confirmation.sent.plus(confirmation.ttl) >= ends;
+    }
+
+    fn lose(&mut self, reason: LossReason, out: &mut Outputs) {
+        let loss = Loss::new(reason);
+        self.phase = Phase::Lost(loss);
+        out.push(Output::Lost(loss));
+    }
+
+    /// The clock says that the lease is lost. The store keeps it where other leases keep its session alive.
+    fn let_go(&mut self, rules: &Rules, out: &mut Outputs) {
+        if rules.sessions && self.terms.kind == LeaseKind::Kept {
+            self.end_with_session(Why::Withdraw, out);
+        } else {
+            self.stop(out);
+        }
+    }
+
+    /// Ends the lease at the store, unless that has begun.
+    fn end_with_session(&mut self, why: Why, out: &mut Outputs) {
+        if let Renewal::Active(_) = self.renewal {
+            self.stop(out);
+            out.push(Output::End(Ending::now(self.certainty, self.claim_ttl), why));
+        }
+    }
+
+    /// Renewal stops for good. One that is under way has no answer then.
+    fn stop(&mut self, out: &mut Outputs) {
+        if let Renewal::Active(active) = std::mem::replace(&mut self.renewal, Renewal::Done) {
+            if active.in_flight.is_some() {
+                self.certainty = Certainty::Unsure;
+            }
+            out.push(Output::Unschedule);
+        }
+    }
+
+    /// Keeps the lease for the rest of its `min_hold` where the store cannot. Whether it does.
+    fn hold_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) -> bool {
+        let until = self.min_hold_ends(now).filter(|_| rules.sessions);
+        if let (Some(until), Renewal::Active(active)) = (until, &mut self.renewal) {
+            active.held_over = Some(until);
+            out.push(Output::WakeBy(until));
+        }
+        until.is_some()
+    }
+
+    /// How the lease is to end that is given up now.
+    fn ending(&self, now: Stamp) -> Ending {
+        let run_out = self.min_hold_ends(now).map(|at| RunOut { at, place: self.place, begun: false });
+        Ending { certainty: self.certainty, ttl: self.claim_ttl, run_out }
+    }
+
+    /// When the lease may end that is given up within its `min_hold`.
+    fn min_hold_ends(&self, now: Stamp) -> Option<Stamp> {
+        let at = self.granted.plus(self.terms.min_hold?);
+        (at > now).then_some(at)
+    }
+
+    /// When the hold ends at the latest.
+    fn max_hold_ends(&self) -> Stamp {
+        self.terms.max_hold.map_or(Stamp::ZERO.plus(Duration::MAX), |max| self.granted.plus(max))
+    }
+
+    /// Whether a renewal could prolong the hold.
+    fn can_be_prolonged(&self, now: Stamp) -> bool {
+        now < self.max_hold_ends() && !self.reaches_max_hold
+    }
+
+    /// The ttl that a renewal asks for that is sent now: no more than what is left of `max_hold`, where leases have ttls of their own.
+    fn ttl_to_ask(&self, rules: &Rules, now: Stamp) -> Duration {
+        let Terms { ttl, .. } = self.terms;
+        if rules.sessions { ttl } else { ttl.min(self.max_hold_ends().since(now)).max(rules.min_ttl) }
+    }
+
+    /// When the lease is renewed next: never, once it is fixed and has its own ttl, or lasts until `max_hold`.
+    fn next_renewal(&self, top_up: bool, confirmation: &Confirmation, lasts_until: Stamp, now: Stamp) -> Wake {
+        let regular = confirmation.sent.plus(period(confirmation.ttl.min(self.terms.ttl)));
+        let at = match self.terms.kind {
+            _ if !self.can_be_prolonged(now) => None,
+            _ if top_up => Some(regular.min(now.plus(TOP_UP_DELAY))),
+            LeaseKind::Kept => Some(regular),
+            LeaseKind::Fixed => None,
+        };
+        Wake::at(at.map_or(lasts_until, |at| at.min(lasts_until)))
+    }
+}

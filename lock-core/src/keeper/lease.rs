@@ -1,0 +1,61 @@
+//! A lease, shared by its guards and the keeper.
+
+use std::sync::Mutex;
+
+use tokio::sync::Notify;
+
+use super::LeaseKeeper;
+use super::held_lease::{Check, HeldLease, Phase};
+use super::report::{Report, Reports};
+use crate::backend::{Claim, PlaceNumber};
+use crate::clock::Stamp;
+use crate::loss::Loss;
+use crate::sync::lock;
+use crate::token::FencingToken;
+
+/// The state of a lease, and what of it never changes.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) claim: Claim,
+    pub(crate) token: FencingToken,
+    pub(crate) place: PlaceNumber,
+    /// Locked after the keeper's state, if both are.
+    pub(super) machine: Mutex<HeldLease>,
+    /// Notified when the lease has ended.
+    pub(crate) ended: Notify,
+}
+
+/// The end of the validity of a lease that is held, or how it ended.
+pub(crate) type Held = Result<Stamp, Phase>;
+
+impl Lease {
+    pub(crate) fn ttl(&self) -> std::time::Duration {
+        lock(&self.machine).terms().ttl
+    }
+}
+
+impl LeaseKeeper {
+    /// How a lease stands now. Locks the lease alone.
+    pub(super) fn look(&self, reports: &mut Reports, lease: &Lease) -> Held {
+        let check = {
+            let mut machine = lock(&lease.machine);
+            machine.check(self.now())
+        };
+        match check {
+            Check::Held { valid_until } => Ok(valid_until),
+            Check::JustLost(loss) => {
+                self.lost(reports, lease, loss);
+                Err(Phase::Lost(loss))
+            }
+            Check::Over(phase) => Err(phase),
+        }
+    }
+
+    /// Accounts for the loss of a lease, whoever found it, and tells its holder.
+    pub(super) fn lost(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
+        self.counters.lost.add();
+        self.counters.held.sub();
+        reports.warn(lease.claim.name(), Report::Lost { token: lease.token, reason: loss.reason });
+        lease.ended.notify_waiters();
+    }
+}

@@ -1,0 +1,48 @@
+//! What a lease is asked for with, and the arithmetic of its validity.
+
+use std::time::Duration;
+
+use crate::backend::{Confirmation, LeaseKind, Mode};
+use crate::clock::Stamp;
+use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
+use crate::error::{Error, Result};
+use crate::holder_id::HolderId;
+
+/// What a user asked for, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) mode: Mode,
+    /// No longer than `max_hold`, as far as the store has ttls that short.
+    pub(crate) ttl: Duration,
+    pub(crate) kind: LeaseKind,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Option<Duration>,
+    pub(crate) holder: Option<HolderId>,
+}
+
+impl Terms {
+    /// Two acquires of one holder share a lease, so they must want the same of it.
+    pub(crate) fn agree(&self, other: &Self) -> Result<()> {
+        if self == other {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "acquires with the same holder share one lease: their mode, ttl, kind of renewal, max_hold and min_hold must agree",
+        ))
+    }
+}
+
+/// The time a holder keeps between the end of its validity and the earliest end of the lease at the store.
+pub(crate) fn margin(ttl: Duration, percent: u8) -> Duration {
+    (ttl / 100 * u32::from(percent)).max(LEAST_MARGIN)
+}
+
+/// When validity that counts from this confirmation ends.
+pub(crate) fn validity_end(confirmation: &Confirmation, margin_percent: u8) -> Stamp {
+    confirmation.sent.plus(confirmation.ttl.saturating_sub(margin(confirmation.ttl, margin_percent)))
+}
+
+/// How long after it was sent a confirmation is to be renewed.
+pub(crate) fn period(ttl: Duration) -> Duration {
+    (ttl / RENEWALS_PER_TTL).max(Duration::from_millis(1))
+}
