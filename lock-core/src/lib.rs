@@ -75,6 +75,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use guard::LockGuard;
 pub use holder_id::HolderId;
 pub use holder_info::HolderInfo;
+#[doc(hidden)]
+pub use keeper::machines;
 pub use keeper::{KeeperHome, LeaseKeeper};
 pub use lock::Lock;
 pub use lock_info::{LeaseInfo, LockInfo};

@@ -10,14 +10,19 @@ use crate::holder_id::HolderId;
 
 /// What a user asked for, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    pub(crate) mode: Mode,
+pub struct Terms {
+    /// Who may hold the lock beside it.
+    pub mode: Mode,
     /// No longer than `max_hold`, as far as the store has ttls that short.
-    pub(crate) ttl: Duration,
-    pub(crate) kind: LeaseKind,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) min_hold: Option<Duration>,
-    pub(crate) holder: Option<HolderId>,
+    pub ttl: Duration,
+    /// Whether the keeper renews it.
+    pub kind: LeaseKind,
+    /// The longest hold.
+    pub max_hold: Option<Duration>,
+    /// The shortest hold, as others see it.
+    pub min_hold: Option<Duration>,
+    /// Acquires with the same holder share a lease.
+    pub holder: Option<HolderId>,
 }
 
 impl Terms {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::LeaseKeeper;
-use super::wait_queue::no_answer;
+use super::machines::wait_queue::no_answer;
 use crate::backend::{AcquireRequest, Acquisition, Certainty, Claim};
 use crate::error::{ErrorKind, Result};
 

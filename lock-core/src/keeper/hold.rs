@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::disposal::{Ending, Why};
-use super::held_lease::GivenUp;
 use super::lease::{Held, Lease};
+use super::machines::disposal::{Ending, Why};
+use super::machines::held_lease::GivenUp;
 use super::report::Reports;
 use super::{LeaseKeeper, State};
 use crate::backend::{Certainty, Claim};

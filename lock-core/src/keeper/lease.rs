@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use tokio::sync::Notify;
 
 use super::LeaseKeeper;
-use super::held_lease::{Check, HeldLease, Phase};
+use super::machines::held_lease::{Check, HeldLease, Phase};
 use super::report::{Report, Reports};
 use crate::backend::{Claim, PlaceNumber};
 use crate::clock::Stamp;

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::held_lease::{HeldLease, Note, Output, Outputs};
 use super::lease::Lease;
+use super::machines::held_lease::{HeldLease, LeaseNote, LeaseOutput};
+use super::machines::outputs::Outputs;
+use super::machines::rules::Rules;
+use super::machines::wait_queue::Start;
 use super::report::Report;
-use super::rules::Rules;
 use super::run::Target;
 use super::schedule::TaskId;
-use super::wait_queue::Start;
 use super::{Effects, LeaseKeeper, Standing, State, Task};
 use crate::backend::{Answer, Claim, Confirmation, PlaceNumber, RenewRequest};
 use crate::clock::Stamp;
@@ -51,7 +52,7 @@ impl LeaseKeeper {
         state: &mut State,
         effects: &mut Effects,
         lease: &Arc<Lease>,
-        input: impl FnOnce(&mut HeldLease, &Rules, Stamp, &mut Outputs) -> T,
+        input: impl FnOnce(&mut HeldLease, &Rules, Stamp, &mut Outputs<LeaseOutput>) -> T,
     ) -> T {
         let mut outputs = std::mem::take(&mut state.lease_outputs);
         let done = {
@@ -65,48 +66,48 @@ impl LeaseKeeper {
         done
     }
 
-    fn carry_out_for(&self, state: &mut State, effects: &mut Effects, lease: &Arc<Lease>, output: Output) {
+    fn carry_out_for(&self, state: &mut State, effects: &mut Effects, lease: &Arc<Lease>, output: LeaseOutput) {
         let claim = &lease.claim;
         match output {
-            Output::Renew { place, ttl } => {
+            LeaseOutput::Renew { place, ttl } => {
                 effects.renewals.push((Target::Lease(lease.clone()), RenewRequest::new(claim.clone(), place, ttl)));
             }
-            Output::Wake(wake) => {
+            LeaseOutput::Wake(wake) => {
                 if let Some(id) = state.lease_task(claim) {
                     self.wake_at(state, id, wake);
                 }
             }
-            Output::WakeBy(at) => {
+            LeaseOutput::WakeBy(at) => {
                 if let Some(id) = state.lease_task(claim) {
                     state.schedule.at_the_latest(id, at);
                 }
             }
-            Output::Released => {
+            LeaseOutput::Released => {
                 self.counters.held.sub();
                 lease.ended.notify_waiters();
             }
-            Output::Lost(loss) => self.lost(&mut state.reports, lease, loss),
-            Output::Unschedule => {
+            LeaseOutput::Lost(loss) => self.lost(&mut state.reports, lease, loss),
+            LeaseOutput::Unschedule => {
                 if let Some(id) = state.lease_task(claim) {
                     state.schedule.remove(id);
                     state.owners.remove(claim.owner());
                 }
                 state.forget_reentrant(lease);
             }
-            Output::End(ending, why) => self.end(state, claim, ending, why),
-            Output::Note(note) => self.note_of(state, claim, note),
+            LeaseOutput::End(ending, why) => self.end(state, claim, ending, why),
+            LeaseOutput::Note(note) => self.note_of(state, claim, note),
         }
     }
 
-    fn note_of(&self, state: &mut State, claim: &Claim, note: Note) {
+    fn note_of(&self, state: &mut State, claim: &Claim, note: LeaseNote) {
         match note {
-            Note::Confirmed(sent) => state.confirmed(sent),
-            Note::Renewed => self.counters.renewed.add(),
-            Note::RenewalError => self.counters.renewal_errors.add(),
-            Note::RenewalFailed { error, failures } => {
+            LeaseNote::Confirmed(sent) => state.confirmed(sent),
+            LeaseNote::Renewed => self.counters.renewed.add(),
+            LeaseNote::RenewalError => self.counters.renewal_errors.add(),
+            LeaseNote::RenewalFailed { error, failures } => {
                 state.reports.warn(claim.name(), Report::RenewalFailed { error, failures });
             }
-            Note::RenewalUnanswered { failures } => {
+            LeaseNote::RenewalUnanswered { failures } => {
                 self.counters.renewal_errors.add();
                 state.reports.warn(claim.name(), Report::RenewalUnanswered { failures });
             }

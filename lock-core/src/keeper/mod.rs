@@ -1,17 +1,14 @@
 //! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
 
 mod attempt;
-mod disposal;
-mod held_lease;
 mod hold;
 mod lease;
 mod leases;
+pub mod machines;
 mod queue;
 mod report;
-mod rules;
 mod run;
 mod schedule;
-mod wait_queue;
 mod withdraw;
 
 use std::collections::HashMap;
@@ -24,17 +21,19 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use self::attempt::Attempt;
-pub(crate) use self::held_lease::Phase;
 pub(crate) use self::hold::Hold;
 use self::lease::Lease;
+use self::machines::held_lease::LeaseOutput;
+pub(crate) use self::machines::held_lease::Phase;
+use self::machines::outputs::{Outputs, Wake};
+use self::machines::rules::Rules;
+use self::machines::wait_queue::QueueOutput;
 pub(crate) use self::queue::Entry;
 use self::queue::{Queue, Taker};
 use self::report::Reports;
-use self::rules::{Rules, Wake};
 pub use self::run::KeeperHome;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
-use self::wait_queue::Outputs;
 use self::withdraw::Withdrawal;
 use crate::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewRequest, WatchGuard};
 use crate::clock::{Clock, Stamp};
@@ -94,8 +93,8 @@ struct State {
     /// A backend's code runs when they are dropped.
     unwatched: Vec<WatchGuard>,
     /// Empty, and kept for its room.
-    outputs: Outputs<Taker>,
-    lease_outputs: held_lease::Outputs,
+    outputs: Outputs<QueueOutput<Taker>>,
+    lease_outputs: Outputs<LeaseOutput>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,7 +191,7 @@ impl LeaseKeeper {
                     last_confirmed: Stamp::ZERO,
                     unwatched: Vec::new(),
                     outputs: Outputs::default(),
-                    lease_outputs: held_lease::Outputs::default(),
+                    lease_outputs: Outputs::default(),
                 }),
                 open_calls: AtomicUsize::new(0),
                 ending: AtomicBool::new(false),
@@ -206,7 +205,7 @@ impl LeaseKeeper {
     pub fn stats(&self) -> Stats {
         let waiting: usize = {
             let state = lock(&self.state);
-            state.queues.values().map(Queue::len).sum()
+            state.queues.values().map(Queue::waiting).sum()
         };
         self.counters.read(waiting as u64)
     }

@@ -8,13 +8,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::attempt::Attempt;
-use super::disposal::{Ending, Why};
 use super::hold::Hold;
+use super::machines::disposal::{Ending, Why};
+use super::machines::outputs::{Outputs, Wake};
+use super::machines::rules::Rules;
+use super::machines::wait_queue::{AcquireCall, Joining, QueueNote, QueueOutput, TakerId, WaitQueue, no_answer};
 use super::report::Report;
-use super::rules::{Rules, Wake};
 use super::run::Target;
 use super::schedule::TaskId;
-use super::wait_queue::{AcquireCall, Joining, Note, Output, Outputs, TakerId, WaitQueue, no_answer};
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
 use crate::backend::{
     AcquireRequest, Answer, Claim, Confirmation, OnContention, PlaceNumber, RenewRequest, WatchGuard,
@@ -151,7 +152,7 @@ impl LeaseKeeper {
         state: &mut State,
         effects: &mut Effects,
         name: &LockName,
-        input: impl FnOnce(&mut WaitQueue<Taker>, &Rules, Stamp, &mut Outputs<Taker>) -> T,
+        input: impl FnOnce(&mut WaitQueue<Taker>, &Rules, Stamp, &mut Outputs<QueueOutput<Taker>>) -> T,
     ) -> Option<T> {
         let queue = state.queues.get_mut(name)?;
         let mut outputs = std::mem::take(&mut state.outputs);
@@ -163,11 +164,17 @@ impl LeaseKeeper {
         Some(done)
     }
 
-    fn carry_out(self: &Arc<Self>, state: &mut State, effects: &mut Effects, name: &LockName, output: Output<Taker>) {
+    fn carry_out(
+        self: &Arc<Self>,
+        state: &mut State,
+        effects: &mut Effects,
+        name: &LockName,
+        output: QueueOutput<Taker>,
+    ) {
         let Some(queue) = state.queues.get_mut(name) else { return };
         let claim = &queue.claim;
         match output {
-            Output::NewClaim => {
+            QueueOutput::NewClaim => {
                 state.unwatched.extend(queue.watch.take());
                 let old = *claim.owner();
                 state.forget_waiting(&old);
@@ -176,34 +183,34 @@ impl LeaseKeeper {
                     queue.claim = claim;
                 }
             }
-            Output::Acquire(call) => effects.attempts.push(Attempt::new(claim.clone(), call)),
-            Output::Renew { place, ttl } => {
+            QueueOutput::Acquire(call) => effects.attempts.push(Attempt::new(claim.clone(), call)),
+            QueueOutput::Renew { place, ttl } => {
                 let renewal = RenewRequest::new(claim.clone(), place, ttl);
                 effects.renewals.push((Target::Place(claim.clone(), place), renewal));
             }
-            Output::Withdraw { certainty, ttl } => {
+            QueueOutput::Withdraw { certainty, ttl } => {
                 let claim = claim.clone();
                 self.withdraw(state, &claim, certainty, ttl);
             }
-            Output::WithdrawOverdue { certainty, ttl, overdue } => {
+            QueueOutput::WithdrawOverdue { certainty, ttl, overdue } => {
                 let claim = claim.clone();
                 self.end_when_overdue(state, &claim, Ending::now(certainty, ttl), Why::Withdraw, overdue);
             }
-            Output::Granted { start, to } => {
+            QueueOutput::Granted { start, to } => {
                 let claim = claim.clone();
                 let lease = self.start_lease(state, claim, &start);
                 effects.deliveries.extend(to.into_iter().map(|to| (to, Ok(Hold::new(self, &lease)))));
             }
-            Output::Failed { to, error } => effects.deliveries.push((to, Err(error))),
-            Output::Wake(wake) => self.wake_queue(state, name, wake),
-            Output::WakeBy(at) => {
+            QueueOutput::Failed { to, error } => effects.deliveries.push((to, Err(error))),
+            QueueOutput::Wake(wake) => self.wake_queue(state, name, wake),
+            QueueOutput::WakeBy(at) => {
                 if let Some(task) = queue.task {
                     state.schedule.at_the_latest(task, at);
                 }
             }
-            Output::Watch => effects.watches.push(claim.clone()),
-            Output::Note(note) => self.note(state, name, note),
-            Output::Finished => {
+            QueueOutput::Watch => effects.watches.push(claim.clone()),
+            QueueOutput::Note(note) => self.note(state, name, note),
+            QueueOutput::Finished => {
                 let owner = *claim.owner();
                 state.forget_waiting(&owner);
                 if let Some(queue) = state.queues.remove(name) {
@@ -222,16 +229,16 @@ impl LeaseKeeper {
         self.wake_at(state, task, wake);
     }
 
-    fn note(&self, state: &mut State, name: &LockName, note: Note) {
+    fn note(&self, state: &mut State, name: &LockName, note: QueueNote) {
         match note {
-            Note::Queued(place) => {
+            QueueNote::Queued(place) => {
                 self.counters.queued.add();
                 state.reports.debug(name, || Report::Queued { place });
             }
-            Note::AttemptFailed(error) => state.reports.debug(name, || Report::AttemptFailed { error }),
-            Note::Renewed => self.counters.renewed.add(),
-            Note::RenewalFailed => self.counters.renewal_errors.add(),
-            Note::Confirmed(sent) => state.confirmed(sent),
+            QueueNote::AttemptFailed(error) => state.reports.debug(name, || Report::AttemptFailed { error }),
+            QueueNote::Renewed => self.counters.renewed.add(),
+            QueueNote::RenewalFailed => self.counters.renewal_errors.add(),
+            QueueNote::Confirmed(sent) => state.confirmed(sent),
         }
     }
 
@@ -306,8 +313,8 @@ impl Attempt {
 
 impl Queue {
     /// How many acquires wait.
-    pub(super) fn len(&self) -> usize {
-        self.machine.len()
+    pub(super) fn waiting(&self) -> usize {
+        self.machine.waiting()
     }
 }
 

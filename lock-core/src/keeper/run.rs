@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::disposal::Ending;
 use super::lease::Lease;
+use super::machines::disposal::Ending;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Life, Parts, State, Task};
 use crate::backend::{Answer, Answers, Claim, PlaceNumber, RenewRequest};

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::disposal::{Disposal, Due, EndCall, Ended, Ending, Next, Why};
+use super::machines::disposal::{Disposal, Due, EndCall, Ended, Ending, Next, Why};
+use super::machines::outputs::Wake;
 use super::report::Report;
-use super::rules::Wake;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
 use crate::backend::{Answers, Certainty, Claim, Extend, ReleaseRequest, RenewRequest};

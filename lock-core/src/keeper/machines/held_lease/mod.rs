@@ -1,4 +1,4 @@
-//! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`Output`]s come out. It knows no store,
+//! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`LeaseOutput`]s come out. It knows no store,
 //! clock, lock or source of randomness.
 //!
 //! It stands behind the lease's own small mutex. So "is the validity over?" and "a renewal came" are one decision: whoever asks first
@@ -10,9 +10,10 @@ mod output;
 use std::cmp::Ordering;
 use std::time::Duration;
 
-pub(super) use self::output::{Note, Output, Outputs};
+pub use self::output::{LeaseNote, LeaseOutput};
 use super::disposal::{Ending, RunOut, Why};
-use super::rules::{Rules, Wake, backoff};
+use super::outputs::{Outputs, Wake};
+use super::rules::{Rules, backoff};
 use super::wait_queue::Start;
 use crate::backend::{Answer, Certainty, Confirmation, LeaseKind, PlaceNumber};
 use crate::clock::Stamp;
@@ -23,7 +24,7 @@ use crate::token::FencingToken;
 
 /// How a lease stands with its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub enum Phase {
     Held,
     /// Released, or given up by its last guard.
     Released,
@@ -32,7 +33,7 @@ pub(crate) enum Phase {
 
 /// What the clock says about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Check {
+pub enum Check {
     Held {
         valid_until: Stamp,
     },
@@ -43,15 +44,15 @@ pub(super) enum Check {
 
 /// How a lease ends whose last guard is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GivenUp {
+pub enum GivenUp {
     Lost(Loss),
     /// At the end of its `min_hold`. Nothing is to be sent before.
     HeldOver,
     Now(Ending),
 }
 
-#[derive(Debug)]
-pub(crate) struct HeldLease {
+#[derive(Clone, Debug)]
+pub struct HeldLease {
     token: FencingToken,
     place: PlaceNumber,
     terms: Terms,
@@ -95,7 +96,7 @@ const TOP_UP_DELAY: Duration = Duration::from_millis(100);
 
 impl HeldLease {
     /// A lease that was just granted, when it wants to be woken, and the end of its validity.
-    pub(super) fn new(rules: &Rules, start: &Start, now: Stamp) -> (Self, Wake, Stamp) {
+    pub fn new(rules: &Rules, start: &Start, now: Stamp) -> (Self, Wake, Stamp) {
         let Start { grant, terms, asked, certainty, waited } = *start;
         let confirmation = grant.confirmation;
         let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
@@ -126,12 +127,12 @@ impl HeldLease {
         (lease, wake, valid_until)
     }
 
-    pub(crate) fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
     /// Asks the clock.
-    pub(super) fn check(&mut self, now: Stamp) -> Check {
+    pub fn check(&mut self, now: Stamp) -> Check {
         if self.phase != Phase::Held {
             return Check::Over(self.phase);
         }
@@ -145,25 +146,25 @@ impl HeldLease {
     }
 
     /// One more guard.
-    pub(super) fn add_guard(&mut self) {
+    pub fn add_guard(&mut self) {
         self.guards += 1;
     }
 
     /// One more guard, if any is left: a lease whose last guard is going cannot be shared again.
-    pub(super) fn share(&mut self) -> bool {
+    pub fn share(&mut self) -> bool {
         let shared = self.guards > 0;
         self.guards += u32::from(shared);
         shared
     }
 
     /// One guard less. True for the last.
-    pub(super) fn drop_guard(&mut self) -> bool {
+    pub fn drop_guard(&mut self) -> bool {
         self.guards = self.guards.saturating_sub(1);
         self.guards == 0
     }
 
     /// The time has come that the lease wanted to be woken at.
-    pub(super) fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) {
+    pub fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let Renewal::Active(Active { held_over, .. }) = self.renewal else { return };
         let lasts_until = match held_over {
             Some(until) if until <= now => return self.end_with_session(Why::Release, out),
@@ -184,21 +185,21 @@ impl HeldLease {
                 active.in_flight = None;
                 active.failures += 1;
                 self.certainty = Certainty::Unsure;
-                out.push(Output::Note(Note::RenewalUnanswered { failures: active.failures }));
+                out.push(LeaseOutput::Note(LeaseNote::RenewalUnanswered { failures: active.failures }));
                 Wake::after(now, backoff(period(active.confirmed), active.failures))
             }
             None if (is_kept || active.top_up || held_over.is_some()) && can_be_prolonged => {
                 active.in_flight = Some(now);
-                out.push(Output::Renew { place: self.place, ttl });
+                out.push(LeaseOutput::Renew { place: self.place, ttl });
                 Wake::at(now.plus(bound))
             }
             None => Wake::at(lasts_until),
         };
-        out.push(Output::Wake(wake.by(Some(lasts_until))));
+        out.push(LeaseOutput::Wake(wake.by(Some(lasts_until))));
     }
 
     /// Whether its renewal may go along with others that are due now: a few percent early saves a call.
-    pub(super) fn may_go_along(&self, early: Duration) -> bool {
+    pub fn may_go_along(&self, early: Duration) -> bool {
         match self.renewal {
             // A short hold must not pay for a top-up because others are renewed just then.
             Renewal::Active(active) => {
@@ -209,7 +210,7 @@ impl HeldLease {
     }
 
     /// The answer to a renewal of the lease.
-    pub(super) fn renewed(&mut self, rules: &Rules, answer: Answer, now: Stamp, out: &mut Outputs) {
+    pub fn renewed(&mut self, rules: &Rules, answer: Answer, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         match answer {
             Answer::Renewed(confirmation) => self.confirmed(rules, &confirmation, now, out),
             Answer::Granted(grant) if grant.token == self.token => self.confirmed(rules, &grant.confirmation, now, out),
@@ -222,13 +223,13 @@ impl HeldLease {
     }
 
     /// The answer to a renewal of the place with this number, which has become a lease meanwhile. What it confirms counts for the lease.
-    pub(super) fn place_renewed(
+    pub fn place_renewed(
         &mut self,
         rules: &Rules,
         asked: PlaceNumber,
         answer: Answer,
         now: Stamp,
-        out: &mut Outputs,
+        out: &mut Outputs<LeaseOutput>,
     ) {
         let confirmation = match answer {
             Answer::Waiting { confirmation, .. } | Answer::Renewed(confirmation) => confirmation,
@@ -238,7 +239,7 @@ impl HeldLease {
             Answer::Granted(_) | Answer::Lost | Answer::Free => return self.gone(out),
             Answer::Unknown(error) => return self.note_failure(&error, out),
         };
-        out.push(Output::Note(Note::Renewed));
+        out.push(LeaseOutput::Note(LeaseNote::Renewed));
         match confirmation.place.cmp(&self.place) {
             Ordering::Less => {}
             Ordering::Greater => self.gone(out),
@@ -251,13 +252,13 @@ impl HeldLease {
     }
 
     /// The store pushes that the claim became a lease at a place, and it is one already.
-    pub(super) fn grant_pushed(
+    pub fn grant_pushed(
         &mut self,
         rules: &Rules,
         place: PlaceNumber,
         own: Option<Confirmation>,
         now: Stamp,
-        out: &mut Outputs,
+        out: &mut Outputs<LeaseOutput>,
     ) {
         match own {
             Some(confirmation) => self.confirmed(rules, &confirmation, now, out),
@@ -268,7 +269,7 @@ impl HeldLease {
     }
 
     /// The store says that the lease is gone.
-    pub(super) fn gone(&mut self, out: &mut Outputs) {
+    pub fn gone(&mut self, out: &mut Outputs<LeaseOutput>) {
         let in_doubt = self.phase == Phase::Held && self.certainty == Certainty::Unsure;
         if self.phase == Phase::Held {
             self.lose(LossReason::Gone, out);
@@ -276,16 +277,16 @@ impl HeldLease {
         self.stop(out);
         if in_doubt {
             // A late copy of its acquire may still take the lock.
-            out.push(Output::End(Ending::now(Certainty::Unsure, self.claim_ttl), Why::Withdraw));
+            out.push(LeaseOutput::End(Ending::now(Certainty::Unsure, self.claim_ttl), Why::Withdraw));
         }
     }
 
     /// The last guard is gone. Nothing is left to do for a lease that was released before.
-    pub(super) fn give_up(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) -> Option<GivenUp> {
+    pub fn give_up(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Option<GivenUp> {
         match self.checked(now, out) {
             Ok(_) => {
                 self.phase = Phase::Released;
-                out.push(Output::Released);
+                out.push(LeaseOutput::Released);
                 if self.hold_over(rules, now, out) {
                     return Some(GivenUp::HeldOver);
                 }
@@ -301,7 +302,7 @@ impl HeldLease {
                     }
                     LossReason::Expired | LossReason::MaxHold => {
                         self.stop(out);
-                        out.push(Output::End(self.ending(now), Why::Release));
+                        out.push(LeaseOutput::End(self.ending(now), Why::Release));
                     }
                     LossReason::Gone | LossReason::Shutdown => {}
                 }
@@ -316,13 +317,13 @@ impl HeldLease {
     }
 
     /// The client is shut down.
-    pub(super) fn close(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) {
+    pub fn close(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         match self.checked(now, out) {
             Ok(_) => {
                 self.lose(LossReason::Shutdown, out);
                 if !self.hold_over(rules, now, out) {
                     self.stop(out);
-                    out.push(Output::End(self.ending(now), Why::Release));
+                    out.push(LeaseOutput::End(self.ending(now), Why::Release));
                 }
             }
             Err(Phase::Lost(_)) => self.stop(out),
@@ -331,12 +332,12 @@ impl HeldLease {
         }
     }
 
-    fn confirmed(&mut self, rules: &Rules, confirmation: &Confirmation, now: Stamp, out: &mut Outputs) {
+    fn confirmed(&mut self, rules: &Rules, confirmation: &Confirmation, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         match confirmation.place.cmp(&self.place) {
             // About a place that is gone.
             Ordering::Less => return self.renewal_failed(rules, None, now, out),
             Ordering::Greater => return self.gone(out),
-            Ordering::Equal => out.push(Output::Note(Note::Confirmed(confirmation.sent))),
+            Ordering::Equal => out.push(LeaseOutput::Note(LeaseNote::Confirmed(confirmation.sent))),
         }
         let held_over = match self.renewal {
             Renewal::Active(active) => active.held_over,
@@ -352,38 +353,38 @@ impl HeldLease {
             top_up: false,
             held_over,
         };
-        out.push(Output::Note(Note::Renewed));
-        out.push(Output::Wake(self.next_renewal(false, confirmation, lasts_until, now)));
+        out.push(LeaseOutput::Note(LeaseNote::Renewed));
+        out.push(LeaseOutput::Wake(self.next_renewal(false, confirmation, lasts_until, now)));
     }
 
-    fn renewal_failed(&mut self, rules: &Rules, error: Option<Error>, now: Stamp, out: &mut Outputs) {
+    fn renewal_failed(&mut self, rules: &Rules, error: Option<Error>, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let Renewal::Active(active) = &mut self.renewal else { return };
         active.in_flight = None;
         active.failures += 1;
         let (failures, held_over) = (active.failures, active.held_over);
         let wake = Wake::after(now, backoff(period(active.confirmed), failures));
         if let Some(error) = error {
-            out.push(Output::Note(Note::RenewalFailed { error, failures }));
+            out.push(LeaseOutput::Note(LeaseNote::RenewalFailed { error, failures }));
         }
         match held_over.map_or_else(|| self.checked(now, out), Ok) {
-            Ok(lasts_until) => out.push(Output::Wake(wake.by(Some(lasts_until)))),
+            Ok(lasts_until) => out.push(LeaseOutput::Wake(wake.by(Some(lasts_until)))),
             Err(_) => self.let_go(rules, out),
         }
     }
 
-    fn note_failure(&mut self, error: &Error, out: &mut Outputs) {
-        out.push(Output::Note(Note::RenewalError));
+    fn note_failure(&mut self, error: &Error, out: &mut Outputs<LeaseOutput>) {
+        out.push(LeaseOutput::Note(LeaseNote::RenewalError));
         if error.kind() != ErrorKind::Unavailable {
             self.certainty = Certainty::Unsure;
         }
     }
 
     /// The end of the validity, or how the lease ended. Accounts for a loss that this finds.
-    fn checked(&mut self, now: Stamp, out: &mut Outputs) -> Result<Stamp, Phase> {
+    fn checked(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Result<Stamp, Phase> {
         match self.check(now) {
             Check::Held { valid_until } => Ok(valid_until),
             Check::JustLost(loss) => {
-                out.push(Output::Lost(loss));
+                out.push(LeaseOutput::Lost(loss));
                 Err(Phase::Lost(loss))
             }
             Check::Over(phase) => Err(phase),
@@ -396,7 +397,7 @@ impl HeldLease {
         rules: &Rules,
         confirmation: &Confirmation,
         now: Stamp,
-        out: &mut Outputs,
+        out: &mut Outputs<LeaseOutput>,
     ) -> Result<Stamp, Phase> {
         self.checked(now, out)?;
         self.count(rules, confirmation);
@@ -409,14 +410,14 @@ impl HeldLease {
         self.reaches_max_hold |= confirmation.sent.plus(confirmation.ttl) >= ends;
     }
 
-    fn lose(&mut self, reason: LossReason, out: &mut Outputs) {
+    fn lose(&mut self, reason: LossReason, out: &mut Outputs<LeaseOutput>) {
         let loss = Loss::new(reason);
         self.phase = Phase::Lost(loss);
-        out.push(Output::Lost(loss));
+        out.push(LeaseOutput::Lost(loss));
     }
 
     /// The clock says that the lease is lost. The store keeps it where other leases keep its session alive.
-    fn let_go(&mut self, rules: &Rules, out: &mut Outputs) {
+    fn let_go(&mut self, rules: &Rules, out: &mut Outputs<LeaseOutput>) {
         if rules.sessions && self.terms.kind == LeaseKind::Kept {
             self.end_with_session(Why::Withdraw, out);
         } else {
@@ -425,29 +426,29 @@ impl HeldLease {
     }
 
     /// Ends the lease at the store, unless that has begun.
-    fn end_with_session(&mut self, why: Why, out: &mut Outputs) {
+    fn end_with_session(&mut self, why: Why, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(_) = self.renewal {
             self.stop(out);
-            out.push(Output::End(Ending::now(self.certainty, self.claim_ttl), why));
+            out.push(LeaseOutput::End(Ending::now(self.certainty, self.claim_ttl), why));
         }
     }
 
     /// Renewal stops for good. One that is under way has no answer then.
-    fn stop(&mut self, out: &mut Outputs) {
+    fn stop(&mut self, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(active) = std::mem::replace(&mut self.renewal, Renewal::Done) {
             if active.in_flight.is_some() {
                 self.certainty = Certainty::Unsure;
             }
-            out.push(Output::Unschedule);
+            out.push(LeaseOutput::Unschedule);
         }
     }
 
     /// Keeps the lease for the rest of its `min_hold` where the store cannot. Whether it does.
-    fn hold_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs) -> bool {
+    fn hold_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) -> bool {
         let until = self.min_hold_ends(now).filter(|_| rules.sessions);
         if let (Some(until), Renewal::Active(active)) = (until, &mut self.renewal) {
             active.held_over = Some(until);
-            out.push(Output::WakeBy(until));
+            out.push(LeaseOutput::WakeBy(until));
         }
         until.is_some()
     }

@@ -3,32 +3,33 @@
 
 use std::time::Duration;
 
-use super::rules::{PATIENCE, Rules, Wake, backoff};
+use super::outputs::Wake;
+use super::rules::{PATIENCE, Rules, backoff};
 use crate::backend::{Answer, Certainty, PlaceNumber, Release};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How a claim is to end at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ending {
-    pub(super) certainty: Certainty,
+pub struct Ending {
+    pub certainty: Certainty,
     /// The longest ttl that a request of the claim asked for: after it the store has ended by itself whatever it granted.
-    pub(super) ttl: Duration,
+    pub ttl: Duration,
     /// The lease was given up within its `min_hold`: it is left to run out then.
-    pub(super) run_out: Option<RunOut>,
+    pub run_out: Option<RunOut>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RunOut {
-    pub(super) at: Stamp,
-    pub(super) place: PlaceNumber,
+pub struct RunOut {
+    pub at: Stamp,
+    pub place: PlaceNumber,
     /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no answer.
-    pub(super) begun: bool,
+    pub begun: bool,
 }
 
 /// The call that ends a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EndCall {
+pub enum EndCall {
     Release(Certainty),
     /// Renews the lease to exactly this ttl, and leaves it to run out.
     RunOut {
@@ -39,7 +40,7 @@ pub(super) enum EndCall {
 
 /// What the store says to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub enum Ended {
     Released,
     NotHeld,
     /// The lease runs out at the end of its `min_hold`.
@@ -50,7 +51,7 @@ pub(super) enum Ended {
 
 impl Ending {
     /// Ends the claim at once.
-    pub(super) fn now(certainty: Certainty, ttl: Duration) -> Self {
+    pub fn now(certainty: Certainty, ttl: Duration) -> Self {
         Self { certainty, ttl, run_out: None }
     }
 
@@ -60,7 +61,7 @@ impl Ending {
     }
 
     /// The call that ends the claim now.
-    pub(super) fn call(&self, rules: &Rules, now: Stamp) -> EndCall {
+    pub fn call(&self, rules: &Rules, now: Stamp) -> EndCall {
         let left = self.run_out.filter(|run_out| !run_out.begun);
         let left = left.map(|run_out| (run_out.place, run_out.at.since(now))).filter(|(_, left)| !left.is_zero());
         match left {
@@ -71,7 +72,7 @@ impl Ending {
 
     /// What is left to do after the store has said this: a claim of which a request has no answer is withdrawn when its `min_hold` is
     /// over, or at once where nothing runs out.
-    pub(super) fn rest(&self, ended: Ended) -> Option<Self> {
+    pub fn rest(&self, ended: Ended) -> Option<Self> {
         if self.certainty == Certainty::Sure {
             return None;
         }
@@ -88,7 +89,7 @@ impl Ending {
 
 impl Ended {
     /// What the answer to [`EndCall::Release`] says.
-    pub(super) fn by_release(release: Release) -> Self {
+    pub fn by_release(release: Release) -> Self {
         match release {
             Release::Released => Self::Released,
             Release::NotHeld => Self::NotHeld,
@@ -96,7 +97,7 @@ impl Ended {
     }
 
     /// What the answer to [`EndCall::RunOut`] says.
-    pub(super) fn by_renewal(answer: Option<Answer>) -> Result<Self> {
+    pub fn by_renewal(answer: Option<Answer>) -> Result<Self> {
         match answer {
             Some(Answer::Renewed(_) | Answer::Granted(_)) => Ok(Self::RunsOut),
             Some(Answer::Unknown(error)) => Err(error),
@@ -107,7 +108,7 @@ impl Ended {
 
 /// What the end of a claim counts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub enum Why {
     /// A lease that its holder gave up.
     Release,
     /// A claim that nobody wants any more.
@@ -115,8 +116,8 @@ pub(super) enum Why {
 }
 
 /// Ends a claim in the background: until the store answers, or its ttl has passed.
-#[derive(Debug)]
-pub(super) struct Disposal {
+#[derive(Clone, Debug)]
+pub struct Disposal {
     ending: Ending,
     why: Why,
     until: Stamp,
@@ -136,7 +137,7 @@ enum Phase {
 
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub enum Due {
     /// The call of this ending is to be sent, and the disposal wants to be woken when that is overdue.
     Send(Ending, Wake),
     /// The store has not answered for the whole ttl.
@@ -145,7 +146,7 @@ pub(super) enum Due {
 
 /// What an answer leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub enum Next {
     /// The claim has ended, as far as the rest is not to be ended later.
     Done(Why, Option<Ending>),
     Again(Wake),
@@ -153,12 +154,12 @@ pub(super) enum Next {
 
 impl Disposal {
     /// Begins at once, or at the end of a `min_hold` that the store has confirmed.
-    pub(super) fn new(ending: Ending, why: Why, now: Stamp) -> (Self, Wake) {
+    pub fn new(ending: Ending, why: Why, now: Stamp) -> (Self, Wake) {
         Self::at(ending, why, ending.begins(now), Phase::Pauses)
     }
 
     /// Begins when a call that may end the claim is overdue.
-    pub(super) fn when_overdue(ending: Ending, why: Why, overdue: Stamp) -> (Self, Wake) {
+    pub fn when_overdue(ending: Ending, why: Why, overdue: Stamp) -> (Self, Wake) {
         Self::at(ending, why, overdue, Phase::AwaitsCall)
     }
 
@@ -169,7 +170,7 @@ impl Disposal {
 
     /// The time has come that it wanted to be woken at. `last_confirmed`: when the newest request was sent by which the store has kept
     /// something of this client alive.
-    pub(super) fn due(&mut self, rules: &Rules, last_confirmed: Stamp, now: Stamp) -> Due {
+    pub fn due(&mut self, rules: &Rules, last_confirmed: Stamp, now: Stamp) -> Due {
         // What other leases of a session keep alive does not end by itself.
         let lives_on = rules.sessions && now <= last_confirmed.plus(self.ending.ttl);
         if now > self.until && self.failures > 0 && !lives_on {
@@ -185,7 +186,7 @@ impl Disposal {
     }
 
     /// The answer to a call.
-    pub(super) fn ended(&mut self, answer: Result<Ended, &Error>, now: Stamp) -> Next {
+    pub fn ended(&mut self, answer: Result<Ended, &Error>, now: Stamp) -> Next {
         match answer {
             Ok(ended) => Next::Done(self.why, self.ending.rest(ended)),
             Err(error) => {
@@ -199,7 +200,7 @@ impl Disposal {
     }
 
     /// The store has just handed the lock to the claim: whether what pauses goes on at once, because others wait.
-    pub(super) fn can_go_on_at_once(&self) -> bool {
+    pub fn can_go_on_at_once(&self) -> bool {
         match self.phase {
             Phase::AwaitsCall | Phase::Pauses => self.ending.run_out.is_none(),
             Phase::InFlight => false,
@@ -207,7 +208,7 @@ impl Disposal {
     }
 
     /// Whether a call that ends now leaves nothing to do.
-    pub(super) fn awaits_call(&self) -> bool {
+    pub fn awaits_call(&self) -> bool {
         self.phase == Phase::AwaitsCall
     }
 }

@@ -1,5 +1,5 @@
 //! The acquires of one client for one lock, and the claim that stands for them at the store, as a pure state machine: inputs and the time
-//! go in, [`Output`]s come out. It knows no store, clock, lock or source of randomness.
+//! go in, [`QueueOutput`]s come out. It knows no store, clock, lock or source of randomness.
 //!
 //! The local queue is first come, first served. Whoever is at the front when the claim is granted gets the lease; those behind it get a
 //! claim of their own. When the last acquire leaves, the claim is withdrawn.
@@ -13,10 +13,11 @@ mod waiters;
 use std::time::Duration;
 
 use self::claim::CurrentClaim;
-pub(super) use self::output::{AcquireCall, Note, Output, Outputs, Start};
-pub(super) use self::waiters::{Joining, TakerId};
+pub use self::output::{AcquireCall, QueueNote, QueueOutput, Start};
+pub use self::waiters::{Joining, TakerId};
 use self::waiters::{Waiter, Waiters};
-use super::rules::{PATIENCE, Rules, Wake, backoff};
+use super::outputs::{Outputs, Wake};
+use super::rules::{PATIENCE, Rules, backoff};
 use crate::backend::{Acquisition, Answer, Certainty, Confirmation, Grant, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,8 +25,8 @@ use crate::terms::{period, validity_end};
 use crate::token::FencingToken;
 
 /// Exists while somebody waits. `T` is how an acquire is told its outcome.
-#[derive(Debug)]
-pub(super) struct WaitQueue<T> {
+#[derive(Clone, Debug)]
+pub struct WaitQueue<T> {
     waiters: Waiters<T>,
     claim: CurrentClaim,
     phase: Phase,
@@ -52,7 +53,7 @@ const SPREAD: Duration = Duration::from_millis(2);
 impl<T> WaitQueue<T> {
     /// A queue of one acquire, and its first attempt. Nothing is to be woken for that: the acquire itself makes it, and its wait has an
     /// end.
-    pub(super) fn new(first: Joining<T>, now: Stamp) -> (Self, AcquireCall) {
+    pub fn new(first: Joining<T>, now: Stamp) -> (Self, AcquireCall) {
         let claim = CurrentClaim::new(&first.terms, first.on_contention, now);
         let phase = Phase::Acquiring { since: now };
         let queue = Self { waiters: Waiters::new(first), claim, phase, answered: None, in_doubt_until: Stamp::ZERO };
@@ -61,7 +62,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// How many acquires wait.
-    pub(super) fn len(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.waiters.takers()
     }
 
@@ -69,13 +70,13 @@ impl<T> WaitQueue<T> {
     ///
     /// # Errors
     /// `InvalidInput` when its holder waits already, for another kind of lease.
-    pub(super) fn join(&mut self, rules: &Rules, joining: Joining<T>, out: &mut Outputs<T>) -> Result<()> {
+    pub fn join(&mut self, rules: &Rules, joining: Joining<T>, out: &mut Outputs<QueueOutput<T>>) -> Result<()> {
         let confirm_after = joining.confirm_after;
         self.waiters.join(joining)?;
         match self.phase {
             // From now on somebody depends on a first attempt whose future may never be polled again.
             Phase::Acquiring { since } => out.wake_at(since.plus(rules.call_bound)),
-            Phase::Queued { renewal: None } | Phase::Retrying => out.push(Output::WakeBy(confirm_after)),
+            Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(confirm_after)),
             // What its answer confirms is compared with what the waiters need.
             Phase::Queued { renewal: Some(_) } => {}
         }
@@ -83,7 +84,13 @@ impl<T> WaitQueue<T> {
     }
 
     /// An acquire leaves. Says why it has no lease, if it still waited.
-    pub(super) fn leave(&mut self, rules: &Rules, taker: TakerId, now: Stamp, out: &mut Outputs<T>) -> Option<Error> {
+    pub fn leave(
+        &mut self,
+        rules: &Rules,
+        taker: TakerId,
+        now: Stamp,
+        out: &mut Outputs<QueueOutput<T>>,
+    ) -> Option<Error> {
         let confirm_after = self.waiters.remove(taker)?;
         let in_doubt = self.claim.certainty == Certainty::Unsure || self.claim.at_store || now < self.in_doubt_until;
         // A place may have become a lease since, and whoever held the lock may have released it.
@@ -96,10 +103,10 @@ impl<T> WaitQueue<T> {
         };
         if self.waiters.front().is_none() {
             self.withdraw(rules, out);
-            out.push(Output::Finished);
+            out.push(QueueOutput::Finished);
         } else if self.is_outdated(rules) {
             match self.phase {
-                Phase::Queued { renewal: None } | Phase::Retrying => out.push(Output::WakeBy(now)),
+                Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(now)),
                 // The answer, or its absence, comes first.
                 Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => {}
             }
@@ -108,16 +115,22 @@ impl<T> WaitQueue<T> {
     }
 
     /// Ends the queue, with this error for everybody.
-    pub(super) fn close(&mut self, rules: &Rules, error: &Error, out: &mut Outputs<T>) {
+    pub fn close(&mut self, rules: &Rules, error: &Error, out: &mut Outputs<QueueOutput<T>>) {
         for to in self.waiters.drain() {
-            out.push(Output::Failed { to, error: error.clone() });
+            out.push(QueueOutput::Failed { to, error: error.clone() });
         }
         self.withdraw(rules, out);
-        out.push(Output::Finished);
+        out.push(QueueOutput::Finished);
     }
 
     /// The answer to the acquire of the claim.
-    pub(super) fn acquired(&mut self, rules: &Rules, answer: Result<Acquisition>, now: Stamp, out: &mut Outputs<T>) {
+    pub fn acquired(
+        &mut self,
+        rules: &Rules,
+        answer: Result<Acquisition>,
+        now: Stamp,
+        out: &mut Outputs<QueueOutput<T>>,
+    ) {
         let sent = match self.phase {
             Phase::Acquiring { since } => since,
             // Of an earlier request of the claim, which its renewal has overtaken.
@@ -129,7 +142,7 @@ impl<T> WaitQueue<T> {
             Ok(Acquisition::Queued { confirmation, look_in }) => {
                 self.claim.at_store = true;
                 if !self.refuse_tries(rules, &held_by_another(), now, out) {
-                    out.push(Output::Note(Note::Queued(confirmation.place)));
+                    out.push(QueueOutput::Note(QueueNote::Queued(confirmation.place)));
                     self.queued(rules, confirmation, look_in, now, out);
                 }
             }
@@ -143,14 +156,14 @@ impl<T> WaitQueue<T> {
                     // Those who wait want another claim at once.
                     return self.retry_at(now, Wake::after(now, SPREAD), out);
                 }
-                out.push(Output::Watch);
+                out.push(QueueOutput::Watch);
                 self.retry_at(now, Wake::after(now.plus(look_in), SPREAD), out);
             }
             Err(error) => {
                 if error.kind() == ErrorKind::Indeterminate {
                     self.doubt(now);
                 }
-                out.push(Output::Note(Note::AttemptFailed(error.clone())));
+                out.push(QueueOutput::Note(QueueNote::AttemptFailed(error.clone())));
                 match error.kind() {
                     ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
                         self.close(rules, &error, out);
@@ -163,18 +176,18 @@ impl<T> WaitQueue<T> {
     }
 
     /// The acquire of the claim was given up before it was sent.
-    pub(super) fn not_sent(&mut self, now: Stamp, out: &mut Outputs<T>) {
+    pub fn not_sent(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.retry_at(now, Wake::at(now), out);
     }
 
     /// The answer to a renewal of the place with this number.
-    pub(super) fn renewed(
+    pub fn renewed(
         &mut self,
         rules: &Rules,
         asked: PlaceNumber,
         answer: Answer,
         now: Stamp,
-        out: &mut Outputs<T>,
+        out: &mut Outputs<QueueOutput<T>>,
     ) {
         let Phase::Queued { .. } = self.phase else {
             // An acquire has followed it: its answer is newer.
@@ -183,7 +196,7 @@ impl<T> WaitQueue<T> {
         self.phase = Phase::Queued { renewal: None };
         match answer {
             Answer::Waiting { confirmation, look_in } => {
-                out.push(Output::Note(Note::Renewed));
+                out.push(QueueOutput::Note(QueueNote::Renewed));
                 self.queued(rules, confirmation, look_in, now, out);
             }
             Answer::Granted(grant) => self.granted(rules, grant, now, out),
@@ -199,7 +212,7 @@ impl<T> WaitQueue<T> {
                 self.start_over(rules, now, out);
             }
             Answer::Unknown(error) => {
-                out.push(Output::Note(Note::RenewalFailed));
+                out.push(QueueOutput::Note(QueueNote::RenewalFailed));
                 if error.kind() != ErrorKind::Unavailable {
                     self.claim.certainty = Certainty::Unsure;
                 }
@@ -211,13 +224,13 @@ impl<T> WaitQueue<T> {
     /// The store pushes that a place became a lease. It does not say when, so the validity counts from the newest confirmation of this
     /// very place. Without a live one the answer that is under way comes first, as that of the acquire which the push has overtaken, or
     /// the place is renewed.
-    pub(super) fn grant_pushed(
+    pub fn grant_pushed(
         &mut self,
         rules: &Rules,
         (place, token): (PlaceNumber, FencingToken),
         own: Option<Confirmation>,
         now: Stamp,
-        out: &mut Outputs<T>,
+        out: &mut Outputs<QueueOutput<T>>,
     ) {
         if place < self.claim.place {
             return;
@@ -234,7 +247,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// The store reports that the claim's place is gone.
-    pub(super) fn gone(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+    pub fn gone(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         match self.phase {
             Phase::Acquiring { .. } => self.claim.recheck = true,
             Phase::Queued { .. } | Phase::Retrying => self.start_over(rules, now, out),
@@ -242,7 +255,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// The lock may be free, or the state of the claim may have changed.
-    pub(super) fn changed(&mut self, now: Stamp, out: &mut Outputs<T>) {
+    pub fn changed(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         match self.phase {
             Phase::Queued { renewal: None } | Phase::Retrying => out.wake_at(now),
             Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => self.claim.recheck = true,
@@ -250,7 +263,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// The time has come that the queue wanted to be woken at.
-    pub(super) fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+    pub fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         match self.phase {
             Phase::Acquiring { since } if now < since.plus(rules.call_bound) => {
                 out.wake_at(since.plus(rules.call_bound))
@@ -266,13 +279,13 @@ impl<T> WaitQueue<T> {
             Phase::Queued { renewal } => self.renewal_due(rules, renewal, now, out),
             Phase::Retrying => {
                 self.phase = Phase::Acquiring { since: now };
-                out.push(Output::Acquire(self.claim.call()));
+                out.push(QueueOutput::Acquire(self.claim.call()));
                 out.wake_at(now.plus(rules.call_bound));
             }
         }
     }
 
-    fn renewal_due(&mut self, rules: &Rules, renewal: Option<Stamp>, now: Stamp, out: &mut Outputs<T>) {
+    fn renewal_due(&mut self, rules: &Rules, renewal: Option<Stamp>, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         let ttl = self.claim.ttl_to_renew(rules.max_place_ttl);
         let bound = rules.call_bound.min(period(ttl));
         match renewal {
@@ -280,19 +293,19 @@ impl<T> WaitQueue<T> {
             Some(_) => {
                 self.phase = Phase::Queued { renewal: None };
                 self.claim.certainty = Certainty::Unsure;
-                out.push(Output::Note(Note::RenewalFailed));
+                out.push(QueueOutput::Note(QueueNote::RenewalFailed));
                 self.failed(rules, no_answer(), now, out);
             }
             None => {
                 self.phase = Phase::Queued { renewal: Some(now) };
-                out.push(Output::Renew { place: self.claim.place, ttl });
+                out.push(QueueOutput::Renew { place: self.claim.place, ttl });
                 out.wake_at(now.plus(bound));
             }
         }
     }
 
     /// The front gets the lease, and those behind it get a claim of their own.
-    fn granted(&mut self, rules: &Rules, grant: Grant, now: Stamp, out: &mut Outputs<T>) {
+    fn granted(&mut self, rules: &Rules, grant: Grant, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         if grant.confirmation.place < self.claim.place {
             // An answer about a place that is gone.
             return self.retry_at(now, Wake::at(now), out);
@@ -308,13 +321,13 @@ impl<T> WaitQueue<T> {
         let Some((terms, to)) = self.waiters.pop_front() else { return };
         let (asked, certainty, waited) = (self.claim.ttl, self.certainty(), self.claim.confirmation.is_some());
         self.answer(grant.confirmation.sent);
-        out.push(Output::Granted { start: Start { grant, terms, asked, certainty, waited }, to });
+        out.push(QueueOutput::Granted { start: Start { grant, terms, asked, certainty, waited }, to });
         self.next_claim(rules, now, out);
     }
 
     /// Whoever only tries, at the front, does not want to wait. Whether the front consisted of such: then the claim is withdrawn.
-    fn refuse_tries(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<T>) -> bool {
-        let refused = self.waiters.refuse_tries(|to| out.push(Output::Failed { to, error: error.clone() }));
+    fn refuse_tries(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) -> bool {
+        let refused = self.waiters.refuse_tries(|to| out.push(QueueOutput::Failed { to, error: error.clone() }));
         if refused {
             self.start_over(rules, now, out);
         }
@@ -322,29 +335,29 @@ impl<T> WaitQueue<T> {
     }
 
     /// Withdraws the claim, and sends another one for those who wait.
-    fn start_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
+    fn start_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.withdraw(rules, out);
         self.next_claim(rules, now, out);
     }
 
     /// Sends a claim for those who wait. Without a waiter the queue ends.
-    fn next_claim(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) {
-        let Some(front) = self.waiters.front() else { return out.push(Output::Finished) };
+    fn next_claim(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+        let Some(front) = self.waiters.front() else { return out.push(QueueOutput::Finished) };
         self.claim = CurrentClaim::of(front, now);
         self.phase = Phase::Acquiring { since: now };
-        out.push(Output::NewClaim);
-        out.push(Output::Acquire(self.claim.call()));
+        out.push(QueueOutput::NewClaim);
+        out.push(QueueOutput::Acquire(self.claim.call()));
         out.wake_at(now.plus(rules.call_bound));
     }
 
     /// Withdraws the claim, where the store may have anything of it. What a first acquire under way leaves at the store is seen from its
     /// answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
-    fn withdraw(&self, rules: &Rules, out: &mut Outputs<T>) {
+    fn withdraw(&self, rules: &Rules, out: &mut Outputs<QueueOutput<T>>) {
         let (certainty, ttl) = (self.certainty(), self.claim.ttl);
         if self.claim.at_store || self.claim.certainty == Certainty::Unsure {
-            out.push(Output::Withdraw { certainty, ttl });
+            out.push(QueueOutput::Withdraw { certainty, ttl });
         } else if let Phase::Acquiring { since } = self.phase {
-            out.push(Output::WithdrawOverdue { certainty, ttl, overdue: since.plus(rules.call_bound) });
+            out.push(QueueOutput::WithdrawOverdue { certainty, ttl, overdue: since.plus(rules.call_bound) });
         }
     }
 
@@ -355,9 +368,9 @@ impl<T> WaitQueue<T> {
         confirmation: Confirmation,
         look_in: Duration,
         now: Stamp,
-        out: &mut Outputs<T>,
+        out: &mut Outputs<QueueOutput<T>>,
     ) {
-        out.push(Output::Note(Note::Confirmed(confirmation.sent)));
+        out.push(QueueOutput::Note(QueueNote::Confirmed(confirmation.sent)));
         let recheck = std::mem::take(&mut self.claim.recheck);
         self.answer(confirmation.sent);
         self.phase = Phase::Queued { renewal: None };
@@ -371,11 +384,11 @@ impl<T> WaitQueue<T> {
         }
         let renewal = confirmation.sent.plus(period(confirmation.ttl));
         let wake = Wake::after(now.plus(look_in), SPREAD).by(Some(renewal)).by(self.confirmation_due());
-        out.push(Output::Wake(wake));
+        out.push(QueueOutput::Wake(wake));
     }
 
     /// A grant that was pushed and a live confirmation of its very place are a lease together.
-    fn join_push(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<T>) -> bool {
+    fn join_push(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) -> bool {
         let grant = match self.phase {
             Phase::Acquiring { .. } => None,
             Phase::Queued { .. } | Phase::Retrying => self.claim.pushed_grant(),
@@ -387,7 +400,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// A call failed, or its outcome is unknown.
-    fn failed(&mut self, rules: &Rules, error: Error, now: Stamp, out: &mut Outputs<T>) {
+    fn failed(&mut self, rules: &Rules, error: Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.claim.failures += 1;
         let pause = backoff(PATIENCE.min(period(self.claim.ttl)), self.claim.failures);
         let is_old = now.since(self.claim.first_sent) >= self.claim.ttl;
@@ -398,22 +411,22 @@ impl<T> WaitQueue<T> {
                 if let Some(front) = self.waiters.front() {
                     self.claim = CurrentClaim::of(front, now);
                     self.phase = Phase::Retrying;
-                    out.push(Output::NewClaim);
+                    out.push(QueueOutput::NewClaim);
                 }
             }
             Phase::Acquiring { .. } | Phase::Retrying | Phase::Queued { .. } => {}
         }
         self.claim.last_error = Some(error);
-        out.push(Output::Wake(Wake::after(now, pause)));
+        out.push(QueueOutput::Wake(Wake::after(now, pause)));
     }
 
     /// The next acquire of the claim is due then, or when somebody needs an answer before.
-    fn retry_at(&mut self, now: Stamp, wake: Wake, out: &mut Outputs<T>) {
+    fn retry_at(&mut self, now: Stamp, wake: Wake, out: &mut Outputs<QueueOutput<T>>) {
         self.phase = Phase::Retrying;
         if std::mem::take(&mut self.claim.recheck) {
             out.wake_at(now);
         } else {
-            out.push(Output::Wake(wake.by(self.confirmation_due())));
+            out.push(QueueOutput::Wake(wake.by(self.confirmation_due())));
         }
     }
 
@@ -454,10 +467,10 @@ impl<T> WaitQueue<T> {
     }
 }
 
-pub(super) fn no_answer() -> Error {
+pub(in crate::keeper) fn no_answer() -> Error {
     Error::new(ErrorKind::Indeterminate, "the store has not answered within the wait")
 }
 
-pub(super) fn held_by_another() -> Error {
+fn held_by_another() -> Error {
     Error::new(ErrorKind::Timeout, "another had it for the whole wait")
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use crate::backend::PlaceNumber;
 use crate::clock::Stamp;
 use crate::error::Error;
-use crate::keeper::disposal::{Ending, Why};
-use crate::keeper::rules::Wake;
+use crate::keeper::machines::disposal::{Ending, Why};
+use crate::keeper::machines::outputs::Wake;
 use crate::loss::Loss;
 
 /// To be carried out in order.
-#[derive(Debug)]
-pub(in crate::keeper) enum Output {
+#[derive(Clone, Debug)]
+pub enum LeaseOutput {
     /// Sends a renewal. Only in answer to a wake-up, so that renewals go out together.
     Renew { place: PlaceNumber, ttl: Duration },
     /// Sets when the lease wants to be woken, in place of the former time.
@@ -27,11 +27,11 @@ pub(in crate::keeper) enum Output {
     /// Ends the claim at the store, in the background.
     End(Ending, Why),
     /// For logs and counters.
-    Note(Note),
+    Note(LeaseNote),
 }
 
-#[derive(Debug)]
-pub(in crate::keeper) enum Note {
+#[derive(Clone, Debug)]
+pub enum LeaseNote {
     /// The store has confirmed that it keeps the lease, in answer to a request that was sent then.
     Confirmed(Stamp),
     Renewed,
@@ -43,18 +43,4 @@ pub(in crate::keeper) enum Note {
     RenewalUnanswered {
         failures: u32,
     },
-}
-
-/// The outputs of one input, in order.
-#[derive(Debug, Default)]
-pub(in crate::keeper) struct Outputs(Vec<Output>);
-
-impl Outputs {
-    pub(super) fn push(&mut self, output: Output) {
-        self.0.push(output);
-    }
-
-    pub(in crate::keeper) fn drain(&mut self) -> impl Iterator<Item = Output> {
-        self.0.drain(..)
-    }
 }

@@ -8,27 +8,27 @@ use crate::error::Result;
 use crate::terms::Terms;
 
 /// Names an acquire within a client.
-pub(in crate::keeper) type TakerId = u64;
+pub type TakerId = u64;
 
 /// An acquire that enters a queue.
-#[derive(Debug)]
-pub(in crate::keeper) struct Joining<T> {
-    pub(in crate::keeper) taker: TakerId,
-    pub(in crate::keeper) terms: Terms,
-    pub(in crate::keeper) on_contention: OnContention,
+#[derive(Clone, Debug)]
+pub struct Joining<T> {
+    pub taker: TakerId,
+    pub terms: Terms,
+    pub on_contention: OnContention,
     /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
-    pub(in crate::keeper) confirm_after: Stamp,
-    pub(in crate::keeper) to: T,
+    pub confirm_after: Stamp,
+    pub to: T,
 }
 
 /// One place in the local queue. Acquires with the same holder share one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Waiter<T> {
     pub(super) terms: Terms,
     takers: Vec<Taker<T>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Taker<T> {
     id: TakerId,
     on_contention: OnContention,
@@ -49,7 +49,7 @@ impl<T> Waiter<T> {
 }
 
 /// Never empty while its queue exists.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Waiters<T>(VecDeque<Waiter<T>>);
 
 impl<T> Waiters<T> {

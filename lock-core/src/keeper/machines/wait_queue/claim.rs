@@ -11,7 +11,7 @@ use crate::terms::Terms;
 use crate::token::FencingToken;
 
 /// A claim from its first request until it is granted or withdrawn.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct CurrentClaim {
     pub(super) mode: Mode,
     pub(super) ttl: Duration,

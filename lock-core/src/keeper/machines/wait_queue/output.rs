@@ -5,12 +5,12 @@ use std::time::Duration;
 use crate::backend::{Certainty, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
-use crate::keeper::rules::Wake;
+use crate::keeper::machines::outputs::{Outputs, Wake};
 use crate::terms::Terms;
 
 /// To be carried out in order. "The claim" is the present one, up to the next [`NewClaim`](Self::NewClaim).
-#[derive(Debug)]
-pub(in crate::keeper) enum Output<T> {
+#[derive(Clone, Debug)]
+pub enum QueueOutput<T> {
     /// A new claim stands for the queue from now on.
     NewClaim,
     /// Sends an acquire of the claim.
@@ -32,37 +32,37 @@ pub(in crate::keeper) enum Output<T> {
     /// Has the backend report when the lock may be free.
     Watch,
     /// For logs and counters.
-    Note(Note),
+    Note(QueueNote),
     /// Nobody waits any more.
     Finished,
 }
 
 /// An acquire that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::keeper) struct AcquireCall {
-    pub(in crate::keeper) mode: Mode,
-    pub(in crate::keeper) ttl: Duration,
-    pub(in crate::keeper) kind: LeaseKind,
-    pub(in crate::keeper) on_contention: OnContention,
-    pub(in crate::keeper) attempt: u32,
+pub struct AcquireCall {
+    pub mode: Mode,
+    pub ttl: Duration,
+    pub kind: LeaseKind,
+    pub on_contention: OnContention,
+    pub attempt: u32,
     /// Unsure when an earlier acquire of the claim was never answered.
-    pub(in crate::keeper) certainty: Certainty,
+    pub certainty: Certainty,
 }
 
 /// What a lease begins with.
 #[derive(Clone, Debug)]
-pub(in crate::keeper) struct Start {
-    pub(in crate::keeper) grant: Grant,
-    pub(in crate::keeper) terms: Terms,
+pub struct Start {
+    pub grant: Grant,
+    pub terms: Terms,
     /// The ttl that the acquires of its claim asked for.
-    pub(in crate::keeper) asked: Duration,
-    pub(in crate::keeper) certainty: Certainty,
+    pub asked: Duration,
+    pub certainty: Certainty,
     /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.
-    pub(in crate::keeper) waited: bool,
+    pub waited: bool,
 }
 
-#[derive(Debug)]
-pub(in crate::keeper) enum Note {
+#[derive(Clone, Debug)]
+pub enum QueueNote {
     Queued(PlaceNumber),
     AttemptFailed(Error),
     Renewed,
@@ -71,26 +71,8 @@ pub(in crate::keeper) enum Note {
     Confirmed(Stamp),
 }
 
-/// The outputs of one input, in order.
-#[derive(Debug)]
-pub(in crate::keeper) struct Outputs<T>(Vec<Output<T>>);
-
-impl<T> Default for Outputs<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<T> Outputs<T> {
-    pub(super) fn push(&mut self, output: Output<T>) {
-        self.0.push(output);
-    }
-
+impl<T> Outputs<QueueOutput<T>> {
     pub(super) fn wake_at(&mut self, at: Stamp) {
-        self.push(Output::Wake(Wake::at(at)));
-    }
-
-    pub(in crate::keeper) fn drain(&mut self) -> impl Iterator<Item = Output<T>> {
-        self.0.drain(..)
+        self.push(QueueOutput::Wake(Wake::at(at)));
     }
 }

@@ -1,0 +1,23 @@
+//! The decisions of the keeper, as pure state machines: inputs and the time go in, outputs come out. They know no store, clock, lock or
+//! source of randomness.
+//!
+//! - [`WaitQueue`]: the acquires of one client for one lock, and the claim that stands for them.
+//! - [`HeldLease`]: one lease from its grant to its end.
+//! - [`Disposal`]: the end of a claim at the store, in the background.
+//!
+//! Public for the workspace's simulation only, which explores them: no part of the interface.
+#![doc(hidden)]
+#![expect(clippy::exhaustive_enums, reason = "whoever explores them has to know each case")]
+
+pub(super) mod disposal;
+pub(super) mod held_lease;
+pub(super) mod outputs;
+pub(super) mod rules;
+pub(super) mod wait_queue;
+
+pub use self::disposal::{Disposal, Due, EndCall, Ended, Ending, Next, RunOut, Why};
+pub use self::held_lease::{Check, GivenUp, HeldLease, LeaseNote, LeaseOutput, Phase};
+pub use self::outputs::{Outputs, Wake};
+pub use self::rules::Rules;
+pub use self::wait_queue::{AcquireCall, Joining, QueueNote, QueueOutput, Start, TakerId, WaitQueue};
+pub use crate::terms::Terms;
