@@ -1,13 +1,14 @@
 //! All states of a world, or random walks through it.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::HashSet;
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hasher};
 
 use leasehold_core::memory::LockRecord;
 
-use super::claim::{ModelClaim, Phase, note_token};
+use super::client::{Client, Scene, Sent, note_token};
 use super::server::serve;
-use super::{Broken, ROOM, Reply, Request, State, Step, Verb, World, add, at, remove};
+use super::{Broken, Reply, Request, State, Step, Verb, World, add, client_of, fair, remove};
 use crate::chance::Chance;
 
 /// What was found.
@@ -19,28 +20,31 @@ pub(crate) struct Findings {
     pub(crate) trace: Vec<String>,
 }
 
-/// Visits every reachable state, breadth first, until a promise is broken.
+/// The continuation in a fair world takes as long as many steps, so not every state has one.
+const FAIR_EVERY: usize = 8;
+
+/// Visits every reachable state, breadth first, until a promise is broken or so many states were visited.
 ///
 /// Plain search instead of a model checker's framework: the states are few enough to be kept as hashes, the
 /// continuation that [`Broken::Wake`] needs is a simulation of its own, and the shortest trace comes for free.
-pub(crate) fn exhaust(world: &World) -> Findings {
-    let mut fair = Fair::default();
+pub(crate) fn exhaust(world: &World, most: usize) -> Findings {
     let mut seen = HashSet::from([fingerprint(&State::new(world))]);
     // How each state was reached: the index of the one before, and the step.
     let mut paths: Vec<(usize, Step)> = vec![(0, Step::Tick)];
     let mut level = vec![(0, State::new(world))];
-    while !level.is_empty() {
+    while !level.is_empty() && seen.len() < most {
         let mut next_level = Vec::new();
         for (index, state) in level {
-            for step in state.steps() {
-                let outcome = state.after(world, step).and_then(|next| fair.check(world, &next).map(|()| next));
-                match outcome {
-                    Err(broken) => {
-                        let trace = trace(&paths, index, step);
-                        return Findings { states: seen.len(), broken: Some(broken), trace };
-                    }
+            for step in state.steps(world) {
+                match state.after(world, step) {
+                    Err(broken) => return Findings::broken(seen.len(), broken, trace(&paths, index, step)),
                     Ok(next) => {
                         if seen.insert(fingerprint(&next)) {
+                            if seen.len().is_multiple_of(FAIR_EVERY)
+                                && let Err(broken) = fair::check(world, &next)
+                            {
+                                return Findings::broken(seen.len(), broken, trace(&paths, index, step));
+                            }
                             paths.push((index, step));
                             next_level.push((paths.len() - 1, next));
                         }
@@ -56,19 +60,19 @@ pub(crate) fn exhaust(world: &World) -> Findings {
 /// Goes from the beginning to an end so often, by chance, until a promise is broken. The same seed takes the same ways.
 pub(crate) fn walk(world: &World, walks: usize, seed: u64) -> Findings {
     let mut chance = Chance::new(seed);
-    let mut fair = Fair::default();
     let mut states = 0;
     for _ in 0..walks {
         let mut state = State::new(world);
         let mut taken = Vec::new();
         loop {
-            let mut steps = state.steps();
-            // Let things happen within a tick, and let few processes die.
+            let mut steps = state.steps(world);
+            // Let things happen within a tick, and let few acquires and processes end early.
             if chance.below(4) > 0 && steps.len() > 1 && state.now < world.end {
                 steps.retain(|step| *step != Step::Tick);
             }
-            if chance.below(10) > 0 && steps.iter().any(|step| !matches!(step, Step::Die { .. })) {
-                steps.retain(|step| !matches!(step, Step::Die { .. }));
+            let is_early_end = |step: &Step| matches!(step, Step::Die { .. } | Step::Cancel { .. });
+            if chance.below(10) > 0 && !steps.iter().all(is_early_end) {
+                steps.retain(|step| !is_early_end(step));
             }
             if steps.is_empty() || (state.now == world.end && steps == [Step::Tick]) {
                 break;
@@ -76,13 +80,24 @@ pub(crate) fn walk(world: &World, walks: usize, seed: u64) -> Findings {
             let step = steps[chance.below(steps.len())];
             taken.push(format!("{step:?}"));
             states += 1;
-            match state.after(world, step).and_then(|next| fair.check(world, &next).map(|()| next)) {
+            match state.after(world, step) {
                 Ok(next) => state = next,
-                Err(broken) => return Findings { states, broken: Some(broken), trace: taken },
+                Err(broken) => return Findings::broken(states, broken, taken),
+            }
+            if chance.below(FAIR_EVERY) == 0
+                && let Err(broken) = fair::check(world, &state)
+            {
+                return Findings::broken(states, broken, taken);
             }
         }
     }
     Findings { states, broken: None, trace: Vec::new() }
+}
+
+impl Findings {
+    fn broken(states: usize, broken: Broken, trace: Vec<String>) -> Self {
+        Self { states, broken: Some(broken), trace }
+    }
 }
 
 fn trace(paths: &[(usize, Step)], mut index: usize, last: Step) -> Vec<String> {
@@ -95,10 +110,20 @@ fn trace(paths: &[(usize, Step)], mut index: usize, last: Step) -> Vec<String> {
     steps
 }
 
-fn fingerprint(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
+/// The hash of all that `Debug` prints, which for these types is all that they hold: errors cannot be hashed.
+fn fingerprint(value: &impl fmt::Debug) -> u64 {
+    struct Sink(DefaultHasher);
+
+    impl Write for Sink {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.write(text.as_bytes());
+            Ok(())
+        }
+    }
+
+    let mut sink = Sink(DefaultHasher::new());
+    write!(sink, "{value:?}").expect("hashing does not fail");
+    sink.0.finish()
 }
 
 impl State {
@@ -106,14 +131,8 @@ impl State {
         Self {
             now: 0,
             record: LockRecord::default(),
-            released: [false; ROOM],
-            claims: std::array::from_fn(|index| {
-                if index < world.claims {
-                    ModelClaim::new(Phase::Idle, world.sends)
-                } else {
-                    ModelClaim::new(Phase::Ended, 0)
-                }
-            }),
+            released: Vec::new(),
+            clients: std::array::from_fn(|index| Client::new(world, index)),
             requests: Vec::new(),
             replies: Vec::new(),
             pushes: Vec::new(),
@@ -122,17 +141,34 @@ impl State {
     }
 
     /// Everything that can happen next.
-    fn steps(&self) -> Vec<Step> {
-        let mut steps = vec![Step::Tick];
-        for (claim, state) in (0u8..).zip(&self.claims) {
-            if let Some(verb) = state.next_verb() {
-                steps.push(Step::Send(Request { claim, sent: self.now, verb }));
+    fn steps(&self, world: &World) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.now < world.end {
+            steps.push(Step::Tick);
+        }
+        for (index, client) in self.clients.iter().enumerate() {
+            if client.enters_left > 0 {
+                steps.push(Step::Enter { client: index });
             }
-            if state.listens() {
-                steps.extend([Step::End { claim }, Step::Die { claim }]);
+            if client.is_waiting() {
+                steps.push(Step::Cancel { client: index });
+            }
+            steps.extend(client.given().map(|claim| Step::Release { claim }));
+            if client.is_waiting() || !client.leases.is_empty() {
+                steps.push(Step::Die { client: index });
+            }
+            steps.extend(client.timers(self.now).into_iter().map(|timer| Step::Fire { client: index, timer }));
+        }
+        for &request in &self.requests {
+            steps.push(Step::Serve(request));
+            if !world.faults {
+                continue;
+            }
+            steps.push(Step::ServeTwice(request));
+            if !self.clients[client_of(request.claim)].is_dead && !request.is_abandoned {
+                steps.push(Step::Fail(request));
             }
         }
-        steps.extend(self.requests.iter().map(|&request| Step::Serve(request)));
         steps.extend(self.replies.iter().map(|&(request, reply)| Step::Hear(request, reply)));
         steps.extend(self.pushes.iter().map(|&push| Step::HearPush(push)));
         steps
@@ -142,55 +178,56 @@ impl State {
     fn after(&self, world: &World, step: Step) -> Result<Self, Broken> {
         let mut next = self.clone();
         match step {
-            Step::Tick if self.now < world.end => {
-                next.now += 1;
-                next.claims.iter_mut().for_each(|claim| claim.tick(world, next.now));
+            Step::Tick => next.now += 1,
+            Step::Enter { client } => next.with(world, client, Client::enter)?,
+            Step::Cancel { client } => next.with(world, client, Client::cancel)?,
+            Step::Release { claim } => {
+                next.with(world, client_of(claim), |client, scene| client.give_up(scene, claim))?;
             }
-            Step::Tick => {}
-            Step::Send(request) => {
-                if next.claims[usize::from(request.claim)].send(request.verb, self.now) {
-                    add(&mut next.requests, request);
-                }
+            Step::Die { client } => next.clients[client].die(),
+            Step::Fire { client, timer } => next.with(world, client, |client, scene| client.fire(scene, timer))?,
+            Step::Serve(request) => {
+                remove(&mut next.requests, &request);
+                next.serve(world, request)?;
             }
-            Step::End { claim } => {
-                let verb = next.claims[usize::from(claim)].end(world);
-                add(&mut next.requests, Request { claim, sent: self.now, verb });
+            Step::ServeTwice(request) => {
+                remove(&mut next.requests, &request);
+                next.serve(world, request)?;
+                next.serve(world, request)?;
             }
-            Step::Die { claim } => next.claims[usize::from(claim)] = ModelClaim::new(Phase::Ended, 0),
-            Step::Serve(request) => next.serve(world, request)?,
+            Step::Fail(request) => {
+                // Its answer will not be heard any more.
+                remove(&mut next.requests, &request);
+                add(&mut next.requests, Request { is_abandoned: true, ..request });
+                next.with(world, client_of(request.claim), |client, scene| {
+                    client.hear(scene, request, Reply::Unknown)
+                })?;
+            }
             Step::Hear(request, reply) => {
                 remove(&mut next.replies, &(request, reply));
-                let token = match reply {
-                    Reply::Holds { token, .. } => token,
-                    Reply::Waits { .. } | Reply::Lost => 0,
-                };
-                let more =
-                    next.with_claim(request.claim, token, |claim, now| claim.hear(world, now, request, reply))?;
-                if let Some(verb) = more {
-                    add(&mut next.requests, Request { verb, sent: self.now, ..request });
-                }
+                next.with(world, client_of(request.claim), |client, scene| client.hear(scene, request, reply))?;
             }
             Step::HearPush(push) => {
                 remove(&mut next.pushes, &push);
-                next.with_claim(push.claim, push.token, |claim, now| claim.hear_push(world, now, push))?;
+                next.with(world, client_of(push.claim), |client, scene| client.hear_push(scene, push))?;
             }
         }
         next.forget_what_nobody_hears();
-        if next.claims.iter().filter(|claim| claim.is_held(next.now)).count() > 1 {
+        let holders: usize = next.clients.iter().map(|client| client.holds(next.now)).sum();
+        if holders > 1 {
             return Err(Broken::Exclusion);
         }
         Ok(next)
     }
 
     fn serve(&mut self, world: &World, request: Request) -> Result<(), Broken> {
-        remove(&mut self.requests, &request);
         let (reply, pushes) = serve(world, &mut self.record, request, self.now)?;
-        if matches!(request.verb, Verb::Release { .. }) {
-            self.released[usize::from(request.claim)] = true;
+        if matches!(request.verb, Verb::Release { .. }) && !self.released.contains(&request.claim) {
+            add(&mut self.released, request.claim);
         }
         let parties = self.record.places.iter().map(|place| place.party);
         let mut parties = parties.chain(self.record.holders.iter().map(|lease| lease.party));
-        if parties.any(|party| self.released[usize::from(party)]) {
+        if parties.any(|party| self.released.contains(&party)) {
             return Err(Broken::Orphan);
         }
         if let Some(reply) = reply {
@@ -200,90 +237,21 @@ impl State {
         Ok(())
     }
 
-    fn with_claim<T>(
+    fn with(
         &mut self,
-        claim: u8,
-        token: u64,
-        work: impl FnOnce(&mut ModelClaim, u8) -> T,
-    ) -> Result<T, Broken> {
-        let now = self.now;
-        let claim = &mut self.claims[usize::from(claim)];
-        let held = claim.is_held(now);
-        let done = work(claim, now);
-        if claim.is_held(now) && !held {
-            note_token(&mut self.highest, token)?;
-        }
-        Ok(done)
+        world: &World,
+        client: usize,
+        work: impl FnOnce(&mut Client, &mut Scene<'_>),
+    ) -> Result<(), Broken> {
+        let mut scene = Scene { world, now: self.now, sent: Sent::default() };
+        work(&mut self.clients[client], &mut scene);
+        scene.sent.requests.into_iter().for_each(|request| add(&mut self.requests, request));
+        scene.sent.tokens.into_iter().try_for_each(|token| note_token(&mut self.highest, token))
     }
 
     fn forget_what_nobody_hears(&mut self) {
-        let claims = &self.claims;
-        let listens = |claim: u8| claims[usize::from(claim)].listens();
-        self.replies.retain(|(request, _)| listens(request.claim));
-        self.pushes.retain(|push| listens(push.claim));
+        let clients = &self.clients;
+        self.replies.retain(|(request, _)| !clients[client_of(request.claim)].is_dead && !request.is_abandoned);
+        self.pushes.retain(|push| !clients[client_of(push.claim)].is_dead);
     }
-}
-
-/// From any state on, were the world fair: everything under way is lost and no push ever comes again, but holders release,
-/// requests are answered at once, and every live waiter looks at each tick and after each change. Every one of them must hold by the
-/// tick in which the last lease or place that stands now has run out.
-#[derive(Default)]
-struct Fair {
-    known: HashMap<u64, Result<(), Broken>>,
-}
-
-impl Fair {
-    fn check(&mut self, world: &World, state: &State) -> Result<(), Broken> {
-        if !state.claims.iter().any(|claim| claim.phase == Phase::Pending) {
-            return Ok(());
-        }
-        let known = |claim: &ModelClaim| (claim.phase, claim.queued, claim.place, claim.valid_until);
-        let key = fingerprint(&(state.now, &state.record, state.claims.each_ref().map(known)));
-        *self.known.entry(key).or_insert_with(|| serve_all(world, state))
-    }
-}
-
-fn serve_all(world: &World, state: &State) -> Result<(), Broken> {
-    let mut record = state.record.clone();
-    let stands = record.places.iter().map(|place| place.until).chain(record.holders.iter().map(|lease| lease.until));
-    let last = stands.max().unwrap_or(at(0)).since_start().as_secs().clamp(state.now.into(), (world.end * 2).into());
-    let mut waiters = Vec::new();
-    for (claim, of) in (0u8..).zip(&state.claims) {
-        match of.phase {
-            Phase::Pending => waiters.push((claim, of.clone())),
-            Phase::Holding => serve(world, &mut record, release(claim, state.now), state.now).map(drop)?,
-            Phase::Idle | Phase::Ended => {}
-        }
-    }
-    // Who lost its place draws a new claim.
-    let mut fresh = ROOM as u8..;
-    for now in state.now..=last as u8 {
-        // Once more than there are handoffs to make, and once more for a place that was lost.
-        for _ in 0..waiters.len() + 2 {
-            let mut still = Vec::new();
-            for (party, mut claim) in waiters {
-                let verb = if claim.queued { Verb::Renew { held: false } } else { Verb::Acquire };
-                claim.sends_left = 1;
-                claim.send(verb, now);
-                let request = Request { claim: party, sent: now, verb };
-                let reply = serve(world, &mut record, request, now)?.0.unwrap_or(Reply::Lost);
-                let ends = claim.hear(world, now, request, reply).is_some();
-                let holds = claim.is_held(now);
-                if holds || ends {
-                    serve(world, &mut record, release(party, now), now)?;
-                }
-                if ends || claim.phase == Phase::Ended {
-                    still.extend(fresh.next().map(|party| (party, ModelClaim::new(Phase::Pending, 0))));
-                } else if !holds {
-                    still.push((party, claim));
-                }
-            }
-            waiters = still;
-        }
-    }
-    if waiters.is_empty() { Ok(()) } else { Err(Broken::Wake) }
-}
-
-const fn release(claim: u8, now: u8) -> Request {
-    Request { claim, sent: now, verb: Verb::Release { unsure: false } }
 }

@@ -1,35 +1,45 @@
-//! A model of waiting: the rules that ship in `LockRecord`, a few claims, and a network that may do anything.
+//! A model of waiting: the state machines that ship in the keeper and the rules that ship in `LockRecord`, a few clients, and a network
+//! that may do anything.
 //!
-//! Claims send requests. Those wait in the network and are worked on at any later time, in any order, or never; the
-//! same goes for answers and pushes. A claim may end or its process die at any point. Time is in ticks and runs at the same
-//! rate for all: drift is the margin's concern, and the simulation's.
+//! Clients send requests. Those wait in the network and are worked on at any later time, in any order, twice, or never; the same goes
+//! for answers and pushes. A call may fail while its request is still under way. An acquire may be cancelled, a lease released and a
+//! process killed at any point, and a timer of the keeper may fire late. Time is in ticks and runs at the same rate for all: drift is the
+//! margin's concern, and the simulation's.
 
-mod claim;
+mod client;
 mod explore;
+mod fair;
 mod server;
 
 pub(crate) use explore::{exhaust, walk};
 
 use std::time::Duration;
 
-use claim::ModelClaim;
+use client::Client;
 use leasehold_core::backend::Stamp;
 use leasehold_core::memory::LockRecord;
 
-/// How many claims a state has room for; those beyond [`World::claims`] never begin.
+/// How many clients a state has room for; those beyond [`World::clients`] never begin.
 const ROOM: usize = 3;
+
+/// How many claims a client can draw. Its requests for more are lost.
+const CLAIMS: u8 = 32;
 
 /// What is explored.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
-    pub(crate) claims: usize,
+    pub(crate) clients: usize,
+    /// How many acquires begin in each client.
+    pub(crate) acquires: u8,
     /// In ticks.
     pub(crate) ttl: u8,
     pub(crate) place_ttl: u8,
     /// The last tick.
     pub(crate) end: u8,
-    /// How many acquires and renewals one claim sends.
+    /// How many requests of one client reach the network.
     pub(crate) sends: u8,
+    /// Whether calls fail and requests are worked on twice.
+    pub(crate) faults: bool,
     /// Which rule is broken.
     pub(crate) sabotage: Option<Sabotage>,
 }
@@ -47,13 +57,15 @@ pub(crate) enum Sabotage {
     PlacesNeverExpire,
     HandoffKeepsTheToken,
     ReleaseEndsAnybodysLease,
-    // At the client.
+    // Between the server and the machines of a client: what they are told, and what becomes of what they want.
     ConfirmationsOfAnotherPlaceCount,
     ValidityFromThePush,
     ValidityFromTheNewestRequest,
     ValidityFromTheReply,
     NoTombstone,
     TombstoneOnlyIfNothingWasAnswered,
+    AnswersOfEarlierClaimsCount,
+    QueuesAreNeverWoken,
 }
 
 /// Which promise was broken.
@@ -69,18 +81,24 @@ pub(crate) enum Broken {
     Fifo,
     /// A renewal made something of nothing.
     Created,
-    /// The lock stayed free after a look although somebody waits.
+    /// The lock stayed free after a request although somebody waits.
     Unserved,
-    /// Somebody who goes on looking does not get the lock when all leases and places of the dead have run out.
+    /// A lease lasts longer than the place that it came from.
+    Outlasts,
+    /// Somebody who goes on waiting does not get the lock when all leases and places of the dead have run out.
     Wake,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Verb {
-    Acquire,
-    /// Renews; says whether its claim holds.
+    /// `unsure`: an earlier acquire of the claim was never answered.
+    Acquire {
+        unsure: bool,
+    },
+    /// Renews the place with this number, or the lease that came from it.
     Renew {
         held: bool,
+        place: u64,
     },
     Release {
         unsure: bool,
@@ -92,13 +110,30 @@ struct Request {
     claim: u8,
     sent: u8,
     verb: Verb,
+    /// Its call has failed: nobody hears the answer.
+    is_abandoned: bool,
+}
+
+/// The client that draws a claim.
+const fn client_of(claim: u8) -> usize {
+    (claim / CLAIMS) as usize
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Reply {
-    Holds { token: u64, place: u64 },
-    Waits { place: u64 },
+    Holds {
+        token: u64,
+        place: u64,
+    },
+    Waits {
+        place: u64,
+    },
     Lost,
+    Ended {
+        had: bool,
+    },
+    /// The call failed, and whether the store works on its request is not known.
+    Unknown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,13 +144,13 @@ struct Push {
 }
 
 /// Sets are sorted vectors, so that equal states are equal.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct State {
     now: u8,
     record: LockRecord<u8>,
     /// The claims whose release was applied.
-    released: [bool; ROOM],
-    claims: [ModelClaim; ROOM],
+    released: Vec<u8>,
+    clients: [Client; ROOM],
     requests: Vec<Request>,
     replies: Vec<(Request, Reply)>,
     pushes: Vec<Push>,
@@ -127,10 +162,31 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Tick,
-    Send(Request),
-    End { claim: u8 },
-    Die { claim: u8 },
+    /// An acquire begins.
+    Enter {
+        client: usize,
+    },
+    /// The first acquire that waits in a client is cancelled.
+    Cancel {
+        client: usize,
+    },
+    /// A lease is given up.
+    Release {
+        claim: u8,
+    },
+    /// The process is killed.
+    Die {
+        client: usize,
+    },
+    /// A timer of the keeper fires.
+    Fire {
+        client: usize,
+        timer: usize,
+    },
     Serve(Request),
+    ServeTwice(Request),
+    /// The call of a request fails.
+    Fail(Request),
     Hear(Request, Reply),
     HearPush(Push),
 }

@@ -19,6 +19,7 @@ pub(super) fn serve(
 ) -> Result<(Option<Reply>, Vec<Push>), Broken> {
     let mut handoffs = Vec::new();
     let had = standing_until(record, request.claim, now).is_some();
+    let places: Vec<_> = record.places.iter().map(|place| (place.party, place.until)).collect();
     let reply = match world.sabotage {
         Some(sabotage) => broken(world, sabotage, record, request, now, &mut handoffs),
         None => by_the_rules(world, record, request, now, &mut handoffs),
@@ -27,6 +28,7 @@ pub(super) fn serve(
     record.tombstones.iter_mut().for_each(|(_, until)| *until = never());
     record.tombstones.sort_unstable();
     check(record, request, now, had)?;
+    check_handoff(record, request, &places)?;
     let push = |lease: &HeldLease<u8>| Push { claim: lease.party, token: lease.token.get(), place: lease.place.get() };
     Ok((reply, handoffs.iter().map(push).collect()))
 }
@@ -40,12 +42,12 @@ fn by_the_rules(
 ) -> Option<Reply> {
     let (ttl, place_ttl, party, now) = (ticks(world.ttl), ticks(world.place_ttl), &request.claim, at(now));
     let standing = match request.verb {
-        Verb::Acquire => record.acquire(party, ttl, Some(place_ttl), now, handoffs),
+        Verb::Acquire { .. } => record.acquire(party, ttl, Some(place_ttl), now, handoffs),
         Verb::Renew { .. } => record.renew(party, ttl, place_ttl, Extend::AtLeast, now, handoffs),
         Verb::Release { unsure } => {
             let certainty = if unsure { Certainty::Unsure } else { Certainty::Sure };
-            record.release(party, certainty, now, handoffs);
-            return None;
+            let had = record.release(party, certainty, now, handoffs);
+            return Some(Reply::Ended { had });
         }
     };
     Some(match standing {
@@ -69,28 +71,28 @@ fn broken(
     let is_free = record.live_lease(at(now)).is_none();
     let mut rules = |record: &mut Record| by_the_rules(world, record, request, now, handoffs);
     let reply = match (sabotage, verb) {
-        (Sabotage::NewcomersPassWaiters, Verb::Acquire) if is_free && before.is_none() => {
+        (Sabotage::NewcomersPassWaiters, Verb::Acquire { .. }) if is_free && before.is_none() => {
             let waiting = std::mem::take(&mut record.places);
             let reply = rules(record);
             record.places = waiting;
             reply
         }
-        (Sabotage::RepeatedAcquireKeepsTheDeadline, Verb::Acquire) => {
+        (Sabotage::RepeatedAcquireKeepsTheDeadline, Verb::Acquire { .. }) => {
             let reply = rules(record);
             if let (Some(old), Some(until)) = (before, until_mut(record, claim)) {
                 *until = old;
             }
             reply
         }
-        (Sabotage::RenewHidesAGrant, Verb::Renew { held: false }) => match rules(record) {
+        (Sabotage::RenewHidesAGrant, Verb::Renew { held: false, .. }) => match rules(record) {
             Some(Reply::Holds { .. }) => Some(Reply::Lost),
             other => other,
         },
         (Sabotage::RenewCreatesAPlace, Verb::Renew { .. }) => {
-            let acquire = Request { verb: Verb::Acquire, ..request };
+            let acquire = Request { verb: Verb::Acquire { unsure: false }, ..request };
             by_the_rules(world, record, if before.is_none() { acquire } else { request }, now, handoffs)
         }
-        (Sabotage::OnlyTheHeadsLookServes, Verb::Acquire | Verb::Renew { .. })
+        (Sabotage::OnlyTheHeadsLookServes, Verb::Acquire { .. } | Verb::Renew { .. })
             if is_free && record.live_places(at(now)).next().is_some_and(|head| head.party != claim) =>
         {
             // Looks as if the lease were still there.
@@ -145,6 +147,14 @@ fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Br
         return Err(Broken::Created);
     }
     Ok(())
+}
+
+/// A place that becomes a lease ends when it would have ended: nobody may be there to use it.
+fn check_handoff(record: &Record, request: Request, places: &[(u8, Stamp)]) -> Result<(), Broken> {
+    let outlasts = |lease: &HeldLease<u8>| {
+        places.iter().any(|(party, until)| *party == lease.party && *party != request.claim && *until < lease.until)
+    };
+    if record.holders.iter().any(outlasts) { Err(Broken::Outlasts) } else { Ok(()) }
 }
 
 fn never() -> Stamp {

@@ -1,0 +1,89 @@
+//! A disposal ends, and never later than it should.
+
+use leasehold_core::backend::{Certainty, Stamp};
+use leasehold_core::machines::{Disposal, Due, Ended, Ending, Next, Why};
+use leasehold_core::{Error, ErrorKind};
+use proptest::prelude::*;
+
+use crate::{TTL, at, exactly, rules};
+
+#[derive(Clone, Copy, Debug)]
+enum Input {
+    /// Time passes, and what is due is done.
+    Pass(u64),
+    Ended,
+    Failed,
+    Refused,
+}
+
+fn inputs() -> impl Strategy<Value = Vec<Input>> {
+    let input = prop_oneof![
+        6 => (0..1500_u64).prop_map(Input::Pass),
+        1 => Just(Input::Ended),
+        3 => Just(Input::Failed),
+        3 => Just(Input::Refused),
+    ];
+    prop::collection::vec(input, 1..40)
+}
+
+proptest! {
+    #![proptest_config(crate::config())]
+
+    #[test]
+    fn a_disposal_calls_until_it_is_answered_or_the_ttl_is_over(inputs in inputs(), unsure: bool, overdue: bool) {
+        let rules = rules(false);
+        let certainty = if unsure { Certainty::Unsure } else { Certainty::Sure };
+        let mut now = 1000;
+        let begin = if overdue { now + 500 } else { now };
+        let (mut disposal, wake) = match overdue {
+            true => Disposal::when_overdue(Ending::now(certainty, TTL), Why::Withdraw, at(begin)),
+            false => Disposal::new(Ending::now(certainty, TTL), Why::Withdraw, at(now)),
+        };
+        let (mut wake, mut calls, mut doubt) = (exactly(wake), 0, unsure);
+        let mut in_flight = false;
+        for input in inputs {
+            match input {
+                Input::Pass(ms) => {
+                    now += ms;
+                    if at(now) < wake {
+                        continue;
+                    }
+                    match disposal.due(&rules, Stamp::ZERO, at(now)) {
+                        Due::Send(ending, next) => {
+                            // A call that has no answer leaves the claim in doubt, and doubt does not go away.
+                            doubt |= in_flight;
+                            prop_assert_eq!(ending.certainty == Certainty::Unsure, doubt);
+                            prop_assert!(!disposal.awaits_call());
+                            calls += 1;
+                            in_flight = true;
+                            wake = exactly(next);
+                            prop_assert!(wake > at(now));
+                        }
+                        Due::GivenUp => {
+                            prop_assert!(calls > 0 && at(now) > at(begin).plus(TTL));
+                            return Ok(());
+                        }
+                    }
+                }
+                _ if !in_flight => {}
+                Input::Ended => {
+                    prop_assert_eq!(disposal.ended(Ok(Ended::Released), at(now)), Next::Done(Why::Withdraw, None));
+                    return Ok(());
+                }
+                Input::Failed | Input::Refused => {
+                    let is_harmless = matches!(input, Input::Refused);
+                    let kind = if is_harmless { ErrorKind::Unavailable } else { ErrorKind::Indeterminate };
+                    doubt |= !is_harmless;
+                    in_flight = false;
+                    let Next::Again(next) = disposal.ended(Err(&Error::new(kind, "failed")), at(now)) else {
+                        return Err(TestCaseError::fail("a failure ends nothing"));
+                    };
+                    wake = exactly(next);
+                    prop_assert!(wake > at(now) && wake <= at(now + 800));
+                }
+            }
+        }
+        // It is never left without a next time.
+        prop_assert!(wake > Stamp::ZERO);
+    }
+}

@@ -1,0 +1,456 @@
+//! A client: the machines that ship in the keeper, and what the keeper does around them.
+
+use leasehold_core::backend::{
+    Acquisition, Answer, Certainty, Confirmation, Grant, LeaseKind, Mode, OnContention, PlaceNumber, Stamp,
+};
+use leasehold_core::machines::{
+    Disposal, Due, EndCall, Ended, Ending, GivenUp, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput, Rules,
+    Terms, WaitQueue, Why,
+};
+use leasehold_core::{Error, ErrorKind, FencingToken};
+
+use super::{Broken, CLAIMS, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
+
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    index: u8,
+    pub(super) queue: Option<Queue>,
+    pub(super) leases: Vec<Lease>,
+    disposals: Vec<Closing>,
+    pub(super) enters_left: u8,
+    sends_left: u8,
+    claims: u8,
+    takers: u64,
+    /// Claims of which something was answered, and the tick of the newest request of each.
+    answered: Vec<u8>,
+    newest: Vec<(u8, u8)>,
+    pub(super) is_dead: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Queue {
+    claim: u8,
+    machine: WaitQueue<u64>,
+    /// Who waits, in order.
+    pub(super) takers: Vec<u64>,
+    wake: Option<Stamp>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) claim: u8,
+    machine: HeldLease,
+    given_up: bool,
+    wake: Option<Stamp>,
+}
+
+#[derive(Clone, Debug)]
+struct Closing {
+    claim: u8,
+    machine: Disposal,
+    wake: Stamp,
+}
+
+/// What a client sends, and the tokens that its holders see.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    pub(super) requests: Vec<Request>,
+    pub(super) tokens: Vec<u64>,
+}
+
+/// What the clock and the world say.
+pub(super) struct Scene<'a> {
+    pub(super) world: &'a World,
+    pub(super) now: u8,
+    pub(super) sent: Sent,
+}
+
+impl Scene<'_> {
+    fn rules(&self) -> Rules {
+        Rules {
+            call_bound: ticks(1),
+            min_ttl: ticks(1),
+            max_place_ttl: ticks(self.world.place_ttl),
+            margin_percent: 0,
+            sessions: false,
+        }
+    }
+
+    fn stamp(&self) -> Stamp {
+        at(self.now)
+    }
+
+    fn is(&self, sabotage: Sabotage) -> bool {
+        self.world.sabotage == Some(sabotage)
+    }
+}
+
+impl Client {
+    pub(super) fn new(world: &World, index: usize) -> Self {
+        let takes_part = index < world.clients;
+        Self {
+            index: u8::try_from(index).unwrap(),
+            queue: None,
+            leases: Vec::new(),
+            disposals: Vec::new(),
+            enters_left: if takes_part { world.acquires } else { 0 },
+            sends_left: world.sends,
+            claims: 0,
+            takers: 0,
+            answered: Vec::new(),
+            newest: Vec::new(),
+            is_dead: !takes_part,
+        }
+    }
+
+    /// Nothing is left of a process that is killed.
+    pub(super) fn die(&mut self) {
+        *self = Self { enters_left: 0, sends_left: 0, queue: None, is_dead: true, ..self.clone() };
+        self.leases.clear();
+        self.disposals.clear();
+        self.answered.clear();
+        self.newest.clear();
+    }
+
+    /// Whatever was lost, it sends again.
+    pub(super) fn may_send_again(&mut self) {
+        self.sends_left = u8::MAX;
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    pub(super) fn holds(&self, now: u8) -> usize {
+        let held = |lease: &&Lease| {
+            matches!(lease.machine.clone().check(at(now)), leasehold_core::machines::Check::Held { .. })
+        };
+        self.leases.iter().filter(held).count()
+    }
+
+    /// The claims whose leases have a guard.
+    pub(super) fn given(&self) -> impl Iterator<Item = u8> {
+        self.leases.iter().filter(|lease| !lease.given_up).map(|lease| lease.claim)
+    }
+
+    /// The timers that are due.
+    pub(super) fn timers(&self, now: u8) -> Vec<usize> {
+        let queue = self.queue.as_ref().and_then(|queue| queue.wake);
+        let wakes = std::iter::once(queue)
+            .chain(self.leases.iter().map(|lease| lease.wake))
+            .chain(self.disposals.iter().map(|closing| Some(closing.wake)));
+        let due = |(timer, wake): (usize, Option<Stamp>)| wake.filter(|wake| *wake <= at(now)).map(|_| timer);
+        wakes.enumerate().filter_map(due).collect()
+    }
+
+    pub(super) fn fire(&mut self, scene: &mut Scene<'_>, timer: usize) {
+        let (rules, now) = (scene.rules(), scene.stamp());
+        if timer == 0 {
+            if let Some(queue) = &mut self.queue {
+                queue.wake = None;
+            }
+            return self.feed(scene, |queue, out| queue.due(&rules, now, out));
+        }
+        if let Some(lease) = self.leases.get_mut(timer - 1) {
+            lease.wake = None;
+            let claim = lease.claim;
+            return self.feed_lease(scene, claim, |lease, out| lease.due(&rules, now, out));
+        }
+        let closing = &mut self.disposals[timer - 1 - self.leases.len()];
+        let claim = closing.claim;
+        match closing.machine.due(&rules, Stamp::ZERO, now) {
+            Due::Send(ending, wake) => {
+                closing.wake = wake.resolve(|pause| pause);
+                match ending.call(&rules, now) {
+                    EndCall::Release(certainty) => self.release(scene, claim, certainty),
+                    EndCall::RunOut { .. } => unreachable!("no lease has a min_hold"),
+                }
+            }
+            Due::GivenUp => self.disposals.retain(|closing| closing.claim != claim),
+        }
+    }
+
+    pub(super) fn enter(&mut self, scene: &mut Scene<'_>) {
+        self.enters_left -= 1;
+        self.takers += 1;
+        let taker = self.takers;
+        let terms = Terms {
+            mode: Mode::Exclusive,
+            ttl: ticks(scene.world.ttl),
+            kind: LeaseKind::Kept,
+            max_hold: None,
+            min_hold: None,
+            holder: None,
+        };
+        let on_contention = OnContention::Queue;
+        let joining = Joining { taker, terms, on_contention, confirm_after: Stamp::ZERO, to: taker };
+        let (rules, now) = (scene.rules(), scene.stamp());
+        if let Some(queue) = &mut self.queue {
+            queue.takers.push(taker);
+            return self.feed(scene, |queue, out| queue.join(&rules, joining, out).unwrap());
+        }
+        let (machine, call) = WaitQueue::new(joining, now);
+        let claim = self.draw();
+        self.queue = Some(Queue { claim, machine, takers: vec![taker], wake: Some(now.plus(rules.call_bound)) });
+        self.send(scene, claim, Verb::Acquire { unsure: call.certainty == Certainty::Unsure });
+    }
+
+    pub(super) fn cancel(&mut self, scene: &mut Scene<'_>) {
+        let (rules, now) = (scene.rules(), scene.stamp());
+        let Some(queue) = &mut self.queue else { return };
+        let taker = queue.takers.remove(0);
+        self.feed(scene, |queue, out| queue.leave(&rules, taker, now, out).map(drop).unwrap_or_default());
+    }
+
+    /// The holder gives its lease up.
+    pub(super) fn give_up(&mut self, scene: &mut Scene<'_>, claim: u8) {
+        let (rules, now) = (scene.rules(), scene.stamp());
+        let mut ending = None;
+        self.leases.iter_mut().filter(|lease| lease.claim == claim).for_each(|lease| lease.given_up = true);
+        self.feed_lease(scene, claim, |lease, out| {
+            if !lease.drop_guard() {
+                return;
+            }
+            if let Some(GivenUp::Now(at_once)) = lease.give_up(&rules, now, out) {
+                ending = Some(at_once);
+            }
+        });
+        if let Some(ending) = ending {
+            self.dispose(claim, Disposal::new(ending, Why::Release, now));
+        }
+    }
+
+    pub(super) fn hear(&mut self, scene: &mut Scene<'_>, request: Request, reply: Reply) {
+        let (rules, now, claim) = (scene.rules(), scene.stamp(), request.claim);
+        if reply != Reply::Unknown && !self.answered.contains(&claim) {
+            self.answered.push(claim);
+            self.answered.sort_unstable();
+        }
+        let waits = self.queue.as_ref().is_some_and(|queue| queue.claim == claim);
+        let waits = waits || scene.is(Sabotage::AnswersOfEarlierClaimsCount) && self.queue.is_some();
+        match request.verb {
+            Verb::Acquire { .. } if waits => {
+                let answer = self.acquisition(scene, request, reply);
+                self.feed(scene, |queue, out| queue.acquired(&rules, answer, now, out));
+            }
+            Verb::Acquire { unsure } => {
+                // Everybody left meanwhile.
+                self.disposals.retain(|closing| closing.claim != claim || !closing.machine.awaits_call());
+                let certainty = match reply {
+                    Reply::Holds { .. } | Reply::Waits { .. } if !unsure => Some(Certainty::Sure),
+                    Reply::Holds { .. } | Reply::Waits { .. } | Reply::Unknown => Some(Certainty::Unsure),
+                    Reply::Lost | Reply::Ended { .. } => None,
+                };
+                if let Some(certainty) = certainty {
+                    self.withdraw(scene, claim, certainty);
+                }
+            }
+            Verb::Renew { held: false, place } if waits => {
+                let answer = self.answer(scene, request, reply);
+                self.feed(scene, |queue, out| queue.renewed(&rules, PlaceNumber::new(place), answer, now, out));
+            }
+            Verb::Renew { held, place } => {
+                let answer = self.answer(scene, request, reply);
+                self.feed_lease(scene, claim, |lease, out| match held {
+                    true => lease.renewed(&rules, answer, now, out),
+                    false => lease.place_renewed(&rules, PlaceNumber::new(place), answer, now, out),
+                });
+            }
+            Verb::Release { .. } => {
+                let Some(closing) = self.disposals.iter_mut().find(|closing| closing.claim == claim) else { return };
+                let failed = Error::new(ErrorKind::Indeterminate, "no answer");
+                let ended = match reply {
+                    Reply::Ended { had: true } => Ok(Ended::Released),
+                    Reply::Unknown => Err(&failed),
+                    _ => Ok(Ended::NotHeld),
+                };
+                match closing.machine.ended(ended, now) {
+                    Next::Done(..) => self.disposals.retain(|closing| closing.claim != claim),
+                    Next::Again(wake) => closing.wake = wake.resolve(|pause| pause),
+                }
+            }
+        }
+    }
+
+    /// Takes a pushed grant. It says nothing about when the lease began.
+    pub(super) fn hear_push(&mut self, scene: &mut Scene<'_>, push: Push) {
+        let (rules, now) = (scene.rules(), scene.stamp());
+        let place = self.place(scene, push.place);
+        let own = scene.is(Sabotage::ValidityFromThePush).then(|| Confirmation {
+            ttl: ticks(scene.world.place_ttl),
+            sent: now,
+            place,
+        });
+        if self.queue.as_ref().is_some_and(|queue| queue.claim == push.claim) {
+            let grant = (place, FencingToken::new(push.token));
+            self.feed(scene, |queue, out| queue.grant_pushed(&rules, grant, own, now, out));
+        } else {
+            self.feed_lease(scene, push.claim, |lease, out| lease.grant_pushed(&rules, place, own, now, out));
+        }
+    }
+
+    fn place(&self, scene: &Scene<'_>, place: u64) -> PlaceNumber {
+        if scene.is(Sabotage::ConfirmationsOfAnotherPlaceCount) { PlaceNumber::new(1) } else { PlaceNumber::new(place) }
+    }
+
+    fn confirmation(&self, scene: &Scene<'_>, request: Request, place: u64, ttl: u8) -> Confirmation {
+        let newest = self.newest.iter().find(|(claim, _)| *claim == request.claim);
+        let sent = match scene.world.sabotage {
+            Some(Sabotage::ValidityFromTheNewestRequest) => newest.map_or(request.sent, |(_, sent)| *sent),
+            Some(Sabotage::ValidityFromTheReply) => scene.now,
+            _ => request.sent,
+        };
+        Confirmation { ttl: ticks(ttl), sent: at(sent), place: self.place(scene, place) }
+    }
+
+    fn acquisition(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Result<Acquisition, Error> {
+        match reply {
+            Reply::Holds { token, place } => {
+                let confirmation = self.confirmation(scene, request, place, scene.world.ttl);
+                Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation)))
+            }
+            Reply::Waits { place } => {
+                let confirmation = self.confirmation(scene, request, place, scene.world.place_ttl);
+                Ok(Acquisition::Queued { confirmation, look_in: ticks(1) })
+            }
+            Reply::Lost | Reply::Ended { .. } => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn")),
+            Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
+        }
+    }
+
+    fn answer(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Answer {
+        match self.acquisition(scene, request, reply) {
+            Ok(Acquisition::Granted(grant)) => Answer::Granted(grant),
+            Ok(Acquisition::Queued { confirmation, look_in }) => Answer::Waiting { confirmation, look_in },
+            Ok(_) => Answer::Free,
+            Err(error) if error.kind() == ErrorKind::Lost => Answer::Lost,
+            Err(error) => Answer::Unknown(error),
+        }
+    }
+
+    fn draw(&mut self) -> u8 {
+        let claim = self.index * CLAIMS + self.claims.min(CLAIMS - 1);
+        self.claims += 1;
+        claim
+    }
+
+    fn send(&mut self, scene: &mut Scene<'_>, claim: u8, verb: Verb) {
+        if self.sends_left == 0 || self.claims >= CLAIMS {
+            return;
+        }
+        self.sends_left -= 1;
+        if !matches!(verb, Verb::Release { .. }) {
+            self.newest.retain(|(other, _)| *other != claim);
+            self.newest.push((claim, scene.now));
+            self.newest.sort_unstable();
+        }
+        scene.sent.requests.push(Request { claim, sent: scene.now, verb, is_abandoned: false });
+    }
+
+    fn release(&mut self, scene: &mut Scene<'_>, claim: u8, certainty: Certainty) {
+        let unsure = match scene.world.sabotage {
+            Some(Sabotage::NoTombstone) => false,
+            Some(Sabotage::TombstoneOnlyIfNothingWasAnswered) => !self.answered.contains(&claim),
+            _ => certainty == Certainty::Unsure,
+        };
+        self.send(scene, claim, Verb::Release { unsure });
+    }
+
+    fn withdraw(&mut self, scene: &Scene<'_>, claim: u8, certainty: Certainty) {
+        let ending = Ending::now(certainty, ticks(scene.world.ttl));
+        self.dispose(claim, Disposal::new(ending, Why::Withdraw, scene.stamp()));
+    }
+
+    fn dispose(&mut self, claim: u8, (machine, wake): (Disposal, leasehold_core::machines::Wake)) {
+        self.disposals.retain(|closing| closing.claim != claim);
+        self.disposals.push(Closing { claim, machine, wake: wake.resolve(|pause| pause) });
+    }
+
+    fn feed(&mut self, scene: &mut Scene<'_>, input: impl FnOnce(&mut WaitQueue<u64>, &mut Outputs<QueueOutput<u64>>)) {
+        let Some(queue) = &mut self.queue else { return };
+        let mut outputs = Outputs::default();
+        input(&mut queue.machine, &mut outputs);
+        for output in outputs.drain() {
+            self.carry_out(scene, output);
+        }
+    }
+
+    fn carry_out(&mut self, scene: &mut Scene<'_>, output: QueueOutput<u64>) {
+        let Some(claim) = self.queue.as_ref().map(|queue| queue.claim) else { return };
+        match output {
+            QueueOutput::NewClaim => {
+                let claim = self.draw();
+                self.queue.iter_mut().for_each(|queue| queue.claim = claim);
+            }
+            QueueOutput::Acquire(call) => {
+                self.send(scene, claim, Verb::Acquire { unsure: call.certainty == Certainty::Unsure });
+            }
+            QueueOutput::Renew { place, .. } => {
+                self.send(scene, claim, Verb::Renew { held: false, place: place.get() })
+            }
+            QueueOutput::Withdraw { certainty, .. } => self.withdraw(scene, claim, certainty),
+            QueueOutput::WithdrawOverdue { certainty, ttl, overdue } => {
+                self.dispose(claim, Disposal::when_overdue(Ending::now(certainty, ttl), Why::Withdraw, overdue));
+            }
+            QueueOutput::Granted { start, to } => {
+                let (mut machine, wake, _) = HeldLease::new(&scene.rules(), &start, scene.stamp());
+                machine.add_guard();
+                scene.sent.tokens.push(start.grant.token.get());
+                self.leases.push(Lease { claim, machine, given_up: false, wake: Some(wake.resolve(|pause| pause)) });
+                self.queue.iter_mut().for_each(|queue| queue.takers.retain(|taker| !to.contains(taker)));
+            }
+            QueueOutput::Failed { to, .. } => {
+                self.queue.iter_mut().for_each(|queue| queue.takers.retain(|taker| *taker != to));
+            }
+            QueueOutput::Wake(_) if scene.is(Sabotage::QueuesAreNeverWoken) => {}
+            QueueOutput::Wake(wake) => {
+                self.queue.iter_mut().for_each(|queue| queue.wake = Some(wake.resolve(|pause| pause)));
+            }
+            QueueOutput::WakeBy(stamp) => self.queue.iter_mut().for_each(|queue| {
+                queue.wake = Some(queue.wake.map_or(stamp, |wake| wake.min(stamp)));
+            }),
+            QueueOutput::Watch | QueueOutput::Note(_) => {}
+            QueueOutput::Finished => self.queue = None,
+        }
+    }
+
+    fn feed_lease(
+        &mut self,
+        scene: &mut Scene<'_>,
+        claim: u8,
+        input: impl FnOnce(&mut HeldLease, &mut Outputs<LeaseOutput>),
+    ) {
+        let Some(index) = self.leases.iter().position(|lease| lease.claim == claim) else { return };
+        let mut outputs = Outputs::default();
+        input(&mut self.leases[index].machine, &mut outputs);
+        let mut is_over = false;
+        for output in outputs.drain() {
+            match output {
+                LeaseOutput::Renew { place, .. } => {
+                    self.send(scene, claim, Verb::Renew { held: true, place: place.get() });
+                }
+                LeaseOutput::Wake(wake) => self.leases[index].wake = Some(wake.resolve(|pause| pause)),
+                LeaseOutput::WakeBy(stamp) => self.leases[index].wake = Some(stamp),
+                LeaseOutput::End(ending, why) => self.dispose(claim, Disposal::new(ending, why, scene.stamp())),
+                LeaseOutput::Unschedule => is_over = true,
+                LeaseOutput::Released | LeaseOutput::Lost(_) | LeaseOutput::Note(_) => {}
+            }
+        }
+        let lease = &mut self.leases[index];
+        if is_over {
+            lease.wake = None;
+        }
+        if lease.given_up && lease.wake.is_none() {
+            self.leases.remove(index);
+        }
+    }
+}
+
+/// Checks the token of a claim that holds since now, and notes it.
+pub(super) fn note_token(highest: &mut u64, token: u64) -> Result<(), Broken> {
+    if token <= *highest {
+        return Err(Broken::Token);
+    }
+    *highest = token;
+    Ok(())
+}

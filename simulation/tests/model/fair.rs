@@ -1,0 +1,74 @@
+//! From any state on, were the world fair: everything under way is lost and no push ever comes again, but holders release, requests are
+//! answered at once, and timers fire when they are due. Everybody who waits must hold soon after the last lease or place that stands now
+//! has run out.
+
+use super::client::{Client, Scene, Sent};
+use super::server::serve;
+use super::{Broken, Request, State, World, client_of};
+
+/// So many ticks after the last lease or place has run out, everybody has held. A pause after a failure may last for one, as may a call
+/// that was lost, and each waiter comes after those before it.
+const PATIENCE: u8 = 8;
+
+pub(super) fn check(world: &World, state: &State) -> Result<(), Broken> {
+    if !state.clients.iter().any(Client::is_waiting) {
+        return Ok(());
+    }
+    let mut state = State { requests: Vec::new(), replies: Vec::new(), pushes: Vec::new(), ..state.clone() };
+    let world = World { sends: u8::MAX, ..world.clone() };
+    let stands = state.record.places.iter().map(|place| place.until);
+    let stands = stands.chain(state.record.holders.iter().map(|lease| lease.until));
+    let last = stands.map(|until| until.since_start().as_secs()).max().unwrap_or(0);
+    let last = u8::try_from(last.min(u64::from(world.end) * 2)).unwrap_or(u8::MAX).max(state.now) + PATIENCE;
+    state.clients.iter_mut().for_each(Client::may_send_again);
+    while state.now <= last {
+        settle(&world, &mut state)?;
+        if !state.clients.iter().any(Client::is_waiting) {
+            return Ok(());
+        }
+        state.now += 1;
+    }
+    Err(Broken::Wake)
+}
+
+/// Lets everything happen that happens within a tick.
+fn settle(world: &World, state: &mut State) -> Result<(), Broken> {
+    // Timers may set each other off, but not for ever within one tick.
+    for _ in 0..64 {
+        let before = act(world, state, |client, scene| {
+            let claims: Vec<_> = client.given().collect();
+            let acts = !claims.is_empty();
+            claims.into_iter().for_each(|claim| client.give_up(scene, claim));
+            let timer = client.timers(scene.now).first().copied();
+            timer.into_iter().for_each(|timer| client.fire(scene, timer));
+            acts || timer.is_some()
+        })?;
+        if !before {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Has every client do something, and works on what it sends until nothing is sent any more. Whether any did something.
+fn act(
+    world: &World,
+    state: &mut State,
+    mut work: impl FnMut(&mut Client, &mut Scene<'_>) -> bool,
+) -> Result<bool, Broken> {
+    let (now, mut did) = (state.now, false);
+    for index in 0..state.clients.len() {
+        let mut scene = Scene { world, now, sent: Sent::default() };
+        did |= work(&mut state.clients[index], &mut scene);
+        let mut open: Vec<Request> = scene.sent.requests;
+        while let Some(request) = open.pop() {
+            let (reply, _) = serve(world, &mut state.record, request, now)?;
+            let mut scene = Scene { world, now, sent: Sent::default() };
+            if let Some(reply) = reply {
+                state.clients[client_of(request.claim)].hear(&mut scene, request, reply);
+            }
+            open.extend(scene.sent.requests);
+        }
+    }
+    Ok(did)
+}
