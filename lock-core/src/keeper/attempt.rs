@@ -116,6 +116,17 @@ mod tests {
         hold.release().await.unwrap();
     }
 
+    /// Its first attempt has no deadline in the schedule: whoever made it waits for it.
+    #[tokio::test]
+    async fn an_uncontended_pair_schedules_nothing_but_its_lease() {
+        let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
+        for pairs in 1..=3 {
+            client.lock("job").acquire().await.unwrap().release().await.unwrap();
+            let state = crate::sync::lock(&client.shared.keeper.state);
+            assert_eq!((state.schedule.inserted, state.schedule.next()), (pairs, None));
+        }
+    }
+
     /// Nothing was sent, so there is nothing to take back.
     #[tokio::test]
     async fn an_attempt_that_was_never_polled_leaves_nothing() {

@@ -17,15 +17,26 @@ new_key_type! {
 pub(crate) struct Schedule<T> {
     tasks: SlotMap<TaskId, (T, Option<Stamp>)>,
     due: BTreeSet<(Stamp, TaskId)>,
+    #[cfg(test)]
+    pub(super) inserted: usize,
 }
 
 impl<T> Schedule<T> {
     pub(crate) fn new() -> Self {
-        Self { tasks: SlotMap::with_key(), due: BTreeSet::new() }
+        Self {
+            tasks: SlotMap::with_key(),
+            due: BTreeSet::new(),
+            #[cfg(test)]
+            inserted: 0,
+        }
     }
 
     /// Adds a task that is not due.
     pub(crate) fn insert(&mut self, task: T) -> TaskId {
+        #[cfg(test)]
+        {
+            self.inserted += 1;
+        }
         self.tasks.insert((task, None))
     }
 
