@@ -14,10 +14,10 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
+use crate::boot_clock::{Machine, Moment};
 use crate::capabilities::{self, LONGEST_LOOK};
 use crate::errors::Failure;
 use crate::file::File;
-use crate::machine::{Machine, Moment};
 use crate::settings::{Place, Settings, file_of, read_url};
 use crate::shared::{ClaimState, Shared};
 use crate::store::{Ended, Store, Taken, Turn};

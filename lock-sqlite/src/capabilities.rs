@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 
-use crate::bell;
 use crate::errors::BACKEND;
+use crate::notifier;
 use crate::settings::Settings;
 
 /// How many leases one renew call takes: one transaction, during which nobody else can write.
@@ -22,7 +22,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.min_ttl = Duration::from_millis(100);
     it.max_ttl = Duration::from_secs(24 * 3600);
     it.ttl_scope = TtlScope::Lease;
-    it.waiting = if bell::can_be_heard() { Waiting::Notification } else { Waiting::Poll };
+    it.waiting = if notifier::can_be_heard() { Waiting::Notification } else { Waiting::Poll };
     it.fifo = false;
     it.loss_notice = LossNotice::NextRenewal;
     // A waiter looks when the holder's lease ends.

@@ -3,8 +3,8 @@
 use leasehold_core::{Error, ErrorKind, LockGuard, Result};
 use rusqlite::{OptionalExtension, Transaction, params};
 
+use crate::boot_clock::Machine;
 use crate::errors::{BACKEND, Failure};
-use crate::machine::Machine;
 
 const CURRENT: &str = "\
 SELECT 1 FROM leasehold_locks \

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use leasehold_core::Result;
 
+use crate::boot_clock::{Machine, Moment};
 use crate::errors::Failure;
-use crate::location;
-use crate::machine::{Machine, Moment};
+use crate::file_system;
+use crate::maintenance::{self, Upkeep};
 use crate::settings::{Settings, make_state_folder};
 use crate::store::Store;
-use crate::upkeep::{self, Upkeep};
 
 /// The file, and the connection that all calls of a client share.
 pub(crate) struct File {
@@ -103,8 +103,8 @@ impl File {
     /// Has the file looked after, every so many writes.
     pub(crate) fn count_writes(self: &Arc<Self>, count: u32) {
         let before = self.writes.fetch_add(count, Ordering::Relaxed);
-        if before / upkeep::EVERY != before.wrapping_add(count) / upkeep::EVERY {
-            upkeep::start(self);
+        if before / maintenance::EVERY != before.wrapping_add(count) / maintenance::EVERY {
+            maintenance::start(self);
         }
     }
 }
@@ -138,11 +138,11 @@ impl Writer<'_> {
             let home = std::env::var_os("HOME").map(PathBuf::from);
             make_state_folder(&self.file.path, home.as_deref()).map_err(Failure::Found)?;
         }
-        location::check(&self.file.path).map_err(Failure::Found)?;
-        location::make(&self.file.path);
+        file_system::check(&self.file.path).map_err(Failure::Found)?;
+        file_system::make(&self.file.path);
         let store = Store::open(&self.file.path)?;
         store.prepare()?;
-        let begun = if store.has_empty_wal() { store.begin_wal() } else { upkeep::at_opening(self.file, &store) };
+        let begun = if store.has_empty_wal() { store.begin_wal() } else { maintenance::at_opening(self.file, &store) };
         match begun {
             // Somebody else does.
             Ok(()) | Err(Failure::Busy) => {}

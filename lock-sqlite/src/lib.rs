@@ -1,21 +1,21 @@
 #![doc = include_str!("../README.md")]
 #![warn(clippy::exhaustive_enums)]
 
+mod admin;
 mod backend;
-mod bell;
+mod boot_clock;
 mod capabilities;
 mod errors;
 mod fence;
 mod file;
-mod location;
-mod machine;
+mod file_system;
+mod maintenance;
+mod notifier;
 mod open_files;
 mod read_only;
 mod settings;
 mod shared;
 mod store;
-mod upkeep;
-mod views;
 mod watcher;
 mod worker;
 

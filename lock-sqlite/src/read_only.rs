@@ -13,7 +13,7 @@ use rusqlite::{Connection, OpenFlags};
 use url::Url;
 
 use crate::errors::{Failure, busy, half_closed};
-use crate::location;
+use crate::file_system;
 use crate::open_files::beside;
 
 /// The pause between two attempts while a writer opens, closes or repairs the file.
@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// # Errors
 /// `Auth` without the permission to read; `Unavailable` when every attempt was disturbed, or one of `-wal` and `-shm` is missing.
 pub(crate) fn read<T>(path: &Path, until: Instant, work: impl Fn(&Connection) -> Result<T, Failure>) -> Result<T> {
-    location::check_readable(path)?;
+    file_system::check_readable(path)?;
     // SQLite follows symbolic links, and keeps the other two beside the file itself.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     loop {

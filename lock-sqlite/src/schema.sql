@@ -8,7 +8,7 @@
 -- owner     the owner token of the lease's claim, 16 bytes; empty after a release
 -- fence     the last fencing token
 -- until     when the lease ends, or ended by a release: µs of the machine's clock since boot, suspend included
--- boot      the boot that `until` counts from: see machine.rs
+-- boot      the boot that `until` counts from: see boot_clock.rs
 -- ttl       what the lease was asked for, in µs: what it is given once more when it is found after a reboot
 -- wanted    until when somebody is known to wait, on the same clock; 0 when nobody was since the last grant
 -- holder    holder information, for people

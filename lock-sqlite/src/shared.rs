@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use leasehold_core::Result;
 use leasehold_core::backend::{Attachment, Claim, CoreHandle};
 
-use crate::bell::Bell;
 use crate::file::File;
+use crate::notifier::Bell;
 use crate::watcher::Watcher;
 
 pub(crate) struct Shared {

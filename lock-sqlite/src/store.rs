@@ -11,9 +11,9 @@ use rusqlite::config::DbConfig;
 use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OpenFlags, Params, Row, params};
 
+use crate::boot_clock::{Moment, micros};
 use crate::errors::{Failure, lost_wal, replaced};
-use crate::location;
-use crate::machine::{Moment, micros};
+use crate::file_system;
 use crate::open_files::{FilesState, OpenFiles, beside};
 
 type Result<T> = std::result::Result<T, Failure>;
@@ -141,7 +141,7 @@ impl Store {
     /// Opens the file, and makes it when it is not there. It is used in WAL mode, so that readers never wait. No statement waits
     /// for another process that writes: it fails as busy. Nobody checkpoints but who is told to.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        Self::open_files(path).map_err(|failure| match location::check_folder(path) {
+        Self::open_files(path).map_err(|failure| match file_system::check_folder(path) {
             Err(error) if failure.cannot_open() => Failure::Found(error),
             _ => failure,
         })

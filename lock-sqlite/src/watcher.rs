@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use leasehold_core::LockName;
 use leasehold_core::backend::{CoreHandle, WatchGuard, Watches};
 
-use crate::bell::{Alarm, Bell, Listener};
+use crate::boot_clock;
 use crate::errors::Failure;
 use crate::file::File;
-use crate::machine;
+use crate::notifier::{Alarm, Bell, Listener};
 use crate::shared::Shared;
 
 /// So long the thread stays when no watch is open any more.
@@ -106,12 +106,12 @@ fn run(file: &Arc<File>, watcher: &Watcher, core: &CoreHandle) {
             continue;
         }
         idle_since = None;
-        let before = machine::thread_time();
+        let before = boot_clock::thread_time();
         let Checked { free, unsure, first_end } = check(file, names);
         for name in free {
             watcher.watches.report(&name, core);
         }
-        let spent = machine::thread_time().saturating_sub(before);
+        let spent = boot_clock::thread_time().saturating_sub(before);
         std::thread::sleep((spent * SHARE).max(LEAST_PAUSE));
         // A lease that was shortened ends before its waiter's own check.
         listener.wait(if unsure { first_end.min(AGAIN) } else { first_end });
@@ -152,7 +152,7 @@ fn check(file: &Arc<File>, mut names: Vec<LockName>) -> Checked {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use crate::boot_clock::Machine;
     use crate::settings::Settings;
 
     const LONG: Duration = Duration::from_secs(20);

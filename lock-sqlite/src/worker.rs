@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
+use crate::boot_clock::Moment;
 use crate::errors::{Failure, busy, slow, truncated};
 use crate::file::File;
-use crate::machine::Moment;
 use crate::store::Store;
 
 /// How many requests go into one transaction at most: other processes cannot write meanwhile.
@@ -283,7 +283,7 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use crate::boot_clock::Machine;
     use crate::settings::Settings;
     use crate::store::tests::UNCOMMITTABLE;
 

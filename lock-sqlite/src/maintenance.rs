@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use leasehold_core::Result;
 use rusqlite::params;
 
+use crate::boot_clock::{Moment, micros};
 use crate::errors::Failure;
 use crate::file::File;
-use crate::machine::{Moment, micros};
 use crate::store::Store;
 
 /// The file is looked after at each so many writes of this client: about 2 MB of WAL with pages of 1 KiB.
@@ -173,7 +173,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::machine::Machine;
+    use crate::boot_clock::Machine;
     use crate::settings::Settings;
 
     /// A file with rows of names `0`, `1`, … whose fences are this old.

@@ -11,11 +11,11 @@ use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, Lock
 use rusqlite::{Connection, Row, params};
 
 use crate::backend::SqliteBackend;
-use crate::bell;
+use crate::boot_clock::Moment;
 use crate::errors::Failure;
 use crate::file::File;
-use crate::location;
-use crate::machine::Moment;
+use crate::file_system;
+use crate::notifier;
 use crate::read_only;
 use crate::store::{Store, check_format, duration, holds_our_tables, one, token};
 
@@ -97,7 +97,7 @@ fn read<T>(file: &File, work: impl Fn(&Connection, &Moment) -> Result<T, Failure
 
 /// Another connection, if there is anything to read.
 fn reader(file: &File) -> Result<Option<Store>, Failure> {
-    let may_write = location::check(&file.path);
+    let may_write = file_system::check(&file.path);
     let there = file.path.try_exists();
     let store = match may_write {
         Ok(()) if matches!(there, Ok(false)) => return Ok(None),
@@ -131,7 +131,7 @@ fn examine(file: &File) -> Vec<Finding> {
 }
 
 fn ears() -> Finding {
-    if bell::can_be_heard() {
+    if notifier::can_be_heard() {
         return Finding::new("releases", "are told at once", Verdict::Fine);
     }
     let verdict =
