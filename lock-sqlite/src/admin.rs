@@ -116,7 +116,7 @@ fn examine(file: &File) -> Vec<Finding> {
         Finding::new("file", file.path.display().to_string(), Verdict::Fine),
         Finding::new("SQLite", rusqlite::version(), Verdict::Fine),
         Finding::new("clock", format!("{} s since boot", file.now().boottime / 1_000_000), Verdict::Fine),
-        ears(),
+        notification(),
         wal(&file.path),
     ];
     match contents(file) {
@@ -130,8 +130,8 @@ fn examine(file: &File) -> Vec<Finding> {
     findings
 }
 
-fn ears() -> Finding {
-    if notifier::can_be_heard() {
+fn notification() -> Finding {
+    if notifier::is_supported() {
         return Finding::new("releases", "are told at once", Verdict::Fine);
     }
     let verdict =
@@ -214,7 +214,7 @@ impl Break for SqliteBackend {
         let wanted = name.clone();
         let raised = self.run(move |store, now| store.break_lease(&wanted, token, now)).await?;
         if raised.is_some() {
-            self.shared.watcher.bell.ring();
+            self.shared.watcher.notifier.notify();
         }
         Ok(raised)
     }

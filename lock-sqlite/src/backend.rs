@@ -132,7 +132,7 @@ impl SqliteBackend {
         let renewed = renewed.await?;
         if shorter {
             // Those who wait look again, and see that it ends sooner.
-            self.shared.watcher.bell.ring();
+            self.shared.watcher.notifier.notify();
         }
         let answer = |(request, renewed): (&RenewRequest, Result<bool>)| match renewed {
             Ok(true) => Answer::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE }),
@@ -198,7 +198,7 @@ impl LockBackend for SqliteBackend {
             }
         };
         if ended == Ended::Wanted {
-            self.shared.watcher.bell.ring();
+            self.shared.watcher.notifier.notify();
         }
         Ok(if ended == Ended::NotHeld { Release::NotHeld } else { Release::Released })
     }

@@ -22,7 +22,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.min_ttl = Duration::from_millis(100);
     it.max_ttl = Duration::from_secs(24 * 3600);
     it.ttl_scope = TtlScope::Lease;
-    it.waiting = if notifier::can_be_heard() { Waiting::Notification } else { Waiting::Poll };
+    it.waiting = if notifier::is_supported() { Waiting::Notification } else { Waiting::Poll };
     it.fifo = false;
     it.loss_notice = LossNotice::NextRenewal;
     // A waiter looks when the holder's lease ends.

@@ -1,7 +1,7 @@
 //! How processes that wait are told that a lock was released.
 //!
 //! Beside the file of the locks lies one that nobody reads: `…-bell`. Whoever ends a lease that somebody waits for writes a byte to
-//! it *after* the end is visible, and the system tells every process that watches it (inotify). The WAL itself is a bad bell:
+//! it *after* the end is visible, and the system tells every process that watches it (inotify). The WAL itself is a bad notifier:
 //! it is written before the commit shows, and for every renewal of every lock.
 
 use std::fs::OpenOptions;
@@ -13,16 +13,16 @@ use std::time::Duration;
 use crate::open_files::beside;
 
 /// How often somebody looks by himself who cannot hear.
-const POLL: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
-/// The bell of a file.
+/// The notifier of a file.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct ReleaseNotifier {
     locks: PathBuf,
 }
 
-impl Bell {
-    pub(crate) fn of(locks: &Path) -> Self {
+impl ReleaseNotifier {
+    pub(crate) fn new(locks: &Path) -> Self {
         Self { locks: locks.to_owned() }
     }
 
@@ -31,8 +31,8 @@ impl Bell {
         beside(&self.locks.canonicalize().unwrap_or_else(|_| self.locks.clone()), "-bell")
     }
 
-    /// Tells everybody who listens. A bell that cannot be rung costs them time: they look by themselves within a second.
-    pub(crate) fn ring(&self) {
+    /// Tells everybody who listens. A notifier that cannot be rung costs them time: they look by themselves within a second.
+    pub(crate) fn notify(&self) {
         let path = self.path();
         match OpenOptions::new().write(true).open(&path) {
             Ok(mut file) => {
@@ -47,7 +47,7 @@ impl Bell {
     }
 
     /// Makes it, for those who may write to the file of the locks.
-    fn hang(&self) -> std::io::Result<PathBuf> {
+    fn create_file(&self) -> std::io::Result<PathBuf> {
         let path = self.path();
         let mut options = OpenOptions::new();
         options.create(true).write(true).truncate(false);
@@ -75,73 +75,77 @@ impl Bell {
 
 /// Wakes a listener of the same process.
 #[derive(Debug, Default)]
-pub(crate) struct Alarm {
-    raised: Mutex<bool>,
+pub(crate) struct Waker {
+    is_woken: Mutex<bool>,
     condition: Condvar,
-    ears: ears::Wake,
+    event: file_watcher::WakeEvent,
 }
 
-impl Alarm {
-    pub(crate) fn raise(&self) {
-        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = true;
+impl Waker {
+    pub(crate) fn wake(&self) {
+        *self.is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.condition.notify_all();
-        self.ears.wake();
+        self.event.wake();
     }
 
-    /// Waits for an alarm or the end of the time.
+    /// Waits for an waker or the end of the time.
     fn wait(&self, timeout: Duration) {
-        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.condition.wait_timeout_while(raised, timeout, |raised| !*raised);
+        let is_woken = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.condition.wait_timeout_while(is_woken, timeout, |is_woken| !*is_woken);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 }
 
-/// Somebody who waits for the bell.
+/// Somebody who waits for the notifier.
 pub(crate) struct Listener<'a> {
-    bell: &'a Bell,
-    alarm: &'a Alarm,
-    ears: Option<ears::Ears>,
+    notifier: &'a ReleaseNotifier,
+    waker: &'a Waker,
+    watcher: Option<file_watcher::FileWatcher>,
 }
 
 impl<'a> Listener<'a> {
     /// Hears every ring from now on, if the system can do that.
-    pub(crate) fn new(bell: &'a Bell, alarm: &'a Alarm) -> Self {
-        let mut listener = Self { bell, alarm, ears: None };
+    pub(crate) fn new(notifier: &'a ReleaseNotifier, waker: &'a Waker) -> Self {
+        let mut listener = Self { notifier, waker, watcher: None };
         listener.listen();
         listener
     }
 
     fn listen(&mut self) {
-        self.ears = match self.bell.hang().and_then(|path| ears::Ears::new(&path, &self.alarm.ears)) {
-            Ok(ears) => Some(ears),
+        self.watcher = match self
+            .notifier
+            .create_file()
+            .and_then(|path| file_watcher::FileWatcher::new(&path, &self.waker.event))
+        {
+            Ok(watcher) => Some(watcher),
             Err(error) => {
-                let path = self.bell.locks.display();
-                tracing::debug!(%path, %error, "no ears for releases: looking every {} ms", POLL.as_millis());
+                let path = self.notifier.locks.display();
+                tracing::debug!(%path, %error, "no watcher for releases: looking every {} ms", POLL_INTERVAL.as_millis());
                 None
             }
         };
     }
 
-    /// Waits for a ring, an alarm or the end of the time; less where nothing can be heard.
+    /// Waits for a ring, an waker or the end of the time; less where nothing can be heard.
     pub(crate) fn wait(&mut self, timeout: Duration) {
-        match &mut self.ears {
-            None => self.alarm.wait(timeout.min(POLL)),
-            Some(ears) => match ears.wait(&self.alarm.ears, timeout) {
-                Ok(ears::Heard::Something) => {}
+        match &mut self.watcher {
+            None => self.waker.wait(timeout.min(POLL_INTERVAL)),
+            Some(watcher) => match watcher.wait(&self.waker.event, timeout) {
+                Ok(file_watcher::Outcome::Woken) => {}
                 // Somebody has deleted it: whoever rings would ring another one.
-                Ok(ears::Heard::NoBell) | Err(_) => self.listen(),
+                Ok(file_watcher::Outcome::FileGone) | Err(_) => self.listen(),
             },
         }
     }
 }
 
 /// Whether this system can tell of a ring.
-pub(crate) fn can_be_heard() -> bool {
-    ears::can_hear()
+pub(crate) fn is_supported() -> bool {
+    file_watcher::is_supported()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-mod ears {
+mod file_watcher {
     use std::mem::MaybeUninit;
     use std::os::fd::OwnedFd;
     use std::path::Path;
@@ -151,50 +155,50 @@ mod ears {
     use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
     use rustix::io::Errno;
 
-    /// Wakes who sleeps on his ears.
+    /// Wakes who sleeps on his watcher.
     #[derive(Debug)]
-    pub(super) struct Wake(Option<OwnedFd>);
+    pub(super) struct WakeEvent(Option<OwnedFd>);
 
-    impl Default for Wake {
+    impl Default for WakeEvent {
         fn default() -> Self {
             Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok())
         }
     }
 
-    impl Wake {
+    impl WakeEvent {
         pub(super) fn wake(&self) {
             if let Some(fd) = &self.0 {
-                // It fails when it is raised already, very often.
+                // It fails when it is is_woken already, very often.
                 let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
             }
         }
     }
 
-    pub(super) struct Ears(OwnedFd);
+    pub(super) struct FileWatcher(OwnedFd);
 
-    pub(super) enum Heard {
-        /// A ring, an alarm, or nothing until the time was over.
-        Something,
-        /// That there is no bell there any more.
-        NoBell,
+    pub(super) enum Outcome {
+        /// A ring, an waker, or nothing until the time was over.
+        Woken,
+        /// That there is no notifier there any more.
+        FileGone,
     }
 
-    pub(super) fn can_hear() -> bool {
+    pub(super) fn is_supported() -> bool {
         inotify::init(CreateFlags::CLOEXEC).is_ok()
     }
 
-    impl Ears {
-        pub(super) fn new(bell: &Path, wake: &Wake) -> std::io::Result<Self> {
+    impl FileWatcher {
+        pub(super) fn new(path: &Path, wake: &WakeEvent) -> std::io::Result<Self> {
             if wake.0.is_none() {
                 return Err(Errno::MFILE.into());
             }
             let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
             let events = WatchFlags::MODIFY | WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
-            inotify::add_watch(&fd, bell, events)?;
+            inotify::add_watch(&fd, path, events)?;
             Ok(Self(fd))
         }
 
-        pub(super) fn wait(&mut self, wake: &Wake, timeout: Duration) -> Result<Heard, Errno> {
+        pub(super) fn wait(&mut self, wake: &WakeEvent, timeout: Duration) -> Result<Outcome, Errno> {
             let Some(wake) = &wake.0 else { return Err(Errno::BADF) };
             let mut fds = [PollFd::new(&self.0, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
             let timeout = Timespec::try_from(timeout).ok();
@@ -208,8 +212,8 @@ mod ears {
             loop {
                 match events.next() {
                     Ok(event) if event.events().contains(ReadFlags::MODIFY) => {}
-                    Ok(_) => return Ok(Heard::NoBell),
-                    Err(Errno::WOULDBLOCK) => return Ok(Heard::Something),
+                    Ok(_) => return Ok(Outcome::FileGone),
+                    Err(Errno::WOULDBLOCK) => return Ok(Outcome::Woken),
                     Err(error) => return Err(error),
                 }
             }
@@ -218,34 +222,34 @@ mod ears {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-mod ears {
+mod file_watcher {
     use std::path::Path;
     use std::time::Duration;
 
     #[derive(Debug, Default)]
-    pub(super) struct Wake;
+    pub(super) struct WakeEvent;
 
-    impl Wake {
+    impl WakeEvent {
         pub(super) fn wake(&self) {}
     }
 
-    pub(super) enum Ears {}
+    pub(super) enum FileWatcher {}
 
-    pub(super) enum Heard {
-        Something,
-        NoBell,
+    pub(super) enum Outcome {
+        Woken,
+        FileGone,
     }
 
-    pub(super) fn can_hear() -> bool {
+    pub(super) fn is_supported() -> bool {
         false
     }
 
-    impl Ears {
-        pub(super) fn new(_bell: &Path, _wake: &Wake) -> std::io::Result<Self> {
+    impl FileWatcher {
+        pub(super) fn new(_path: &Path, _wake: &WakeEvent) -> std::io::Result<Self> {
             Err(std::io::ErrorKind::Unsupported.into())
         }
 
-        pub(super) fn wait(&mut self, _wake: &Wake, _timeout: Duration) -> std::io::Result<Heard> {
+        pub(super) fn wait(&mut self, _wake: &WakeEvent, _timeout: Duration) -> std::io::Result<Outcome> {
             match *self {}
         }
     }
@@ -259,32 +263,32 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn bell(folder: &tempfile::TempDir) -> Bell {
+    fn notifier(folder: &tempfile::TempDir) -> ReleaseNotifier {
         let locks = folder.path().join("locks.db");
         std::fs::write(&locks, "").unwrap();
-        Bell::of(&locks)
+        ReleaseNotifier::new(&locks)
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn a_ring_an_alarm_and_a_lost_bell_are_noticed() {
         let folder = tempfile::tempdir().unwrap();
-        let (bell, alarm) = (bell(&folder), Alarm::default());
+        let (notifier, waker) = (notifier(&folder), Waker::default());
         // Nobody listens: nothing is made for it.
-        bell.ring();
-        assert!(!bell.path().exists());
-        let mut listener = Listener::new(&bell, &alarm);
-        assert!(listener.ears.is_some());
+        notifier.notify();
+        assert!(!notifier.path().exists());
+        let mut listener = Listener::new(&notifier, &waker);
+        assert!(listener.watcher.is_some());
         let begin = Instant::now();
         // Rung before the wait, and not heard twice.
-        bell.ring();
+        notifier.notify();
         listener.wait(LONG);
-        alarm.raise();
+        waker.wake();
         listener.wait(LONG);
-        std::fs::remove_file(bell.path()).unwrap();
+        std::fs::remove_file(notifier.path()).unwrap();
         listener.wait(LONG);
-        assert!(bell.path().exists(), "it is made again");
-        bell.ring();
+        assert!(notifier.path().exists(), "it is made again");
+        notifier.notify();
         listener.wait(LONG);
         assert!(begin.elapsed() < LONG, "something was not noticed");
         listener.wait(Duration::from_millis(30));
@@ -294,12 +298,12 @@ mod tests {
     #[test]
     fn whoever_cannot_hear_looks_by_himself() {
         let folder = tempfile::tempdir().unwrap();
-        let (bell, alarm) = (bell(&folder), Alarm::default());
-        let mut listener = Listener { bell: &bell, alarm: &alarm, ears: None };
+        let (notifier, waker) = (notifier(&folder), Waker::default());
+        let mut listener = Listener { notifier: &notifier, waker: &waker, watcher: None };
         let begin = Instant::now();
         listener.wait(LONG);
-        assert!(begin.elapsed() >= POLL && begin.elapsed() < LONG);
-        alarm.raise();
+        assert!(begin.elapsed() >= POLL_INTERVAL && begin.elapsed() < LONG);
+        waker.wake();
         listener.wait(LONG);
     }
 
@@ -308,9 +312,9 @@ mod tests {
     fn it_is_for_those_who_may_write_to_the_locks() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let bell = bell(&folder);
-        std::fs::set_permissions(&bell.locks, PermissionsExt::from_mode(0o660)).unwrap();
-        let path = bell.hang().unwrap();
+        let notifier = notifier(&folder);
+        std::fs::set_permissions(&notifier.locks, PermissionsExt::from_mode(0o660)).unwrap();
+        let path = notifier.create_file().unwrap();
         assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o660);
     }
 }

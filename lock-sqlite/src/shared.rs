@@ -8,7 +8,7 @@ use leasehold_core::Result;
 use leasehold_core::backend::{Attachment, Claim, CoreHandle};
 
 use crate::file::File;
-use crate::notifier::Bell;
+use crate::notifier::ReleaseNotifier;
 use crate::watcher::Watcher;
 
 pub(crate) struct Shared {
@@ -19,7 +19,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(file: File) -> Self {
-        let watcher = Watcher::new(Bell::of(&file.path));
+        let watcher = Watcher::new(ReleaseNotifier::new(&file.path));
         Self { file: Arc::new(file), core: Attachment::new(), watcher }
     }
 

@@ -9,7 +9,7 @@ use leasehold_core::backend::{CoreHandle, WatchGuard, Watches};
 use crate::boot_clock;
 use crate::errors::Failure;
 use crate::file::File;
-use crate::notifier::{Alarm, Bell, Listener};
+use crate::notifier::{Listener, ReleaseNotifier, Waker};
 use crate::shared::Shared;
 
 /// So long the thread stays when no watch is open any more.
@@ -29,10 +29,10 @@ const CHECKS: usize = 32;
 /// Watches the locks that claims of this client wait for.
 #[derive(Debug)]
 pub(crate) struct Watcher {
-    pub(crate) bell: Bell,
+    pub(crate) notifier: ReleaseNotifier,
     watches: Watches,
     thread: Mutex<Thread>,
-    alarm: Alarm,
+    waker: Waker,
 }
 
 #[derive(Debug, Default)]
@@ -42,8 +42,8 @@ struct Thread {
 }
 
 impl Watcher {
-    pub(crate) fn new(bell: Bell) -> Self {
-        Self { bell, watches: Watches::default(), thread: Mutex::default(), alarm: Alarm::default() }
+    pub(crate) fn new(notifier: ReleaseNotifier) -> Self {
+        Self { notifier, watches: Watches::default(), thread: Mutex::default(), waker: Waker::default() }
     }
 
     fn thread(&self) -> MutexGuard<'_, Thread> {
@@ -61,7 +61,7 @@ impl Watcher {
         if starts {
             start(shared);
         } else if is_new {
-            watcher.alarm.raise();
+            watcher.waker.wake();
         }
         guard
     }
@@ -69,7 +69,7 @@ impl Watcher {
     /// The client is gone.
     pub(crate) fn close(&self) {
         self.thread().is_closed = true;
-        self.alarm.raise();
+        self.waker.wake();
     }
 
     /// Whether the thread goes on, which nobody needs since `idle_since`.
@@ -96,7 +96,7 @@ fn start(shared: &Arc<Shared>) {
 }
 
 fn run(file: &Arc<File>, watcher: &Watcher, core: &CoreHandle) {
-    let mut listener = Listener::new(&watcher.bell, &watcher.alarm);
+    let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
     let mut idle_since = None;
     while watcher.goes_on(idle_since) {
         let names = watcher.watches.names();
@@ -172,7 +172,7 @@ mod tests {
         let watcher = &shared.watcher;
         // In place of the thread.
         watcher.thread().runs = true;
-        let mut listener = Listener::new(&watcher.bell, &watcher.alarm);
+        let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
         let mut wakes_within = |timeout: Duration| {
             let begin = Instant::now();
             listener.wait(timeout);
