@@ -11,7 +11,7 @@ use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, Lock
 use rusqlite::{Connection, Row, params};
 
 use crate::backend::SqliteBackend;
-use crate::boot_clock::Moment;
+use crate::boot_clock::Reading;
 use crate::errors::Failure;
 use crate::file::File;
 use crate::file_system;
@@ -32,7 +32,7 @@ const UNREADABLE: &str = "\
 SELECT name FROM leasehold_locks WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
 
 /// A row, as it is shown.
-fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
+fn shown(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
     let (is_owned, fence, until): (bool, i64, i64) = (row.get(1)?, row.get(2)?, row.get(3)?);
     let (boot, ttl, holder): (i64, i64, String) = (row.get(4)?, row.get(5)?, row.get(6)?);
     // A lease of another boot has a whole ttl from when somebody asks for the lock.
@@ -42,14 +42,14 @@ fn shown(row: &Row<'_>, now: &Moment) -> rusqlite::Result<(String, Vec<u8>, Lock
     Ok((row.get(0)?, row.get(7)?, LockInfo::new(Some(token(fence)), lease.into_iter().collect(), None)))
 }
 
-fn inspect(connection: &Connection, name: &LockName, now: &Moment) -> Result<Option<LockInfo>, Failure> {
+fn inspect(connection: &Connection, name: &LockName, now: &Reading) -> Result<Option<LockInfo>, Failure> {
     let found = one(connection, INSPECT, params![name.as_str().as_bytes()], |row| shown(row, now))?;
     let Some((format, _, seen)) = found else { return Ok(None) };
     check_format(&format)?;
     Ok(Some(seen))
 }
 
-fn list(connection: &Connection, prefix: &str, limit: usize, now: &Moment) -> Result<Listing, Failure> {
+fn list(connection: &Connection, prefix: &str, limit: usize, now: &Reading) -> Result<Listing, Failure> {
     let mut statement = connection.prepare(LIST)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut rows = statement.query(params![prefix.as_bytes(), now.boot, now.boottime, limit])?;
@@ -78,7 +78,7 @@ fn name_in_row(bytes: Vec<u8>) -> ListedName {
 
 /// Reads on a connection of its own, if there is anything to read: a long table must not hold up anybody's calls. Whoever may
 /// not write may read all the same.
-fn read<T>(file: &File, work: impl Fn(&Connection, &Moment) -> Result<T, Failure>) -> Result<Option<T>> {
+fn read<T>(file: &File, work: impl Fn(&Connection, &Reading) -> Result<T, Failure>) -> Result<Option<T>> {
     let read = match reader(file) {
         Ok(Some(store)) => work(store.connection(), &file.now()).map(Some),
         Ok(None) => Ok(None),

@@ -14,7 +14,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
-use crate::boot_clock::{Machine, Moment};
+use crate::boot_clock::{BootClock, Reading};
 use crate::capabilities::{self, LONGEST_LOOK};
 use crate::errors::Failure;
 use crate::file::File;
@@ -93,7 +93,7 @@ impl SqliteBackend {
         let path = file_of(place)?;
         // The working directory may change while the file is open.
         let path = std::path::absolute(&path).unwrap_or(path);
-        let file = File::new(path, settings, Machine::this()?);
+        let file = File::new(path, settings, BootClock::of_this_machine()?);
         let file = if in_state_folder { file.in_state_folder() } else { file };
         let shared = Arc::new(Shared::new(file));
         let worker = Worker::new(shared.file.clone());
@@ -109,7 +109,7 @@ impl SqliteBackend {
     /// file's thread.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        work: impl Fn(&Store, &Moment) -> Result<T, Failure> + Send + 'static,
+        work: impl Fn(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
         match self.shared.file.at_once(&work) {
             Some(Ok(done)) => Ok(done),
@@ -187,7 +187,7 @@ impl LockBackend for SqliteBackend {
         let ReleaseRequest { ref claim, certainty, .. } = *request;
         let release = {
             let claim = claim.clone();
-            move |store: &Store, now: &Moment| store.release(&claim, now)
+            move |store: &Store, now: &Reading| store.release(&claim, now)
         };
         let ended = match certainty {
             Certainty::Sure => self.run(release).await?,

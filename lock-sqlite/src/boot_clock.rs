@@ -7,7 +7,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 
 /// One reading of the clocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct Reading {
     /// µs since boot, suspend included. Leases are judged by it.
     pub(crate) boottime: i64,
     /// Names the boot that `boottime` counts from.
@@ -18,17 +18,17 @@ pub(crate) struct Moment {
 
 /// Where moments are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Machine {
+pub(crate) struct BootClock {
     boot: i64,
 }
 
-impl Machine {
+impl BootClock {
     /// The machine that this process runs on.
     ///
     /// # Errors
     /// `Unsupported` where the system has no such clock, or does not say which boot it is.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(crate) fn this() -> Result<Self> {
+    pub(crate) fn of_this_machine() -> Result<Self> {
         static BOOT: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
         if let Some(&boot) = BOOT.get() {
             return Ok(Self { boot });
@@ -46,14 +46,14 @@ impl Machine {
     /// # Errors
     /// `Unsupported`: this system does not say which boot it is.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    pub(crate) fn this() -> Result<Self> {
+    pub(crate) fn of_this_machine() -> Result<Self> {
         Err(unnamed())
     }
 
-    pub(crate) fn now(self) -> Moment {
+    pub(crate) fn now(self) -> Reading {
         // Where there is no such clock there is no machine either.
         let boottime = micros(time_since_boot().unwrap_or_default());
-        Moment { boottime, boot: self.boot, wall: wall() }
+        Reading { boottime, boot: self.boot, wall: wall() }
     }
 }
 
@@ -118,10 +118,10 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn time_goes_on() {
-        let machine = Machine::this().unwrap();
-        let before = machine.now();
+        let clock = BootClock::of_this_machine().unwrap();
+        let before = clock.now();
         std::thread::sleep(Duration::from_millis(2));
-        let after = machine.now();
+        let after = clock.now();
         assert!(after.boottime - before.boottime >= 2_000 && after.boot == before.boot);
         assert!(before.wall > 1_600_000_000_000_000, "{}", before.wall);
     }

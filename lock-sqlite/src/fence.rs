@@ -3,7 +3,7 @@
 use leasehold_core::{Error, ErrorKind, LockGuard, Result};
 use rusqlite::{OptionalExtension, Transaction, params};
 
-use crate::boot_clock::Machine;
+use crate::boot_clock::BootClock;
 use crate::errors::{BACKEND, Failure};
 
 const CURRENT: &str = "\
@@ -28,7 +28,7 @@ pub fn fence(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
 }
 
 fn check(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
-    let now = Machine::this()?.now();
+    let now = BootClock::of_this_machine()?.now();
     let lease = guard.lease_ref();
     let owner: &[u8] = lease.claim.owner().as_bytes();
     let Ok(fence) = i64::try_from(guard.fencing_token().get()) else { return Err(lost()) };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use leasehold_core::Result;
 
-use crate::boot_clock::{Machine, Moment};
+use crate::boot_clock::{BootClock, Reading};
 use crate::errors::Failure;
 use crate::file_system;
 use crate::maintenance::{self, Upkeep};
@@ -18,7 +18,7 @@ use crate::store::Store;
 pub(crate) struct File {
     pub(crate) path: PathBuf,
     pub(crate) settings: Settings,
-    pub(crate) machine: Machine,
+    pub(crate) clock: BootClock,
     pub(crate) upkeep: Upkeep,
     /// Its folder is made when it is not there.
     pub(crate) in_state_folder: bool,
@@ -30,10 +30,10 @@ pub(crate) struct File {
 }
 
 impl File {
-    pub(crate) fn new(path: PathBuf, settings: Settings, machine: Machine) -> Self {
+    pub(crate) fn new(path: PathBuf, settings: Settings, clock: BootClock) -> Self {
         let (writer, writes, upkeep) = (Mutex::default(), AtomicU32::new(0), Upkeep::default());
         let is_full = AtomicBool::new(false);
-        Self { path, settings, machine, upkeep, in_state_folder: false, writer, writes, is_full }
+        Self { path, settings, clock, upkeep, in_state_folder: false, writer, writes, is_full }
     }
 
     /// The same in the user's state folder, which is made when the file is opened.
@@ -41,8 +41,8 @@ impl File {
         Self { in_state_folder: true, ..self }
     }
 
-    pub(crate) fn now(&self) -> Moment {
-        self.machine.now()
+    pub(crate) fn now(&self) -> Reading {
+        self.clock.now()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -54,7 +54,7 @@ impl File {
     /// fails as busy.
     pub(crate) fn at_once<T>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Store, &Moment) -> Result<T, Failure>,
+        work: impl FnOnce(&Store, &Reading) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
         let mut writer = match self.writer.try_lock() {
             Ok(writer) => writer,
@@ -176,7 +176,7 @@ mod tests {
     fn only_a_broken_connection_is_closed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks.db");
-        let file = Arc::new(File::new(path, Settings::default(), Machine::this().unwrap()));
+        let file = Arc::new(File::new(path, Settings::default(), BootClock::of_this_machine().unwrap()));
         let fails = |failure: Failure| {
             file.writer().store().unwrap();
             file.at_once(move |_, _| Err::<(), _>(failure)).expect("the connection is open").unwrap_err();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use leasehold_core::Result;
 use rusqlite::params;
 
-use crate::boot_clock::{Moment, micros};
+use crate::boot_clock::{Reading, micros};
 use crate::errors::Failure;
 use crate::file::File;
 use crate::store::Store;
@@ -130,7 +130,7 @@ fn forget(
     (from, to): (&[u8], &[u8]),
     over: &[Vec<u8>],
     oldest: i64,
-    now: &Moment,
+    now: &Reading,
 ) -> Result<(), Failure> {
     let connection = store.connection();
     let foreign =
@@ -173,16 +173,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::boot_clock::Machine;
+    use crate::boot_clock::BootClock;
     use crate::settings::Settings;
 
     /// A file with rows of names `0`, `1`, … whose fences are this old.
     fn file(folder: &tempfile::TempDir, ages: &[Duration]) -> Arc<File> {
-        let machine = Machine::this().unwrap();
-        let file = Arc::new(File::new(folder.path().join("locks.db"), Settings::default(), machine));
+        let clock = BootClock::of_this_machine().unwrap();
+        let file = Arc::new(File::new(folder.path().join("locks.db"), Settings::default(), clock));
         let mut writer = file.writer();
         let store = writer.store().unwrap();
-        let now = machine.now();
+        let now = clock.now();
         for (index, age) in ages.iter().enumerate() {
             let sql = "INSERT INTO leasehold_locks VALUES (?1, '1x', x'', ?2, ?3, ?4, 1000, 0, '')";
             let name = format!("{index:05}").into_bytes();

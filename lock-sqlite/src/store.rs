@@ -11,7 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OpenFlags, Params, Row, params};
 
-use crate::boot_clock::{Moment, micros};
+use crate::boot_clock::{Reading, micros};
 use crate::errors::{Failure, lost_wal, replaced};
 use crate::file_system;
 use crate::open_files::{FilesState, OpenFiles, beside};
@@ -132,7 +132,7 @@ struct Standing {
 }
 
 impl Standing {
-    fn is_free(&self, now: &Moment) -> bool {
+    fn is_free(&self, now: &Reading) -> bool {
         self.owner.is_empty() || (self.boot == now.boot && self.until <= now.boottime)
     }
 }
@@ -254,7 +254,7 @@ impl Store {
     }
 
     /// Takes the lock, if it is free.
-    pub(crate) fn acquire(&self, request: &AcquireRequest, turn: Turn, now: &Moment) -> Result<Taken> {
+    pub(crate) fn acquire(&self, request: &AcquireRequest, turn: Turn, now: &Reading) -> Result<Taken> {
         let claim = &request.claim;
         if turn == Turn::HasWaited {
             // A look costs an eighth of an attempt, and does not wait for who writes.
@@ -285,7 +285,7 @@ impl Store {
     }
 
     /// Who has the lock, for a claim that was refused or has waited. `Held` for no time at all: it is free.
-    fn look(&self, request: &AcquireRequest, turn: Turn, now: &Moment) -> Result<Taken> {
+    fn look(&self, request: &AcquireRequest, turn: Turn, now: &Reading) -> Result<Taken> {
         let AcquireRequest { claim, on_contention, .. } = request;
         let Some(row) = self.standing(claim.name())? else { return Ok(Taken::Held(Duration::ZERO)) };
         let name = name_of(claim.name());
@@ -308,7 +308,7 @@ impl Store {
     }
 
     /// Has the end of a lease told to those who wait. Whether it still stands.
-    fn want(&self, name: &LockName, lease: &Standing, now: &Moment) -> Result<bool> {
+    fn want(&self, name: &LockName, lease: &Standing, now: &Reading) -> Result<bool> {
         let long = micros(COUNTS_AS_WAITING);
         if lease.wanted > now.boottime + long / 3 {
             return Ok(true);
@@ -318,7 +318,7 @@ impl Store {
     }
 
     /// Whether the lease stood and was renewed.
-    pub(crate) fn renew(&self, request: &RenewRequest, now: &Moment) -> Result<bool> {
+    pub(crate) fn renew(&self, request: &RenewRequest, now: &Reading) -> Result<bool> {
         let RenewRequest { claim, ttl, extend, .. } = request;
         let exactly = *extend == Extend::Exactly;
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
@@ -330,7 +330,7 @@ impl Store {
     }
 
     /// Ends the lease of a claim.
-    pub(crate) fn release(&self, claim: &Claim, now: &Moment) -> Result<Ended> {
+    pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<Ended> {
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot];
         if self.execute(RELEASE, row)? > 0 {
             return Ok(Ended::Unwanted);
@@ -347,7 +347,7 @@ impl Store {
         &self,
         name: &LockName,
         broken: FencingToken,
-        now: &Moment,
+        now: &Reading,
     ) -> Result<Option<FencingToken>> {
         let Ok(fence) = i64::try_from(broken.get()) else { return Ok(None) };
         let row = params![name_of(name), fence, now.wall, now.boottime, now.boot];
@@ -360,7 +360,7 @@ impl Store {
 
     /// How long the lock is still held by its record, on behalf of somebody who waits; none when nobody has it now. An earlier end
     /// is notified: whoever was granted the lock since then does not know that somebody waits.
-    pub(crate) fn held_for(&self, name: &LockName, now: &Moment) -> Result<Option<Duration>> {
+    pub(crate) fn held_for(&self, name: &LockName, now: &Reading) -> Result<Option<Duration>> {
         let Some(row) = self.standing(name)?.filter(|row| !row.is_free(now)) else { return Ok(None) };
         if row.boot != now.boot {
             // Nobody knows: the next attempt adopts it.

@@ -152,7 +152,7 @@ fn check(file: &Arc<File>, mut names: Vec<LockName>) -> Checked {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::boot_clock::Machine;
+    use crate::boot_clock::BootClock;
     use crate::settings::Settings;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -161,7 +161,7 @@ mod tests {
     fn shared(folder: &tempfile::TempDir) -> Arc<Shared> {
         let locks = folder.path().join("locks.db");
         std::fs::write(&locks, "").unwrap();
-        Arc::new(Shared::new(File::new(locks, Settings::default(), Machine::this().unwrap())))
+        Arc::new(Shared::new(File::new(locks, Settings::default(), BootClock::of_this_machine().unwrap())))
     }
 
     /// What is released between the refusal of a claim and its watch rings for those who were there before.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
-use crate::boot_clock::Moment;
+use crate::boot_clock::Reading;
 use crate::errors::{Failure, busy, slow, truncated};
 use crate::file::File;
 use crate::store::Store;
@@ -45,7 +45,7 @@ struct Request {
 
 trait Work: Send {
     /// Does it, in a transaction.
-    fn run(&mut self, store: &Store, now: &Moment);
+    fn run(&mut self, store: &Store, now: &Reading);
 
     /// Tells the caller what came of it, or why it was not done.
     fn tell(self: Box<Self>, outcome: Result<()>);
@@ -60,9 +60,9 @@ struct Job<T, F> {
 impl<T, F> Work for Job<T, F>
 where
     T: Send,
-    F: FnOnce(&Store, &Moment) -> Result<T, Failure> + Send,
+    F: FnOnce(&Store, &Reading) -> Result<T, Failure> + Send,
 {
-    fn run(&mut self, store: &Store, now: &Moment) {
+    fn run(&mut self, store: &Store, now: &Reading) {
         self.done = self.work.take().map(|work| work(store, now));
     }
 
@@ -132,7 +132,7 @@ impl Worker {
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         until: Instant,
-        work: impl FnOnce(&Store, &Moment) -> Result<T, Failure> + Send + 'static,
+        work: impl FnOnce(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
         self.run_by(until, until, work).await
     }
@@ -153,7 +153,7 @@ impl Worker {
         &self,
         busy_until: Instant,
         until: Instant,
-        work: impl FnOnce(&Store, &Moment) -> Result<T, Failure> + Send + 'static,
+        work: impl FnOnce(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
         let (sender, answer) = oneshot::channel();
         let work = Box::new(Job { work: Some(work), done: None, caller: sender });
@@ -283,12 +283,13 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::boot_clock::Machine;
+    use crate::boot_clock::BootClock;
     use crate::settings::Settings;
     use crate::store::tests::UNCOMMITTABLE;
 
     fn worker(folder: &tempfile::TempDir) -> Arc<Worker> {
-        let file = File::new(folder.path().join("locks.db"), Settings::default(), Machine::this().unwrap());
+        let file =
+            File::new(folder.path().join("locks.db"), Settings::default(), BootClock::of_this_machine().unwrap());
         Arc::new(Worker::new(Arc::new(file)))
     }
 
@@ -345,7 +346,7 @@ mod tests {
         let worker = worker(&folder);
         let setup = format!("CREATE TEMP TABLE mark (a); {UNCOMMITTABLE}");
         worker.file.writer().store().unwrap().connection().execute_batch(&setup).unwrap();
-        let insert = |store: &Store, _: &Moment| {
+        let insert = |store: &Store, _: &Reading| {
             store.connection().execute_batch("INSERT INTO child VALUES (1)")?;
             Ok(())
         };
@@ -370,7 +371,7 @@ mod tests {
         let done = Arc::new(AtomicU8::new(0));
         let work = || {
             let done = done.clone();
-            move |_: &Store, _: &Moment| {
+            move |_: &Store, _: &Reading| {
                 done.fetch_add(1, Ordering::AcqRel);
                 Ok(())
             }
@@ -389,7 +390,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
         let (caller, answer) = oneshot::channel();
-        let work = Job { work: Some(|_: &Store, _: &Moment| Ok(())), done: None, caller };
+        let work = Job { work: Some(|_: &Store, _: &Reading| Ok(())), done: None, caller };
         let request = Request { fate: Arc::default(), until: later(), work: Box::new(work) };
         assert!(request.fate.decide(GIVEN_UP));
         let mut writer = worker.file.writer();

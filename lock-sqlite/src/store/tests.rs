@@ -16,12 +16,12 @@ const TTL: Duration = Duration::from_secs(30);
 const SECOND: i64 = 1_000_000;
 
 /// Tokens are far below the wall clock's where a test sets that to 0: then they count.
-fn at(seconds: i64) -> Moment {
-    Moment { boottime: seconds * SECOND, boot: 7, wall: 0 }
+fn at(seconds: i64) -> Reading {
+    Reading { boottime: seconds * SECOND, boot: 7, wall: 0 }
 }
 
-fn after_a_reboot(seconds: i64) -> Moment {
-    Moment { boot: 8, ..at(seconds) }
+fn after_a_reboot(seconds: i64) -> Reading {
+    Reading { boot: 8, ..at(seconds) }
 }
 
 struct File {
@@ -37,29 +37,29 @@ impl File {
         Self { store, _folder: folder }
     }
 
-    fn acquire(&self, claim: &Claim, now: &Moment) -> Taken {
+    fn acquire(&self, claim: &Claim, now: &Reading) -> Taken {
         self.store.acquire(&request(claim), Turn::First, now).unwrap()
     }
 
-    fn tries(&self, claim: &Claim, now: &Moment) -> Taken {
+    fn tries(&self, claim: &Claim, now: &Reading) -> Taken {
         self.store.acquire(&request(claim).on_contention(OnContention::Fail), Turn::First, now).unwrap()
     }
 
-    fn looks(&self, claim: &Claim, now: &Moment) -> Taken {
+    fn looks(&self, claim: &Claim, now: &Reading) -> Taken {
         self.store.acquire(&request(claim), Turn::HasWaited, now).unwrap()
     }
 
-    fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Moment) -> bool {
+    fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Reading) -> bool {
         let mut request = RenewRequest::new(claim.clone(), PlaceNumber::NONE, ttl);
         request.extend = extend;
         self.store.renew(&request, now).unwrap()
     }
 
-    fn release(&self, claim: &Claim, now: &Moment) -> Ended {
+    fn release(&self, claim: &Claim, now: &Reading) -> Ended {
         self.store.release(claim, now).unwrap()
     }
 
-    fn left(&self, now: &Moment) -> i64 {
+    fn left(&self, now: &Reading) -> i64 {
         let until: i64 = self.column("until");
         (until - now.boottime) / SECOND
     }
@@ -110,7 +110,7 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
     // A holder that is silent is taken over from at the end of its ttl and not before.
     assert_eq!(file.acquire(&a, &at(113)), granted(2));
     assert_eq!(
-        file.acquire(&b, &Moment { boottime: 143 * SECOND - 1, ..at(0) }),
+        file.acquire(&b, &Reading { boottime: 143 * SECOND - 1, ..at(0) }),
         Taken::Held(Duration::from_micros(1))
     );
     assert_eq!(file.looks(&b, &at(143)), granted(3));
@@ -121,14 +121,14 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
 #[test]
 fn a_grant_has_the_token_of_its_own_row() {
     let (file, first, wall) = (File::new(), claim(1), 1_000_000);
-    let now = Moment { wall, ..at(100) };
+    let now = Reading { wall, ..at(100) };
     assert_eq!(file.acquire(&first, &now), granted(1_000_000));
     file.release(&first, &now);
     assert_eq!(file.acquire(&claim(2), &now), granted(1_000_001));
     // A refused claim and the row of another lock leave nothing behind for the next grant.
     assert_eq!(file.acquire(&claim(3), &now), held(30));
     let other = claim_of("o", 4);
-    assert_eq!(file.acquire(&other, &Moment { wall: wall - 5, ..now }), granted(999_995));
+    assert_eq!(file.acquire(&other, &Reading { wall: wall - 5, ..now }), granted(999_995));
     let tokens: String = file.column("group_concat(fence, ' ' ORDER BY name)");
     assert_eq!(tokens, "1000001 999995");
 }
@@ -173,25 +173,25 @@ fn a_renewal_creates_nothing_revives_nothing_and_shortens_only_when_it_is_told_t
 #[test]
 fn tokens_rise_by_the_wall_clock_and_never_fall_with_it() {
     let (file, a) = (File::new(), claim(1));
-    let cycle = |now: &Moment| {
+    let cycle = |now: &Reading| {
         let taken = file.acquire(&a, now);
         file.release(&a, now);
         taken
     };
-    assert_eq!(cycle(&Moment { wall: 5_000, ..at(1) }), granted(5_000));
-    assert_eq!(cycle(&Moment { wall: 4_000, ..at(2) }), granted(5_001));
-    assert_eq!(cycle(&Moment { wall: 9_000, ..at(3) }), granted(9_000));
+    assert_eq!(cycle(&Reading { wall: 5_000, ..at(1) }), granted(5_000));
+    assert_eq!(cycle(&Reading { wall: 4_000, ..at(2) }), granted(5_001));
+    assert_eq!(cycle(&Reading { wall: 9_000, ..at(3) }), granted(9_000));
     // The row is gone: so it is not the row alone that keeps the order.
     file.execute("DELETE FROM leasehold_locks");
-    assert_eq!(cycle(&Moment { wall: 9_001, ..at(4) }), granted(9_001));
+    assert_eq!(cycle(&Reading { wall: 9_001, ..at(4) }), granted(9_001));
 }
 
 #[test]
 fn a_step_of_the_wall_clock_ends_no_lease() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
-    file.acquire(&a, &Moment { wall: 1_000_000, ..at(100) });
+    file.acquire(&a, &Reading { wall: 1_000_000, ..at(100) });
     for wall in [0, i64::MAX / 4] {
-        let now = Moment { wall, ..at(110) };
+        let now = Reading { wall, ..at(110) };
         assert_eq!(file.acquire(&b, &now), held(20));
         assert!(file.renew(&a, Duration::from_secs(1), Extend::AtLeast, &now));
     }
@@ -232,7 +232,7 @@ fn a_free_lock_of_another_boot_is_free() {
 #[test]
 fn a_lock_that_became_free_is_kept_for_a_moment_for_those_who_wait() {
     let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
-    let soon = |micros: i64| Moment { boottime: 110 * SECOND + micros, ..at(0) };
+    let soon = |micros: i64| Reading { boottime: 110 * SECOND + micros, ..at(0) };
     file.acquire(&a, &at(100));
     file.acquire(&b, &at(105));
     file.release(&a, &soon(0));
@@ -279,7 +279,7 @@ fn waiting_is_noted_again_before_it_is_forgotten() {
 #[test]
 fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
     let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
-    let watch = |now: &Moment| file.store.held_for(c.name(), now).unwrap().is_none();
+    let watch = |now: &Reading| file.store.held_for(c.name(), now).unwrap().is_none();
     assert!(watch(&at(99)));
     file.acquire(&a, &at(100));
     assert_eq!(file.acquire(&c, &at(101)), held(29));
@@ -295,7 +295,7 @@ fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
 fn only_the_lease_that_was_meant_is_broken() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     let name = a.name().clone();
-    let breaks = |token, now: &Moment| file.store.break_lease(&name, FencingToken::new(token), now).unwrap();
+    let breaks = |token, now: &Reading| file.store.break_lease(&name, FencingToken::new(token), now).unwrap();
     assert_eq!(breaks(0, &at(99)), None);
     file.acquire(&a, &at(100));
     assert_eq!(breaks(1, &at(101)), None);
