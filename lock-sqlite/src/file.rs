@@ -10,7 +10,7 @@ use leasehold_core::Result;
 use crate::boot_clock::{BootClock, Reading};
 use crate::errors::Failure;
 use crate::file_system;
-use crate::maintenance::{self, Upkeep};
+use crate::maintenance::{self, Maintenance};
 use crate::settings::{Settings, make_state_folder};
 use crate::store::Store;
 
@@ -19,7 +19,7 @@ pub(crate) struct File {
     pub(crate) path: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) clock: BootClock,
-    pub(crate) upkeep: Upkeep,
+    pub(crate) maintenance: Maintenance,
     /// Its folder is made when it is not there.
     pub(crate) in_state_folder: bool,
     /// Empty until it is first needed, and after it has failed.
@@ -31,9 +31,9 @@ pub(crate) struct File {
 
 impl File {
     pub(crate) fn new(path: PathBuf, settings: Settings, clock: BootClock) -> Self {
-        let (writer, writes, upkeep) = (Mutex::default(), AtomicU32::new(0), Upkeep::default());
+        let (writer, writes, maintenance) = (Mutex::default(), AtomicU32::new(0), Maintenance::default());
         let is_full = AtomicBool::new(false);
-        Self { path, settings, clock, upkeep, in_state_folder: false, writer, writes, is_full }
+        Self { path, settings, clock, maintenance, in_state_folder: false, writer, writes, is_full }
     }
 
     /// The same in the user's state folder, which is made when the file is opened.
@@ -103,7 +103,7 @@ impl File {
     /// Has the file looked after, every so many writes.
     pub(crate) fn count_writes(self: &Arc<Self>, count: u32) {
         let before = self.writes.fetch_add(count, Ordering::Relaxed);
-        if before / maintenance::EVERY != before.wrapping_add(count) / maintenance::EVERY {
+        if before / maintenance::WRITES_PER_RUN != before.wrapping_add(count) / maintenance::WRITES_PER_RUN {
             maintenance::start(self);
         }
     }
@@ -142,7 +142,7 @@ impl Writer<'_> {
         file_system::make(&self.file.path);
         let store = Store::open(&self.file.path)?;
         store.prepare()?;
-        let begun = if store.has_empty_wal() { store.begin_wal() } else { maintenance::at_opening(self.file, &store) };
+        let begun = if store.has_empty_wal() { store.begin_wal() } else { maintenance::on_open(self.file, &store) };
         match begun {
             // Somebody else does.
             Ok(()) | Err(Failure::Busy) => {}

@@ -15,31 +15,31 @@ use crate::file::File;
 use crate::store::Store;
 
 /// The file is looked after at each so many writes of this client: about 2 MB of WAL with pages of 1 KiB.
-pub(crate) const EVERY: u32 = 1024;
+pub(crate) const WRITES_PER_RUN: u32 = 1024;
 
 /// A WAL of so many pages is worth stopping the writers of all processes for a moment: they never left it a chance to begin anew.
-const TOO_LONG: i64 = 16_384;
+const RESTART_PAGES: i64 = 16_384;
 
-/// So many rows are looked at each time. With [`EVERY`], two for each write: so the walk comes round before the table has
+/// So many rows are looked at each time. With [`WRITES_PER_RUN`], two for each write: so the walk comes round before the table has
 /// doubled, however many new names there are.
-const STEPS: usize = 4;
-const STEP: usize = 512;
+const BATCHES: usize = 4;
+const BATCH: usize = 512;
 
 /// Between two walks.
 #[derive(Debug, Default)]
-pub(crate) struct Upkeep {
-    runs: AtomicBool,
+pub(crate) struct Maintenance {
+    is_running: AtomicBool,
     /// The name up to which the table was walked.
-    walked_to: Mutex<Vec<u8>>,
+    scanned_to: Mutex<Vec<u8>>,
 }
 
-/// Rows of free locks, and whether their time is over. A lease of another boot is only adopted: it may be free at the next walk.
-const WALK: &str = "\
+/// Rows of free locks, and whether they have expired. A lease of another boot is only adopted: it may be free at the next walk.
+const SCAN: &str = "\
 SELECT name, fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) FROM leasehold_locks \
 WHERE name > ?1 AND format = '1x' ORDER BY name LIMIT 512";
 
 /// The next grant's token, which is at least the wall clock's microseconds, is higher than this one all the same.
-const FORGET: &str = "\
+const PURGE: &str = "\
 DELETE FROM leasehold_locks \
 WHERE name = ?1 AND fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) AND format = '1x'";
 
@@ -47,14 +47,14 @@ const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?2 + ttl, boot = ?3, wanted = 0 \
 WHERE name > ?1 AND name <= ?4 AND boot <> ?3 AND owner <> x'' AND format = '1x'";
 
-/// Begins a WAL of so many pages anew when the file is opened. Processes that exit before they have written [`EVERY`] times, and without
+/// Begins a WAL of so many pages anew when the file is opened. Processes that exit before they have written [`WRITES_PER_RUN`] times, and without
 /// closing the file, would let it grow.
-const LONG: i64 = 2048;
+const OPEN_PAGES: i64 = 2048;
 
 /// Looks after a file that was just opened, if it needs that. The caller waits for the disk here at one of hundreds of openings.
-pub(crate) fn at_opening(file: &Arc<File>, store: &Store) -> Result<(), Failure> {
+pub(crate) fn on_open(file: &Arc<File>, store: &Store) -> Result<(), Failure> {
     let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(NOOP)")?;
-    if length - done < LONG {
+    if length - done < OPEN_PAGES {
         return Ok(());
     }
     start(file);
@@ -63,11 +63,11 @@ pub(crate) fn at_opening(file: &Arc<File>, store: &Store) -> Result<(), Failure>
 
 /// Looks after the file in the background, unless that is under way.
 pub(crate) fn start(file: &Arc<File>) {
-    if file.upkeep.runs.swap(true, Ordering::AcqRel) {
+    if file.maintenance.is_running.swap(true, Ordering::AcqRel) {
         return;
     }
     let mine = file.clone();
-    let started = std::thread::Builder::new().name("leasehold-upkeep".into()).spawn(move || {
+    let started = std::thread::Builder::new().name("leasehold-maint".into()).spawn(move || {
         let _running = Running(&mine);
         if let Err(failure) = run(&mine) {
             let error = failure.without_effect();
@@ -75,7 +75,7 @@ pub(crate) fn start(file: &Arc<File>) {
         }
     });
     if let Err(error) = started {
-        file.upkeep.runs.store(false, Ordering::Release);
+        file.maintenance.is_running.store(false, Ordering::Release);
         tracing::debug!(%error, "the thread that looks after the file of the locks cannot be started");
     }
 }
@@ -84,7 +84,7 @@ struct Running<'a>(&'a File);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.upkeep.runs.store(false, Ordering::Release);
+        self.0.maintenance.is_running.store(false, Ordering::Release);
     }
 }
 
@@ -95,10 +95,10 @@ fn run(file: &File) -> Result<(), Failure> {
     if !store.holds_our_tables()? {
         return Ok(());
     }
-    let mut walked_to = file.upkeep.walked_to.lock().unwrap_or_else(PoisonError::into_inner);
-    for _ in 0..STEPS {
-        *walked_to = walk(&store, &walked_to, file)?;
-        if walked_to.is_empty() {
+    let mut scanned_to = file.maintenance.scanned_to.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..BATCHES {
+        *scanned_to = scan(&store, &scanned_to, file)?;
+        if scanned_to.is_empty() {
             break;
         }
     }
@@ -107,28 +107,28 @@ fn run(file: &File) -> Result<(), Failure> {
 }
 
 /// Looks at some rows. Gives the name to go on from; empty at the end of the table.
-fn walk(store: &Store, from: &[u8], file: &File) -> Result<Vec<u8>, Failure> {
+fn scan(store: &Store, from: &[u8], file: &File) -> Result<Vec<u8>, Failure> {
     let now = file.now();
     let oldest = now.wall.saturating_sub(micros(file.settings.retention));
-    let mut statement = store.connection().prepare_cached(WALK)?;
+    let mut statement = store.connection().prepare_cached(SCAN)?;
     let mut rows = statement.query(params![from, oldest, now.boot, now.boottime])?;
-    let (mut last, mut over, mut count) = (Vec::new(), Vec::new(), 0);
+    let (mut last, mut expired, mut count) = (Vec::new(), Vec::new(), 0);
     while let Some(row) = rows.next()? {
         last = row.get(0)?;
         count += 1;
         if row.get(1)? {
-            over.push(last.clone());
+            expired.push(last.clone());
         }
     }
     drop(rows);
-    forget(store, (from, &last), &over, oldest, &now)?;
-    Ok(if count < STEP { Vec::new() } else { last })
+    purge(store, (from, &last), &expired, oldest, &now)?;
+    Ok(if count < BATCH { Vec::new() } else { last })
 }
 
-fn forget(
+fn purge(
     store: &Store,
     (from, to): (&[u8], &[u8]),
-    over: &[Vec<u8>],
+    expired: &[Vec<u8>],
     oldest: i64,
     now: &Reading,
 ) -> Result<(), Failure> {
@@ -136,13 +136,13 @@ fn forget(
     let foreign =
         "SELECT 1 FROM leasehold_locks WHERE name > ?1 AND name <= ?2 AND boot <> ?3 AND owner <> x'' LIMIT 1";
     let adopts = store.one(foreign, params![from, to, now.boot], |_| Ok(()))?.is_some();
-    if over.is_empty() && !adopts {
+    if expired.is_empty() && !adopts {
         return Ok(());
     }
     store.together(|| {
-        let mut forget = connection.prepare_cached(FORGET)?;
-        for name in over {
-            forget.execute(params![name, oldest, now.boot, now.boottime])?;
+        let mut purge = connection.prepare_cached(PURGE)?;
+        for name in expired {
+            purge.execute(params![name, oldest, now.boot, now.boottime])?;
         }
         if adopts {
             connection.execute(ADOPT, params![from, now.boottime, now.boot, to])?;
@@ -155,7 +155,7 @@ fn checkpoint(store: &Store) -> Result<(), Failure> {
     let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(PASSIVE)")?;
     if length > 0 && done == length {
         store.begin_wal()?;
-    } else if length > TOO_LONG {
+    } else if length > RESTART_PAGES {
         store.connection().busy_timeout(std::time::Duration::from_millis(100))?;
         checkpointed(store, "PRAGMA wal_checkpoint(RESTART)")?;
         store.begin_wal()?;
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_long_table_is_walked_in_steps_and_the_walk_begins_again() {
         let folder = tempfile::tempdir().unwrap();
-        let mut ages = vec![Duration::ZERO; STEP * STEPS + 10];
+        let mut ages = vec![Duration::ZERO; BATCH * BATCHES + 10];
         let last = ages.len() - 1;
         ages[last] = Duration::from_secs(3600);
         let file = file(&folder, &ages);
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(names(&file).len(), ages.len());
         run(&file).unwrap();
         assert_eq!(names(&file).len(), last);
-        assert!(file.upkeep.walked_to.lock().unwrap().is_empty());
+        assert!(file.maintenance.scanned_to.lock().unwrap().is_empty());
     }
 
     #[test]
@@ -244,17 +244,17 @@ mod tests {
         let file = file(&folder, &[Duration::ZERO]);
         let wal = || std::fs::metadata(folder.path().join("locks.db-wal")).unwrap().len();
         let write = || execute(&file, "UPDATE leasehold_locks SET until = until + 1");
-        for _ in 0..EVERY {
+        for _ in 0..WRITES_PER_RUN {
             write();
         }
         let long = wal();
         for _ in 0..5 {
             run(&file).unwrap();
-            for _ in 0..EVERY {
+            for _ in 0..WRITES_PER_RUN {
                 write();
             }
         }
-        assert!(wal() <= long + 100_000, "{} bytes, and {long} after the first {EVERY} writes", wal());
+        assert!(wal() <= long + 100_000, "{} bytes, and {long} after the first {WRITES_PER_RUN} writes", wal());
     }
 
     #[test]
