@@ -17,7 +17,7 @@ use crate::file::File;
 use crate::file_system;
 use crate::notifier;
 use crate::read_only;
-use crate::store::{Store, check_format, duration, holds_our_tables, one, token};
+use crate::store::{Store, check_format, duration, has_tables, one, token};
 
 const INSPECT: &str = "\
 SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks WHERE name = ?1";
@@ -88,7 +88,7 @@ fn read<T>(file: &File, work: impl Fn(&Connection, &Reading) -> Result<T, Failur
         Err(error) if error.kind() == ErrorKind::Auth => {
             let until = Instant::now() + file.settings.timeout;
             read_only::read(&file.path, until, |connection| {
-                holds_our_tables(connection)?.then(|| work(connection, &file.now())).transpose()
+                has_tables(connection)?.then(|| work(connection, &file.now())).transpose()
             })
         }
         read => read,
@@ -107,8 +107,8 @@ fn reader(file: &File) -> Result<Option<Store>, Failure> {
         }
         other => other.map_err(Failure::Found).and_then(|()| Store::open(&file.path))?,
     };
-    store.leave_quietly();
-    Ok(if store.holds_our_tables()? { Some(store) } else { None })
+    store.keep_wal_on_close();
+    Ok(if store.has_tables()? { Some(store) } else { None })
 }
 
 fn examine(file: &File) -> Vec<Finding> {
@@ -165,7 +165,7 @@ fn contents(file: &File) -> Result<Vec<Finding>, Failure> {
     let read = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
     let (records, held) = store.one(count, params![now.boot, now.boottime], read)?.unwrap_or_default();
     let begin = Instant::now();
-    let writes = match store.together(|| ()) {
+    let writes = match store.in_transaction(|| ()) {
         Ok(()) => Finding::new("writing", format!("begins after {} µs", begin.elapsed().as_micros()), Verdict::Fine),
         Err(Failure::Busy) => Finding::new("writing", "another process is at it", Verdict::Fine),
         Err(failure) => return Err(failure),

@@ -15,12 +15,12 @@ use leasehold_core::backend::{
 use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::boot_clock::{BootClock, Reading};
-use crate::capabilities::{self, LONGEST_LOOK};
+use crate::capabilities::{self, MAX_RETRY_AFTER};
 use crate::errors::Failure;
 use crate::file::File;
 use crate::settings::{Place, Settings, file_of, read_url};
 use crate::shared::{ClaimState, Shared};
-use crate::store::{Ended, Store, Taken, Turn};
+use crate::store::{AcquireOutcome, Attempt, ReleaseOutcome, Store};
 use crate::watcher::Watcher;
 use crate::worker::Worker;
 
@@ -154,28 +154,28 @@ impl LockBackend for SqliteBackend {
         let shared = &self.shared;
         let sent = shared.core()?.stamp();
         let state = ClaimState::of(claim);
-        let turn = if state.has_waited.load(Ordering::Relaxed) { Turn::HasWaited } else { Turn::First };
-        let taken = self.run({
+        let attempt = if state.has_waited.load(Ordering::Relaxed) { Attempt::Retry } else { Attempt::First };
+        let outcome = self.run({
             let request = request.clone();
             move |store, now| {
                 if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
                     let text = "this claim was withdrawn before the request arrived";
                     return Err(Failure::Found(Error::new(ErrorKind::Lost, text)));
                 }
-                store.acquire(&request, turn, now)
+                store.acquire(&request, attempt, now)
             }
         });
-        match taken.await? {
-            Taken::Granted(token) => {
+        match outcome.await? {
+            AcquireOutcome::Granted(token) => {
                 Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
             }
-            Taken::Held(left) => {
+            AcquireOutcome::Held(left) => {
                 // Sooner than its end: a release may not be heard of, and a lease that runs out early is not told.
-                let look_in = left.min(ttl / 3).min(LONGEST_LOOK);
+                let look_in = left.min(ttl / 3).min(MAX_RETRY_AFTER);
                 state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
                 Ok(Acquisition::Held { look_in })
             }
-            Taken::Kept(look_in) => Ok(Acquisition::Held { look_in }),
+            AcquireOutcome::Reserved(look_in) => Ok(Acquisition::Held { look_in }),
         }
     }
 
@@ -197,10 +197,10 @@ impl LockBackend for SqliteBackend {
                 self.worker.run(self.until(), release).await?
             }
         };
-        if ended == Ended::Wanted {
+        if ended == ReleaseOutcome::HasWaiters {
             self.shared.watcher.notifier.notify();
         }
-        Ok(if ended == Ended::NotHeld { Release::NotHeld } else { Release::Released })
+        Ok(if ended == ReleaseOutcome::NotHeld { Release::NotHeld } else { Release::Released })
     }
 
     fn capabilities(&self) -> Capabilities {

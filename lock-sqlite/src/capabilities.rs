@@ -12,7 +12,7 @@ use crate::settings::Settings;
 pub(crate) const RENEW_BATCH: usize = 200;
 
 /// A waiter looks by itself after this, at the latest: what a release that it did not hear of costs it.
-pub(crate) const LONGEST_LOOK: Duration = Duration::from_secs(1);
+pub(crate) const MAX_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) fn of(settings: &Settings) -> Capabilities {
     let mut it = Capabilities::new(BACKEND);

@@ -93,7 +93,7 @@ impl File {
     pub(crate) fn check_connection(&self) {
         let Ok(mut writer) = self.writer.try_lock() else { return };
         if let Some(store) = &*writer
-            && !(store.is_in_place() && store.holds_our_tables().unwrap_or(false))
+            && !(store.is_in_place() && store.has_tables().unwrap_or(false))
         {
             tracing::warn!(path = %self.path.display(), "the file of the locks was deleted, replaced or damaged");
             *writer = None;
@@ -127,7 +127,7 @@ impl Writer<'_> {
         if let Some(store) = self.slot.take() {
             if store.is_in_place() {
                 if self.file.is_full.swap(false, Ordering::AcqRel) {
-                    store.make_room();
+                    store.checkpoint_passive();
                 }
                 return Ok(self.slot.insert(store));
             }

@@ -91,8 +91,8 @@ impl Drop for Running<'_> {
 fn run(file: &File) -> Result<(), Failure> {
     let store = Store::open(&file.path)?;
     // It would take the WAL away from under a client that comes at this moment.
-    store.leave_quietly();
-    if !store.holds_our_tables()? {
+    store.keep_wal_on_close();
+    if !store.has_tables()? {
         return Ok(());
     }
     let mut scanned_to = file.maintenance.scanned_to.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +139,7 @@ fn purge(
     if expired.is_empty() && !adopts {
         return Ok(());
     }
-    store.together(|| {
+    store.in_transaction(|| {
         let mut purge = connection.prepare_cached(PURGE)?;
         for name in expired {
             purge.execute(params![name, oldest, now.boot, now.boottime])?;
@@ -267,7 +267,7 @@ mod tests {
             for _ in 0..100 {
                 store.connection().execute_batch("UPDATE leasehold_locks SET until = until + 1").unwrap();
             }
-            store.leave_quietly();
+            store.keep_wal_on_close();
             writer.close();
         }
         let length = std::fs::metadata(folder.path().join("locks.db-wal")).unwrap().len();

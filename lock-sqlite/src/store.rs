@@ -32,11 +32,11 @@ const FORMAT: &str = "1x";
 
 /// So long after its end a lock is kept for those who wait for it, at most: longer than a thread needs to wake up. Without it
 /// whoever releases and asks again at once would always be first. The statements hold the same number, in µs.
-pub(crate) const KEPT_FOR_WAITERS: Duration = Duration::from_millis(10);
+pub(crate) const RESERVED_FOR_WAITERS: Duration = Duration::from_millis(10);
 
 /// So long a claim that was refused counts as waiting, unless it asks again. What it costs when nobody waits any more: one
-/// newcomer is held back once, by [`KEPT_FOR_WAITERS`].
-const COUNTS_AS_WAITING: Duration = Duration::from_secs(30);
+/// newcomer is held back once, by [`RESERVED_FOR_WAITERS`].
+const WAITER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Takes the row when it is free, or is this claim's already. The assignments read the old row: a repeated claim keeps its
 /// token, and its lease never gets shorter. A row of another boot says nothing about time: it is adopted, below, and not taken.
@@ -54,7 +54,7 @@ WHERE format = '1x' AND (\
 OR ((owner = x'' OR (boot = ?6 AND until <= ?4)) \
 AND (?8 OR boot <> ?6 OR wanted <= ?4 OR until + 10000 <= ?4)))";
 
-const LOOK: &str = "SELECT format, owner, until, boot, ttl, wanted FROM leasehold_locks WHERE name = ?1";
+const READ_ROW: &str = "SELECT format, owner, until, boot, ttl, wanted FROM leasehold_locks WHERE name = ?1";
 
 /// A lease from before a reboot gets one whole ttl on the clock of this boot. Its holder was on this machine and is gone; but
 /// the file may come from another one, or from a container with a clock of its own.
@@ -62,7 +62,7 @@ const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?4 + ttl, boot = ?5, wanted = 0 WHERE name = ?1 AND owner = ?2 AND boot = ?3";
 
 /// Notes that somebody waits, as long as the lease stands that is in the way.
-const WANT: &str = "\
+const NOTE_WAITER: &str = "\
 UPDATE leasehold_locks SET wanted = ?5 WHERE name = ?1 AND owner = ?2 AND boot = ?3 AND until > ?4";
 
 const RENEW: &str = "\
@@ -75,12 +75,12 @@ UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
 WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND wanted <= ?3 AND format = '1x'";
 
 /// Ends a lease that somebody waits for.
-const HAND_ON: &str = "\
+const RELEASE_WITH_WAITERS: &str = "\
 UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
 WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND format = '1x'";
 
 /// Changes nothing, and is a write all the same.
-const TOUCH: &str = "UPDATE leasehold_format SET version = version";
+const WRITE_NOTHING: &str = "UPDATE leasehold_format SET version = version";
 
 const BREAK: &str = "\
 UPDATE leasehold_locks SET owner = x'', until = ?4, boot = ?5, holder = '', fence = max(fence + 1, ?3) \
@@ -92,46 +92,46 @@ pub(crate) struct Store {
     path: PathBuf,
     files: OpenFiles,
     /// The token that the last [`ACQUIRE`] gave to a row that was there.
-    noted: Arc<AtomicI64>,
+    last_token: Arc<AtomicI64>,
 }
 
 /// Whether a claim was refused before and has waited since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Attempt {
     First,
-    HasWaited,
+    Retry,
 }
 
 /// What an attempt to take a lock found.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum AcquireOutcome {
     Granted(FencingToken),
     /// Another has it for so long.
     Held(Duration),
     /// Free, and kept so long for those who wait.
-    Kept(Duration),
+    Reserved(Duration),
 }
 
 /// What a release found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum ReleaseOutcome {
     NotHeld,
     /// It was this claim's, and nobody waits.
-    Unwanted,
+    NoWaiters,
     /// It was this claim's, and somebody waits.
-    Wanted,
+    HasWaiters,
 }
 
 /// A row as far as it decides who may have the lock.
-struct Standing {
+struct LockRow {
     owner: Vec<u8>,
     until: i64,
     boot: i64,
     ttl: i64,
-    wanted: i64,
+    waiter_until: i64,
 }
 
-impl Standing {
+impl LockRow {
     fn is_free(&self, now: &Reading) -> bool {
         self.owner.is_empty() || (self.boot == now.boot && self.until <= now.boottime)
     }
@@ -164,18 +164,18 @@ impl Store {
         connection.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
         let resolved = connection.path().map_or_else(|| path.to_owned(), PathBuf::from);
         let files = OpenFiles::of(path, &resolved).map_err(|error| Failure::Found(replaced().with_source(error)))?;
-        let noted = note_token(&connection)?;
-        let store = Self { connection, path: path.to_owned(), files, noted };
+        let last_token = note_token(&connection)?;
+        let store = Self { connection, path: path.to_owned(), files, last_token };
         if store.has_whole_wal()? { Ok(store) } else { Err(Failure::Found(lost_wal())) }
     }
 
     /// Makes the tables when they are missing, and refuses another version of them.
     pub(crate) fn prepare(&self) -> Result<()> {
-        if !self.holds_our_tables()? {
+        if !self.has_tables()? {
             // One transaction: whoever opens it next finds all of it or nothing.
-            self.together(|| self.connection.execute_batch(SCHEMA).map_err(Failure::from))??;
+            self.in_transaction(|| self.connection.execute_batch(SCHEMA).map_err(Failure::from))??;
             // What is in the file already can be written again on a full disk.
-            self.make_room();
+            self.checkpoint_passive();
         }
         let version: i64 =
             self.connection.query_row("SELECT max(version) FROM leasehold_format", [], |row| row.get(0))?;
@@ -192,11 +192,11 @@ impl Store {
     /// Begins the WAL. The first write to an empty one, or to one that was checkpointed, waits for the disk once: better this one
     /// than a call's.
     pub(crate) fn begin_wal(&self) -> Result<()> {
-        self.execute(TOUCH, []).map(drop)
+        self.execute(WRITE_NOTHING, []).map(drop)
     }
 
     /// Copies the WAL into the file, so that the next write begins the WAL anew: that needs no room on the disk.
-    pub(crate) fn make_room(&self) {
+    pub(crate) fn checkpoint_passive(&self) {
         // Where that fails too, the next write tells.
         let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
@@ -206,8 +206,8 @@ impl Store {
         std::fs::metadata(beside(&self.path, "-wal")).is_ok_and(|found| found.len() == 0)
     }
 
-    pub(crate) fn holds_our_tables(&self) -> Result<bool> {
-        holds_our_tables(&self.connection)
+    pub(crate) fn has_tables(&self) -> Result<bool> {
+        has_tables(&self.connection)
     }
 
     /// Whether the path still leads to the files that were opened: somebody may have deleted, replaced or truncated one. Cheap
@@ -244,7 +244,7 @@ impl Store {
 
     /// Leaves what belongs to the path alone when this is closed. The last connection to a file checkpoints and deletes `-wal`
     /// by its name: that would be another file's by now.
-    pub(crate) fn leave_quietly(&self) {
+    pub(crate) fn keep_wal_on_close(&self) {
         // Without it the worst is an empty `-wal` too few, which is made again.
         let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
     }
@@ -254,17 +254,17 @@ impl Store {
     }
 
     /// Takes the lock, if it is free.
-    pub(crate) fn acquire(&self, request: &AcquireRequest, turn: Turn, now: &Reading) -> Result<Taken> {
+    pub(crate) fn acquire(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquireOutcome> {
         let claim = &request.claim;
-        if turn == Turn::HasWaited {
+        if attempt == Attempt::Retry {
             // A look costs an eighth of an attempt, and does not wait for who writes.
-            let taken = self.look(request, turn, now)?;
-            if taken != Taken::Held(Duration::ZERO) {
-                return Ok(taken);
+            let outcome = self.check(request, attempt, now)?;
+            if outcome != AcquireOutcome::Held(Duration::ZERO) {
+                return Ok(outcome);
             }
         }
         // Who does not want to wait is not held back: it would not come again.
-        let may_pass = turn == Turn::HasWaited || request.on_contention == OnContention::Fail;
+        let ignores_reservation = attempt == Attempt::Retry || request.on_contention == OnContention::Fail;
         let holder = claim.holder().encode(None);
         let row = params![
             name_of(claim.name()),
@@ -274,47 +274,49 @@ impl Store {
             micros(request.ttl),
             now.boot,
             holder,
-            may_pass
+            ignores_reservation
         ];
         // Of a new row, unless the statement notes another.
-        self.noted.store(now.wall, Ordering::Relaxed);
+        self.last_token.store(now.wall, Ordering::Relaxed);
         match self.execute(ACQUIRE, row)? {
-            0 => self.look(request, turn, now),
-            _ => Ok(Taken::Granted(token(self.noted.load(Ordering::Relaxed)))),
+            0 => self.check(request, attempt, now),
+            _ => Ok(AcquireOutcome::Granted(token(self.last_token.load(Ordering::Relaxed)))),
         }
     }
 
     /// Who has the lock, for a claim that was refused or has waited. `Held` for no time at all: it is free.
-    fn look(&self, request: &AcquireRequest, turn: Turn, now: &Reading) -> Result<Taken> {
+    fn check(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquireOutcome> {
         let AcquireRequest { claim, on_contention, .. } = request;
-        let Some(row) = self.standing(claim.name())? else { return Ok(Taken::Held(Duration::ZERO)) };
+        let Some(row) = self.lock_row(claim.name())? else { return Ok(AcquireOutcome::Held(Duration::ZERO)) };
         let name = name_of(claim.name());
         if row.is_free(now) {
-            let kept = row.until.saturating_add(micros(KEPT_FOR_WAITERS)).saturating_sub(now.boottime);
-            let is_kept = row.boot == now.boot && row.wanted > now.boottime && kept > 0;
-            return Ok(match turn {
-                Turn::First if is_kept && *on_contention == OnContention::Queue => Taken::Kept(duration(kept)),
-                _ => Taken::Held(Duration::ZERO),
+            let reserved = row.until.saturating_add(micros(RESERVED_FOR_WAITERS)).saturating_sub(now.boottime);
+            let is_reserved = row.boot == now.boot && row.waiter_until > now.boottime && reserved > 0;
+            return Ok(match attempt {
+                Attempt::First if is_reserved && *on_contention == OnContention::Queue => {
+                    AcquireOutcome::Reserved(duration(reserved))
+                }
+                _ => AcquireOutcome::Held(Duration::ZERO),
             });
         }
         if row.boot != now.boot {
             self.execute(ADOPT, params![name, row.owner, row.boot, now.boottime, now.boot])?;
-            return Ok(Taken::Held(duration(row.ttl)));
+            return Ok(AcquireOutcome::Held(duration(row.ttl)));
         }
         let left = duration(row.until - now.boottime);
-        let stands = *on_contention == OnContention::Fail || self.want(claim.name(), &row, now)?;
+        let is_current_lease = *on_contention == OnContention::Fail || self.note_waiter(claim.name(), &row, now)?;
         // Else its end came between the two statements, and nobody was told of it.
-        Ok(Taken::Held(if stands { left } else { Duration::ZERO }))
+        Ok(AcquireOutcome::Held(if is_current_lease { left } else { Duration::ZERO }))
     }
 
     /// Has the end of a lease told to those who wait. Whether it still stands.
-    fn want(&self, name: &LockName, lease: &Standing, now: &Reading) -> Result<bool> {
-        let long = micros(COUNTS_AS_WAITING);
-        if lease.wanted > now.boottime + long / 3 {
+    fn note_waiter(&self, name: &LockName, lease: &LockRow, now: &Reading) -> Result<bool> {
+        let long = micros(WAITER_TIMEOUT);
+        if lease.waiter_until > now.boottime + long / 3 {
             return Ok(true);
         }
         let row = params![name_of(name), lease.owner, lease.boot, now.boottime, now.boottime + long];
-        Ok(self.execute(WANT, row)? > 0)
+        Ok(self.execute(NOTE_WAITER, row)? > 0)
     }
 
     /// Whether the lease stood and was renewed.
@@ -324,22 +326,22 @@ impl Store {
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
         let renewed = self.execute(RENEW, row)? > 0;
         if !renewed {
-            self.standing(claim.name())?;
+            self.lock_row(claim.name())?;
         }
         Ok(renewed)
     }
 
     /// Ends the lease of a claim.
-    pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<Ended> {
+    pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<ReleaseOutcome> {
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot];
         if self.execute(RELEASE, row)? > 0 {
-            return Ok(Ended::Unwanted);
+            return Ok(ReleaseOutcome::NoWaiters);
         }
-        if self.execute(HAND_ON, row)? > 0 {
-            return Ok(Ended::Wanted);
+        if self.execute(RELEASE_WITH_WAITERS, row)? > 0 {
+            return Ok(ReleaseOutcome::HasWaiters);
         }
-        self.standing(claim.name())?;
-        Ok(Ended::NotHeld)
+        self.lock_row(claim.name())?;
+        Ok(ReleaseOutcome::NotHeld)
     }
 
     /// Ends the lease with this token, whoever has it. Gives the raised token.
@@ -353,7 +355,7 @@ impl Store {
         let row = params![name_of(name), fence, now.wall, now.boottime, now.boot];
         let raised = self.one(BREAK, row, |row| row.get(0))?;
         if raised.is_none() {
-            self.standing(name)?;
+            self.lock_row(name)?;
         }
         Ok(raised.map(token))
     }
@@ -361,32 +363,32 @@ impl Store {
     /// How long the lock is still held by its record, on behalf of somebody who waits; none when nobody has it now. An earlier end
     /// is notified: whoever was granted the lock since then does not know that somebody waits.
     pub(crate) fn held_for(&self, name: &LockName, now: &Reading) -> Result<Option<Duration>> {
-        let Some(row) = self.standing(name)?.filter(|row| !row.is_free(now)) else { return Ok(None) };
+        let Some(row) = self.lock_row(name)?.filter(|row| !row.is_free(now)) else { return Ok(None) };
         if row.boot != now.boot {
             // Nobody knows: the next attempt adopts it.
             return Ok(Some(Duration::MAX));
         }
-        Ok(self.want(name, &row, now)?.then(|| duration(row.until - now.boottime)))
+        Ok(self.note_waiter(name, &row, now)?.then(|| duration(row.until - now.boottime)))
     }
 
     /// The row of a lock.
     ///
     /// # Errors
     /// When it is of a format that this version does not know.
-    fn standing(&self, name: &LockName) -> Result<Option<Standing>> {
-        let row = self.one(LOOK, params![name_of(name)], |row| {
+    fn lock_row(&self, name: &LockName) -> Result<Option<LockRow>> {
+        let row = self.one(READ_ROW, params![name_of(name)], |row| {
             let format: String = row.get(0)?;
-            let standing = Standing {
+            let row = LockRow {
                 owner: row.get(1)?,
                 until: row.get(2)?,
                 boot: row.get(3)?,
                 ttl: row.get(4)?,
-                wanted: row.get(5)?,
+                waiter_until: row.get(5)?,
             };
-            Ok((format, standing))
+            Ok((format, row))
         })?;
         match row {
-            Some((format, standing)) => check_format(&format).map(|()| Some(standing)),
+            Some((format, row)) => check_format(&format).map(|()| Some(row)),
             None => Ok(None),
         }
     }
@@ -406,7 +408,7 @@ impl Store {
     }
 
     /// Runs several requests in one transaction.
-    pub(crate) fn together<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+    pub(crate) fn in_transaction<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
         self.begin()?;
         let done = work();
         self.commit()?;
@@ -417,7 +419,7 @@ impl Store {
         Ok(self.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(drop)?)
     }
 
-    /// What cannot be committed is taken back.
+    /// What cannot be committed is rolled back.
     pub(crate) fn commit(&self) -> Result<()> {
         let committed = self.connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if committed.is_err() && !self.connection.is_autocommit() {
@@ -436,7 +438,7 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         if !self.is_in_place() {
-            self.leave_quietly();
+            self.keep_wal_on_close();
         }
     }
 }
@@ -469,7 +471,7 @@ pub(crate) fn one<T>(
 }
 
 /// Whether both of our tables are there.
-pub(crate) fn holds_our_tables(connection: &Connection) -> Result<bool> {
+pub(crate) fn has_tables(connection: &Connection) -> Result<bool> {
     let known = "SELECT count(*) FROM sqlite_schema WHERE name IN ('leasehold_locks', 'leasehold_format')";
     Ok(connection.query_row(known, [], |row| row.get::<_, i64>(0))? == 2)
 }

@@ -16,7 +16,7 @@ use crate::shared::Shared;
 const IDLE: Duration = Duration::from_secs(2);
 
 /// The least pause between two checks of the thread, and how many times the processor time of a check it lasts: a bell that does not
-/// stop costs a fifth of a core at most, and a machine that is busy with other things holds up nobody's turn.
+/// stop costs a fifth of a core at most, and a machine that is busy with other things delays nobody.
 const LEAST_PAUSE: Duration = Duration::from_micros(200);
 const SHARE: u32 = 4;
 

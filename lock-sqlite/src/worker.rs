@@ -271,7 +271,7 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
             Error::from(failure)
         })
     } else {
-        Err(Error::new(ErrorKind::Unavailable, "the write was taken back, because another one with it failed"))
+        Err(Error::new(ErrorKind::Unavailable, "the write was rolled back, because another one with it failed"))
     };
     file.count_writes(u32::try_from(done.len()).unwrap_or(u32::MAX));
     for request in done {

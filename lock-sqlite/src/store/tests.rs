@@ -37,16 +37,16 @@ impl File {
         Self { store, _folder: folder }
     }
 
-    fn acquire(&self, claim: &Claim, now: &Reading) -> Taken {
-        self.store.acquire(&request(claim), Turn::First, now).unwrap()
+    fn acquire(&self, claim: &Claim, now: &Reading) -> AcquireOutcome {
+        self.store.acquire(&request(claim), Attempt::First, now).unwrap()
     }
 
-    fn tries(&self, claim: &Claim, now: &Reading) -> Taken {
-        self.store.acquire(&request(claim).on_contention(OnContention::Fail), Turn::First, now).unwrap()
+    fn tries(&self, claim: &Claim, now: &Reading) -> AcquireOutcome {
+        self.store.acquire(&request(claim).on_contention(OnContention::Fail), Attempt::First, now).unwrap()
     }
 
-    fn looks(&self, claim: &Claim, now: &Reading) -> Taken {
-        self.store.acquire(&request(claim), Turn::HasWaited, now).unwrap()
+    fn retries(&self, claim: &Claim, now: &Reading) -> AcquireOutcome {
+        self.store.acquire(&request(claim), Attempt::Retry, now).unwrap()
     }
 
     fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Reading) -> bool {
@@ -55,7 +55,7 @@ impl File {
         self.store.renew(&request, now).unwrap()
     }
 
-    fn release(&self, claim: &Claim, now: &Reading) -> Ended {
+    fn release(&self, claim: &Claim, now: &Reading) -> ReleaseOutcome {
         self.store.release(claim, now).unwrap()
     }
 
@@ -87,12 +87,12 @@ fn request(claim: &Claim) -> AcquireRequest {
     AcquireRequest::new(claim.clone(), TTL)
 }
 
-fn granted(token: u64) -> Taken {
-    Taken::Granted(FencingToken::new(token))
+fn granted(token: u64) -> AcquireOutcome {
+    AcquireOutcome::Granted(FencingToken::new(token))
 }
 
-fn held(seconds: u64) -> Taken {
-    Taken::Held(Duration::from_secs(seconds))
+fn held(seconds: u64) -> AcquireOutcome {
+    AcquireOutcome::Held(Duration::from_secs(seconds))
 }
 
 #[test]
@@ -100,21 +100,21 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     assert_eq!(file.acquire(&a, &at(100)), granted(0));
     assert_eq!(file.acquire(&b, &at(110)), held(20));
-    assert_eq!(file.release(&b, &at(111)), Ended::NotHeld);
+    assert_eq!(file.release(&b, &at(111)), ReleaseOutcome::NotHeld);
     // b waits: it is told.
-    assert_eq!(file.release(&a, &at(112)), Ended::Wanted);
-    assert_eq!(file.release(&a, &at(112)), Ended::NotHeld);
-    assert_eq!(file.looks(&b, &at(112)), granted(1));
+    assert_eq!(file.release(&a, &at(112)), ReleaseOutcome::HasWaiters);
+    assert_eq!(file.release(&a, &at(112)), ReleaseOutcome::NotHeld);
+    assert_eq!(file.retries(&b, &at(112)), granted(1));
     // Nobody waits any more.
-    assert_eq!(file.release(&b, &at(113)), Ended::Unwanted);
+    assert_eq!(file.release(&b, &at(113)), ReleaseOutcome::NoWaiters);
     // A holder that is silent is taken over from at the end of its ttl and not before.
     assert_eq!(file.acquire(&a, &at(113)), granted(2));
     assert_eq!(
         file.acquire(&b, &Reading { boottime: 143 * SECOND - 1, ..at(0) }),
-        Taken::Held(Duration::from_micros(1))
+        AcquireOutcome::Held(Duration::from_micros(1))
     );
-    assert_eq!(file.looks(&b, &at(143)), granted(3));
-    assert_eq!(file.release(&a, &at(144)), Ended::NotHeld);
+    assert_eq!(file.retries(&b, &at(143)), granted(3));
+    assert_eq!(file.release(&a, &at(144)), ReleaseOutcome::NotHeld);
     assert_eq!(file.left(&at(144)), 29);
 }
 
@@ -140,16 +140,16 @@ fn a_repeated_acquire_answers_the_same_grant_and_never_shortens() {
     assert_eq!(file.acquire(&a, &at(110)), granted(0));
     assert_eq!(file.left(&at(110)), 30);
     assert_eq!(
-        file.store.acquire(&AcquireRequest::new(a.clone(), TTL / 10), Turn::First, &at(111)).unwrap(),
+        file.store.acquire(&AcquireRequest::new(a.clone(), TTL / 10), Attempt::First, &at(111)).unwrap(),
         granted(0)
     );
     assert_eq!(file.left(&at(111)), 29);
     // It takes nothing away from those who wait.
     file.acquire(&claim(2), &at(112));
     file.acquire(&a, &at(113));
-    assert_eq!(file.release(&a, &at(114)), Ended::Wanted);
+    assert_eq!(file.release(&a, &at(114)), ReleaseOutcome::HasWaiters);
     // After its end the same claim is a new grant.
-    assert_eq!(file.looks(&claim(2), &at(114)), granted(1));
+    assert_eq!(file.retries(&claim(2), &at(114)), granted(1));
     assert_eq!(file.acquire(&a, &at(144)), granted(2));
 }
 
@@ -174,9 +174,9 @@ fn a_renewal_creates_nothing_revives_nothing_and_shortens_only_when_it_is_told_t
 fn tokens_rise_by_the_wall_clock_and_never_fall_with_it() {
     let (file, a) = (File::new(), claim(1));
     let cycle = |now: &Reading| {
-        let taken = file.acquire(&a, now);
+        let outcome = file.acquire(&a, now);
         file.release(&a, now);
-        taken
+        outcome
     };
     assert_eq!(cycle(&Reading { wall: 5_000, ..at(1) }), granted(5_000));
     assert_eq!(cycle(&Reading { wall: 4_000, ..at(2) }), granted(5_001));
@@ -204,9 +204,9 @@ fn a_lease_of_another_boot_is_kept_for_one_ttl_and_then_taken_over() {
     // The clock began anew: whatever it says, the lease's own deadline means nothing.
     assert_eq!(file.acquire(&b, &after_a_reboot(5)), held(30));
     assert_eq!(file.left(&after_a_reboot(6)), 29);
-    assert_eq!(file.looks(&b, &after_a_reboot(20)), held(15));
+    assert_eq!(file.retries(&b, &after_a_reboot(20)), held(15));
     assert_eq!(file.acquire(&c, &after_a_reboot(34)), held(1));
-    assert_eq!(file.looks(&b, &after_a_reboot(35)), granted(1));
+    assert_eq!(file.retries(&b, &after_a_reboot(35)), granted(1));
 }
 
 #[test]
@@ -216,8 +216,8 @@ fn a_holder_that_lives_on_in_another_boot_is_told_before_it_is_taken_over_from()
     // Two kernels, or two time namespaces, share the file: they must not, and still no two hold.
     assert_eq!(file.acquire(&b, &after_a_reboot(5_000)), held(30));
     assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(110)), "it learns a third of its ttl later");
-    assert_eq!(file.release(&a, &at(110)), Ended::NotHeld);
-    assert_eq!(file.looks(&b, &after_a_reboot(5_029)), held(1));
+    assert_eq!(file.release(&a, &at(110)), ReleaseOutcome::NotHeld);
+    assert_eq!(file.retries(&b, &after_a_reboot(5_029)), held(1));
 }
 
 #[test]
@@ -237,15 +237,15 @@ fn a_lock_that_became_free_is_kept_for_a_moment_for_those_who_wait() {
     file.acquire(&b, &at(105));
     file.release(&a, &soon(0));
     // Whoever released it, and asks again at once, is not first.
-    assert_eq!(file.acquire(&c, &soon(4_000)), Taken::Kept(Duration::from_millis(6)));
-    assert_eq!(file.looks(&b, &soon(5_000)), granted(1));
+    assert_eq!(file.acquire(&c, &soon(4_000)), AcquireOutcome::Reserved(Duration::from_millis(6)));
+    assert_eq!(file.retries(&b, &soon(5_000)), granted(1));
     // Nobody waits: no time is lost.
-    assert_eq!(file.release(&b, &soon(6_000)), Ended::Unwanted);
+    assert_eq!(file.release(&b, &soon(6_000)), ReleaseOutcome::NoWaiters);
     assert_eq!(file.acquire(&a, &soon(6_000)), granted(2));
     // Who waited is gone: that costs one newcomer this once.
     file.acquire(&b, &soon(7_000));
     file.release(&a, &soon(8_000));
-    assert_eq!(file.acquire(&c, &soon(17_999)), Taken::Kept(Duration::from_micros(1)));
+    assert_eq!(file.acquire(&c, &soon(17_999)), AcquireOutcome::Reserved(Duration::from_micros(1)));
     assert_eq!(file.acquire(&c, &soon(18_000)), granted(3));
     file.release(&c, &soon(18_001));
     assert_eq!(file.acquire(&c, &soon(18_002)), granted(4));
@@ -270,9 +270,9 @@ fn waiting_is_noted_again_before_it_is_forgotten() {
     file.acquire(&b, &at(100));
     let noted: i64 = file.column("wanted");
     file.renew(&a, TTL * 4, Extend::AtLeast, &at(100));
-    file.looks(&b, &at(115));
+    file.retries(&b, &at(115));
     assert_eq!(file.column::<i64>("wanted"), noted, "a look is a read");
-    file.looks(&b, &at(121));
+    file.retries(&b, &at(121));
     assert!(file.column::<i64>("wanted") > noted);
 }
 
@@ -283,12 +283,12 @@ fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
     assert!(watch(&at(99)));
     file.acquire(&a, &at(100));
     assert_eq!(file.acquire(&c, &at(101)), held(29));
-    assert_eq!(file.release(&a, &at(102)), Ended::Wanted);
+    assert_eq!(file.release(&a, &at(102)), ReleaseOutcome::HasWaiters);
     assert!(watch(&at(102)));
     // While it wakes up another one takes it, who knows of nobody; it looks once more, and finds it held.
-    assert_eq!(file.looks(&b, &at(102)), granted(1));
+    assert_eq!(file.retries(&b, &at(102)), granted(1));
     assert!(!watch(&at(102)));
-    assert_eq!(file.release(&b, &at(103)), Ended::Wanted);
+    assert_eq!(file.release(&b, &at(103)), ReleaseOutcome::HasWaiters);
 }
 
 #[test]
@@ -317,8 +317,8 @@ fn a_record_of_another_format_is_an_error_and_stays() {
     file.execute("UPDATE leasehold_locks SET format = '2x'");
     let kind = |failure: Failure| Error::from(failure).kind();
     for claim in [&a, &b] {
-        for turn in [Turn::First, Turn::HasWaited] {
-            let refused = file.store.acquire(&request(claim), turn, &at(200)).unwrap_err();
+        for attempt in [Attempt::First, Attempt::Retry] {
+            let refused = file.store.acquire(&request(claim), attempt, &at(200)).unwrap_err();
             assert_eq!(kind(refused), ErrorKind::Unsupported);
         }
         assert_eq!(kind(file.store.release(claim, &at(101)).unwrap_err()), ErrorKind::Unsupported);
@@ -354,9 +354,9 @@ fn the_tables_are_frozen() {
 
 #[test]
 fn the_statements_hold_the_same_numbers_and_words() {
-    let kept = format!("until + {} <= ?4", micros(KEPT_FOR_WAITERS));
-    assert!(ACQUIRE.contains(&kept));
-    for sql in [ACQUIRE, RENEW, RELEASE, HAND_ON, BREAK] {
+    let reserved = format!("until + {} <= ?4", micros(RESERVED_FOR_WAITERS));
+    assert!(ACQUIRE.contains(&reserved));
+    for sql in [ACQUIRE, RENEW, RELEASE, RELEASE_WITH_WAITERS, BREAK] {
         assert!(sql.contains(&format!("format = '{FORMAT}'")), "{sql}");
     }
 }
@@ -368,13 +368,13 @@ fn a_write_is_refused_as_busy_and_a_look_is_not() {
     file.acquire(&b, &at(100));
     let other = Store::open(&file.store.path).unwrap();
     other.begin().unwrap();
-    let busy = |failed: Result<Taken>| matches!(failed, Err(Failure::Busy));
-    assert!(busy(file.store.acquire(&request(&b), Turn::First, &at(101))));
-    assert_eq!(file.looks(&b, &at(101)), held(29));
-    assert!(busy(file.store.acquire(&request(&b), Turn::HasWaited, &at(131))));
+    let busy = |failed: Result<AcquireOutcome>| matches!(failed, Err(Failure::Busy));
+    assert!(busy(file.store.acquire(&request(&b), Attempt::First, &at(101))));
+    assert_eq!(file.retries(&b, &at(101)), held(29));
+    assert!(busy(file.store.acquire(&request(&b), Attempt::Retry, &at(131))));
     assert!(matches!(file.store.release(&a, &at(101)), Err(Failure::Busy)));
     other.commit().unwrap();
-    assert_eq!(file.release(&a, &at(102)), Ended::Wanted);
+    assert_eq!(file.release(&a, &at(102)), ReleaseOutcome::HasWaiters);
 }
 
 #[test]
@@ -385,13 +385,13 @@ fn a_full_disk_is_told_and_leaves_the_store_working() {
     file.store.connection().pragma_update(None, "max_page_count", pages).unwrap();
     let fill = |index: u32| {
         let name = LockName::new(format!("{index}{}", "x".repeat(900))).unwrap();
-        file.store.acquire(&request(&claim(1).renamed(name)), Turn::First, &at(100))
+        file.store.acquire(&request(&claim(1).renamed(name)), Attempt::First, &at(100))
     };
     let failure = (0..100).find_map(|index| fill(index).err()).expect("the file is full");
     assert!(!failure.breaks_the_connection());
     assert_eq!(Error::from(failure).kind(), ErrorKind::Capacity);
     // What is held can be released, which needs no room.
-    assert_eq!(file.release(&claim(1), &at(101)), Ended::Unwanted);
+    assert_eq!(file.release(&claim(1), &at(101)), ReleaseOutcome::NoWaiters);
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn only_a_wal_that_lacks_frames_is_damaged() {
 #[test]
 fn nobody_writes_behind_the_gap_of_a_truncated_wal() {
     let file = File::new();
-    file.store.make_room();
+    file.store.checkpoint_passive();
     file.acquire(&claim(1), &at(100));
     let wal = std::fs::OpenOptions::new().write(true).open(beside(&file.store.path, "-wal")).unwrap();
     wal.set_len(0).unwrap();
@@ -439,17 +439,17 @@ fn an_expired_lease_of_the_same_claim_is_a_new_grant() {
     let (file, a) = (File::new(), claim(1));
     assert_eq!(file.acquire(&a, &at(100)), granted(0));
     assert_eq!(file.acquire(&a, &at(130)), granted(1), "the holder of token 0 no longer holds");
-    assert_eq!(file.looks(&a, &at(160)), granted(2));
+    assert_eq!(file.retries(&a, &at(160)), granted(2));
 }
 
 #[test]
 fn what_cannot_be_committed_is_rolled_back() {
     let file = File::new();
     file.execute(UNCOMMITTABLE);
-    let failed = file.store.together(|| file.execute("INSERT INTO child VALUES (1)"));
+    let failed = file.store.in_transaction(|| file.execute("INSERT INTO child VALUES (1)"));
     assert!(failed.is_err());
     assert!(!file.store.is_in_transaction());
-    file.store.together(|| ()).unwrap();
+    file.store.in_transaction(|| ()).unwrap();
     let rows: i64 = file.store.connection().query_row("SELECT count(*) FROM child", [], |row| row.get(0)).unwrap();
     assert_eq!(rows, 0);
 }
