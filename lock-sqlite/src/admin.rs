@@ -32,7 +32,7 @@ const UNREADABLE: &str = "\
 SELECT name FROM leasehold_locks WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
 
 /// A row, as it is shown.
-fn shown(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
+fn read_row(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
     let (is_owned, fence, until): (bool, i64, i64) = (row.get(1)?, row.get(2)?, row.get(3)?);
     let (boot, ttl, holder): (i64, i64, String) = (row.get(4)?, row.get(5)?, row.get(6)?);
     // A lease of another boot has a whole ttl from when somebody asks for the lock.
@@ -43,7 +43,7 @@ fn shown(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, Loc
 }
 
 fn inspect(connection: &Connection, name: &LockName, now: &Reading) -> Result<Option<LockInfo>, Failure> {
-    let found = one(connection, INSPECT, params![name.as_str().as_bytes()], |row| shown(row, now))?;
+    let found = one(connection, INSPECT, params![name.as_str().as_bytes()], |row| read_row(row, now))?;
     let Some((format, _, seen)) = found else { return Ok(None) };
     check_format(&format)?;
     Ok(Some(seen))
@@ -55,7 +55,7 @@ fn list(connection: &Connection, prefix: &str, limit: usize, now: &Reading) -> R
     let mut rows = statement.query(params![prefix.as_bytes(), now.boot, now.boottime, limit])?;
     let mut listed = Vec::new();
     while let Some(row) = rows.next()? {
-        let (_, name, seen) = shown(row, now)?;
+        let (_, name, seen) = read_row(row, now)?;
         // Nobody but us writes this table, and our names are UTF-8.
         if let Some(name) = String::from_utf8(name).ok().and_then(|name| LockName::new(name).ok()) {
             listed.push(Listed::new(ListedName::Whole(name), seen));
@@ -105,7 +105,7 @@ fn reader(file: &File) -> Result<Option<Store>, Failure> {
         Err(error) if matches!(there, Ok(false)) && (file.in_state_folder || error.kind() == ErrorKind::Auth) => {
             return Ok(None);
         }
-        other => other.map_err(Failure::Found).and_then(|()| Store::open(&file.path))?,
+        other => other.map_err(Failure::Rejected).and_then(|()| Store::open(&file.path))?,
     };
     store.keep_wal_on_close();
     Ok(if store.has_tables()? { Some(store) } else { None })
@@ -140,13 +140,13 @@ fn notification() -> Finding {
 }
 
 /// A WAL of so many bytes was never begun anew.
-const LONG_WAL: u64 = 128 << 20;
+const LARGE_WAL: u64 = 128 << 20;
 
 fn wal(path: &Path) -> Finding {
     let mut wal = path.as_os_str().to_owned();
     wal.push("-wal");
     let length = std::fs::metadata(wal).map_or(0, |found| found.len());
-    let verdict = if length < LONG_WAL {
+    let verdict = if length < LARGE_WAL {
         Verdict::Fine
     } else {
         Verdict::Doubtful("does a program keep a transaction on this file open? Then end it".to_owned())
@@ -175,7 +175,7 @@ fn contents(file: &File) -> Result<Vec<Finding>, Failure> {
 
 impl SqliteBackend {
     /// Runs what reads a lot on a thread for such things.
-    async fn aside<T: Send + 'static>(&self, read: impl FnOnce(&File) -> T + Send + 'static) -> Result<T> {
+    async fn run_blocking<T: Send + 'static>(&self, read: impl FnOnce(&File) -> T + Send + 'static) -> Result<T> {
         let file = self.shared.file.clone();
         let reading = self.shared.core()?.keeper_runtime().spawn_blocking(move || read(&file));
         reading.await.map_err(|error| {
@@ -187,11 +187,12 @@ impl SqliteBackend {
 #[async_trait]
 impl Inspect for SqliteBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
-        let wanted = name.clone();
-        match self.run(move |store, now| inspect(store.connection(), &wanted, now)).await {
+        let owned = name.clone();
+        match self.run(move |store, now| inspect(store.connection(), &owned, now)).await {
             Err(error) if error.kind() == ErrorKind::Auth => {
-                let wanted = name.clone();
-                let seen = self.aside(move |file| read(file, |connection, now| inspect(connection, &wanted, now)));
+                let owned = name.clone();
+                let seen =
+                    self.run_blocking(move |file| read(file, |connection, now| inspect(connection, &owned, now)));
                 seen.await.flatten().map(Option::flatten)
             }
             seen => seen,
@@ -203,7 +204,7 @@ impl Inspect for SqliteBackend {
 impl List for SqliteBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let prefix = prefix.to_owned();
-        let listed = self.aside(move |file| read(file, |connection, now| list(connection, &prefix, limit, now)));
+        let listed = self.run_blocking(move |file| read(file, |connection, now| list(connection, &prefix, limit, now)));
         listed.await?.map(Option::unwrap_or_default)
     }
 }
@@ -211,8 +212,8 @@ impl List for SqliteBackend {
 #[async_trait]
 impl Break for SqliteBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
-        let wanted = name.clone();
-        let raised = self.run(move |store, now| store.break_lease(&wanted, token, now)).await?;
+        let name = name.clone();
+        let raised = self.run(move |store, now| store.break_lease(&name, token, now)).await?;
         if raised.is_some() {
             self.shared.watcher.notifier.notify();
         }
@@ -223,6 +224,6 @@ impl Break for SqliteBackend {
 #[async_trait]
 impl Examine for SqliteBackend {
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.aside(examine).await
+        self.run_blocking(examine).await
     }
 }

@@ -18,7 +18,7 @@ use crate::boot_clock::{BootClock, Reading};
 use crate::capabilities::{self, MAX_RETRY_AFTER};
 use crate::errors::Failure;
 use crate::file::File;
-use crate::settings::{Place, Settings, file_of, read_url};
+use crate::settings::{Location, Settings, parse_url, resolve_path};
 use crate::shared::{ClaimState, Shared};
 use crate::store::{AcquireOutcome, Attempt, ReleaseOutcome, Store};
 use crate::watcher::Watcher;
@@ -68,7 +68,7 @@ impl SqliteBackend {
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     pub async fn connect_with(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
-        Self::unopened(Place::At(path.into()), settings)?.opened().await
+        Self::unopened(Location::Path(path.into()), settings)?.opened().await
     }
 
     async fn opened(self) -> Result<Self> {
@@ -82,15 +82,15 @@ impl SqliteBackend {
     /// # Errors
     /// `InvalidInput` for a bad URL; `Unsupported` on a system without a clock since boot.
     pub fn connect_lazy(url: &str) -> Result<Self> {
-        let (place, settings) = read_url(url)?;
-        Self::unopened(place, settings)
+        let (location, settings) = parse_url(url)?;
+        Self::unopened(location, settings)
     }
 
-    fn unopened(place: Place, settings: Settings) -> Result<Self> {
+    fn unopened(location: Location, settings: Settings) -> Result<Self> {
         let settings = settings.check()?;
         let capabilities = capabilities::of(&settings);
-        let in_state_folder = place == Place::State;
-        let path = file_of(place)?;
+        let in_state_folder = location == Location::StateFolder;
+        let path = resolve_path(location)?;
         // The working directory may change while the file is open.
         let path = std::path::absolute(&path).unwrap_or(path);
         let file = File::new(path, settings, BootClock::of_this_machine()?);
@@ -111,7 +111,7 @@ impl SqliteBackend {
         &self,
         work: impl Fn(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
-        match self.shared.file.at_once(&work) {
+        match self.shared.file.try_run(&work) {
             Some(Ok(done)) => Ok(done),
             Some(Err(failure)) if !failure.is_transient() => Err(failure.into()),
             // The file's thread waits for whoever writes, and makes room.
@@ -160,7 +160,7 @@ impl LockBackend for SqliteBackend {
             move |store, now| {
                 if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
                     let text = "this claim was withdrawn before the request arrived";
-                    return Err(Failure::Found(Error::new(ErrorKind::Lost, text)));
+                    return Err(Failure::Rejected(Error::new(ErrorKind::Lost, text)));
                 }
                 store.acquire(&request, attempt, now)
             }

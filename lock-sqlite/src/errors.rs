@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     /// SQLite, or the system below it, refused.
     Sql(rusqlite::Error),
     /// What we found is an error by our own rules; nothing is wrong with the connection.
-    Found(Error),
+    Rejected(Error),
 }
 
 impl From<rusqlite::Error> for Failure {
@@ -34,16 +34,16 @@ impl From<Failure> for Error {
         match failure {
             Failure::Busy => busy(),
             Failure::Sql(error) => native(error),
-            Failure::Found(error) => error,
+            Failure::Rejected(error) => error,
         }
     }
 }
 
 impl Failure {
     /// Whether the connection may be unfit for the next statement.
-    pub(crate) fn breaks_the_connection(&self) -> bool {
+    pub(crate) fn closes_connection(&self) -> bool {
         match self {
-            Self::Busy | Self::Found(_) => false,
+            Self::Busy | Self::Rejected(_) => false,
             Self::Sql(error) => {
                 !matches!(error.sqlite_error_code(), Some(ErrorCode::DiskFull | ErrorCode::OutOfMemory))
             }
@@ -56,7 +56,7 @@ impl Failure {
     }
 
     /// Whether a read-only connection met a `-shm` that only a writer can begin or repair.
-    pub(crate) fn needs_a_writer(&self) -> bool {
+    pub(crate) fn needs_writer(&self) -> bool {
         let Self::Sql(rusqlite::Error::SqliteFailure(error, _)) = self else { return false };
         [ffi::SQLITE_READONLY_RECOVERY, ffi::SQLITE_READONLY_CANTINIT].contains(&error.extended_code)
     }
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn what_had_no_effect_is_never_indeterminate() {
         let failure = Failure::from(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR), None));
-        assert!(failure.breaks_the_connection());
+        assert!(failure.closes_connection());
         assert_eq!(failure.without_effect().kind(), ErrorKind::Unavailable);
-        assert!(!Failure::Busy.breaks_the_connection());
+        assert!(!Failure::Busy.closes_connection());
     }
 }

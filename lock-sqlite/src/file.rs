@@ -26,14 +26,14 @@ pub(crate) struct File {
     writer: Mutex<Option<Store>>,
     writes: AtomicU32,
     /// The last write found no room on the disk.
-    is_full: AtomicBool,
+    disk_is_full: AtomicBool,
 }
 
 impl File {
     pub(crate) fn new(path: PathBuf, settings: Settings, clock: BootClock) -> Self {
         let (writer, writes, maintenance) = (Mutex::default(), AtomicU32::new(0), Maintenance::default());
-        let is_full = AtomicBool::new(false);
-        Self { path, settings, clock, maintenance, in_state_folder: false, writer, writes, is_full }
+        let disk_is_full = AtomicBool::new(false);
+        Self { path, settings, clock, maintenance, in_state_folder: false, writer, writes, disk_is_full }
     }
 
     /// The same in the user's state folder, which is made when the file is opened.
@@ -52,7 +52,7 @@ impl File {
     /// Works with the connection here and now, if nothing is in the way: it is open, nobody of this process uses it, and it
     /// still is the file at the path. None when it is not so. Never blocks: a write that another process is in the way of
     /// fails as busy.
-    pub(crate) fn at_once<T>(
+    pub(crate) fn try_run<T>(
         self: &Arc<Self>,
         work: impl FnOnce(&Store, &Reading) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
@@ -65,7 +65,7 @@ impl File {
         let done = work(store, &self.now());
         if let Err(failure) = &done {
             self.note_failure(failure);
-            if failure.breaks_the_connection() {
+            if failure.closes_connection() {
                 *writer = None;
             }
         }
@@ -84,7 +84,7 @@ impl File {
     /// Has room made in the `-wal` before the next write of the file's thread, if there was none for this one.
     pub(crate) fn note_failure(&self, failure: &Failure) {
         if failure.is_full_disk() {
-            self.is_full.store(true, Ordering::Release);
+            self.disk_is_full.store(true, Ordering::Release);
         }
     }
 
@@ -126,7 +126,7 @@ impl Writer<'_> {
     pub(crate) fn store(&mut self) -> Result<&Store, Failure> {
         if let Some(store) = self.slot.take() {
             if store.is_in_place() {
-                if self.file.is_full.swap(false, Ordering::AcqRel) {
+                if self.file.disk_is_full.swap(false, Ordering::AcqRel) {
                     store.checkpoint_passive();
                 }
                 return Ok(self.slot.insert(store));
@@ -136,10 +136,10 @@ impl Writer<'_> {
         }
         if self.file.in_state_folder {
             let home = std::env::var_os("HOME").map(PathBuf::from);
-            make_state_folder(&self.file.path, home.as_deref()).map_err(Failure::Found)?;
+            make_state_folder(&self.file.path, home.as_deref()).map_err(Failure::Rejected)?;
         }
-        file_system::check(&self.file.path).map_err(Failure::Found)?;
-        file_system::make(&self.file.path);
+        file_system::check(&self.file.path).map_err(Failure::Rejected)?;
+        file_system::create(&self.file.path);
         let store = Store::open(&self.file.path)?;
         store.prepare()?;
         let begun = if store.has_empty_wal() { store.begin_wal() } else { maintenance::on_open(self.file, &store) };
@@ -179,7 +179,7 @@ mod tests {
         let file = Arc::new(File::new(path, Settings::default(), BootClock::of_this_machine().unwrap()));
         let fails = |failure: Failure| {
             file.writer().store().unwrap();
-            file.at_once(move |_, _| Err::<(), _>(failure)).expect("the connection is open").unwrap_err();
+            file.try_run(move |_, _| Err::<(), _>(failure)).expect("the connection is open").unwrap_err();
             file.writer().opened().is_some()
         };
         let sql = |code| Failure::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));

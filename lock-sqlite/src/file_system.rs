@@ -75,7 +75,7 @@ fn refused(what: &Path, verb: &str, error: std::io::Error) -> Error {
 /// Makes a file that is not there. Its group may write to it if the group of the folder may write there, whatever the umask of
 /// whoever comes first; SQLite gives `-wal` and `-shm` the permissions of the file. Errors are left to whoever opens it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn make(path: &Path) {
+pub(crate) fn create(path: &Path) {
     use rustix::fs::{CWD, FileType, Mode, chmod, mknodat, stat};
     const GROUP_WRITES: u32 = 0o020;
     let readable = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
@@ -91,7 +91,7 @@ pub(crate) fn make(path: &Path) {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn make(_path: &Path) {}
+pub(crate) fn create(_path: &Path) {}
 
 /// Why a file has a second path: SQLite would keep another `-wal` and `-shm` beside that one, and each path would have locks of its
 /// own.

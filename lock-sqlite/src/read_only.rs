@@ -52,7 +52,7 @@ fn attempt<T>(path: &Path, work: impl Fn(&Connection) -> Result<T, Failure>) -> 
     let done = open(path, mode).and_then(|connection| work(&connection));
     match done {
         // Of a `-shm` that a writer begins or repairs, SQLite says that it would have to write it.
-        Err(failure) if failure.is_transient() || failure.needs_a_writer() => Err(busy()),
+        Err(failure) if failure.is_transient() || failure.needs_writer() => Err(busy()),
         // SQLite did not look for a writer.
         _ if !before.has_wal && Files::of(path) != before => Err(busy()),
         done => Ok(done),
@@ -61,7 +61,7 @@ fn attempt<T>(path: &Path, work: impl Fn(&Connection) -> Result<T, Failure>) -> 
 
 fn open(path: &Path, mode: &str) -> Result<Connection, Failure> {
     let mut url = Url::from_file_path(path)
-        .map_err(|()| Failure::Found(Error::invalid(format!("{} is not an absolute path", path.display()))))?;
+        .map_err(|()| Failure::Rejected(Error::invalid(format!("{} is not an absolute path", path.display()))))?;
     url.set_query(Some(mode));
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(url.as_str(), flags)?;

@@ -47,40 +47,40 @@ impl From<CommonSettings> for Settings {
 
 /// Where a URL says that the file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// At this path, in a folder that has to exist.
-    At(PathBuf),
+    Path(PathBuf),
     /// In the user's state folder, which is made when it is not there.
-    State,
+    StateFolder,
 }
 
 /// Reads a URL.
-pub(crate) fn read_url(text: &str) -> Result<(Place, Settings)> {
+pub(crate) fn parse_url(text: &str) -> Result<(Location, Settings)> {
     let mut url = StoreUrl::parse(text, "SQLite file", SCHEMES)?;
     let settings = Settings::from(CommonSettings::take(&mut url)?).check()?;
-    Ok((place(text, &url.finish()?)?, settings))
+    Ok((location(text, &url.finish()?)?, settings))
 }
 
-fn place(text: &str, url: &Url) -> Result<Place> {
+fn location(text: &str, url: &Url) -> Result<Location> {
     if !text["sqlite:".len()..].starts_with("//") || url.host_str().is_some_and(|host| !host.is_empty()) {
         let text = "the URL of a SQLite file has an absolute path and so three slashes: `sqlite:///path/locks.db`";
         return Err(Error::invalid(text));
     }
     if url.path().is_empty() {
-        return Ok(Place::State);
+        return Ok(Location::StateFolder);
     }
     let path = path_of(percent_decode_str(url.path()).collect())?;
     if path.file_name().is_none() || url.path().ends_with('/') {
         return Err(Error::invalid(format!("`{}` is the path of a folder: name a file in it", path.display())));
     }
-    Ok(Place::At(path))
+    Ok(Location::Path(path))
 }
 
 /// The path of the file that a URL means for this user. Creates nothing.
-pub(crate) fn file_of(place: Place) -> Result<PathBuf> {
-    match place {
-        Place::At(path) => Ok(path),
-        Place::State => state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
+pub(crate) fn resolve_path(location: Location) -> Result<PathBuf> {
+    match location {
+        Location::Path(path) => Ok(path),
+        Location::StateFolder => state_file(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME")),
     }
 }
 
@@ -90,10 +90,10 @@ pub(crate) fn file_of(place: Place) -> Result<PathBuf> {
 /// # Errors
 /// `InvalidInput` for a bad URL, and for `sqlite://` without a home.
 pub fn resolve(url: &str) -> Result<String> {
-    match read_url(url)?.0 {
-        Place::At(_) => Ok(url.to_owned()),
-        place @ Place::State => {
-            let file = file_of(place)?;
+    match parse_url(url)?.0 {
+        Location::Path(_) => Ok(url.to_owned()),
+        location @ Location::StateFolder => {
+            let file = resolve_path(location)?;
             let path = Url::from_file_path(&file)
                 .map_err(|()| Error::invalid(format!("{} is not an absolute path", file.display())))?;
             let query = url.split_once('?').map(|(_, query)| format!("?{query}")).unwrap_or_default();
@@ -164,11 +164,12 @@ mod tests {
 
     #[test]
     fn a_url_carries_every_setting() {
-        let (place, settings) = read_url("sqlite:///var/lib/my%20app/l%23%3F.db?timeout=250ms&retention=2h").unwrap();
-        assert_eq!(place, Place::At("/var/lib/my app/l#?.db".into()));
+        let (location, settings) =
+            parse_url("sqlite:///var/lib/my%20app/l%23%3F.db?timeout=250ms&retention=2h").unwrap();
+        assert_eq!(location, Location::Path("/var/lib/my app/l#?.db".into()));
         assert_eq!((settings.timeout, settings.retention), (Duration::from_millis(250), Duration::from_secs(7200)));
-        assert_eq!(read_url("sqlite://").unwrap(), (Place::State, Settings::default()));
-        assert_eq!(read_url("sqlite://?timeout=2s").unwrap().0, Place::State);
+        assert_eq!(parse_url("sqlite://").unwrap(), (Location::StateFolder, Settings::default()));
+        assert_eq!(parse_url("sqlite://?timeout=2s").unwrap().0, Location::StateFolder);
     }
 
     #[test]
@@ -190,7 +191,7 @@ mod tests {
             ("sqlite:///tmp/a?retention=1000d", "`retention`"),
             ("sqlite", "cannot be read"),
         ] {
-            let error = read_url(url).unwrap_err();
+            let error = parse_url(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
             assert!(error.to_string().contains(hint), "{url}: {error}");
         }
@@ -236,9 +237,9 @@ mod tests {
         for url in ["sqlite:///var/lib/my%20app/l.db?timeout=2s", "sqlite:///l.db"] {
             assert_eq!(resolve(url).unwrap(), url);
         }
-        let (resolved, file) = (resolve("sqlite://?timeout=2s").unwrap(), file_of(Place::State).unwrap());
-        let (place, settings) = read_url(&resolved).unwrap();
-        assert_eq!((place, settings.timeout), (Place::At(file), Duration::from_secs(2)));
+        let (resolved, file) = (resolve("sqlite://?timeout=2s").unwrap(), resolve_path(Location::StateFolder).unwrap());
+        let (location, settings) = parse_url(&resolved).unwrap();
+        assert_eq!((location, settings.timeout), (Location::Path(file), Duration::from_secs(2)));
         assert_eq!(resolve("sqlite://locks.db").unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 }

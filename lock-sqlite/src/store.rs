@@ -142,7 +142,7 @@ impl Store {
     /// for another process that writes: it fails as busy. Nobody checkpoints but who is told to.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Self::open_files(path).map_err(|failure| match file_system::check_folder(path) {
-            Err(error) if failure.cannot_open() => Failure::Found(error),
+            Err(error) if failure.cannot_open() => Failure::Rejected(error),
             _ => failure,
         })
     }
@@ -155,7 +155,7 @@ impl Store {
         let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
         if !mode.eq_ignore_ascii_case("wal") {
             let text = format!("the file system of {} cannot do SQLite's WAL (it stays with {mode})", path.display());
-            return Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)));
+            return Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)));
         }
         // Writes are lost with the power only. Leases are judged by the boot then, and tokens rise by the wall clock.
         connection.pragma_update(None, "synchronous", "normal")?;
@@ -163,10 +163,10 @@ impl Store {
         // What is read makes SQLite open all of its files.
         connection.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
         let resolved = connection.path().map_or_else(|| path.to_owned(), PathBuf::from);
-        let files = OpenFiles::of(path, &resolved).map_err(|error| Failure::Found(replaced().with_source(error)))?;
+        let files = OpenFiles::of(path, &resolved).map_err(|error| Failure::Rejected(replaced().with_source(error)))?;
         let last_token = note_token(&connection)?;
         let store = Self { connection, path: path.to_owned(), files, last_token };
-        if store.has_whole_wal()? { Ok(store) } else { Err(Failure::Found(lost_wal())) }
+        if store.has_whole_wal()? { Ok(store) } else { Err(Failure::Rejected(lost_wal())) }
     }
 
     /// Makes the tables when they are missing, and refuses another version of them.
@@ -186,7 +186,7 @@ impl Store {
             "the file {} has version {version} of Leasehold's tables, and this is for version {VERSION}: update Leasehold",
             self.path.display()
         );
-        Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)))
+        Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)))
     }
 
     /// Begins the WAL. The first write to an empty one, or to one that was checkpointed, waits for the disk once: better this one
@@ -483,7 +483,7 @@ pub(crate) fn check_format(format: &str) -> Result<()> {
     }
     let text =
         format!("the lock's record has the format {format:?}, and this version knows {FORMAT:?}: update Leasehold");
-    Err(Failure::Found(Error::new(ErrorKind::Unsupported, text)))
+    Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)))
 }
 
 fn name_of(name: &LockName) -> &[u8] {

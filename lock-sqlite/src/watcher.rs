@@ -13,18 +13,18 @@ use crate::notifier::{Listener, ReleaseNotifier, Waker};
 use crate::shared::Shared;
 
 /// So long the thread stays when no watch is open any more.
-const IDLE: Duration = Duration::from_secs(2);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The least pause between two checks of the thread, and how many times the processor time of a check it lasts: a bell that does not
 /// stop costs a fifth of a core at most, and a machine that is busy with other things delays nobody.
-const LEAST_PAUSE: Duration = Duration::from_micros(200);
-const SHARE: u32 = 4;
+const MIN_PAUSE: Duration = Duration::from_micros(200);
+const PAUSE_FACTOR: u32 = 4;
 
 /// So soon the thread checks again when it could not note that somebody waits.
-const AGAIN: Duration = Duration::from_millis(2);
+const BUSY_RETRY: Duration = Duration::from_millis(2);
 
 /// So many locks are checked while the connection is in hand.
-const CHECKS: usize = 32;
+const BATCH: usize = 32;
 
 /// Watches the locks that claims of this client wait for.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Watcher {
 
 #[derive(Debug, Default)]
 struct Thread {
-    runs: bool,
+    is_running: bool,
     is_closed: bool,
 }
 
@@ -55,8 +55,8 @@ impl Watcher {
         let watcher = &shared.watcher;
         let (guard, is_new) = watcher.watches.open(name);
         let mut thread = watcher.thread();
-        let starts = !thread.runs && !thread.is_closed;
-        thread.runs |= starts;
+        let starts = !thread.is_running && !thread.is_closed;
+        thread.is_running |= starts;
         drop(thread);
         if starts {
             start(shared);
@@ -73,12 +73,12 @@ impl Watcher {
     }
 
     /// Whether the thread goes on, which nobody needs since `idle_since`.
-    fn goes_on(&self, idle_since: Option<Instant>) -> bool {
+    fn should_run(&self, idle_since: Option<Instant>) -> bool {
         let mut thread = self.thread();
         // A watch is opened before it is asked whether the thread runs.
-        let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE) && self.watches.is_empty();
-        thread.runs = !thread.is_closed && !is_idle;
-        thread.runs
+        let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE_TIMEOUT) && self.watches.is_empty();
+        thread.is_running = !thread.is_closed && !is_idle;
+        thread.is_running
     }
 }
 
@@ -90,7 +90,7 @@ fn start(shared: &Arc<Shared>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("leasehold-watcher".into()).spawn(run) {
-        shared.watcher.thread().runs = false;
+        shared.watcher.thread().is_running = false;
         tracing::debug!(%error, "the thread that hears of releases cannot be started: waiters look by themselves");
     }
 }
@@ -98,23 +98,23 @@ fn start(shared: &Arc<Shared>) {
 fn run(file: &Arc<File>, watcher: &Watcher, core: &CoreHandle) {
     let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
     let mut idle_since = None;
-    while watcher.goes_on(idle_since) {
+    while watcher.should_run(idle_since) {
         let names = watcher.watches.names();
         if names.is_empty() {
             let since: Instant = *idle_since.get_or_insert_with(Instant::now);
-            listener.wait(IDLE.saturating_sub(since.elapsed()));
+            listener.wait(IDLE_TIMEOUT.saturating_sub(since.elapsed()));
             continue;
         }
         idle_since = None;
         let before = boot_clock::thread_time();
-        let Checked { free, unsure, first_end } = check(file, names);
+        let Checked { free, was_busy, next_expiry } = check(file, names);
         for name in free {
             watcher.watches.report(&name, core);
         }
         let spent = boot_clock::thread_time().saturating_sub(before);
-        std::thread::sleep((spent * SHARE).max(LEAST_PAUSE));
+        std::thread::sleep((spent * PAUSE_FACTOR).max(MIN_PAUSE));
         // A lease that was shortened ends before its waiter's own check.
-        listener.wait(if unsure { first_end.min(AGAIN) } else { first_end });
+        listener.wait(if was_busy { next_expiry.min(BUSY_RETRY) } else { next_expiry });
     }
 }
 
@@ -123,15 +123,15 @@ struct Checked {
     /// The locks that nobody has.
     free: Vec<LockName>,
     /// Of some it could not be noted that somebody waits: another process was writing.
-    unsure: bool,
+    was_busy: bool,
     /// When the first of the others ends, unless it is renewed.
-    first_end: Duration,
+    next_expiry: Duration,
 }
 
 fn check(file: &Arc<File>, mut names: Vec<LockName>) -> Checked {
     names.sort();
-    let mut checked = Checked { free: Vec::new(), unsure: false, first_end: Duration::MAX };
-    for some in names.chunks(CHECKS) {
+    let mut checked = Checked { free: Vec::new(), was_busy: false, next_expiry: Duration::MAX };
+    for some in names.chunks(BATCH) {
         let writer = file.writer();
         // A file that is not open, or not there, is opened by the next call: the waiters' own looks.
         let Some(store) = writer.opened() else { break };
@@ -139,9 +139,9 @@ fn check(file: &Arc<File>, mut names: Vec<LockName>) -> Checked {
         for name in some {
             match store.held_for(name, &now) {
                 // The claim's own look tells what is wrong with the record.
-                Ok(None) | Err(Failure::Found(_)) => checked.free.push(name.clone()),
-                Ok(Some(left)) => checked.first_end = checked.first_end.min(left),
-                Err(Failure::Busy) => checked.unsure = true,
+                Ok(None) | Err(Failure::Rejected(_)) => checked.free.push(name.clone()),
+                Ok(Some(left)) => checked.next_expiry = checked.next_expiry.min(left),
+                Err(Failure::Busy) => checked.was_busy = true,
                 Err(Failure::Sql(_)) => {}
             }
         }
@@ -171,7 +171,7 @@ mod tests {
         let shared = shared(&folder);
         let watcher = &shared.watcher;
         // In place of the thread.
-        watcher.thread().runs = true;
+        watcher.thread().is_running = true;
         let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
         let mut wakes_within = |timeout: Duration| {
             let begin = Instant::now();
@@ -190,14 +190,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared(&folder);
         let watcher = &shared.watcher;
-        watcher.thread().runs = true;
-        let long_ago = Instant::now().checked_sub(IDLE);
+        watcher.thread().is_running = true;
+        let long_ago = Instant::now().checked_sub(IDLE_TIMEOUT);
         let guard = Watcher::watch(&shared, &LockName::new("job").unwrap());
-        assert!(watcher.goes_on(long_ago), "a watch was opened meanwhile");
+        assert!(watcher.should_run(long_ago), "a watch was opened meanwhile");
         drop(guard);
-        assert!(watcher.goes_on(Some(Instant::now())) && watcher.goes_on(None));
-        assert!(!watcher.goes_on(long_ago) && !watcher.thread().runs);
+        assert!(watcher.should_run(Some(Instant::now())) && watcher.should_run(None));
+        assert!(!watcher.should_run(long_ago) && !watcher.thread().is_running);
         watcher.close();
-        assert!(!watcher.goes_on(None));
+        assert!(!watcher.should_run(None));
     }
 }

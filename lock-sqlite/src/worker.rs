@@ -16,18 +16,18 @@ use crate::file::File;
 use crate::store::Store;
 
 /// How many requests go into one transaction at most: other processes cannot write meanwhile.
-const BATCH: usize = 64;
+const MAX_BATCH: usize = 64;
 
 /// How long whoever waits for the file to be opened waits for the disk: making a file, or the log of one that nobody had open,
 /// waits for it several times, and a disk that others keep busy may take seconds.
-pub(crate) const OPENING: Duration = Duration::from_secs(10);
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often the connection is checked, whether or not there are requests.
-const CHECK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pauses between two attempts to begin while another process writes.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(1);
 
 /// Requests for the file's thread. It is started by the first one, and ends with this.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Worker {
 
 /// A request, and what becomes of it.
 struct Request {
-    fate: Arc<Fate>,
+    state: Arc<RequestState>,
     until: Instant,
     work: Box<dyn Work>,
 }
@@ -48,13 +48,13 @@ trait Work: Send {
     fn run(&mut self, store: &Store, now: &Reading);
 
     /// Tells the caller what came of it, or why it was not done.
-    fn tell(self: Box<Self>, outcome: Result<()>);
+    fn reply(self: Box<Self>, outcome: Result<()>);
 }
 
 struct Job<T, F> {
     work: Option<F>,
-    done: Option<Result<T, Failure>>,
-    caller: oneshot::Sender<Result<T>>,
+    result: Option<Result<T, Failure>>,
+    reply_to: oneshot::Sender<Result<T>>,
 }
 
 impl<T, F> Work for Job<T, F>
@@ -63,12 +63,12 @@ where
     F: FnOnce(&Store, &Reading) -> Result<T, Failure> + Send,
 {
     fn run(&mut self, store: &Store, now: &Reading) {
-        self.done = self.work.take().map(|work| work(store, now));
+        self.result = self.work.take().map(|work| work(store, now));
     }
 
-    fn tell(self: Box<Self>, outcome: Result<()>) {
+    fn reply(self: Box<Self>, outcome: Result<()>) {
         // What was done is worth nothing when it was not committed, and its own error says more.
-        let told = match (self.done, outcome) {
+        let reply = match (self.result, outcome) {
             (Some(Err(failure)), _) => Err(failure.into()),
             (_, Err(error)) => Err(error),
             (Some(Ok(done)), Ok(())) => Ok(done),
@@ -76,34 +76,34 @@ where
             (None, Ok(())) => return,
         };
         // Whoever asked may be gone.
-        let _ = self.caller.send(told);
+        let _ = self.reply_to.send(reply);
     }
 }
 
 /// Whether a request may still be begun: whoever gives up before it was begun knows that it never will.
 #[derive(Debug, Default)]
-struct Fate {
+struct RequestState {
     stage: AtomicU8,
     /// Another process was in the way of it.
-    refused: AtomicBool,
+    was_busy: AtomicBool,
 }
 
-const WAITING: u8 = 0;
-const BEGUN: u8 = 1;
-const GIVEN_UP: u8 = 2;
+const QUEUED: u8 = 0;
+const STARTED: u8 = 1;
+const ABANDONED: u8 = 2;
 
-impl Fate {
-    fn decide(&self, fate: u8) -> bool {
-        self.stage.compare_exchange(WAITING, fate, Ordering::AcqRel, Ordering::Acquire).is_ok()
+impl RequestState {
+    fn leave_queue(&self, stage: u8) -> bool {
+        self.stage.compare_exchange(QUEUED, stage, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    fn is_given_up(&self) -> bool {
-        self.stage.load(Ordering::Acquire) == GIVEN_UP
+    fn is_abandoned(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == ABANDONED
     }
 
     /// Why it was not begun in time.
-    fn why_not(&self, file: &File) -> Error {
-        match self.refused.load(Ordering::Acquire) {
+    fn not_started(&self, file: &File) -> Error {
+        match self.was_busy.load(Ordering::Acquire) {
             true if file.is_empty() => truncated(),
             true => busy(),
             false => slow(),
@@ -112,11 +112,11 @@ impl Fate {
 }
 
 /// A caller that waits. Dropped, it gives up.
-struct Caller(Arc<Fate>);
+struct AbandonOnDrop(Arc<RequestState>);
 
-impl Drop for Caller {
+impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
-        self.0.decide(GIVEN_UP);
+        self.0.leave_queue(ABANDONED);
     }
 }
 
@@ -138,12 +138,12 @@ impl Worker {
     }
 
     /// Opens the file, and makes it when it is not there: ends by `until` when other processes are in the way, and by
-    /// [`OPENING`] when the disk is.
+    /// [`OPEN_TIMEOUT`] when the disk is.
     ///
     /// # Errors
     /// `Unavailable` when it was not opened by then.
     pub(crate) async fn open(&self, until: Instant) -> Result<()> {
-        let opened = self.run_by(until, until.max(Instant::now() + OPENING), |_, _| Ok(())).await;
+        let opened = self.run_by(until, until.max(Instant::now() + OPEN_TIMEOUT), |_, _| Ok(())).await;
         // Nothing was to be written.
         opened.map_err(Error::without_effect)
     }
@@ -155,13 +155,13 @@ impl Worker {
         until: Instant,
         work: impl FnOnce(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T> {
-        let (sender, answer) = oneshot::channel();
-        let work = Box::new(Job { work: Some(work), done: None, caller: sender });
-        let caller = Caller(Arc::default());
-        self.send(Request { fate: caller.0.clone(), until: busy_until, work })?;
-        match tokio::time::timeout_at(until.into(), answer).await {
-            Ok(Ok(told)) => told,
-            Ok(Err(_)) | Err(_) if caller.0.decide(GIVEN_UP) => Err(caller.0.why_not(&self.file)),
+        let (sender, reply) = oneshot::channel();
+        let work = Box::new(Job { work: Some(work), result: None, reply_to: sender });
+        let caller = AbandonOnDrop(Arc::default());
+        self.send(Request { state: caller.0.clone(), until: busy_until, work })?;
+        match tokio::time::timeout_at(until.into(), reply).await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(_)) | Err(_) if caller.0.leave_queue(ABANDONED) => Err(caller.0.not_started(&self.file)),
             Ok(Err(_)) | Err(_) => {
                 Err(Error::new(ErrorKind::Indeterminate, "the file did not take the write in time; is the disk slow?"))
             }
@@ -180,7 +180,8 @@ impl Worker {
         };
         let (sender, queue) = channel();
         let file = self.file.clone();
-        let thread = std::thread::Builder::new().name("leasehold-sqlite".into()).spawn(move || serve(&file, &queue));
+        let thread =
+            std::thread::Builder::new().name("leasehold-sqlite".into()).spawn(move || run_thread(&file, &queue));
         if let Err(error) = thread {
             let text = "the thread of the SQLite backend cannot be started";
             return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
@@ -191,9 +192,9 @@ impl Worker {
     }
 }
 
-fn serve(file: &Arc<File>, queue: &Receiver<Request>) {
+fn run_thread(file: &Arc<File>, queue: &Receiver<Request>) {
     loop {
-        let first = match queue.recv_timeout(CHECK) {
+        let first = match queue.recv_timeout(CHECK_INTERVAL) {
             Ok(first) => first,
             Err(RecvTimeoutError::Timeout) => {
                 file.check_connection();
@@ -203,7 +204,7 @@ fn serve(file: &Arc<File>, queue: &Receiver<Request>) {
         };
         let mut waiting = VecDeque::from([first]);
         // A panic leaves the callers of its batch without an answer, and nobody else.
-        if catch_unwind(AssertUnwindSafe(|| serve_all(file, queue, &mut waiting))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| run_batch(file, queue, &mut waiting))).is_err() {
             file.writer().close();
         }
     }
@@ -212,15 +213,15 @@ fn serve(file: &Arc<File>, queue: &Receiver<Request>) {
 }
 
 /// Works on what waits, and on what comes meanwhile and fits into the same transaction.
-fn serve_all(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque<Request>) {
+fn run_batch(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque<Request>) {
     let mut pause = FIRST_PAUSE;
     loop {
-        waiting.extend(queue.try_iter().take(BATCH.saturating_sub(waiting.len())));
+        waiting.extend(queue.try_iter().take(MAX_BATCH.saturating_sub(waiting.len())));
         let now = Instant::now();
         // Whoever was never tried is given up by nobody but himself.
         waiting.retain(|request| {
-            let is_over = request.until <= now && request.fate.refused.load(Ordering::Acquire);
-            !is_over && !request.fate.is_given_up()
+            let is_over = request.until <= now && request.state.was_busy.load(Ordering::Acquire);
+            !is_over && !request.state.is_abandoned()
         });
         if waiting.is_empty() {
             return;
@@ -237,30 +238,30 @@ fn serve_all(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque
             }
             Err(Failure::Busy) => {
                 for request in &*waiting {
-                    request.fate.refused.store(true, Ordering::Release);
+                    request.state.was_busy.store(true, Ordering::Release);
                 }
             }
             Err(failure) => {
                 writer.close();
                 let error = failure.without_effect();
                 for request in waiting.drain(..) {
-                    request.work.tell(Err(error.clone()));
+                    request.work.reply(Err(error.clone()));
                 }
                 return;
             }
         }
         drop(writer);
         std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
 /// Runs requests in the transaction that was begun, and answers each. Says whether the connection is fit for the next one.
 fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Request>) -> bool {
     let now = file.now();
-    let mut done = Vec::with_capacity(BATCH);
+    let mut done = Vec::with_capacity(MAX_BATCH);
     for mut request in requests {
-        if store.is_in_transaction() && request.fate.decide(BEGUN) {
+        if store.is_in_transaction() && request.state.leave_queue(STARTED) {
             request.work.run(store, &now);
         }
         done.push(request);
@@ -275,7 +276,7 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
     };
     file.count_writes(u32::try_from(done.len()).unwrap_or(u32::MAX));
     for request in done {
-        request.work.tell(outcome.clone());
+        request.work.reply(outcome.clone());
     }
     outcome.is_ok()
 }
@@ -298,7 +299,7 @@ mod tests {
     }
 
     fn later() -> Instant {
-        Instant::now() + OPENING
+        Instant::now() + OPEN_TIMEOUT
     }
 
     #[tokio::test]
@@ -313,7 +314,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable);
             assert!(error.to_string().contains("another process was writing"), "{error}");
         }
-        assert!(begin.elapsed() < OPENING, "an open waits so long for the disk, and not for others");
+        assert!(begin.elapsed() < OPEN_TIMEOUT, "an open waits so long for the disk, and not for others");
     }
 
     #[tokio::test]
@@ -323,7 +324,7 @@ mod tests {
         worker.open(soon()).await.unwrap();
         // What the disk does to the file's thread.
         let (begun, has_begun) = oneshot::channel();
-        let slow = worker.run(Instant::now() + OPENING, |_, _| {
+        let slow = worker.run(Instant::now() + OPEN_TIMEOUT, |_, _| {
             let _ = begun.send(());
             std::thread::sleep(Duration::from_millis(800));
             Ok(())
@@ -386,17 +387,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_given_up_at_the_last_moment_is_not_begun() {
+    async fn what_is_abandoned_at_the_last_moment_is_not_begun() {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
-        let (caller, answer) = oneshot::channel();
-        let work = Job { work: Some(|_: &Store, _: &Reading| Ok(())), done: None, caller };
-        let request = Request { fate: Arc::default(), until: later(), work: Box::new(work) };
-        assert!(request.fate.decide(GIVEN_UP));
+        let (reply_to, reply) = oneshot::channel();
+        let work = Job { work: Some(|_: &Store, _: &Reading| Ok(())), result: None, reply_to };
+        let request = Request { state: Arc::default(), until: later(), work: Box::new(work) };
+        assert!(request.state.leave_queue(ABANDONED));
         let mut writer = worker.file.writer();
         let store = writer.store().unwrap();
         store.begin().unwrap();
         assert!(transact(&worker.file, store, std::iter::once(request)));
-        assert!(answer.await.is_err(), "it was done");
+        assert!(reply.await.is_err(), "it was done");
     }
 }

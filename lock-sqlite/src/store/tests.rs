@@ -388,7 +388,7 @@ fn a_full_disk_is_told_and_leaves_the_store_working() {
         file.store.acquire(&request(&claim(1).renamed(name)), Attempt::First, &at(100))
     };
     let failure = (0..100).find_map(|index| fill(index).err()).expect("the file is full");
-    assert!(!failure.breaks_the_connection());
+    assert!(!failure.closes_connection());
     assert_eq!(Error::from(failure).kind(), ErrorKind::Capacity);
     // What is held can be released, which needs no room.
     assert_eq!(file.release(&claim(1), &at(101)), ReleaseOutcome::NoWaiters);
