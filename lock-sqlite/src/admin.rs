@@ -1,5 +1,4 @@
-//! What an operator asks: who holds a lock, which locks there are, and whether the file is fit for them. And the one thing that an
-//! operator does: end a lease.
+//! Administration: inspect a lock, list locks, examine the file, and break a lease.
 
 use std::path::Path;
 use std::time::Instant;
@@ -22,7 +21,7 @@ use crate::store::{Store, check_format, duration, has_tables, one, token};
 const INSPECT: &str = "\
 SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks WHERE name = ?1";
 
-/// Held ones first. No byte of UTF-8 is 255.
+/// Held locks first. 0xFF never occurs in UTF-8.
 const LIST: &str = "\
 SELECT format, owner <> x'', fence, until, boot, ttl, holder, name FROM leasehold_locks \
 WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format = '1x' \
@@ -31,11 +30,11 @@ ORDER BY NOT (owner <> x'' AND (boot <> ?2 OR until > ?3)), name LIMIT ?4";
 const UNREADABLE: &str = "\
 SELECT name FROM leasehold_locks WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
 
-/// A row, as it is shown.
+/// Decodes a row for display.
 fn read_row(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
     let (is_owned, fence, until): (bool, i64, i64) = (row.get(1)?, row.get(2)?, row.get(3)?);
     let (boot, ttl, holder): (i64, i64, String) = (row.get(4)?, row.get(5)?, row.get(6)?);
-    // A lease of another boot has a whole ttl from when somebody asks for the lock.
+    // A lease of another boot gets a whole ttl as soon as a claim tries to acquire the lock.
     let left = duration(if boot == now.boot { until.saturating_sub(now.boottime) } else { ttl });
     let lease = (is_owned && !left.is_zero())
         .then(|| LeaseInfo::new(token(fence), left, HolderInfo::decode(&holder).map(|(_, holder)| holder)));
@@ -56,7 +55,7 @@ fn list(connection: &Connection, prefix: &str, limit: usize, now: &Reading) -> R
     let mut listed = Vec::new();
     while let Some(row) = rows.next()? {
         let (_, name, seen) = read_row(row, now)?;
-        // Nobody but us writes this table, and our names are UTF-8.
+        // Only Leasehold writes this table, and its names are UTF-8.
         if let Some(name) = String::from_utf8(name).ok().and_then(|name| LockName::new(name).ok()) {
             listed.push(Listed::new(ListedName::Whole(name), seen));
         }
@@ -67,7 +66,7 @@ fn list(connection: &Connection, prefix: &str, limit: usize, now: &Reading) -> R
     Ok(Listing::new(listed, unreadable))
 }
 
-/// The name of a row that cannot be read, as far as it is a name.
+/// As much of the name of an unreadable row as is valid.
 fn name_in_row(bytes: Vec<u8>) -> ListedName {
     match String::from_utf8(bytes).map(LockName::new) {
         Ok(Ok(name)) => ListedName::Whole(name),
@@ -76,8 +75,8 @@ fn name_in_row(bytes: Vec<u8>) -> ListedName {
     }
 }
 
-/// Reads on a connection of its own, if there is anything to read: a long table must not hold up anybody's calls. Whoever may
-/// not write may read all the same.
+/// Reads on a separate connection, if the file has tables: reading a long table must not delay calls. Users without write permission
+/// may read too.
 fn read<T>(file: &File, work: impl Fn(&Connection, &Reading) -> Result<T, Failure>) -> Result<Option<T>> {
     let read = match reader(file) {
         Ok(Some(store)) => work(store.connection(), &file.now()).map(Some),
@@ -95,13 +94,13 @@ fn read<T>(file: &File, work: impl Fn(&Connection, &Reading) -> Result<T, Failur
     }
 }
 
-/// Another connection, if there is anything to read.
+/// Opens another connection, if the file has tables.
 fn reader(file: &File) -> Result<Option<Store>, Failure> {
     let may_write = file_system::check(&file.path);
     let there = file.path.try_exists();
     let store = match may_write {
         Ok(()) if matches!(there, Ok(false)) => return Ok(None),
-        // The state folder is made by who first locks. Elsewhere who may not write the folder sees whether the file is there.
+        // The first acquire creates the state folder. Elsewhere, even a user who may not write to the folder sees whether the file exists.
         Err(error) if matches!(there, Ok(false)) && (file.in_state_folder || error.kind() == ErrorKind::Auth) => {
             return Ok(None);
         }
@@ -132,14 +131,14 @@ fn examine(file: &File) -> Vec<Finding> {
 
 fn notification() -> Finding {
     if notifier::is_supported() {
-        return Finding::new("releases", "are told at once", Verdict::Fine);
+        return Finding::new("releases", "waiters are notified at once", Verdict::Fine);
     }
     let verdict =
         Verdict::Doubtful("raise `fs.inotify.max_user_instances`: every process that waits needs one".to_owned());
-    Finding::new("releases", "cannot be told; who waits looks every 25 ms", verdict)
+    Finding::new("releases", "cannot be notified; waiters poll every 25 ms", verdict)
 }
 
-/// A WAL of so many bytes was never begun anew.
+/// A WAL of this many bytes has never restarted.
 const LARGE_WAL: u64 = 128 << 20;
 
 fn wal(path: &Path) -> Finding {
@@ -149,7 +148,7 @@ fn wal(path: &Path) -> Finding {
     let verdict = if length < LARGE_WAL {
         Verdict::Fine
     } else {
-        Verdict::Doubtful("does a program keep a transaction on this file open? Then end it".to_owned())
+        Verdict::Doubtful("a program may keep a transaction open on this file: end it".to_owned())
     };
     Finding::new("write-ahead log", format!("{} KiB", length >> 10), verdict)
 }
@@ -167,14 +166,14 @@ fn contents(file: &File) -> Result<Vec<Finding>, Failure> {
     let begin = Instant::now();
     let writes = match store.in_transaction(|| ()) {
         Ok(()) => Finding::new("writing", format!("begins after {} µs", begin.elapsed().as_micros()), Verdict::Fine),
-        Err(Failure::Busy) => Finding::new("writing", "another process is at it", Verdict::Fine),
+        Err(Failure::Busy) => Finding::new("writing", "another process is writing", Verdict::Fine),
         Err(failure) => return Err(failure),
     };
     Ok(vec![writes, Finding::new("locks", format!("{held} held, {records} records"), Verdict::Fine)])
 }
 
 impl SqliteBackend {
-    /// Runs what reads a lot on a thread for such things.
+    /// Runs a long read on a blocking thread.
     async fn run_blocking<T: Send + 'static>(&self, read: impl FnOnce(&File) -> T + Send + 'static) -> Result<T> {
         let file = self.shared.file.clone();
         let reading = self.shared.core()?.keeper_runtime().spawn_blocking(move || read(&file));

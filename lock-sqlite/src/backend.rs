@@ -1,4 +1,4 @@
-//! The backend: three verbs, each one write.
+//! The backend. Acquire, renew and release are one write each.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,20 +24,19 @@ use crate::store::{AcquireOutcome, Attempt, ReleaseOutcome, Store};
 use crate::watcher::Watcher;
 use crate::worker::Worker;
 
-/// Locks in one SQLite file, between the processes of one machine.
+/// Locks in one SQLite file, shared by the processes of one machine.
 ///
-/// # What holds, and where it ends
-/// - **Validity** assumes nothing but the machine's clock since boot, which is the same for all its processes and is never
-///   stepped. Suspend counts: a lease ends while the machine sleeps.
-/// - **Fencing order** assumes nothing about time while the file is there. When it was deleted, a new token is still higher
-///   unless the wall clock was set back by more than has passed.
-/// - **Takeover** within ttl + 100 ms. After a reboot a lease that was held is kept for one ttl more.
-/// - **A process that stands still in the middle of a write** (SIGSTOP, a debugger, a frozen container) keeps all others from writing
-///   until it goes on or ends. A write takes some 20 µs. Others get `Unavailable` after the call's bound, and holders that
-///   cannot renew are told of their loss in time.
-/// - **Out of the domain**: the file, its `-wal` or its `-shm` is deleted, replaced or truncated under its users, or the file is shared
-///   between machines or by two paths. Then only the
-///   fencing token decides.
+/// # Guarantees and their limits
+/// - **Validity** depends only on the clock since boot. All processes of the machine share this clock, and nothing steps it. It
+///   counts suspend, so a lease expires while the machine sleeps.
+/// - **The order of fencing tokens** does not depend on time while the file exists. After the file was deleted, a new token is still
+///   higher, unless the wall clock was set back by more than the time that has passed since.
+/// - **Takeover** takes at most ttl + 100 ms. After a reboot, a lease that was held lasts for one more ttl.
+/// - **A process that stops in the middle of a write** (SIGSTOP, a debugger, a frozen container) blocks the writes of all others
+///   until it continues or ends. A write takes about 20 µs. The others get `Unavailable` after the call's bound, and a holder that
+///   cannot renew is notified of the loss in time.
+/// - **Not covered**: somebody deletes, replaces or truncates the file, its `-wal` or its `-shm` while they are in use, or the file is
+///   shared between machines or through two paths. Then only the fencing token decides.
 pub struct SqliteBackend {
     pub(crate) shared: Arc<Shared>,
     worker: Worker,
@@ -45,22 +44,24 @@ pub struct SqliteBackend {
 }
 
 impl SqliteBackend {
-    /// Opens the file of a URL: `sqlite:///path/locks.db`, or `sqlite://` for the one in the user's state folder. Makes it when
-    /// it is not there, and checks that it can be used for locks.
+    /// Opens the file of a URL: `sqlite:///path/locks.db`, or `sqlite://` for the file in the user's state folder. Creates the file
+    /// if it does not exist, and checks that it can hold locks.
     ///
     /// # Errors
-    /// `InvalidInput` for a bad URL, the path of a folder, or a tokio runtime without timers; `Unavailable` when the folder is not there, when other processes
-    /// write for the whole [`timeout`](Settings::timeout), or when the disk takes longer than that and than 10 s; `Auth` when one
-    /// may not write there; `Unsupported` on a file system that other machines may share, for a file with a second path (a hard link, a
-    /// mount of the file alone), for a file that is not a database, and for tables of another version.
+    /// - `InvalidInput`: the URL is bad, the path is a folder, or the tokio runtime has no timers.
+    /// - `Unavailable`: the folder does not exist, other processes write for the whole [`timeout`](Settings::timeout), or the disk
+    ///   takes longer than both that and 10 s.
+    /// - `Auth`: the user may not write there.
+    /// - `Unsupported`: other machines may share the file system, the file has a second path (a hard link, or a mount of the file
+    ///   alone), the file is not a database, or its tables have another version.
     ///
     /// # Cancel safety
-    /// Dropped, it may have made the file.
+    /// A dropped call may have created the file.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::connect_lazy(url)?.opened().await
     }
 
-    /// The same by path, which may be relative.
+    /// Opens the file at a path, which may be relative.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -77,7 +78,7 @@ impl SqliteBackend {
         Ok(self)
     }
 
-    /// Reads a URL and opens nothing: the first call does, and fails while the file cannot be used.
+    /// Parses a URL and opens nothing. The first call opens the file, and calls fail while the file cannot be used.
     ///
     /// # Errors
     /// `InvalidInput` for a bad URL; `Unsupported` on a system without a clock since boot.
@@ -100,13 +101,13 @@ impl SqliteBackend {
         Ok(Self { shared, worker, capabilities })
     }
 
-    /// When a call that begins now has to end.
+    /// The deadline of a call that starts now.
     fn until(&self) -> Instant {
         Instant::now() + self.shared.file.settings.timeout
     }
 
-    /// Works on the file here and now if nothing is in the way: that is some 10 µs, less than handing it over. Else on the
-    /// file's thread.
+    /// Runs `work` on the calling task if the connection is free, which takes about 10 µs and is cheaper than a handover. Otherwise
+    /// runs it on the worker thread.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl Fn(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
@@ -114,7 +115,7 @@ impl SqliteBackend {
         match self.shared.file.try_run(&work) {
             Some(Ok(done)) => Ok(done),
             Some(Err(failure)) if !failure.is_transient() => Err(failure.into()),
-            // The file's thread waits for whoever writes, and makes room.
+            // The worker thread waits for other writers, and checkpoints if the disk is full.
             Some(Err(_)) | None => self.worker.run(self.until(), work).await,
         }
     }
@@ -131,7 +132,7 @@ impl SqliteBackend {
         });
         let renewed = renewed.await?;
         if shorter {
-            // Those who wait look again, and see that it ends sooner.
+            // Waiters read the row again, and find that the lease ends sooner.
             self.shared.watcher.notifier.notify();
         }
         let answer = |(request, renewed): (&RenewRequest, Result<bool>)| match renewed {
@@ -170,7 +171,7 @@ impl LockBackend for SqliteBackend {
                 Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
             }
             AcquireOutcome::Held(left) => {
-                // Sooner than its end: a release may not be heard of, and a lease that runs out early is not told.
+                // Retry before the lease expires: a release may go unnoticed, and nothing notifies of a lease that expires early.
                 let look_in = left.min(ttl / 3).min(MAX_RETRY_AFTER);
                 state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
                 Ok(Acquisition::Held { look_in })
@@ -191,7 +192,7 @@ impl LockBackend for SqliteBackend {
         };
         let ended = match certainty {
             Certainty::Sure => self.run(release).await?,
-            // After whatever this claim still has in the queue, and nothing of it can come later.
+            // The worker runs this after every queued request of the claim, and no later one can take effect.
             Certainty::Unsure => {
                 ClaimState::of(claim).is_withdrawn.store(true, Ordering::Release);
                 self.worker.run(self.until(), release).await?
@@ -220,7 +221,7 @@ impl LockBackend for SqliteBackend {
 
 impl WatchNames for SqliteBackend {
     fn watch(&self, claim: &Claim) -> WatchGuard {
-        // Others wait for a lock that is kept for them: a claim that is refused for that reason comes again when they had their turn.
+        // Other waiters have a reservation. A claim that is refused for this reason retries after their turn.
         if !ClaimState::of(claim).has_waited.load(Ordering::Relaxed) {
             return WatchGuard::none();
         }

@@ -1,4 +1,4 @@
-//! The machine's clock since boot, and which boot it is.
+//! The clock since boot, and the identity of the boot.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,56 +8,56 @@ use leasehold_core::{Error, ErrorKind, Result};
 /// One reading of the clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
-    /// µs since boot, suspend included. Leases are judged by it.
+    /// µs since boot, including suspend. Decides when a lease expires.
     pub(crate) boottime: i64,
-    /// Names the boot that `boottime` counts from.
+    /// Identifies the boot that `boottime` counts from.
     pub(crate) boot: i64,
-    /// µs since the Unix epoch. Only makes tokens rise after the file was lost: no lease is judged by it.
+    /// µs since the Unix epoch. Makes tokens rise after the file was lost. It decides no expiry.
     pub(crate) wall: i64,
 }
 
-/// Where moments are read.
+/// Reads the clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BootClock {
     boot: i64,
 }
 
 impl BootClock {
-    /// The machine that this process runs on.
+    /// The clock of the machine that this process runs on.
     ///
     /// # Errors
-    /// `Unsupported` where the system has no such clock, or does not say which boot it is.
+    /// `Unsupported` if the system has no clock since boot, or no boot id.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn of_this_machine() -> Result<Self> {
         static BOOT: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
         if let Some(&boot) = BOOT.get() {
             return Ok(Self { boot });
         }
-        let read =
-            std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| unnamed().with_source(error))?;
-        // In another time namespace the clock since boot reads differently, which makes it another boot.
+        let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map_err(|error| unsupported().with_source(error))?;
+        // In another time namespace the clock since boot has another offset, so its readings count as another boot.
         let namespace = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
-        let boot = boot_of(&read, &namespace.to_string_lossy()).ok_or_else(unnamed)?;
+        let boot = boot_of(&read, &namespace.to_string_lossy()).ok_or_else(unsupported)?;
         Ok(Self { boot: *BOOT.get_or_init(|| boot) })
     }
 
-    /// The machine that this process runs on.
+    /// The clock of the machine that this process runs on.
     ///
     /// # Errors
-    /// `Unsupported`: this system does not say which boot it is.
+    /// `Unsupported`: this system has no boot id.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     pub(crate) fn of_this_machine() -> Result<Self> {
-        Err(unnamed())
+        Err(unsupported())
     }
 
     pub(crate) fn now(self) -> Reading {
-        // Where there is no such clock there is no machine either.
+        // `of_this_machine` fails on a system without this clock.
         let boottime = micros(time_since_boot().unwrap_or_default());
         Reading { boottime, boot: self.boot, wall: wall() }
     }
 }
 
-/// The processor time that this thread has used. Nothing where that cannot be told.
+/// The processor time that this thread has used. Zero on systems that do not report it.
 pub(crate) fn thread_time() -> Duration {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
@@ -73,27 +73,27 @@ fn wall() -> i64 {
     micros(wall)
 }
 
-/// µs as the file keeps them. What is longer than anybody asks for stays far below where sums overflow.
+/// Microseconds as the file stores them. Limits huge durations so that sums cannot overflow.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
 
-/// A number for a boot id (128 random bits as a UUID) and a time namespace (`time:[4026531834]`).
+/// Derives a number from a boot id (128 random bits as a UUID) and a time namespace (`time:[4026531834]`).
 #[cfg_attr(
     not(any(target_os = "linux", target_os = "android")),
-    expect(dead_code, reason = "only Linux names its boots")
+    expect(dead_code, reason = "only Linux has a boot id")
 )]
 fn boot_of(id: &str, namespace: &str) -> Option<i64> {
     let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
     let id = u128::from_str_radix(&digits, 16).ok()?;
     let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
     let namespace: u64 = digits.parse().unwrap_or(0);
-    // An odd factor spreads the few bits in which namespaces differ.
+    // The odd factor spreads the few bits in which namespaces differ.
     let folded = (id >> 64) as u64 ^ id as u64 ^ namespace.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     Some(i64::from_ne_bytes(folded.to_ne_bytes()))
 }
 
-fn unnamed() -> Error {
+fn unsupported() -> Error {
     Error::new(
         ErrorKind::Unsupported,
         "the SQLite backend needs a clock since boot and the id of the boot: Linux with /proc mounted",
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boots_and_time_namespaces_are_told_apart() {
+    fn boots_and_time_namespaces_are_distinct() {
         let id = "fbcc63bf-3185-4898-88ac-b0c8fc6149a8\n";
         let boot = boot_of(id, "time:[4026531834]").unwrap();
         assert_eq!(boot_of(id, "time:[4026531834]"), Some(boot));
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn time_goes_on() {
+    fn time_advances() {
         let clock = BootClock::of_this_machine().unwrap();
         let before = clock.now();
         std::thread::sleep(Duration::from_millis(2));

@@ -1,4 +1,4 @@
-//! What a SQLite file promises, and where the promise ends.
+//! The promises of a SQLite file, and their limits.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::errors::BACKEND;
 use crate::notifier;
 use crate::settings::Settings;
 
-/// How many leases one renew call takes: one transaction, during which nobody else can write.
+/// The most leases in one renew call. It is one transaction, during which nobody else can write.
 pub(crate) const RENEW_BATCH: usize = 200;
 
-/// A waiter looks by itself after this, at the latest: what a release that it did not hear of costs it.
+/// A waiter retries after this at the latest. It bounds the delay if the waiter misses the notification of a release.
 pub(crate) const MAX_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) fn of(settings: &Settings) -> Capabilities {
@@ -25,7 +25,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.waiting = if notifier::is_supported() { Waiting::Notification } else { Waiting::Poll };
     it.fifo = false;
     it.loss_notice = LossNotice::NextRenewal;
-    // A waiter looks when the holder's lease ends.
+    // A waiter retries when the holder's lease ends.
     it.takeover_slack = Duration::from_millis(100);
     it.fencing = "the last token + 1, at least the machine's wall clock in µs; kept with the lock's record";
     it.restart = Restart::KeepsAll;
@@ -33,8 +33,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.renew_batch = RENEW_BATCH;
     it.exclusion_ends = &[
         "somebody deletes, replaces or truncates the file, its `-wal` or its `-shm`, or puts an older copy in its place, while locks are held",
-        "the file is reached from two machines, by a way that cannot be told from a local disk",
-        "the file is reached by two paths, and the second one (a bind mount in another mount namespace) cannot be seen",
+        "two machines reach the file, in a way that looks like a local disk",
+        "processes reach the file through two paths, and the second one (a bind mount in another mount namespace) is not visible",
         "somebody changes the table `leasehold_locks` by hand",
     ];
     it

@@ -1,4 +1,4 @@
-//! What goes wrong between us and a file, and what it says about the lock. The one place where errors are mapped.
+//! Maps every failure of SQLite or of the file to an error. The kind says what the failure means for the lock.
 
 use leasehold_core::{Error, ErrorKind};
 use rusqlite::{ErrorCode, ffi};
@@ -6,21 +6,21 @@ use rusqlite::{ErrorCode, ffi};
 /// The backend's name in errors and capabilities.
 pub(crate) const BACKEND: &str = "sqlite";
 
-/// Why a statement has no answer that can be used.
+/// Why a statement has no usable result.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Another connection writes: it had no effect and may be tried again at once.
+    /// Another connection is writing. The statement had no effect and may be retried at once.
     Busy,
-    /// SQLite, or the system below it, refused.
+    /// SQLite or the operating system failed the statement.
     Sql(rusqlite::Error),
-    /// What we found is an error by our own rules; nothing is wrong with the connection.
+    /// Leasehold's own checks failed. The connection is fine.
     Rejected(Error),
 }
 
 impl From<rusqlite::Error> for Failure {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
-            // SQLite gives up on a lock of the WAL that many fight for with an error of its "locking protocol".
+            // SQLite returns "locking protocol" when it gives up on a contended lock of the WAL.
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => {
                 Self::Busy
             }
@@ -40,7 +40,7 @@ impl From<Failure> for Error {
 }
 
 impl Failure {
-    /// Whether the connection may be unfit for the next statement.
+    /// Whether the connection may be unusable for the next statement.
     pub(crate) fn closes_connection(&self) -> bool {
         match self {
             Self::Busy | Self::Rejected(_) => false,
@@ -50,42 +50,42 @@ impl Failure {
         }
     }
 
-    /// Whether the file's thread may succeed with the same: it had no effect, and was in the way of another or of a full disk.
+    /// Whether a retry on the worker thread may succeed: the statement had no effect, because another writer or a full disk was in the way.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Busy) || self.is_full_disk()
     }
 
-    /// Whether a read-only connection met a `-shm` that only a writer can begin or repair.
+    /// Whether a read-only connection found a `-shm` that only a writer can initialise or repair.
     pub(crate) fn needs_writer(&self) -> bool {
         let Self::Sql(rusqlite::Error::SqliteFailure(error, _)) = self else { return false };
         [ffi::SQLITE_READONLY_RECOVERY, ffi::SQLITE_READONLY_CANTINIT].contains(&error.extended_code)
     }
 
-    /// Whether one of the three files could be neither opened nor made.
+    /// Whether one of the three files could be neither opened nor created.
     pub(crate) fn cannot_open(&self) -> bool {
         matches!(self, Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::CannotOpen))
     }
 
-    /// Whether the disk has no room for a write.
+    /// Whether the disk is full.
     pub(crate) fn is_full_disk(&self) -> bool {
         matches!(self, Self::Sql(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull))
     }
 
-    /// The same failure of something that certainly had no effect on any lock.
+    /// The error of an operation that certainly had no effect on any lock.
     pub(crate) fn without_effect(self) -> Error {
         Error::from(self).without_effect()
     }
 }
 
-/// Nobody got to write within the bound of a call.
+/// Another process kept writing for the whole call.
 pub(crate) fn busy() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "another process was writing to the file for the whole call; does one hold a transaction open, or stand still in it?",
+        "another process was writing to the file for the whole call; does one keep a transaction open, or is one stopped?",
     )
 }
 
-/// The files at the path are not those that SQLite works on.
+/// The files at the path are not the ones that SQLite has open.
 pub(crate) fn replaced() -> Error {
     Error::new(
         ErrorKind::Unavailable,
@@ -93,41 +93,40 @@ pub(crate) fn replaced() -> Error {
     )
 }
 
-/// The `-wal` is not the one that other processes have written to.
+/// The `-wal` at the path is not the one that other processes wrote to.
 pub(crate) fn lost_wal() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the `-wal` was deleted or truncated while processes had the file open: SQLite can use the file when all have closed it (`fuser`)",
+        "the `-wal` was deleted or truncated while processes had the file open: close the file in all of them (`fuser`), then retry",
     )
 }
 
-/// Only one of `-wal` and `-shm` is there, and whoever asks may not make the other one.
+/// Only one of `-wal` and `-shm` exists, and this user may not create the other one.
 pub(crate) fn half_closed() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "one of `-wal` and `-shm` is missing, as after the kill of a process that was closing the file: \
-         run `leasehold status` once as a user who may write the folder",
+        "one of `-wal` and `-shm` is missing, as after a process was killed while it closed the file: \
+         run `leasehold status` once as a user who may write to the folder",
     )
 }
 
-/// Nobody got to write within the bound of a call, to a file that is empty: others have it open, so it was not so before.
+/// Other processes kept an empty file busy for the whole call. A file that others have open was not always empty.
 pub(crate) fn truncated() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the file is empty and other processes have it open: was it truncated? Stop them (`fuser`), then try again",
+        "the file is empty and other processes have it open: was it truncated? Stop them (`fuser`), then retry",
     )
 }
 
-/// The file's thread did not come to it within the bound of a call, and no other process was in the way.
+/// The worker thread did not get to the request within the bound of the call, and no other process was writing.
 pub(crate) fn slow() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the file was not opened in time, or not read or written: is the disk slow, or the machine short of processor time?",
+        "the file was not opened, read or written in time: is the disk slow, or is the machine short of CPU time?",
     )
 }
 
-/// What an error of SQLite says about the effect of its statement. Every statement here is atomic, so one that failed had
-/// none, except after an error of input or output, when nothing is known.
+/// Maps an error of SQLite. Every statement is atomic, so a failed one had no effect. After an I/O error the effect is unknown.
 fn native(error: rusqlite::Error) -> Error {
     let (kind, text) = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => (ErrorKind::Capacity, "the disk is full"),
@@ -136,22 +135,22 @@ fn native(error: rusqlite::Error) -> Error {
             (ErrorKind::Auth, "the file cannot be written: check its permissions and those of its folder")
         }
         Some(ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied) => {
-            (ErrorKind::Auth, "access to the file was refused: check its permissions")
+            (ErrorKind::Auth, "access to the file was denied: check its permissions")
         }
         Some(ErrorCode::CannotOpen) => (
             ErrorKind::Unavailable,
-            "the file cannot be opened: check that its folder exists and that you may write there",
+            "the file cannot be opened: check that its folder exists and that you may write to it",
         ),
         Some(ErrorCode::NotADatabase) => {
-            (ErrorKind::Unsupported, "the file is not a SQLite database: give another path for the locks")
+            (ErrorKind::Unsupported, "the file is not a SQLite database: use another path for the locks")
         }
         Some(ErrorCode::DatabaseCorrupt) => (
             ErrorKind::Unsupported,
-            "the file is damaged: stop its users, and delete it together with its `-wal` and `-shm`",
+            "the file is damaged: stop the programs that use it, and delete it together with its `-wal` and `-shm`",
         ),
         Some(ErrorCode::SystemIoFailure) => (ErrorKind::Indeterminate, "reading or writing the file failed"),
-        Some(_) => (ErrorKind::Unsupported, "the tables of the file are not those that Leasehold made"),
-        // Not from SQLite: a value of a row that is not of its column's type.
+        Some(_) => (ErrorKind::Unsupported, "the tables in the file are not the ones that Leasehold creates"),
+        // Not an error of SQLite: a value does not have the type of its column.
         None => (ErrorKind::Unsupported, "a record in the file cannot be read"),
     };
     Error::new(kind, text).with_source(error)
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_had_no_effect_is_never_indeterminate() {
+    fn an_operation_without_effect_is_never_indeterminate() {
         let failure = Failure::from(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR), None));
         assert!(failure.closes_connection());
         assert_eq!(failure.without_effect().kind(), ErrorKind::Unavailable);

@@ -1,4 +1,4 @@
-//! Fenced writes: what a user's own transaction on the same file does takes effect only while the lease is current.
+//! Fenced writes: a transaction of the user on the lock file commits only while the lease is current.
 
 use leasehold_core::{Error, ErrorKind, LockGuard, Result};
 use rusqlite::{OptionalExtension, Transaction, params};
@@ -10,19 +10,18 @@ const CURRENT: &str = "\
 SELECT 1 FROM leasehold_locks \
 WHERE name = ?1 AND owner = ?2 AND fence = ?3 AND boot = ?4 AND until > ?5 AND format = '1x'";
 
-/// Checks, inside a user's own transaction on the file of the locks, that the guard's lease is current. What the transaction
-/// writes afterwards is committed only if nobody else was granted the lock before its end: a takeover is a write to the
-/// same file, and two writers cannot both commit.
+/// Checks, inside the user's own transaction on the lock file, that the guard's lease is current. The transaction can then commit
+/// only if no other claim is granted the lock before. A takeover writes to the same file, and two writers cannot both commit.
 ///
-/// Call it first in the transaction. A transaction that has only read when another process writes cannot write any more:
-/// SQLite fails it with `SQLITE_BUSY_SNAPSHOT`. Begin it with
-/// [`TransactionBehavior::Immediate`](rusqlite::TransactionBehavior::Immediate) to wait for one's turn before, and keep it short: while it
-/// is open nobody can acquire, renew or release a lock in this file.
+/// Call this first in the transaction. If the transaction has only read and another process writes meanwhile, its own writes fail
+/// with `SQLITE_BUSY_SNAPSHOT`. Begin it with
+/// [`TransactionBehavior::Immediate`](rusqlite::TransactionBehavior::Immediate) to wait for other writers first. Keep it short:
+/// while it is open, nobody can acquire, renew or release a lock in this file.
 ///
 /// # Errors
 /// - [`Lost`](ErrorKind::Lost): the lease is not current. Roll back.
-/// - [`Unsupported`](ErrorKind::Unsupported): the transaction is on another file, one without locks.
-/// - Else what SQLite says. Roll back.
+/// - [`Unsupported`](ErrorKind::Unsupported): the transaction is on another file, which has no locks.
+/// - Otherwise the error of SQLite. Roll back.
 pub fn fence(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
     check(transaction, guard).map_err(|error| error.during("fence a write with", guard.name(), BACKEND))
 }

@@ -1,4 +1,4 @@
-//! The file of one client: its path, and the one connection that writes to it.
+//! The lock file of one client: its path, and the one connection that writes to it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,18 +14,18 @@ use crate::maintenance::{self, Maintenance};
 use crate::settings::{Settings, make_state_folder};
 use crate::store::Store;
 
-/// The file, and the connection that all calls of a client share.
+/// The lock file, and the connection that all calls of a client share.
 pub(crate) struct File {
     pub(crate) path: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) clock: BootClock,
     pub(crate) maintenance: Maintenance,
-    /// Its folder is made when it is not there.
+    /// Its folder is created if it does not exist.
     pub(crate) in_state_folder: bool,
-    /// Empty until it is first needed, and after it has failed.
+    /// Empty before the first use and after a failure.
     writer: Mutex<Option<Store>>,
     writes: AtomicU32,
-    /// The last write found no room on the disk.
+    /// The last write found the disk full.
     disk_is_full: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ impl File {
         Self { path, settings, clock, maintenance, in_state_folder: false, writer, writes, disk_is_full }
     }
 
-    /// The same in the user's state folder, which is made when the file is opened.
+    /// The same file in the user's state folder, which is created when the file is opened.
     pub(crate) fn in_state_folder(self) -> Self {
         Self { in_state_folder: true, ..self }
     }
@@ -49,9 +49,8 @@ impl File {
         std::fs::metadata(&self.path).is_ok_and(|found| found.len() == 0)
     }
 
-    /// Works with the connection here and now, if nothing is in the way: it is open, nobody of this process uses it, and it
-    /// still is the file at the path. None when it is not so. Never blocks: a write that another process is in the way of
-    /// fails as busy.
+    /// Runs `work` on the connection if it is open, unused by this process, and still refers to the files at the path. Otherwise returns
+    /// `None`. Never blocks: a write that finds another process writing fails as busy.
     pub(crate) fn try_run<T>(
         self: &Arc<Self>,
         work: impl FnOnce(&Store, &Reading) -> Result<T, Failure>,
@@ -76,31 +75,31 @@ impl File {
         Some(done)
     }
 
-    /// The connection for the file's thread, which may wait.
+    /// Locks the connection for the worker thread, which may wait for it.
     pub(crate) fn writer(self: &Arc<Self>) -> Writer<'_> {
         Writer { file: self, slot: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// Has room made in the `-wal` before the next write of the file's thread, if there was none for this one.
+    /// Makes the worker thread checkpoint before its next write, if the disk is full.
     pub(crate) fn note_failure(&self, failure: &Failure) {
         if failure.is_full_disk() {
             self.disk_is_full.store(true, Ordering::Release);
         }
     }
 
-    /// Closes the connection if it is of no more use. While nobody calls, it would keep deleted files alive, and others from repairing
-    /// the database: SQLite does that when the last connection is closed.
+    /// Closes a connection that can no longer be used. Without this, an idle client would keep deleted files open. It would also keep
+    /// others from repairing the database, because SQLite repairs it after the last connection is closed.
     pub(crate) fn check_connection(&self) {
         let Ok(mut writer) = self.writer.try_lock() else { return };
         if let Some(store) = &*writer
             && !(store.is_in_place() && store.has_tables().unwrap_or(false))
         {
-            tracing::warn!(path = %self.path.display(), "the file of the locks was deleted, replaced or damaged");
+            tracing::warn!(path = %self.path.display(), "the lock file was deleted, replaced or damaged");
             *writer = None;
         }
     }
 
-    /// Has the file looked after, every so many writes.
+    /// Counts writes, and starts maintenance at every [`WRITES_PER_RUN`](maintenance::WRITES_PER_RUN)th one.
     pub(crate) fn count_writes(self: &Arc<Self>, count: u32) {
         let before = self.writes.fetch_add(count, Ordering::Relaxed);
         if before / maintenance::WRITES_PER_RUN != before.wrapping_add(count) / maintenance::WRITES_PER_RUN {
@@ -115,14 +114,14 @@ impl fmt::Debug for File {
     }
 }
 
-/// The connection, in hand.
+/// Exclusive access to the connection.
 pub(crate) struct Writer<'a> {
     file: &'a Arc<File>,
     slot: MutexGuard<'a, Option<Store>>,
 }
 
 impl Writer<'_> {
-    /// The store; opened when it is not, or not the file at the path any more.
+    /// The store. Opens it if it is closed, or if its files are no longer the ones at the path.
     pub(crate) fn store(&mut self) -> Result<&Store, Failure> {
         if let Some(store) = self.slot.take() {
             if store.is_in_place() {
@@ -132,7 +131,7 @@ impl Writer<'_> {
                 return Ok(self.slot.insert(store));
             }
             let path = self.file.path.display();
-            tracing::warn!(%path, "the file of the locks was deleted or replaced; it is opened anew");
+            tracing::warn!(%path, "the lock file was deleted or replaced; opening it again");
         }
         if self.file.in_state_folder {
             let home = std::env::var_os("HOME").map(PathBuf::from);
@@ -144,23 +143,23 @@ impl Writer<'_> {
         store.prepare()?;
         let begun = if store.has_empty_wal() { store.begin_wal() } else { maintenance::on_open(self.file, &store) };
         match begun {
-            // Somebody else does.
+            // Another process writes, and thereby begins the WAL.
             Ok(()) | Err(Failure::Busy) => {}
-            // What is full may be emptied by a release: the call itself tells.
+            // A release may still fit on a full disk. The call itself reports the error.
             Err(failure) => {
                 let error = failure.without_effect();
-                tracing::debug!(path = %self.file.path.display(), %error, "the write-ahead log cannot be begun");
+                tracing::debug!(path = %self.file.path.display(), %error, "cannot begin the write-ahead log");
             }
         }
         Ok(self.slot.insert(store))
     }
 
-    /// The store, if it is open and still is the file at the path.
+    /// The store, if it is open and still refers to the files at the path.
     pub(crate) fn opened(&self) -> Option<&Store> {
         self.slot.as_ref().filter(|store| store.is_current())
     }
 
-    /// Closes the connection: what is in doubt is rolled back with it.
+    /// Closes the connection. SQLite rolls back a transaction that is still open.
     pub(crate) fn close(mut self) {
         *self.slot = None;
     }

@@ -1,14 +1,16 @@
-//! Where a file may be: what is checked before SQLite opens it.
+//! Checks of the path before SQLite opens the file.
 
 use std::path::Path;
 
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// Checks the folder and the file system of a path, and that one may write there.
+/// Checks the folder and the file system of a path, and the permission to write there.
 ///
 /// # Errors
-/// `Unavailable` when the folder is not there, `InvalidInput` for the path of a folder, `Auth` without the permission to write,
-/// `Unsupported` on a file system that is shared with other machines, where that can be told, and for a file that has a second path.
+/// - `Unavailable`: the folder does not exist.
+/// - `InvalidInput`: the path is a folder.
+/// - `Auth`: the user has no permission to write.
+/// - `Unsupported`: other machines share the file system, as far as this can be detected, or the file has a second path.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = folder_of(path);
     match std::fs::metadata(folder) {
@@ -19,7 +21,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
                 std::io::ErrorKind::PermissionDenied => ErrorKind::Auth,
                 _ => ErrorKind::Unavailable,
             };
-            let text = format!("the folder {} cannot be used: make it, or give another path", folder.display());
+            let text = format!("the folder {} cannot be used: create it, or use another path", folder.display());
             return Err(Error::new(kind, text).with_source(error));
         }
     }
@@ -46,7 +48,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     may_write.map_err(|error| refused(what, "written", error))
 }
 
-/// Checks that one may read a file.
+/// Checks the permission to read a file.
 ///
 /// # Errors
 /// `Auth` without the permission.
@@ -54,7 +56,7 @@ pub(crate) fn check_readable(path: &Path) -> Result<()> {
     allows(path, READ).map_err(|error| refused(path, "read", error))
 }
 
-/// Checks that one may make files in the folder of a file.
+/// Checks the permission to create files in the folder of a file.
 ///
 /// # Errors
 /// `Auth` without the permission.
@@ -68,18 +70,18 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 fn refused(what: &Path, verb: &str, error: std::io::Error) -> Error {
-    let text = format!("{} may not be {verb}: check its permissions, and as whom you run", what.display());
+    let text = format!("{} may not be {verb}: check its permissions and the user that you run as", what.display());
     Error::new(ErrorKind::Auth, text).with_source(error)
 }
 
-/// Makes a file that is not there. Its group may write to it if the group of the folder may write there, whatever the umask of
-/// whoever comes first; SQLite gives `-wal` and `-shm` the permissions of the file. Errors are left to whoever opens it.
+/// Creates the file if it does not exist. The group may write to it if the folder's group may write to the folder, whatever the
+/// umask of the first user is. SQLite gives `-wal` and `-shm` the permissions of the file. Opening the file reports errors.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn create(path: &Path) {
     use rustix::fs::{CWD, FileType, Mode, chmod, mknodat, stat};
     const GROUP_WRITES: u32 = 0o020;
     let readable = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-    // It opens nothing: to close a file that SQLite has open as well would end its locks.
+    // This opens nothing. Closing a file that SQLite has open too would drop SQLite's locks.
     if mknodat(CWD, path, FileType::RegularFile, readable, 0).is_err() {
         return;
     }
@@ -93,19 +95,17 @@ pub(crate) fn create(path: &Path) {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn create(_path: &Path) {}
 
-/// Why a file has a second path: SQLite would keep another `-wal` and `-shm` beside that one, and each path would have locks of its
-/// own.
+/// Describes a second path of the file. SQLite would keep another `-wal` and `-shm` beside it, so each path would have its own locks.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn second_path(path: &Path) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     let links = std::fs::metadata(path).ok()?.nlink();
     if links > 1 {
-        return Some(format!("has {links} hard links: each would have locks of its own. Remove the others"));
+        return Some(format!("has {links} hard links, and each would have its own locks: remove the others"));
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     is_mount_point(&mounts, &path.canonicalize().ok()?).then(|| {
-        "is a mount point: whoever reaches the file by another path would have locks of its own. Mount its folder instead"
-            .to_owned()
+        "is a mount point, and another path to the file would have its own locks: mount its folder instead".to_owned()
     })
 }
 
@@ -114,20 +114,20 @@ fn second_path(_path: &Path) -> Option<String> {
     None
 }
 
-/// Whether a canonical path is a mount point, by the text of `/proc/self/mountinfo`.
+/// Whether a canonical path is a mount point, according to the text of `/proc/self/mountinfo`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn is_mount_point(mounts: &str, path: &Path) -> bool {
     mounts.lines().filter_map(|line| line.split(' ').nth(4)).any(|point| Path::new(&unescape(point)) == path)
 }
 
-/// Asks the system, which opens nothing: to close a file that SQLite has open as well would end its locks. Without this SQLite
-/// opens a file for reading only, and says of a folder no more than that nothing can be opened in it.
+/// Asks the system for a permission, without opening the file: closing a file that SQLite has open too would drop SQLite's locks.
+/// SQLite itself opens a file it may not write as read-only, and reports a folder only as "unable to open".
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn allows(path: &Path, access: rustix::fs::Access) -> std::io::Result<()> {
     use rustix::io::Errno;
     match rustix::fs::access(path, access) {
         Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => Err(error.into()),
-        // Whatever else it is, opening it tells.
+        // Opening the file reports any other error.
         _ => Ok(()),
     }
 }
@@ -146,11 +146,11 @@ const READ: () = ();
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const WRITE: () = ();
 
-/// The name of a folder's file system, when other machines may share it.
+/// The name of the folder's file system if other machines may share it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn shared_file_system(folder: &Path) -> Option<String> {
     let magic = rustix::fs::statfs(folder).ok()?.f_type;
-    // The magic number is 32 bits wide, whatever the field is.
+    // The magic number has 32 bits, whatever the type of the field is.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "only the low 32 bits are the number")]
     let magic = magic as u32;
     shared_by_number(magic).map(str::to_owned).or_else(|| {
@@ -178,7 +178,7 @@ fn shared_file_system(_folder: &Path) -> Option<String> {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const FUSE: u32 = 0x6573_5546;
 
-/// File systems that several machines may have mounted at once, by the numbers of `statfs(2)`.
+/// File systems that several machines can mount at once, by their magic numbers in `statfs(2)`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const SHARED: &[(u32, &str)] = &[
     (0x0000_6969, "NFS"),
@@ -200,7 +200,7 @@ const SHARED: &[(u32, &str)] = &[
     (0xBACB_ACBC, "vmhgfs (a folder of the host)"),
 ];
 
-/// Parts of the names of FUSE file systems that several machines may have mounted at once.
+/// Parts of the names of FUSE file systems that several machines can mount at once.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const SHARED_FUSE: &[&str] = &[
     "virtiofs",
@@ -227,7 +227,7 @@ const SHARED_FUSE: &[&str] = &[
     "smb",
 ];
 
-/// The kind of the mount that a canonical path is in, out of the text of `/proc/self/mountinfo`.
+/// The type of the file system that contains a canonical path, according to the text of `/proc/self/mountinfo`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn kind_of_mount(mounts: &str, path: &Path) -> Option<String> {
     let mut best: Option<(usize, &str)> = None;
@@ -235,7 +235,7 @@ fn kind_of_mount(mounts: &str, path: &Path) -> Option<String> {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let (Some(point), Some(kind)) = (left.split(' ').nth(4), right.split(' ').next()) else { continue };
         let point = unescape(point);
-        // A later mount of the same point lies over an earlier one.
+        // A later mount on the same point hides an earlier one.
         if path.starts_with(&point) && best.is_none_or(|(length, _)| point.len() >= length) {
             best = Some((point.len(), kind));
         }
@@ -243,7 +243,7 @@ fn kind_of_mount(mounts: &str, path: &Path) -> Option<String> {
     best.map(|(_, kind)| kind.to_owned())
 }
 
-/// Spaces, tabs, newlines and backslashes of a mount point are written in octal.
+/// Decodes a mount point, in which spaces, tabs, newlines and backslashes are octal.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn unescape(point: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_file_in_a_folder_that_is_there() {
+    fn a_path_is_a_file_in_an_existing_folder() {
         let folder = tempfile::tempdir().unwrap();
         assert!(check(&folder.path().join("locks.db")).is_ok());
         assert_eq!(kind_of(check(folder.path())), ErrorKind::InvalidInput);
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_other_machines_may_share_is_refused_and_nothing_else() {
+    fn only_shared_file_systems_are_refused() {
         // The numbers of the kernel's `magic.h`: NFS, CIFS, 9P; ext4, xfs, btrfs, tmpfs, overlayfs, zfs.
         for magic in [0x6969, 0xFF53_4D42, 0x0102_1997] {
             assert!(shared_by_number(magic).is_some(), "{magic:x}");

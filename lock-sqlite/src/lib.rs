@@ -24,5 +24,5 @@ pub use fence::fence;
 pub use rusqlite;
 pub use settings::{SCHEMES, Settings, resolve};
 
-/// The tables, for whoever wants to make them by hand or to look at them.
+/// The SQL that creates the tables, for users who want to read it or to run it themselves.
 pub const SCHEMA: &str = include_str!("schema.sql");

@@ -1,7 +1,7 @@
-//! What keeps a file small: checkpoints of its WAL, and the end of records that nobody needs.
+//! Keeps the file small: checkpoints the WAL, and purges rows of locks that are no longer in use.
 //!
-//! A checkpoint waits for the disk, some milliseconds and more. So no call makes one: a thread of its own does, with a
-//! connection of its own, and ends.
+//! A checkpoint waits for the disk, some milliseconds or longer. No call makes one. A separate thread does it on its own connection,
+//! and then ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,31 +14,32 @@ use crate::errors::Failure;
 use crate::file::File;
 use crate::store::Store;
 
-/// The file is looked after at each so many writes of this client: about 2 MB of WAL with pages of 1 KiB.
+/// Maintenance runs once per this many writes of a client: about 2 MB of WAL with pages of 1 KiB.
 pub(crate) const WRITES_PER_RUN: u32 = 1024;
 
-/// A WAL of so many pages is worth stopping the writers of all processes for a moment: they never left it a chance to begin anew.
+/// Above this many pages in the WAL, maintenance stops the writers of all processes for a moment, because they never left a gap in
+/// which the WAL could restart.
 const RESTART_PAGES: i64 = 16_384;
 
-/// So many rows are looked at each time. With [`WRITES_PER_RUN`], two for each write: so the walk comes round before the table has
-/// doubled, however many new names there are.
+/// Each run scans up to `BATCHES` batches of `BATCH` rows. That is two rows per write (see [`WRITES_PER_RUN`]), so a scan completes
+/// before the table can double, however many new names appear.
 const BATCHES: usize = 4;
 const BATCH: usize = 512;
 
-/// Between two walks.
+/// The state between two runs.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     is_running: AtomicBool,
-    /// The name up to which the table was walked.
+    /// The last name that was scanned.
     scanned_to: Mutex<Vec<u8>>,
 }
 
-/// Rows of free locks, and whether they have expired. A lease of another boot is only adopted: it may be free at the next walk.
+/// Reads rows, and whether they have expired. [`ADOPT`] moves a lease of another boot to this one, so that a later scan can purge it.
 const SCAN: &str = "\
 SELECT name, fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) FROM leasehold_locks \
 WHERE name > ?1 AND format = '1x' ORDER BY name LIMIT 512";
 
-/// The next grant's token, which is at least the wall clock's microseconds, is higher than this one all the same.
+/// A purge keeps the order of tokens: the next token is at least the wall clock in µs, which is higher than the purged one.
 const PURGE: &str = "\
 DELETE FROM leasehold_locks \
 WHERE name = ?1 AND fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) AND format = '1x'";
@@ -47,11 +48,11 @@ const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?2 + ttl, boot = ?3, wanted = 0 \
 WHERE name > ?1 AND name <= ?4 AND boot <> ?3 AND owner <> x'' AND format = '1x'";
 
-/// Begins a WAL of so many pages anew when the file is opened. Processes that exit before they have written [`WRITES_PER_RUN`] times, and without
-/// closing the file, would let it grow.
+/// Opening a file checkpoints it if its WAL holds this many pages that are not in the file yet. Otherwise the WAL would grow while
+/// every process exits before [`WRITES_PER_RUN`] writes and without closing the file.
 const OPEN_PAGES: i64 = 2048;
 
-/// Looks after a file that was just opened, if it needs that. The caller waits for the disk here at one of hundreds of openings.
+/// Maintains a file that was just opened, if its WAL is long. The caller then waits for the disk; one opening in hundreds does.
 pub(crate) fn on_open(file: &Arc<File>, store: &Store) -> Result<(), Failure> {
     let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(NOOP)")?;
     if length - done < OPEN_PAGES {
@@ -61,7 +62,7 @@ pub(crate) fn on_open(file: &Arc<File>, store: &Store) -> Result<(), Failure> {
     checkpoint(store)
 }
 
-/// Looks after the file in the background, unless that is under way.
+/// Starts a run in the background, unless one is in progress.
 pub(crate) fn start(file: &Arc<File>) {
     if file.maintenance.is_running.swap(true, Ordering::AcqRel) {
         return;
@@ -71,12 +72,12 @@ pub(crate) fn start(file: &Arc<File>) {
         let _running = Running(&mine);
         if let Err(failure) = run(&mine) {
             let error = failure.without_effect();
-            tracing::debug!(path = %mine.path.display(), %error, "the file of the locks could not be looked after");
+            tracing::debug!(path = %mine.path.display(), %error, "maintenance of the lock file failed");
         }
     });
     if let Err(error) = started {
         file.maintenance.is_running.store(false, Ordering::Release);
-        tracing::debug!(%error, "the thread that looks after the file of the locks cannot be started");
+        tracing::debug!(%error, "cannot start the maintenance thread");
     }
 }
 
@@ -90,7 +91,7 @@ impl Drop for Running<'_> {
 
 fn run(file: &File) -> Result<(), Failure> {
     let store = Store::open(&file.path)?;
-    // It would take the WAL away from under a client that comes at this moment.
+    // Otherwise closing could delete the WAL under a client that opens the file at this moment.
     store.keep_wal_on_close();
     if !store.has_tables()? {
         return Ok(());
@@ -102,11 +103,11 @@ fn run(file: &File) -> Result<(), Failure> {
             break;
         }
     }
-    // A checkpoint would write what is in a file that nobody else uses over what they wrote.
+    // After a replacement, a checkpoint would write old pages over what others wrote to the new file.
     if store.is_in_place() { checkpoint(&store) } else { Ok(()) }
 }
 
-/// Looks at some rows. Gives the name to go on from; empty at the end of the table.
+/// Scans one batch. Returns the name to continue from, or an empty name at the end of the table.
 fn scan(store: &Store, from: &[u8], file: &File) -> Result<Vec<u8>, Failure> {
     let now = file.now();
     let oldest = now.wall.saturating_sub(micros(file.settings.retention));
@@ -163,7 +164,7 @@ fn checkpoint(store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Pages in the WAL, and how many of them are in the file by now.
+/// Pages in the WAL, and how many of them are already in the file.
 fn checkpointed(store: &Store, pragma: &str) -> Result<(i64, i64), Failure> {
     Ok(store.connection().query_row(pragma, [], |row| Ok((row.get(1)?, row.get(2)?)))?)
 }
@@ -176,7 +177,7 @@ mod tests {
     use crate::boot_clock::BootClock;
     use crate::settings::Settings;
 
-    /// A file with rows of names `0`, `1`, … whose fences are this old.
+    /// A file with rows named `0`, `1`, … whose tokens have these ages.
     fn file(folder: &tempfile::TempDir, ages: &[Duration]) -> Arc<File> {
         let clock = BootClock::of_this_machine().unwrap();
         let file = Arc::new(File::new(folder.path().join("locks.db"), Settings::default(), clock));
@@ -204,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_needs_is_forgotten() {
+    fn only_expired_rows_are_purged() {
         let folder = tempfile::tempdir().unwrap();
         let hour = Duration::from_secs(3600);
         let file = file(&folder, &[hour, hour, hour, hour, Duration::ZERO]);
         let until = file.now().boottime + 60_000_000;
-        // Held; of another format; held in a boot that is over.
+        // The first is held, the second has another format, the third was held in an earlier boot.
         execute(
             &file,
             &format!("UPDATE leasehold_locks SET owner = x'01', until = {until} WHERE name = x'3030303031'"),
@@ -218,14 +219,14 @@ mod tests {
         execute(&file, "UPDATE leasehold_locks SET owner = x'01', boot = boot + 1 WHERE name = x'3030303033'");
         run(&file).unwrap();
         assert_eq!(names(&file), [b"00001", b"00002", b"00003", b"00004"]);
-        // The ttl of a lease of another boot is 1 ms here: at the next walk it is free.
+        // The lease of the earlier boot was adopted with its ttl of 1 ms, so the next scan finds it free.
         std::thread::sleep(Duration::from_millis(2));
         run(&file).unwrap();
         assert_eq!(names(&file), [b"00001", b"00002", b"00004"]);
     }
 
     #[test]
-    fn a_long_table_is_walked_in_steps_and_the_walk_begins_again() {
+    fn a_long_table_is_scanned_in_batches_and_the_scan_starts_over() {
         let folder = tempfile::tempdir().unwrap();
         let mut ages = vec![Duration::ZERO; BATCH * BATCHES + 10];
         let last = ages.len() - 1;
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wal_does_not_grow_for_ever() {
+    fn the_wal_stays_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder, &[Duration::ZERO]);
         let wal = || std::fs::metadata(folder.path().join("locks.db-wal")).unwrap().len();
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_exit_do_not_let_the_wal_grow() {
+    fn the_wal_does_not_grow_when_processes_exit_early() {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder, &[Duration::ZERO]);
         for _ in 0..100 {

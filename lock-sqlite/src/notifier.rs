@@ -1,8 +1,8 @@
-//! How processes that wait are told that a lock was released.
+//! Notifies waiting processes of releases.
 //!
-//! Beside the file of the locks lies one that nobody reads: `…-bell`. Whoever ends a lease that somebody waits for writes a byte to
-//! it *after* the end is visible, and the system tells every process that watches it (inotify). The WAL itself is a bad notifier:
-//! it is written before the commit shows, and for every renewal of every lock.
+//! The notification file `…-bell` lies beside the lock file. Nobody reads its contents. A client that ends a lease with waiters
+//! writes one byte to it *after* the commit is visible, and inotify wakes every process that watches it. The WAL cannot serve
+//! for this: SQLite writes it before the commit is visible, and for every renewal of every lock.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use crate::open_files::beside;
 
-/// How often somebody looks by himself who cannot hear.
+/// How often a listener wakes up to check when inotify is not available.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
-/// The notifier of a file.
+/// Notifies the listeners of all processes through the notification file of one lock file.
 #[derive(Debug)]
 pub(crate) struct ReleaseNotifier {
     locks: PathBuf,
@@ -26,27 +26,27 @@ impl ReleaseNotifier {
         Self { locks: locks.to_owned() }
     }
 
-    /// It lies beside the file itself, and not beside a symbolic link to it.
+    /// The notification file lies beside the target of a symbolic link, not beside the link.
     fn path(&self) -> PathBuf {
         beside(&self.locks.canonicalize().unwrap_or_else(|_| self.locks.clone()), "-bell")
     }
 
-    /// Tells everybody who listens. A notifier that cannot be rung costs them time: they look by themselves within a second.
+    /// Wakes every listener. If the write fails, waiters lose time only: they check again within a second.
     pub(crate) fn notify(&self) {
         let path = self.path();
         match OpenOptions::new().write(true).open(&path) {
             Ok(mut file) => {
                 let _ = file.write_all(b".");
             }
-            // Whoever listens makes it first.
+            // A listener creates the file before it listens, so without the file nobody listens.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "those who wait for a lock cannot be told");
+                tracing::debug!(path = %path.display(), %error, "cannot notify waiters of a release");
             }
         }
     }
 
-    /// Makes it, for those who may write to the file of the locks.
+    /// Creates the notification file with the owner and the permissions of the lock file.
     fn create_file(&self) -> std::io::Result<PathBuf> {
         let path = self.path();
         let mut options = OpenOptions::new();
@@ -58,11 +58,11 @@ impl ReleaseNotifier {
             let mode = locks.mode() & 0o777;
             let made = options.mode(mode).open(&path)?;
             let found = made.metadata()?;
-            // It is somebody else's file if nothing of it may be changed. Root makes it for the owner of the locks.
+            // Only the owner may change the file, so a failure leaves it as it is. Root gives it to the owner of the lock file.
             if (found.uid(), found.gid()) != (locks.uid(), locks.gid()) {
                 let _ = fchown(&made, Some(locks.uid()), Some(locks.gid()));
             }
-            // The user's mask may have taken something away.
+            // The umask may have removed permission bits.
             if found.mode() & 0o777 != mode {
                 let _ = made.set_permissions(PermissionsExt::from_mode(mode));
             }
@@ -73,7 +73,7 @@ impl ReleaseNotifier {
     }
 }
 
-/// Wakes a listener of the same process.
+/// Wakes a listener in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Waker {
     is_woken: Mutex<bool>,
@@ -88,7 +88,7 @@ impl Waker {
         self.event.wake();
     }
 
-    /// Waits for an waker or the end of the time.
+    /// Waits until [`wake`](Self::wake) is called or the timeout expires.
     fn wait(&self, timeout: Duration) {
         let is_woken = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.condition.wait_timeout_while(is_woken, timeout, |is_woken| !*is_woken);
@@ -96,7 +96,7 @@ impl Waker {
     }
 }
 
-/// Somebody who waits for the notifier.
+/// Waits for notifications.
 pub(crate) struct Listener<'a> {
     notifier: &'a ReleaseNotifier,
     waker: &'a Waker,
@@ -104,7 +104,7 @@ pub(crate) struct Listener<'a> {
 }
 
 impl<'a> Listener<'a> {
-    /// Hears every ring from now on, if the system can do that.
+    /// Receives every notification from now on, if inotify is available.
     pub(crate) fn new(notifier: &'a ReleaseNotifier, waker: &'a Waker) -> Self {
         let mut listener = Self { notifier, waker, watcher: None };
         listener.listen();
@@ -120,26 +120,26 @@ impl<'a> Listener<'a> {
             Ok(watcher) => Some(watcher),
             Err(error) => {
                 let path = self.notifier.locks.display();
-                tracing::debug!(%path, %error, "no watcher for releases: looking every {} ms", POLL_INTERVAL.as_millis());
+                tracing::debug!(%path, %error, "cannot watch for releases: polling every {} ms", POLL_INTERVAL.as_millis());
                 None
             }
         };
     }
 
-    /// Waits for a ring, an waker or the end of the time; less where nothing can be heard.
+    /// Waits for a notification, a call of the waker, or the timeout. Without inotify it waits [`POLL_INTERVAL`] at most.
     pub(crate) fn wait(&mut self, timeout: Duration) {
         match &mut self.watcher {
             None => self.waker.wait(timeout.min(POLL_INTERVAL)),
             Some(watcher) => match watcher.wait(&self.waker.event, timeout) {
                 Ok(file_watcher::Outcome::Woken) => {}
-                // Somebody has deleted it: whoever rings would ring another one.
+                // Somebody deleted the file. Notifiers would write to a new one, so the listener has to watch that.
                 Ok(file_watcher::Outcome::FileGone) | Err(_) => self.listen(),
             },
         }
     }
 }
 
-/// Whether this system can tell of a ring.
+/// Whether this system supports notifications.
 pub(crate) fn is_supported() -> bool {
     file_watcher::is_supported()
 }
@@ -155,7 +155,7 @@ mod file_watcher {
     use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
     use rustix::io::Errno;
 
-    /// Wakes who sleeps on his watcher.
+    /// Interrupts [`FileWatcher::wait`].
     #[derive(Debug)]
     pub(super) struct WakeEvent(Option<OwnedFd>);
 
@@ -168,7 +168,7 @@ mod file_watcher {
     impl WakeEvent {
         pub(super) fn wake(&self) {
             if let Some(fd) = &self.0 {
-                // It fails when it is is_woken already, very often.
+                // The write fails when the counter is near its maximum. The event is set then in any case.
                 let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
             }
         }
@@ -177,9 +177,9 @@ mod file_watcher {
     pub(super) struct FileWatcher(OwnedFd);
 
     pub(super) enum Outcome {
-        /// A ring, an waker, or nothing until the time was over.
+        /// A notification, a call of the waker, or the timeout.
         Woken,
-        /// That there is no notifier there any more.
+        /// The notification file was deleted or moved.
         FileGone,
     }
 
@@ -271,32 +271,32 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_ring_an_alarm_and_a_lost_bell_are_noticed() {
+    fn a_listener_receives_notifications_wake_ups_and_the_loss_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let (notifier, waker) = (notifier(&folder), Waker::default());
-        // Nobody listens: nothing is made for it.
+        // Nobody listens, so no file is created.
         notifier.notify();
         assert!(!notifier.path().exists());
         let mut listener = Listener::new(&notifier, &waker);
         assert!(listener.watcher.is_some());
         let begin = Instant::now();
-        // Rung before the wait, and not heard twice.
+        // A notification from before the wait counts, and counts once.
         notifier.notify();
         listener.wait(LONG);
         waker.wake();
         listener.wait(LONG);
         std::fs::remove_file(notifier.path()).unwrap();
         listener.wait(LONG);
-        assert!(notifier.path().exists(), "it is made again");
+        assert!(notifier.path().exists(), "the listener creates it again");
         notifier.notify();
         listener.wait(LONG);
-        assert!(begin.elapsed() < LONG, "something was not noticed");
+        assert!(begin.elapsed() < LONG, "a notification was missed");
         listener.wait(Duration::from_millis(30));
-        assert!(begin.elapsed() >= Duration::from_millis(30), "something was noticed twice");
+        assert!(begin.elapsed() >= Duration::from_millis(30), "a notification was received twice");
     }
 
     #[test]
-    fn whoever_cannot_hear_looks_by_himself() {
+    fn a_listener_polls_without_inotify() {
         let folder = tempfile::tempdir().unwrap();
         let (notifier, waker) = (notifier(&folder), Waker::default());
         let mut listener = Listener { notifier: &notifier, waker: &waker, watcher: None };
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn it_is_for_those_who_may_write_to_the_locks() {
+    fn the_notification_file_has_the_permissions_of_the_lock_file() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let notifier = notifier(&folder);

@@ -1,7 +1,8 @@
-//! Which files a connection works on, and whether they still are the ones at its path.
+//! Checks whether the files that a connection has open are still the ones at its path.
 //!
-//! SQLite finds `-wal` and `-shm` by name when it opens a database, and keeps them open. When somebody deletes or replaces one of the
-//! three, the next process opens another one, and the two no longer see each other's writes: both can hold a lock.
+//! SQLite opens `-wal` and `-shm` by name together with the database, and keeps them open. If somebody deletes or replaces one of
+//! the three, the next process opens a different one. The two processes then do not see each other's writes, and both can hold a
+//! lock.
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -11,17 +12,17 @@ pub(crate) use linux::OpenFiles;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) use other::OpenFiles;
 
-/// What a check of the files found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FilesState {
     Current,
-    /// The `-wal` is shorter than before: a program truncated it, by a checkpoint or by mistake.
+    /// The `-wal` is shorter than before. A program truncated it, in a checkpoint or by mistake.
     WalShrunk,
     /// One of the files was deleted, replaced or truncated.
     Replaced,
 }
 
-/// The path of a file that SQLite keeps beside a database.
+/// The path of a file beside the database.
 pub(crate) fn beside(database: &Path, suffix: &str) -> PathBuf {
     let mut path = database.as_os_str().to_owned();
     path.push(suffix);
@@ -35,12 +36,12 @@ mod linux {
     use std::io::{Error, ErrorKind};
     use std::os::unix::fs::OpenOptionsExt;
 
-    // Each call checks three files: these cost a quarter less than `std::fs::metadata`.
+    // Every call checks three files. These functions cost a quarter less than `std::fs::metadata`.
     use rustix::fs::{Stat, fstat, stat};
 
     use super::{FilesState, Path, PathBuf, Result, beside};
 
-    /// Device and inode.
+    /// Device and inode numbers.
     type Identity = (u64, u64);
 
     fn identity(found: &Stat) -> Identity {
@@ -51,7 +52,7 @@ mod linux {
         found.st_size.unsigned_abs()
     }
 
-    /// The database, its `-wal` and its `-shm`, as they were when the connection opened them.
+    /// The database, its `-wal` and its `-shm`, as the connection opened them.
     #[derive(Debug)]
     pub(crate) struct OpenFiles {
         path: PathBuf,
@@ -60,8 +61,8 @@ mod linux {
         shm: Companion,
     }
 
-    /// A file beside the database. `file` has no access to its contents (`O_PATH`): to close a file that SQLite has open as well
-    /// would otherwise end SQLite's locks.
+    /// A file beside the database. `file` is opened with `O_PATH`, without access to the contents. Otherwise closing it would drop the
+    /// POSIX locks that SQLite holds on the same file.
     #[derive(Debug)]
     struct Companion {
         path: PathBuf,
@@ -78,7 +79,7 @@ mod linux {
             Ok(Self { path, identity: identity(&found), file, length: Cell::new(length(&found)) })
         }
 
-        /// The length of the file that was opened, unless its name is gone. A third of the price of a check by path.
+        /// The length of the opened file, or `None` if it was unlinked. Costs a third of a check by path.
         fn length(&self) -> Option<u64> {
             fstat(&self.file).ok().filter(|found| found.st_nlink > 0).map(|found| length(&found))
         }
@@ -89,11 +90,11 @@ mod linux {
     }
 
     impl OpenFiles {
-        /// The files of a connection that was just opened: `path` is what leads to the database now, `resolved` how SQLite names it.
+        /// Finds the files of a connection that was just opened. `path` leads to the database, and `resolved` is SQLite's name for it.
         ///
         /// # Errors
-        /// When one of the files at these paths is not open in this process: it was replaced meanwhile, or another connection of
-        /// this process makes SQLite use a `-shm` that was deleted.
+        /// This process does not have one of the files at these paths open. Somebody replaced the file, or another connection of this
+        /// process makes SQLite use a deleted `-shm`.
         pub(crate) fn of(path: &Path, resolved: &Path) -> Result<Self> {
             let open = open_in_this_process()?;
             let files = Self {
@@ -106,11 +107,11 @@ mod linux {
             if ours.iter().all(|file| open.contains(file)) { Ok(files) } else { Err(ErrorKind::NotFound.into()) }
         }
 
-        /// Cheap enough for each call. Whoever moves `-wal` or `-shm` away under its users is found by
-        /// [`are_at_their_paths`](Self::are_at_their_paths) only.
+        /// Cheap enough for every call. Only [`are_at_their_paths`](Self::are_at_their_paths) finds a `-wal` or `-shm` that was moved away
+        /// while in use.
         pub(crate) fn state(&self) -> FilesState {
             let Ok(found) = stat(&self.path) else { return FilesState::Replaced };
-            // The database has a header before it has a `-wal`, and the `-shm` of a connection never shrinks.
+            // A database gets its header before its `-wal`, and the `-shm` of a connection never shrinks.
             if identity(&found) != self.database || length(&found) == 0 {
                 return FilesState::Replaced;
             }
@@ -125,12 +126,12 @@ mod linux {
             FilesState::Current
         }
 
-        /// The length of the `-wal` now.
+        /// The current length of the `-wal`.
         pub(crate) fn wal_length(&self) -> u64 {
             self.wal.length().unwrap_or(0)
         }
 
-        /// From now on a `-wal` of this length is no shrunk one.
+        /// Accepts a `-wal` of this length as complete.
         pub(crate) fn accept_wal(&self, length: u64) {
             self.wal.length.set(length);
         }
@@ -140,11 +141,11 @@ mod linux {
         }
     }
 
-    /// Every file that this process has open.
+    /// All files that this process has open.
     fn open_in_this_process() -> Result<Vec<Identity>> {
         let entries = std::fs::read_dir("/proc/self/fd")
             .map_err(|error| Error::new(error.kind(), format!("/proc is not mounted: {error}")))?;
-        // Another thread may close one at any time.
+        // Another thread may close a descriptor at any time.
         let found = entries.filter_map(|entry| stat(entry.ok()?.path()).ok());
         Ok(found.map(|found| identity(&found)).collect())
     }
@@ -154,7 +155,7 @@ mod linux {
 mod other {
     use super::{FilesState, Path, Result};
 
-    /// Nothing is opened where there is no clock since boot.
+    /// Without a clock since boot, nothing is opened.
     #[derive(Debug)]
     pub(crate) struct OpenFiles;
 

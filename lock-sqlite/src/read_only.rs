@@ -1,8 +1,8 @@
-//! Reading a file without the permission to write it.
+//! Reads the file as a user who may not write to it.
 //!
-//! SQLite reads a file in WAL mode by its `-wal` and `-shm`, and makes them when they are missing. A user who may only read must not make
-//! them: they would belong to that user, and the users who may write could not open them. Where they are, SQLite reads by them. Where
-//! neither is, no connection is open and the file is complete: SQLite reads it as immutable, and the result counts if no file changed
+//! SQLite reads a file in WAL mode through its `-wal` and `-shm`, and creates them if they are missing. A read-only user must not
+//! create them, because users with write permission could then not open them. If both exist, SQLite reads through them. If neither
+//! exists, no connection is open and the file is complete: SQLite reads it as immutable, and the result counts if no file changed
 //! meanwhile.
 
 use std::path::Path;
@@ -16,44 +16,45 @@ use crate::errors::{Failure, busy, half_closed};
 use crate::file_system;
 use crate::open_files::beside;
 
-/// The pause between two attempts while a writer opens, closes or repairs the file.
+/// The pause between attempts while a writer opens, closes or repairs the file.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Runs `work` on a read-only connection. An attempt that a writer disturbed is repeated until `until`.
+/// Runs `work` on a read-only connection. Retries until `until` if a writer interfered.
 ///
 /// # Errors
-/// `Auth` without the permission to read; `Unavailable` when every attempt was disturbed, or one of `-wal` and `-shm` is missing.
+/// `Auth` without the permission to read. `Unavailable` if a writer interfered with every attempt, or one of `-wal` and `-shm` is
+/// missing.
 pub(crate) fn read<T>(path: &Path, until: Instant, work: impl Fn(&Connection) -> Result<T, Failure>) -> Result<T> {
     file_system::check_readable(path)?;
-    // SQLite follows symbolic links, and keeps the other two beside the file itself.
+    // SQLite follows symbolic links, and keeps `-wal` and `-shm` beside the target.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     loop {
-        let disturbed = match attempt(&path, &work) {
+        let interference = match attempt(&path, &work) {
             Ok(done) => return done.map_err(Failure::without_effect),
-            Err(disturbed) => disturbed,
+            Err(interference) => interference,
         };
         if Instant::now() >= until {
-            return Err(disturbed);
+            return Err(interference);
         }
         std::thread::sleep(PAUSE);
     }
 }
 
 /// # Errors
-/// What disturbed the attempt.
+/// How a writer interfered.
 fn attempt<T>(path: &Path, work: impl Fn(&Connection) -> Result<T, Failure>) -> Result<Result<T, Failure>> {
     let before = Files::of(path);
     let mode = match (before.has_wal, before.has_shm) {
         (true, true) => "readonly_shm=1",
         (false, false) => "immutable=1",
-        // A writer opens or closes it now, or was killed at that; or somebody deleted one of them.
+        // A writer is opening or closing the file, or was killed meanwhile; or somebody deleted one of the two.
         _ => return Err(half_closed()),
     };
     let done = open(path, mode).and_then(|connection| work(&connection));
     match done {
-        // Of a `-shm` that a writer begins or repairs, SQLite says that it would have to write it.
+        // SQLite reports a `-shm` that a writer is initialising or repairing as one that needs to be written.
         Err(failure) if failure.is_transient() || failure.needs_writer() => Err(busy()),
-        // SQLite did not look for a writer.
+        // An immutable read does not check for writers.
         _ if !before.has_wal && Files::of(path) != before => Err(busy()),
         done => Ok(done),
     }
@@ -69,7 +70,7 @@ fn open(path: &Path, mode: &str) -> Result<Connection, Failure> {
     Ok(connection)
 }
 
-/// What shows that somebody writes or has written.
+/// State that differs after a write.
 #[derive(PartialEq)]
 struct Files {
     length: Option<u64>,
@@ -119,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_wal_is_read_and_no_file_is_made() {
+    fn the_wal_is_read_and_no_file_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         assert_eq!((read(&path, now(), count).unwrap(), files(&folder)), (1, 1));
         let writer = Store::open(&path).unwrap();
         writer.connection().execute_batch("INSERT INTO t VALUES (2)").unwrap();
         assert_eq!((read(&path, now(), count).unwrap(), files(&folder)), (2, 3));
-        // As a writer that is killed leaves it.
+        // As a killed writer leaves it.
         let copy = tempfile::tempdir().unwrap();
         for suffix in ["", "-wal", "-shm"] {
             std::fs::copy(beside(&path, suffix), copy.path().join(format!("locks.db{suffix}"))).unwrap();
@@ -149,33 +150,33 @@ mod tests {
         }
     }
 
-    /// A reader of an immutable file does not see that a writer begins, nor that one came and went.
+    /// A reader of an immutable file does not notice that a writer opens the file, or has opened and closed it.
     #[test]
-    fn what_was_read_while_a_writer_came_is_read_again() {
+    fn a_read_that_a_writer_interrupted_is_repeated() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         // File times advance in steps of some milliseconds.
         std::thread::sleep(Duration::from_millis(50));
         let writers = std::cell::RefCell::new(Vec::new());
         let attempts = std::cell::Cell::new(0);
-        let stays = |connection: &Connection| {
+        let interrupted = |connection: &Connection| {
             let seen = count(connection);
             attempts.set(attempts.get() + 1);
             if attempts.get() <= 2 {
                 let writer = Store::open(&path).unwrap();
                 writer.connection().execute_batch("INSERT INTO t VALUES (2)").unwrap();
-                // The first one closes the file again.
+                // The first writer closes the file again.
                 writers.borrow_mut().extend((attempts.get() == 2).then_some(writer));
             }
             seen
         };
         let until = now() + Duration::from_secs(20);
-        assert_eq!(read(&path, until, stays).unwrap(), 3);
+        assert_eq!(read(&path, until, interrupted).unwrap(), 3);
         assert_eq!(attempts.get(), 3);
     }
 
     #[test]
-    fn a_wal_without_its_shm_is_not_read_and_not_left_out() {
+    fn a_wal_without_its_shm_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         for suffix in ["-wal", "-shm"] {

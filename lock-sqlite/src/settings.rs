@@ -1,4 +1,4 @@
-//! Settings, and the URL that they are read from.
+//! Settings, and the URL that contains them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use leasehold_core::{Error, Result};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-/// The schemes that this crate reads, for error texts.
+/// The URL schemes of this crate, for error messages.
 pub const SCHEMES: &[&str] = &["sqlite://"];
 
 /// Settings of a [`SqliteBackend`](crate::SqliteBackend).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The longest that one call takes, opening the file again included. Default 1 s: other processes write for some 20 µs each,
-    /// and a disk that is slow for a moment is not yet an error. Only connecting, which may have to make the file, leaves a slow
-    /// disk 10 s. 10 ms to 60 s.
+    /// The upper bound of one call, including reopening the file. Default 1 s: a write of another process takes about 20 µs, and a
+    /// short delay of the disk is not yet an error. Only connecting, which may create the file, allows a slow disk 10 s. 10 ms to
+    /// 60 s.
     pub timeout: Duration,
-    /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes: a backward step of the
-    /// machine's wall clock up to this is survived by the order of the tokens. A record costs about 200 bytes. 1 s to 365 days.
+    /// How long the row of a free lock is kept, with its last fencing token. Default 10 minutes. Tokens keep their order if the wall
+    /// clock is set back by up to this much. A row takes about 200 bytes. 1 s to 365 days.
     pub retention: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Checks every bound.
+    /// Checks the bounds of all settings.
     pub(crate) fn check(self) -> Result<Self> {
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Ok(self)
@@ -45,16 +45,16 @@ impl From<CommonSettings> for Settings {
     }
 }
 
-/// Where a URL says that the file is.
+/// The location of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
-    /// At this path, in a folder that has to exist.
+    /// At this path. Its folder must exist.
     Path(PathBuf),
-    /// In the user's state folder, which is made when it is not there.
+    /// In the user's state folder, which is created if it does not exist.
     StateFolder,
 }
 
-/// Reads a URL.
+/// Parses a URL.
 pub(crate) fn parse_url(text: &str) -> Result<(Location, Settings)> {
     let mut url = StoreUrl::parse(text, "SQLite file", SCHEMES)?;
     let settings = Settings::from(CommonSettings::take(&mut url)?).check()?;
@@ -63,7 +63,8 @@ pub(crate) fn parse_url(text: &str) -> Result<(Location, Settings)> {
 
 fn location(text: &str, url: &Url) -> Result<Location> {
     if !text["sqlite:".len()..].starts_with("//") || url.host_str().is_some_and(|host| !host.is_empty()) {
-        let text = "the URL of a SQLite file has an absolute path and so three slashes: `sqlite:///path/locks.db`";
+        let text =
+            "the URL of a SQLite file needs an absolute path and therefore three slashes: `sqlite:///path/locks.db`";
         return Err(Error::invalid(text));
     }
     if url.path().is_empty() {
@@ -76,7 +77,7 @@ fn location(text: &str, url: &Url) -> Result<Location> {
     Ok(Location::Path(path))
 }
 
-/// The path of the file that a URL means for this user. Creates nothing.
+/// The path of the file for this user. Creates nothing.
 pub(crate) fn resolve_path(location: Location) -> Result<PathBuf> {
     match location {
         Location::Path(path) => Ok(path),
@@ -84,11 +85,11 @@ pub(crate) fn resolve_path(location: Location) -> Result<PathBuf> {
     }
 }
 
-/// The same URL with the path of the file in it: what `sqlite://` means depends on the user and on the environment, and the result
-/// does not. Creates nothing.
+/// Returns the same URL with the path of the file in it. What `sqlite://` refers to depends on the user and the environment; the
+/// result does not. Creates nothing.
 ///
 /// # Errors
-/// `InvalidInput` for a bad URL, and for `sqlite://` without a home.
+/// `InvalidInput` for a bad URL, and for `sqlite://` if there is no home.
 pub fn resolve(url: &str) -> Result<String> {
     match parse_url(url)?.0 {
         Location::Path(_) => Ok(url.to_owned()),
@@ -105,7 +106,7 @@ pub fn resolve(url: &str) -> Result<String> {
 #[cfg(unix)]
 fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
     if bytes.contains(&0) {
-        return Err(Error::invalid("the path of a SQLite file has no NUL"));
+        return Err(Error::invalid("the path of a SQLite file cannot contain NUL"));
     }
     Ok(<OsString as std::os::unix::ffi::OsStringExt>::from_vec(bytes).into())
 }
@@ -116,28 +117,26 @@ fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
     Ok(OsString::from(text).into())
 }
 
-/// The file in the user's state folder: `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
+/// The file in the user's state folder: `$XDG_STATE_HOME/leasehold/locks.db`, or `~/.local/state/leasehold/locks.db`.
 pub(crate) fn state_file(xdg_state_home: Option<OsString>, home: Option<OsString>) -> Result<PathBuf> {
     let absolute = |text: OsString| Some(PathBuf::from(text)).filter(|path| path.is_absolute());
     let state = xdg_state_home.and_then(absolute);
     let state = state.or_else(|| home.and_then(absolute).map(|home| home.join(".local").join("state")));
     let state = state.ok_or_else(|| {
-        Error::invalid(
-            "`sqlite://` needs a home: set HOME or XDG_STATE_HOME, or give a path: `sqlite:///path/locks.db`",
-        )
+        Error::invalid("`sqlite://` needs a home: set HOME or XDG_STATE_HOME, or use a path: `sqlite:///path/locks.db`")
     })?;
     Ok(state.join("leasehold").join("locks.db"))
 }
 
-/// Makes the folder of the file in the user's state folder, for nobody but the user. A home that does not exist is not made: its
-/// user (`nobody`, a service) would find the file nowhere.
+/// Creates the folder in the user's state folder, accessible to that user only. A missing home is not created: its user (`nobody`, a
+/// service) would not find the file there.
 pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> {
     let Some(folder) = file.parent() else { return Ok(()) };
     let missing =
-        |home: &&Path| home.is_absolute() && folder.starts_with(home) && home.try_exists().is_ok_and(|there| !there);
+        |home: &&Path| home.is_absolute() && folder.starts_with(home) && home.try_exists().is_ok_and(|exists| !exists);
     if let Some(home) = home.filter(missing) {
         let text = format!(
-            "the home {} does not exist, so that `sqlite://` has no place: set XDG_STATE_HOME, or give a path: \
+            "the home {} does not exist, so `sqlite://` has no folder: set XDG_STATE_HOME, or use a path: \
              `sqlite:///path/locks.db`",
             home.display()
         );
@@ -152,7 +151,7 @@ pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> 
             std::io::ErrorKind::PermissionDenied => leasehold_core::ErrorKind::Auth,
             _ => leasehold_core::ErrorKind::Unavailable,
         };
-        Error::new(kind, format!("the folder {} cannot be made", folder.display())).with_source(error)
+        Error::new(kind, format!("the folder {} cannot be created", folder.display())).with_source(error)
     })
 }
 
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_urls_are_refused_with_what_would_be_right() {
+    fn bad_urls_are_refused_with_a_hint() {
         for (url, hint) in [
             ("http://localhost", "sqlite://"),
             ("sqlite:locks.db", "sqlite:///path"),
@@ -202,14 +201,14 @@ mod tests {
         let file = |xdg: Option<&str>, home: Option<&str>| state_file(xdg.map(Into::into), home.map(Into::into));
         assert_eq!(file(Some("/s"), Some("/h")).unwrap(), Path::new("/s/leasehold/locks.db"));
         assert_eq!(file(None, Some("/h")).unwrap(), Path::new("/h/.local/state/leasehold/locks.db"));
-        // The specification says to ignore what is not absolute.
+        // The XDG specification says to ignore relative paths.
         assert_eq!(file(Some("s"), Some("/h")).unwrap(), Path::new("/h/.local/state/leasehold/locks.db"));
         assert_eq!(file(Some(""), None).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
     #[cfg(unix)]
-    fn the_state_folder_is_made_for_nobody_else() {
+    fn only_the_user_can_access_a_new_state_folder() {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
         let file = state_file(None, Some(home.path().into())).unwrap();
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_that_does_not_exist_is_not_made() {
+    fn a_missing_home_is_not_created() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().join("nobody");
         let file = state_file(None, Some(home.clone().into())).unwrap();
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolved_url_means_the_same_file_for_everybody() {
+    fn a_resolved_url_refers_to_the_same_file_for_every_user() {
         for url in ["sqlite:///var/lib/my%20app/l.db?timeout=2s", "sqlite:///l.db"] {
             assert_eq!(resolve(url).unwrap(), url);
         }

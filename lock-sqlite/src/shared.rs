@@ -1,4 +1,4 @@
-//! What the calls and the threads of one client have in common.
+//! State that the calls and threads of one client share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,12 +34,12 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What this process knows of a claim. All its requests come through here, so nothing of it has to be kept at the store.
+/// What this process knows about a claim. All its requests come from this process, so the store need not keep any of this.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimState {
-    /// It was refused, and has waited since.
+    /// The claim was refused, and has waited since.
     pub(crate) has_waited: AtomicBool,
-    /// An acquire that arrives now, however it was held up on the way here, has no effect.
+    /// The claim was withdrawn. An acquire that arrives later has no effect, however long it was delayed.
     pub(crate) is_withdrawn: AtomicBool,
 }
 

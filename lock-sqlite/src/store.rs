@@ -1,4 +1,4 @@
-//! The statements: what a lease is in the file, and the rules by which it changes. Synchronous, without thread or clock.
+//! The SQL statements and the rules of a lease. Synchronous; the caller supplies thread and clock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,27 +20,27 @@ type Result<T> = std::result::Result<T, Failure>;
 
 const SCHEMA: &str = include_str!("schema.sql");
 
-/// The version of the schema that this code reads and writes.
+/// The schema version that this code reads and writes.
 const VERSION: i64 = 1;
 
-/// The page of a file that is made here. Each write puts a whole page into the WAL, and an ordinary row has 200 bytes: acquire and
-/// release are a tenth faster than with SQLite's 4096. A file that is there keeps its own.
+/// The page size of a new file. Each write puts a whole page into the WAL, and a typical row has 200 bytes. Acquire and release are
+/// a tenth faster than with SQLite's default of 4096. An existing file keeps its page size.
 const PAGE: i64 = 1024;
 
-/// The version and kind of rows that this code reads and writes. The statements hold the same text.
+/// The version and kind of the rows that this code reads and writes. The statements contain the same text.
 const FORMAT: &str = "1x";
 
-/// So long after its end a lock is kept for those who wait for it, at most: longer than a thread needs to wake up. Without it
-/// whoever releases and asks again at once would always be first. The statements hold the same number, in µs.
+/// For this long after its end, a lock is reserved for known waiters. It is longer than a thread needs to wake up. Without it, a
+/// client that releases and acquires again at once would always win. The statements contain the same number, in µs.
 pub(crate) const RESERVED_FOR_WAITERS: Duration = Duration::from_millis(10);
 
-/// So long a claim that was refused counts as waiting, unless it asks again. What it costs when nobody waits any more: one
-/// newcomer is held back once, by [`RESERVED_FOR_WAITERS`].
+/// How long a refused claim counts as a waiter after its last attempt. If the waiter is gone, one newcomer is delayed once, by
+/// [`RESERVED_FOR_WAITERS`].
 const WAITER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Takes the row when it is free, or is this claim's already. The assignments read the old row: a repeated claim keeps its
-/// token, and its lease never gets shorter. A row of another boot says nothing about time: it is adopted, below, and not taken.
-/// [`note_token`] gives the token to this process: for `RETURNING` SQLite opens a table each time, a tenth of an acquire.
+/// Takes the row if it is free or already belongs to this claim. The assignments read the old row: a repeated claim keeps its
+/// token, and its lease never gets shorter. A row of another boot cannot be compared with this clock, so [`ADOPT`] handles it.
+/// [`note_token`] returns the token, because `RETURNING` opens a table each time, which costs a tenth of an acquire.
 const ACQUIRE: &str = "\
 INSERT INTO leasehold_locks (name, format, owner, fence, until, boot, ttl, wanted, holder) \
 VALUES (?1, '1x', ?2, ?3, ?4 + ?5, ?6, ?5, 0, ?7) \
@@ -56,12 +56,12 @@ AND (?8 OR boot <> ?6 OR wanted <= ?4 OR until + 10000 <= ?4)))";
 
 const READ_ROW: &str = "SELECT format, owner, until, boot, ttl, wanted FROM leasehold_locks WHERE name = ?1";
 
-/// A lease from before a reboot gets one whole ttl on the clock of this boot. Its holder was on this machine and is gone; but
-/// the file may come from another one, or from a container with a clock of its own.
+/// Gives a lease from another boot one whole ttl on the clock of this boot. After a reboot its holder is gone, but the file may
+/// also come from another machine, or from a container that has its own clock.
 const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?4 + ttl, boot = ?5, wanted = 0 WHERE name = ?1 AND owner = ?2 AND boot = ?3";
 
-/// Notes that somebody waits, as long as the lease stands that is in the way.
+/// Records that somebody waits, if the lease is still the one that was read.
 const NOTE_WAITER: &str = "\
 UPDATE leasehold_locks SET wanted = ?5 WHERE name = ?1 AND owner = ?2 AND boot = ?3 AND until > ?4";
 
@@ -69,17 +69,17 @@ const RENEW: &str = "\
 UPDATE leasehold_locks SET until = CASE WHEN ?6 THEN ?3 + ?5 ELSE max(until, ?3 + ?5) END, ttl = ?5 \
 WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND format = '1x'";
 
-/// Ends a lease that nobody waits for.
+/// Ends a lease without waiters.
 const RELEASE: &str = "\
 UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
 WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND wanted <= ?3 AND format = '1x'";
 
-/// Ends a lease that somebody waits for.
+/// Ends a lease with waiters.
 const RELEASE_WITH_WAITERS: &str = "\
 UPDATE leasehold_locks SET owner = x'', until = ?3, holder = '' \
 WHERE name = ?1 AND owner = ?2 AND until > ?3 AND boot = ?4 AND format = '1x'";
 
-/// Changes nothing, and is a write all the same.
+/// A write that changes nothing.
 const WRITE_NOTHING: &str = "UPDATE leasehold_format SET version = version";
 
 const BREAK: &str = "\
@@ -91,38 +91,38 @@ pub(crate) struct Store {
     connection: Connection,
     path: PathBuf,
     files: OpenFiles,
-    /// The token that the last [`ACQUIRE`] gave to a row that was there.
+    /// The token that the last [`ACQUIRE`] gave to an existing row.
     last_token: Arc<AtomicI64>,
 }
 
-/// Whether a claim was refused before and has waited since.
+/// Whether a claim tries for the first time, or was refused before and has waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
     First,
     Retry,
 }
 
-/// What an attempt to take a lock found.
+/// The outcome of an acquire.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AcquireOutcome {
     Granted(FencingToken),
-    /// Another has it for so long.
+    /// Another claim holds the lock for this long.
     Held(Duration),
-    /// Free, and kept so long for those who wait.
+    /// Free, but reserved for waiters for this long.
     Reserved(Duration),
 }
 
-/// What a release found.
+/// The outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseOutcome {
     NotHeld,
-    /// It was this claim's, and nobody waits.
+    /// The claim held the lease, and nobody waits.
     NoWaiters,
-    /// It was this claim's, and somebody waits.
+    /// The claim held the lease, and somebody waits.
     HasWaiters,
 }
 
-/// A row as far as it decides who may have the lock.
+/// The columns of a row that decide who may hold the lock.
 struct LockRow {
     owner: Vec<u8>,
     until: i64,
@@ -138,8 +138,8 @@ impl LockRow {
 }
 
 impl Store {
-    /// Opens the file, and makes it when it is not there. It is used in WAL mode, so that readers never wait. No statement waits
-    /// for another process that writes: it fails as busy. Nobody checkpoints but who is told to.
+    /// Opens the file, and creates it if it does not exist. In WAL mode readers never wait. No statement waits for another writer: it
+    /// fails as busy. SQLite does not checkpoint on its own.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Self::open_files(path).map_err(|failure| match file_system::check_folder(path) {
             Err(error) if failure.cannot_open() => Failure::Rejected(error),
@@ -154,13 +154,14 @@ impl Store {
         connection.pragma_update(None, "page_size", PAGE)?;
         let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
         if !mode.eq_ignore_ascii_case("wal") {
-            let text = format!("the file system of {} cannot do SQLite's WAL (it stays with {mode})", path.display());
+            let text =
+                format!("the file system of {} does not support SQLite's WAL (journal mode {mode})", path.display());
             return Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)));
         }
-        // Writes are lost with the power only. Leases are judged by the boot then, and tokens rise by the wall clock.
+        // Only a power loss can lose writes. After it the boot id differs, and tokens rise with the wall clock.
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-        // What is read makes SQLite open all of its files.
+        // SQLite opens all three files at the first read.
         connection.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
         let resolved = connection.path().map_or_else(|| path.to_owned(), PathBuf::from);
         let files = OpenFiles::of(path, &resolved).map_err(|error| Failure::Rejected(replaced().with_source(error)))?;
@@ -169,12 +170,12 @@ impl Store {
         if store.has_whole_wal()? { Ok(store) } else { Err(Failure::Rejected(lost_wal())) }
     }
 
-    /// Makes the tables when they are missing, and refuses another version of them.
+    /// Creates missing tables, and refuses tables of another version.
     pub(crate) fn prepare(&self) -> Result<()> {
         if !self.has_tables()? {
-            // One transaction: whoever opens it next finds all of it or nothing.
+            // In one transaction, so that others find all tables or none.
             self.in_transaction(|| self.connection.execute_batch(SCHEMA).map_err(Failure::from))??;
-            // What is in the file already can be written again on a full disk.
+            // On a full disk, only pages that are already in the file can be written again.
             self.checkpoint_passive();
         }
         let version: i64 =
@@ -189,19 +190,19 @@ impl Store {
         Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)))
     }
 
-    /// Begins the WAL. The first write to an empty one, or to one that was checkpointed, waits for the disk once: better this one
-    /// than a call's.
+    /// Begins the WAL. The first write after a checkpoint, or to an empty WAL, waits for the disk. This write does so in place of a
+    /// call.
     pub(crate) fn begin_wal(&self) -> Result<()> {
         self.execute(WRITE_NOTHING, []).map(drop)
     }
 
-    /// Copies the WAL into the file, so that the next write begins the WAL anew: that needs no room on the disk.
+    /// Copies the WAL into the file. The next write then starts at the beginning of the WAL and needs no more disk space.
     pub(crate) fn checkpoint_passive(&self) {
-        // Where that fails too, the next write tells.
+        // If this fails, the next write reports it.
         let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
 
-    /// Whether the WAL has nothing in it: nobody else has the file open, or nobody has written yet.
+    /// Whether the WAL is empty: nobody else has the file open, or nobody has written yet.
     pub(crate) fn has_empty_wal(&self) -> bool {
         std::fs::metadata(beside(&self.path, "-wal")).is_ok_and(|found| found.len() == 0)
     }
@@ -210,8 +211,8 @@ impl Store {
         has_tables(&self.connection)
     }
 
-    /// Whether the path still leads to the files that were opened: somebody may have deleted, replaced or truncated one. Cheap
-    /// enough for each call.
+    /// Whether the path still leads to the opened files. Somebody may have deleted, replaced or truncated one. Cheap enough for every
+    /// call.
     pub(crate) fn is_current(&self) -> bool {
         match self.files.state() {
             FilesState::Current => true,
@@ -220,20 +221,20 @@ impl Store {
         }
     }
 
-    /// The same and more, for whoever is in no hurry: that nobody moved `-wal` or `-shm` away either.
+    /// A stricter and slower check than [`is_current`](Self::is_current): also finds a `-wal` or `-shm` that was moved away.
     pub(crate) fn is_in_place(&self) -> bool {
         self.is_current() && self.files.are_at_their_paths()
     }
 
-    /// Whether the `-wal` has all the frames that the `-shm` counts. One that was deleted or truncated under its users has not, and
-    /// what is written behind the gap would damage the database.
+    /// Whether the `-wal` has all the frames that the `-shm` counts. It lacks some after somebody deleted or truncated it while it was in
+    /// use, and writes behind the gap would damage the database.
     fn has_whole_wal(&self) -> Result<bool> {
         let page: i64 = self.connection.query_row("PRAGMA page_size", [], |row| row.get(0))?;
-        // Another program's checkpoint may truncate it between the two readings.
+        // The checkpoint of another program may truncate it between the two reads.
         for _ in 0..3 {
             let frames: i64 = self.connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get(1))?;
             let length = self.files.wal_length();
-            // A header, then frames with a header each.
+            // A header, then the frames, each with its own header.
             if frames <= 0 || (32 + frames * (24 + page)).unsigned_abs() <= length {
                 self.files.accept_wal(length);
                 return Ok(true);
@@ -242,10 +243,10 @@ impl Store {
         Ok(false)
     }
 
-    /// Leaves what belongs to the path alone when this is closed. The last connection to a file checkpoints and deletes `-wal`
-    /// by its name: that would be another file's by now.
+    /// Makes closing leave the files at the path alone. The last connection checkpoints and deletes the `-wal` by name, and that name
+    /// may belong to another file by now.
     pub(crate) fn keep_wal_on_close(&self) {
-        // Without it the worst is an empty `-wal` too few, which is made again.
+        // If this fails, the worst case is that an empty `-wal` is deleted, which the next connection creates again.
         let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
     }
 
@@ -253,17 +254,17 @@ impl Store {
         &self.connection
     }
 
-    /// Takes the lock, if it is free.
+    /// Acquires the lock if it is free.
     pub(crate) fn acquire(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquireOutcome> {
         let claim = &request.claim;
         if attempt == Attempt::Retry {
-            // A look costs an eighth of an attempt, and does not wait for who writes.
+            // A read costs an eighth of a write, and does not wait for a writer.
             let outcome = self.check(request, attempt, now)?;
             if outcome != AcquireOutcome::Held(Duration::ZERO) {
                 return Ok(outcome);
             }
         }
-        // Who does not want to wait is not held back: it would not come again.
+        // A claim that does not wait is not delayed for waiters, because it would not retry.
         let ignores_reservation = attempt == Attempt::Retry || request.on_contention == OnContention::Fail;
         let holder = claim.holder().encode(None);
         let row = params![
@@ -276,7 +277,7 @@ impl Store {
             holder,
             ignores_reservation
         ];
-        // Of a new row, unless the statement notes another.
+        // The token of a new row, unless the statement records another one.
         self.last_token.store(now.wall, Ordering::Relaxed);
         match self.execute(ACQUIRE, row)? {
             0 => self.check(request, attempt, now),
@@ -284,7 +285,7 @@ impl Store {
         }
     }
 
-    /// Who has the lock, for a claim that was refused or has waited. `Held` for no time at all: it is free.
+    /// Reads who holds the lock, for a claim that was refused or has waited. `Held` for a zero duration means that it is free.
     fn check(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquireOutcome> {
         let AcquireRequest { claim, on_contention, .. } = request;
         let Some(row) = self.lock_row(claim.name())? else { return Ok(AcquireOutcome::Held(Duration::ZERO)) };
@@ -305,11 +306,11 @@ impl Store {
         }
         let left = duration(row.until - now.boottime);
         let is_current_lease = *on_contention == OnContention::Fail || self.note_waiter(claim.name(), &row, now)?;
-        // Else its end came between the two statements, and nobody was told of it.
+        // Otherwise the lease ended between the two statements, before the waiter was recorded.
         Ok(AcquireOutcome::Held(if is_current_lease { left } else { Duration::ZERO }))
     }
 
-    /// Has the end of a lease told to those who wait. Whether it still stands.
+    /// Records a waiter, so that the end of the lease is notified. Returns whether the lease is still the current one.
     fn note_waiter(&self, name: &LockName, lease: &LockRow, now: &Reading) -> Result<bool> {
         let long = micros(WAITER_TIMEOUT);
         if lease.waiter_until > now.boottime + long / 3 {
@@ -319,7 +320,7 @@ impl Store {
         Ok(self.execute(NOTE_WAITER, row)? > 0)
     }
 
-    /// Whether the lease stood and was renewed.
+    /// Renews the lease if it is still current. Returns whether it was.
     pub(crate) fn renew(&self, request: &RenewRequest, now: &Reading) -> Result<bool> {
         let RenewRequest { claim, ttl, extend, .. } = request;
         let exactly = *extend == Extend::Exactly;
@@ -344,7 +345,7 @@ impl Store {
         Ok(ReleaseOutcome::NotHeld)
     }
 
-    /// Ends the lease with this token, whoever has it. Gives the raised token.
+    /// Ends the lease with this token, whoever holds it. Returns the raised token.
     pub(crate) fn break_lease(
         &self,
         name: &LockName,
@@ -360,12 +361,12 @@ impl Store {
         Ok(raised.map(token))
     }
 
-    /// How long the lock is still held by its record, on behalf of somebody who waits; none when nobody has it now. An earlier end
-    /// is notified: whoever was granted the lock since then does not know that somebody waits.
+    /// How long the lock is still held, or `None` if nobody holds it. Records the waiter again: a holder that got the lock in the
+    /// meantime does not know that somebody waits.
     pub(crate) fn held_for(&self, name: &LockName, now: &Reading) -> Result<Option<Duration>> {
         let Some(row) = self.lock_row(name)?.filter(|row| !row.is_free(now)) else { return Ok(None) };
         if row.boot != now.boot {
-            // Nobody knows: the next attempt adopts it.
+            // Unknown. The next acquire adopts the lease.
             return Ok(Some(Duration::MAX));
         }
         Ok(self.note_waiter(name, &row, now)?.then(|| duration(row.until - now.boottime)))
@@ -374,7 +375,7 @@ impl Store {
     /// The row of a lock.
     ///
     /// # Errors
-    /// When it is of a format that this version does not know.
+    /// `Unsupported` if this version does not know the format of the row.
     fn lock_row(&self, name: &LockName) -> Result<Option<LockRow>> {
         let row = self.one(READ_ROW, params![name_of(name)], |row| {
             let format: String = row.get(0)?;
@@ -407,7 +408,7 @@ impl Store {
         Ok(self.connection.prepare_cached(sql)?.execute(params)?)
     }
 
-    /// Runs several requests in one transaction.
+    /// Runs `work` in one transaction.
     pub(crate) fn in_transaction<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
         self.begin()?;
         let done = work();
@@ -419,17 +420,17 @@ impl Store {
         Ok(self.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(drop)?)
     }
 
-    /// What cannot be committed is rolled back.
+    /// Commits, or rolls back if that fails.
     pub(crate) fn commit(&self) -> Result<()> {
         let committed = self.connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if committed.is_err() && !self.connection.is_autocommit() {
-            // When this fails too, the transaction ends with the connection.
+            // If this fails too, closing the connection ends the transaction.
             let _ = self.connection.execute_batch("ROLLBACK");
         }
         Ok(committed.map(drop)?)
     }
 
-    /// Whether a transaction that was begun still is: some errors roll all of it back.
+    /// Whether the transaction is still open. Some errors roll back the whole transaction.
     pub(crate) fn is_in_transaction(&self) -> bool {
         !self.connection.is_autocommit()
     }
@@ -443,7 +444,7 @@ impl Drop for Store {
     }
 }
 
-/// Gives a connection the function `leasehold_note_token`: its result is its argument, which is kept here as well.
+/// Adds the SQL function `leasehold_note_token` to a connection. The function returns its argument and stores it here.
 fn note_token(connection: &Connection) -> Result<Arc<AtomicI64>> {
     let noted = Arc::<AtomicI64>::default();
     let note = noted.clone();
@@ -456,7 +457,7 @@ fn note_token(connection: &Connection) -> Result<Arc<AtomicI64>> {
     Ok(noted)
 }
 
-/// Runs a statement that gives one row at most, to its end: what it writes is only then committed.
+/// Runs a statement that returns at most one row. Steps to the end, because SQLite commits the statement only then.
 pub(crate) fn one<T>(
     connection: &Connection,
     sql: &str,
@@ -470,13 +471,13 @@ pub(crate) fn one<T>(
     Ok(found?)
 }
 
-/// Whether both of our tables are there.
+/// Whether both tables of Leasehold exist.
 pub(crate) fn has_tables(connection: &Connection) -> Result<bool> {
     let known = "SELECT count(*) FROM sqlite_schema WHERE name IN ('leasehold_locks', 'leasehold_format')";
     Ok(connection.query_row(known, [], |row| row.get::<_, i64>(0))? == 2)
 }
 
-/// Refuses a row of another format.
+/// Rejects a row of another format.
 pub(crate) fn check_format(format: &str) -> Result<()> {
     if format == FORMAT {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The thread that reports when a lock may be free.
+//! The watcher thread, which reports when a lock may be free.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use crate::file::File;
 use crate::notifier::{Listener, ReleaseNotifier, Waker};
 use crate::shared::Shared;
 
-/// So long the thread stays when no watch is open any more.
+/// How long the thread keeps running after the last watch was closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The least pause between two checks of the thread, and how many times the processor time of a check it lasts: a bell that does not
-/// stop costs a fifth of a core at most, and a machine that is busy with other things delays nobody.
+/// The pause after a check: at least `MIN_PAUSE`, and `PAUSE_FACTOR` times the processor time that the check took. Notifications
+/// that never stop therefore cost at most a fifth of a core. Processor time, not elapsed time, so that a busy machine delays nobody.
 const MIN_PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_FACTOR: u32 = 4;
 
-/// So soon the thread checks again when it could not note that somebody waits.
+/// How soon the thread checks again if another process was writing, so that it could not record the waiter.
 const BUSY_RETRY: Duration = Duration::from_millis(2);
 
-/// So many locks are checked while the connection is in hand.
+/// How many locks the thread checks before it hands the connection back.
 const BATCH: usize = 32;
 
 /// Watches the locks that claims of this client wait for.
@@ -50,7 +50,7 @@ impl Watcher {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports when a lock may be free. It may have become free before this.
+    /// Reports when a lock may be free. The lock may have become free before the call.
     pub(crate) fn watch(shared: &Arc<Shared>, name: &LockName) -> WatchGuard {
         let watcher = &shared.watcher;
         let (guard, is_new) = watcher.watches.open(name);
@@ -66,16 +66,16 @@ impl Watcher {
         guard
     }
 
-    /// The client is gone.
+    /// Ends the thread, because the client was dropped.
     pub(crate) fn close(&self) {
         self.thread().is_closed = true;
         self.waker.wake();
     }
 
-    /// Whether the thread goes on, which nobody needs since `idle_since`.
+    /// Whether the thread continues. It has had no watch since `idle_since`.
     fn should_run(&self, idle_since: Option<Instant>) -> bool {
         let mut thread = self.thread();
-        // A watch is opened before it is asked whether the thread runs.
+        // `watch` opens the watch before it reads `is_running`, so one of the two sees the other.
         let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE_TIMEOUT) && self.watches.is_empty();
         thread.is_running = !thread.is_closed && !is_idle;
         thread.is_running
@@ -91,7 +91,7 @@ fn start(shared: &Arc<Shared>) {
     };
     if let Err(error) = std::thread::Builder::new().name("leasehold-watcher".into()).spawn(run) {
         shared.watcher.thread().is_running = false;
-        tracing::debug!(%error, "the thread that hears of releases cannot be started: waiters look by themselves");
+        tracing::debug!(%error, "cannot start the watcher thread: waiters poll instead");
     }
 }
 
@@ -113,18 +113,18 @@ fn run(file: &Arc<File>, watcher: &Watcher, core: &CoreHandle) {
         }
         let spent = boot_clock::thread_time().saturating_sub(before);
         std::thread::sleep((spent * PAUSE_FACTOR).max(MIN_PAUSE));
-        // A lease that was shortened ends before its waiter's own check.
+        // A holder may have shortened its lease, so the next expiry may come before the claim retries by itself.
         listener.wait(if was_busy { next_expiry.min(BUSY_RETRY) } else { next_expiry });
     }
 }
 
-/// What a check found.
+/// The result of a check.
 struct Checked {
-    /// The locks that nobody has.
+    /// Locks that nobody holds.
     free: Vec<LockName>,
-    /// Of some it could not be noted that somebody waits: another process was writing.
+    /// Another process was writing, so for some locks the waiter could not be recorded.
     was_busy: bool,
-    /// When the first of the others ends, unless it is renewed.
+    /// Time until the first of the other leases expires, unless it is renewed.
     next_expiry: Duration,
 }
 
@@ -133,12 +133,12 @@ fn check(file: &Arc<File>, mut names: Vec<LockName>) -> Checked {
     let mut checked = Checked { free: Vec::new(), was_busy: false, next_expiry: Duration::MAX };
     for some in names.chunks(BATCH) {
         let writer = file.writer();
-        // A file that is not open, or not there, is opened by the next call: the waiters' own looks.
+        // The next acquire of a waiter opens the file if it is closed or missing.
         let Some(store) = writer.opened() else { break };
         let now = file.now();
         for name in some {
             match store.held_for(name, &now) {
-                // The claim's own look tells what is wrong with the record.
+                // The acquire of the claim reports what is wrong with the row.
                 Ok(None) | Err(Failure::Rejected(_)) => checked.free.push(name.clone()),
                 Ok(Some(left)) => checked.next_expiry = checked.next_expiry.min(left),
                 Err(Failure::Busy) => checked.was_busy = true,
@@ -164,13 +164,13 @@ mod tests {
         Arc::new(Shared::new(File::new(locks, Settings::default(), BootClock::of_this_machine().unwrap())))
     }
 
-    /// What is released between the refusal of a claim and its watch rings for those who were there before.
+    /// A release between the refusal of a claim and its watch notifies only listeners that existed before.
     #[test]
     fn a_new_watch_wakes_the_thread() {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared(&folder);
         let watcher = &shared.watcher;
-        // In place of the thread.
+        // Stands in for the thread.
         watcher.thread().is_running = true;
         let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
         let mut wakes_within = |timeout: Duration| {
@@ -178,15 +178,15 @@ mod tests {
             listener.wait(timeout);
             begin.elapsed() < timeout
         };
-        assert!(!wakes_within(SHORT), "nobody waits");
+        assert!(!wakes_within(SHORT), "no watch is open");
         let _guard = Watcher::watch(&shared, &LockName::new("job").unwrap());
         assert!(wakes_within(LONG), "a new watch");
         watcher.close();
-        assert!(wakes_within(LONG), "the client is gone");
+        assert!(wakes_within(LONG), "the client was dropped");
     }
 
     #[test]
-    fn the_thread_ends_when_it_is_idle_or_the_client_is_gone() {
+    fn the_thread_ends_when_it_is_idle_or_the_client_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared(&folder);
         let watcher = &shared.watcher;

@@ -1,4 +1,4 @@
-//! The file's thread: what may have to wait for other processes is done here, in order, many requests in one transaction.
+//! The worker thread. It runs requests that may have to wait for other processes, in order, and many in one transaction.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,28 +15,28 @@ use crate::errors::{Failure, busy, slow, truncated};
 use crate::file::File;
 use crate::store::Store;
 
-/// How many requests go into one transaction at most: other processes cannot write meanwhile.
+/// The most requests in one transaction. Other processes cannot write meanwhile.
 const MAX_BATCH: usize = 64;
 
-/// How long whoever waits for the file to be opened waits for the disk: making a file, or the log of one that nobody had open,
-/// waits for it several times, and a disk that others keep busy may take seconds.
+/// How long opening may wait for the disk. Creating a file, or its WAL, waits for the disk several times, and a busy disk may take
+/// seconds.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often the connection is checked, whether or not there are requests.
+/// How often an idle worker checks its connection.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pauses between two attempts to begin while another process writes.
+/// The pauses between attempts to begin a transaction while another process writes.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 const MAX_PAUSE: Duration = Duration::from_millis(1);
 
-/// Requests for the file's thread. It is started by the first one, and ends with this.
+/// Sends requests to the worker thread. The first request starts the thread. It ends when the worker is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
     file: Arc<File>,
     requests: Mutex<Option<Sender<Request>>>,
 }
 
-/// A request, and what becomes of it.
+/// A request to the worker thread.
 struct Request {
     state: Arc<RequestState>,
     until: Instant,
@@ -44,10 +44,10 @@ struct Request {
 }
 
 trait Work: Send {
-    /// Does it, in a transaction.
+    /// Runs the request inside a transaction.
     fn run(&mut self, store: &Store, now: &Reading);
 
-    /// Tells the caller what came of it, or why it was not done.
+    /// Sends the result to the caller. `outcome` is that of the transaction.
     fn reply(self: Box<Self>, outcome: Result<()>);
 }
 
@@ -67,24 +67,24 @@ where
     }
 
     fn reply(self: Box<Self>, outcome: Result<()>) {
-        // What was done is worth nothing when it was not committed, and its own error says more.
+        // A result counts only if it was committed. The error of the request itself says more than that of the transaction.
         let reply = match (self.result, outcome) {
             (Some(Err(failure)), _) => Err(failure.into()),
             (_, Err(error)) => Err(error),
             (Some(Ok(done)), Ok(())) => Ok(done),
-            // The caller learns by the end of its channel.
+            // The request was not run. Dropping the sender tells the caller.
             (None, Ok(())) => return,
         };
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = self.reply_to.send(reply);
     }
 }
 
-/// Whether a request may still be begun: whoever gives up before it was begun knows that it never will.
+/// Decides between the worker and the caller. A request that the caller abandons in the queue will never start.
 #[derive(Debug, Default)]
 struct RequestState {
     stage: AtomicU8,
-    /// Another process was in the way of it.
+    /// The worker tried to run the request, and found another process writing.
     was_busy: AtomicBool,
 }
 
@@ -101,7 +101,7 @@ impl RequestState {
         self.stage.load(Ordering::Acquire) == ABANDONED
     }
 
-    /// Why it was not begun in time.
+    /// Why the request did not start in time.
     fn not_started(&self, file: &File) -> Error {
         match self.was_busy.load(Ordering::Acquire) {
             true if file.is_empty() => truncated(),
@@ -111,7 +111,7 @@ impl RequestState {
     }
 }
 
-/// A caller that waits. Dropped, it gives up.
+/// Abandons the request when the caller is dropped.
 struct AbandonOnDrop(Arc<RequestState>);
 
 impl Drop for AbandonOnDrop {
@@ -125,10 +125,10 @@ impl Worker {
         Self { file, requests: Mutex::default() }
     }
 
-    /// Runs `work` on the file's thread, after everything that was asked for before; ends by `until`.
+    /// Runs `work` on the worker thread after all earlier requests. Returns by `until`.
     ///
     /// # Errors
-    /// `Unavailable` when it was not begun by then, and never will be; `Indeterminate` when it was begun and has not ended.
+    /// `Unavailable` if `work` did not start by then, and never will. `Indeterminate` if it started and has not finished.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         until: Instant,
@@ -137,18 +137,18 @@ impl Worker {
         self.run_by(until, until, work).await
     }
 
-    /// Opens the file, and makes it when it is not there: ends by `until` when other processes are in the way, and by
-    /// [`OPEN_TIMEOUT`] when the disk is.
+    /// Opens the file, and creates it if it does not exist. Returns by `until` if other processes keep writing, and within
+    /// [`OPEN_TIMEOUT`] if the disk is slow.
     ///
     /// # Errors
-    /// `Unavailable` when it was not opened by then.
+    /// `Unavailable` if the file was not opened by then.
     pub(crate) async fn open(&self, until: Instant) -> Result<()> {
         let opened = self.run_by(until, until.max(Instant::now() + OPEN_TIMEOUT), |_, _| Ok(())).await;
-        // Nothing was to be written.
+        // Opening writes no lease.
         opened.map_err(Error::without_effect)
     }
 
-    /// Runs `work` unless other processes are in the way until `busy_until`; ends by `until`.
+    /// Runs `work` unless other processes keep writing until `busy_until`. Returns by `until`.
     async fn run_by<T: Send + 'static>(
         &self,
         busy_until: Instant,
@@ -163,7 +163,7 @@ impl Worker {
             Ok(Ok(reply)) => reply,
             Ok(Err(_)) | Err(_) if caller.0.leave_queue(ABANDONED) => Err(caller.0.not_started(&self.file)),
             Ok(Err(_)) | Err(_) => {
-                Err(Error::new(ErrorKind::Indeterminate, "the file did not take the write in time; is the disk slow?"))
+                Err(Error::new(ErrorKind::Indeterminate, "the write did not finish in time; is the disk slow?"))
             }
         }
     }
@@ -174,7 +174,7 @@ impl Worker {
             None => request,
             Some(sender) => match sender.send(request) {
                 Ok(()) => return Ok(()),
-                // The thread has ended by a panic. Nothing of what it had can still be begun.
+                // The thread panicked. None of its queued requests can start any more.
                 Err(unsent) => unsent.0,
             },
         };
@@ -183,7 +183,7 @@ impl Worker {
         let thread =
             std::thread::Builder::new().name("leasehold-sqlite".into()).spawn(move || run_thread(&file, &queue));
         if let Err(error) = thread {
-            let text = "the thread of the SQLite backend cannot be started";
+            let text = "cannot start the worker thread of the SQLite backend";
             return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
         }
         let _ = sender.send(request);
@@ -203,22 +203,22 @@ fn run_thread(file: &Arc<File>, queue: &Receiver<Request>) {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         let mut waiting = VecDeque::from([first]);
-        // A panic leaves the callers of its batch without an answer, and nobody else.
+        // A panic leaves only the callers of its batch without a reply.
         if catch_unwind(AssertUnwindSafe(|| run_batch(file, queue, &mut waiting))).is_err() {
             file.writer().close();
         }
     }
-    // Here and not where the last client is dropped: closing the last connection to a file waits for the disk.
+    // Closed here and not where the client is dropped, because closing the last connection waits for the disk.
     file.writer().close();
 }
 
-/// Works on what waits, and on what comes meanwhile and fits into the same transaction.
+/// Runs the waiting requests, and those that arrive meanwhile and fit into the same transaction.
 fn run_batch(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque<Request>) {
     let mut pause = FIRST_PAUSE;
     loop {
         waiting.extend(queue.try_iter().take(MAX_BATCH.saturating_sub(waiting.len())));
         let now = Instant::now();
-        // Whoever was never tried is given up by nobody but himself.
+        // Requests that were never tried stay in the queue until their callers abandon them.
         waiting.retain(|request| {
             let is_over = request.until <= now && request.state.was_busy.load(Ordering::Acquire);
             !is_over && !request.state.is_abandoned()
@@ -256,7 +256,7 @@ fn run_batch(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque
     }
 }
 
-/// Runs requests in the transaction that was begun, and answers each. Says whether the connection is fit for the next one.
+/// Runs requests in the open transaction and replies to each. Returns whether the connection can be used again.
 fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Request>) -> bool {
     let now = file.now();
     let mut done = Vec::with_capacity(MAX_BATCH);
@@ -272,7 +272,10 @@ fn transact(file: &Arc<File>, store: &Store, requests: impl Iterator<Item = Requ
             Error::from(failure)
         })
     } else {
-        Err(Error::new(ErrorKind::Unavailable, "the write was rolled back, because another one with it failed"))
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            "the write was rolled back because another write in its transaction failed",
+        ))
     };
     file.count_writes(u32::try_from(done.len()).unwrap_or(u32::MAX));
     for request in done {
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_file_that_another_writes_to_is_called_busy() {
+    async fn only_another_writer_makes_a_file_busy() {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
         worker.open(soon()).await.unwrap();
@@ -314,7 +317,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable);
             assert!(error.to_string().contains("another process was writing"), "{error}");
         }
-        assert!(begin.elapsed() < OPEN_TIMEOUT, "an open waits so long for the disk, and not for others");
+        assert!(begin.elapsed() < OPEN_TIMEOUT, "opening gives the disk this long, and not other processes");
     }
 
     #[tokio::test]
@@ -322,18 +325,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
         worker.open(soon()).await.unwrap();
-        // What the disk does to the file's thread.
+        // Stands in for a slow disk.
         let (begun, has_begun) = oneshot::channel();
         let slow = worker.run(Instant::now() + OPEN_TIMEOUT, |_, _| {
             let _ = begun.send(());
             std::thread::sleep(Duration::from_millis(800));
             Ok(())
         });
-        let behind_it = async {
+        let queued_behind = async {
             has_begun.await.unwrap();
             tokio::join!(worker.run(soon(), |_, _| Ok(())), worker.open(soon()))
         };
-        let (slow, (called, opened)) = tokio::join!(slow, behind_it);
+        let (slow, (called, opened)) = tokio::join!(slow, queued_behind);
         slow.unwrap();
         opened.unwrap();
         let error = called.unwrap_err();
@@ -351,7 +354,7 @@ mod tests {
             store.connection().execute_batch("INSERT INTO child VALUES (1)")?;
             Ok(())
         };
-        assert!(worker.run(later(), insert).await.is_err(), "what was not committed is answered as done");
+        assert!(worker.run(later(), insert).await.is_err(), "an uncommitted write was reported as done");
         let count = |table: &'static str| {
             worker.run(later(), move |store, _| {
                 let sql = format!("SELECT count(*) FROM {table}");
@@ -359,11 +362,11 @@ mod tests {
             })
         };
         assert_eq!(count("child").await.unwrap(), 0);
-        assert!(count("mark").await.is_err(), "the connection of the failed commit is used again");
+        assert!(count("mark").await.is_err(), "the connection of the failed commit was used again");
     }
 
     #[tokio::test]
-    async fn what_was_given_up_while_another_wrote_is_never_done() {
+    async fn a_request_that_was_abandoned_while_another_wrote_never_runs() {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
         worker.open(later()).await.unwrap();
@@ -377,7 +380,7 @@ mod tests {
                 Ok(())
             }
         };
-        // One whose time is over, and one whose caller goes away.
+        // One that times out, and one whose caller is dropped.
         assert_eq!(worker.run(soon(), work()).await.unwrap_err().kind(), ErrorKind::Unavailable);
         let dropped = tokio::time::timeout(Duration::from_millis(50), worker.run(later(), work())).await;
         assert!(dropped.is_err());
@@ -387,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_abandoned_at_the_last_moment_is_not_begun() {
+    async fn a_request_that_is_abandoned_at_the_last_moment_never_runs() {
         let folder = tempfile::tempdir().unwrap();
         let worker = worker(&folder);
         let (reply_to, reply) = oneshot::channel();
@@ -398,6 +401,6 @@ mod tests {
         let store = writer.store().unwrap();
         store.begin().unwrap();
         assert!(transact(&worker.file, store, std::iter::once(request)));
-        assert!(reply.await.is_err(), "it was done");
+        assert!(reply.await.is_err(), "it was run");
     }
 }

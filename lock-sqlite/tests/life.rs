@@ -1,4 +1,4 @@
-//! What only a SQLite file can do, by its public face. What every backend has to keep stands in the conformance suite.
+//! Behaviour that only the SQLite backend has, through its public API. The conformance suite tests what every backend has to do.
 
 use std::path::Path;
 use std::time::Duration;
@@ -52,7 +52,7 @@ async fn an_unopened_file_is_waited_for_within_the_wait_of_an_acquire() {
     let lock = client.lock("job").wait(Duration::from_secs(30));
     assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    // Longer than one call.
+    // Longer than the bound of one call.
     tokio::time::sleep(2000 * MS).await;
     assert!(!waiting.is_finished(), "its wait is not over");
     other.execute_batch("ROLLBACK").unwrap();
@@ -90,7 +90,7 @@ async fn a_connection_of_the_program_that_keeps_a_deleted_file_is_named() {
     client.lock("job").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Another program is in the way of a start: of the change to WAL mode, of making the tables, or of the first write.
+/// Another program blocks the change to WAL mode, the creation of the tables, or the first write.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_behind_another_programs_transaction_is_unavailable() {
     let ours = "PRAGMA journal_mode = wal; CREATE TABLE t (a)";

@@ -121,7 +121,7 @@ fn a_user_who_may_only_read_the_file_sees_the_holder() {
     // As a process leaves it that is killed while it closes the file.
     std::fs::write(store.file("locks.db-wal"), "").unwrap();
     let (code, _, stderr) = reader.tell(&["status", "x"]);
-    assert!(code == 122 && stderr.contains("as a user who may write the folder"), "{code}, {stderr}");
+    assert!(code == 122 && stderr.contains("as a user who may write to the folder"), "{code}, {stderr}");
     set_permissions(store.folder(), Permissions::from_mode(0o755)).unwrap();
 }
 

@@ -52,7 +52,7 @@ fn a_file_that_is_mounted_alone_is_refused_and_its_folder_is_not() {
     let mut alone = mounted(&["--bind", world.path().to_str().unwrap(), file.to_str().unwrap()], &url, &[]);
     let (kind, text) = failed(&mut alone);
     assert_eq!(kind, "Unsupported", "{text}");
-    assert!(text.contains("Mount its folder"), "{text}");
+    assert!(text.contains("mount its folder"), "{text}");
     // As `docker run -v FOLDER:/locks` does it.
     let own = world.path().parent().unwrap().to_owned();
     let mut waiter = mounted(&["--bind", own.to_str().unwrap(), folder.to_str().unwrap()], &url, &[]);

@@ -1,4 +1,4 @@
-//! The rules, by moments that the tests choose.
+//! The rules of a lease, with clock readings that the tests choose.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use leasehold_core::backend::{AcquireRequest, OnContention, OwnerToken, PlaceNum
 
 use super::*;
 
-/// Tables of which a row of `child` is refused by the COMMIT, and not before.
+/// Tables in which COMMIT, and no earlier statement, refuses a row of `child`.
 pub(crate) const UNCOMMITTABLE: &str = "\
 PRAGMA foreign_keys = on; CREATE TABLE parent (id INTEGER PRIMARY KEY); \
 CREATE TABLE child (id INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)";
@@ -15,7 +15,7 @@ CREATE TABLE child (id INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFER
 const TTL: Duration = Duration::from_secs(30);
 const SECOND: i64 = 1_000_000;
 
-/// Tokens are far below the wall clock's where a test sets that to 0: then they count.
+/// The wall clock is 0 unless a test sets it, so tokens count up from there.
 fn at(seconds: i64) -> Reading {
     Reading { boottime: seconds * SECOND, boot: 7, wall: 0 }
 }
@@ -101,13 +101,13 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
     assert_eq!(file.acquire(&a, &at(100)), granted(0));
     assert_eq!(file.acquire(&b, &at(110)), held(20));
     assert_eq!(file.release(&b, &at(111)), ReleaseOutcome::NotHeld);
-    // b waits: it is told.
+    // b waits, so it has to be notified.
     assert_eq!(file.release(&a, &at(112)), ReleaseOutcome::HasWaiters);
     assert_eq!(file.release(&a, &at(112)), ReleaseOutcome::NotHeld);
     assert_eq!(file.retries(&b, &at(112)), granted(1));
     // Nobody waits any more.
     assert_eq!(file.release(&b, &at(113)), ReleaseOutcome::NoWaiters);
-    // A holder that is silent is taken over from at the end of its ttl and not before.
+    // A silent holder is taken over from at the end of its ttl, and not before.
     assert_eq!(file.acquire(&a, &at(113)), granted(2));
     assert_eq!(
         file.acquire(&b, &Reading { boottime: 143 * SECOND - 1, ..at(0) }),
@@ -125,7 +125,7 @@ fn a_grant_has_the_token_of_its_own_row() {
     assert_eq!(file.acquire(&first, &now), granted(1_000_000));
     file.release(&first, &now);
     assert_eq!(file.acquire(&claim(2), &now), granted(1_000_001));
-    // A refused claim and the row of another lock leave nothing behind for the next grant.
+    // Neither a refused claim nor the row of another lock affects the token of the next grant.
     assert_eq!(file.acquire(&claim(3), &now), held(30));
     let other = claim_of("o", 4);
     assert_eq!(file.acquire(&other, &Reading { wall: wall - 5, ..now }), granted(999_995));
@@ -134,7 +134,7 @@ fn a_grant_has_the_token_of_its_own_row() {
 }
 
 #[test]
-fn a_repeated_acquire_answers_the_same_grant_and_never_shortens() {
+fn a_repeated_acquire_returns_the_same_grant_and_never_shortens() {
     let (file, a) = (File::new(), claim(1));
     assert_eq!(file.acquire(&a, &at(100)), granted(0));
     assert_eq!(file.acquire(&a, &at(110)), granted(0));
@@ -144,17 +144,17 @@ fn a_repeated_acquire_answers_the_same_grant_and_never_shortens() {
         granted(0)
     );
     assert_eq!(file.left(&at(111)), 29);
-    // It takes nothing away from those who wait.
+    // It takes nothing away from waiters.
     file.acquire(&claim(2), &at(112));
     file.acquire(&a, &at(113));
     assert_eq!(file.release(&a, &at(114)), ReleaseOutcome::HasWaiters);
-    // After its end the same claim is a new grant.
+    // After the lease has ended, the same claim gets a new grant.
     assert_eq!(file.retries(&claim(2), &at(114)), granted(1));
     assert_eq!(file.acquire(&a, &at(144)), granted(2));
 }
 
 #[test]
-fn a_renewal_creates_nothing_revives_nothing_and_shortens_only_when_it_is_told_to() {
+fn a_renewal_creates_nothing_revives_nothing_and_shortens_only_on_request() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(1)));
     file.acquire(&a, &at(1));
@@ -181,7 +181,7 @@ fn tokens_rise_by_the_wall_clock_and_never_fall_with_it() {
     assert_eq!(cycle(&Reading { wall: 5_000, ..at(1) }), granted(5_000));
     assert_eq!(cycle(&Reading { wall: 4_000, ..at(2) }), granted(5_001));
     assert_eq!(cycle(&Reading { wall: 9_000, ..at(3) }), granted(9_000));
-    // The row is gone: so it is not the row alone that keeps the order.
+    // Without the row, the wall clock alone keeps the order.
     file.execute("DELETE FROM leasehold_locks");
     assert_eq!(cycle(&Reading { wall: 9_001, ..at(4) }), granted(9_001));
 }
@@ -201,7 +201,7 @@ fn a_step_of_the_wall_clock_ends_no_lease() {
 fn a_lease_of_another_boot_is_kept_for_one_ttl_and_then_taken_over() {
     let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
     file.acquire(&a, &at(1_000_000));
-    // The clock began anew: whatever it says, the lease's own deadline means nothing.
+    // The clock started over, so the old deadline means nothing.
     assert_eq!(file.acquire(&b, &after_a_reboot(5)), held(30));
     assert_eq!(file.left(&after_a_reboot(6)), 29);
     assert_eq!(file.retries(&b, &after_a_reboot(20)), held(15));
@@ -210,12 +210,12 @@ fn a_lease_of_another_boot_is_kept_for_one_ttl_and_then_taken_over() {
 }
 
 #[test]
-fn a_holder_that_lives_on_in_another_boot_is_told_before_it_is_taken_over_from() {
+fn a_holder_that_lives_on_in_another_boot_learns_of_it_before_the_takeover() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     file.acquire(&a, &at(100));
-    // Two kernels, or two time namespaces, share the file: they must not, and still no two hold.
+    // Two kernels, or two time namespaces, share the file. They must not, but even then no two claims hold the lock.
     assert_eq!(file.acquire(&b, &after_a_reboot(5_000)), held(30));
-    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(110)), "it learns a third of its ttl later");
+    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(110)), "the holder learns of it within a third of its ttl");
     assert_eq!(file.release(&a, &at(110)), ReleaseOutcome::NotHeld);
     assert_eq!(file.retries(&b, &after_a_reboot(5_029)), held(1));
 }
@@ -226,23 +226,23 @@ fn a_free_lock_of_another_boot_is_free() {
     file.acquire(&a, &at(1_000_000));
     file.acquire(&b, &at(1_000_000));
     file.release(&a, &at(1_000_001));
-    assert_eq!(file.acquire(&claim(3), &after_a_reboot(5)), granted(1), "who waited then is gone");
+    assert_eq!(file.acquire(&claim(3), &after_a_reboot(5)), granted(1), "waiters from before the reboot are gone");
 }
 
 #[test]
-fn a_lock_that_became_free_is_kept_for_a_moment_for_those_who_wait() {
+fn a_lock_that_became_free_is_reserved_for_waiters() {
     let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
     let soon = |micros: i64| Reading { boottime: 110 * SECOND + micros, ..at(0) };
     file.acquire(&a, &at(100));
     file.acquire(&b, &at(105));
     file.release(&a, &soon(0));
-    // Whoever released it, and asks again at once, is not first.
+    // A client that released the lock and acquires it again at once is not first.
     assert_eq!(file.acquire(&c, &soon(4_000)), AcquireOutcome::Reserved(Duration::from_millis(6)));
     assert_eq!(file.retries(&b, &soon(5_000)), granted(1));
-    // Nobody waits: no time is lost.
+    // Nobody waits, so there is no delay.
     assert_eq!(file.release(&b, &soon(6_000)), ReleaseOutcome::NoWaiters);
     assert_eq!(file.acquire(&a, &soon(6_000)), granted(2));
-    // Who waited is gone: that costs one newcomer this once.
+    // The waiter is gone. This delays one newcomer once.
     file.acquire(&b, &soon(7_000));
     file.release(&a, &soon(8_000));
     assert_eq!(file.acquire(&c, &soon(17_999)), AcquireOutcome::Reserved(Duration::from_micros(1)));
@@ -252,7 +252,7 @@ fn a_lock_that_became_free_is_kept_for_a_moment_for_those_who_wait() {
 }
 
 #[test]
-fn who_does_not_want_to_wait_is_neither_held_back_nor_waited_for() {
+fn a_claim_that_does_not_wait_is_neither_delayed_nor_recorded() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     let visitor = claim(3);
     file.acquire(&a, &at(100));
@@ -264,20 +264,20 @@ fn who_does_not_want_to_wait_is_neither_held_back_nor_waited_for() {
 }
 
 #[test]
-fn waiting_is_noted_again_before_it_is_forgotten() {
+fn a_waiter_is_recorded_again_before_its_record_expires() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     file.acquire(&a, &at(100));
     file.acquire(&b, &at(100));
     let noted: i64 = file.column("wanted");
     file.renew(&a, TTL * 4, Extend::AtLeast, &at(100));
     file.retries(&b, &at(115));
-    assert_eq!(file.column::<i64>("wanted"), noted, "a look is a read");
+    assert_eq!(file.column::<i64>("wanted"), noted, "a retry only reads");
     file.retries(&b, &at(121));
     assert!(file.column::<i64>("wanted") > noted);
 }
 
 #[test]
-fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
+fn a_watcher_of_a_lock_is_notified_of_the_end_of_every_lease() {
     let (file, [a, b, c]) = (File::new(), [claim(1), claim(2), claim(3)]);
     let watch = |now: &Reading| file.store.held_for(c.name(), now).unwrap().is_none();
     assert!(watch(&at(99)));
@@ -285,14 +285,14 @@ fn whoever_watches_a_lock_is_told_of_the_end_of_every_lease() {
     assert_eq!(file.acquire(&c, &at(101)), held(29));
     assert_eq!(file.release(&a, &at(102)), ReleaseOutcome::HasWaiters);
     assert!(watch(&at(102)));
-    // While it wakes up another one takes it, who knows of nobody; it looks once more, and finds it held.
+    // Before it wakes up, b takes the lock, and does not know of c. c reads again and finds it held.
     assert_eq!(file.retries(&b, &at(102)), granted(1));
     assert!(!watch(&at(102)));
     assert_eq!(file.release(&b, &at(103)), ReleaseOutcome::HasWaiters);
 }
 
 #[test]
-fn only_the_lease_that_was_meant_is_broken() {
+fn only_the_named_lease_is_broken() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     let name = a.name().clone();
     let breaks = |token, now: &Reading| file.store.break_lease(&name, FencingToken::new(token), now).unwrap();
@@ -353,7 +353,7 @@ fn the_tables_are_frozen() {
 }
 
 #[test]
-fn the_statements_hold_the_same_numbers_and_words() {
+fn the_statements_contain_the_same_constants() {
     let reserved = format!("until + {} <= ?4", micros(RESERVED_FOR_WAITERS));
     assert!(ACQUIRE.contains(&reserved));
     for sql in [ACQUIRE, RENEW, RELEASE, RELEASE_WITH_WAITERS, BREAK] {
@@ -362,7 +362,7 @@ fn the_statements_hold_the_same_numbers_and_words() {
 }
 
 #[test]
-fn a_write_is_refused_as_busy_and_a_look_is_not() {
+fn a_write_is_refused_as_busy_and_a_read_is_not() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     file.acquire(&a, &at(100));
     file.acquire(&b, &at(100));
@@ -378,7 +378,7 @@ fn a_write_is_refused_as_busy_and_a_look_is_not() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_leaves_the_store_working() {
+fn a_full_disk_is_reported_and_leaves_the_store_working() {
     let file = File::new();
     file.acquire(&claim(1), &at(100));
     let pages: i64 = file.store.connection().query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
@@ -390,7 +390,7 @@ fn a_full_disk_is_told_and_leaves_the_store_working() {
     let failure = (0..100).find_map(|index| fill(index).err()).expect("the file is full");
     assert!(!failure.closes_connection());
     assert_eq!(Error::from(failure).kind(), ErrorKind::Capacity);
-    // What is held can be released, which needs no room.
+    // A held lock can be released, which needs no disk space.
     assert_eq!(file.release(&claim(1), &at(101)), ReleaseOutcome::NoWaiters);
 }
 
@@ -410,7 +410,7 @@ fn only_a_wal_that_lacks_frames_is_damaged() {
     let length = || std::fs::metadata(&wal).unwrap().len();
     file.acquire(&claim(1), &at(100));
     assert!(file.store.is_in_place() && length() > 0);
-    // Another program's checkpoint may truncate it.
+    // The checkpoint of another program may truncate it.
     let other = rusqlite::Connection::open(&file.store.path).unwrap();
     other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     assert_eq!(length(), 0);
@@ -419,7 +419,7 @@ fn only_a_wal_that_lacks_frames_is_damaged() {
     assert!(file.store.is_in_place() && length() > 0);
     std::fs::OpenOptions::new().write(true).open(&wal).unwrap().set_len(length() - 1).unwrap();
     assert!(!file.store.is_current());
-    assert!(!file.store.is_current(), "it is not forgotten");
+    assert!(!file.store.is_current(), "the damage is remembered");
 }
 
 #[test]
