@@ -13,11 +13,11 @@ use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::calls::{Answered, Ask, Terms, Told, Want};
 use crate::capabilities;
-use crate::conn::{Conn, Role, script_call};
+use crate::connection::{Conn, Role, script_call};
 use crate::errors::{Failure, refused};
-use crate::line::{self, Line};
+use crate::exchange::{Answered, Ask, Terms, Told, Want};
+use crate::manager::{self, Line};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, as_kept, millis};
@@ -77,11 +77,11 @@ impl RedisBackend {
     }
 
     /// The line of the runtime that calls.
-    pub(crate) fn line(&self) -> Result<Arc<line::Inner>> {
+    pub(crate) fn line(&self) -> Result<Arc<manager::Inner>> {
         Ok(self.line_of(&PerRuntime::<Line>::caller()?))
     }
 
-    fn line_of(&self, runtime: &Handle) -> Arc<line::Inner> {
+    fn line_of(&self, runtime: &Handle) -> Arc<manager::Inner> {
         let make = || {
             let listens = self.shared.core.get().is_some_and(|core| core.keeper_runtime().id() == runtime.id());
             let role = if listens { Role::AsksAndListens } else { Role::Asks };

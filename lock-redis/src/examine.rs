@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
-use crate::conn::Conn;
+use crate::connection::Conn;
 use crate::errors::Failure;
 use crate::replies::text;
 

@@ -5,7 +5,7 @@ use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result
 use redis::Value;
 
 use crate::backend::RedisBackend;
-use crate::conn::script_call;
+use crate::connection::script_call;
 use crate::errors::{BACKEND, Failure};
 use crate::scripts::{Script, Scripts};
 

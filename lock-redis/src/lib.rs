@@ -1,28 +1,28 @@
 #![doc = include_str!("../README.md")]
 #![warn(clippy::exhaustive_enums)]
 
+mod admin;
 mod backend;
-mod calls;
+mod batcher;
 mod capabilities;
-mod conn;
+mod connection;
 mod epoch;
 mod errors;
 mod examine;
+mod exchange;
 mod fence;
 mod keys;
-mod line;
-mod outbox;
+mod manager;
 mod replies;
 mod reply;
 mod scripts;
 mod server_clock;
 mod settings;
 mod shared;
+mod socket;
 #[cfg(feature = "tls")]
 mod tls;
 mod tombstones;
-mod views;
-mod wire;
 
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold_core::Result;
 use leasehold_core::backend::{Attachment, Claim, CoreHandle};
 
-use crate::calls::Terms;
 use crate::epoch::Epoch;
+use crate::exchange::Terms;
 use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;

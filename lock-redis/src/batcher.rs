@@ -12,10 +12,10 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::calls::{Answered, Ask, together};
-use crate::conn::Conn;
+use crate::connection::Conn;
 use crate::errors::Failure;
-use crate::line::Inner;
+use crate::exchange::{Answered, Ask, together};
+use crate::manager::Inner;
 use crate::reply::{Callers, PendingReply, ReplySender, reply};
 use crate::shared::{Shared, lock};
 

@@ -6,7 +6,7 @@ use leasehold_core::backend::{Claim, Stamp};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
 
-use crate::conn::{Conn, script_call};
+use crate::connection::{Conn, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Acquired};
 use crate::shared::{Shared, millis};

@@ -8,9 +8,9 @@ use leasehold_core::backend::{Claim, OwnerToken};
 use leasehold_core::{HolderInfo, LockName};
 
 use super::*;
-use crate::calls::{Terms, Want};
-use crate::conn::Role;
-use crate::line::Line;
+use crate::connection::Role;
+use crate::exchange::{Terms, Want};
+use crate::manager::Line;
 use crate::settings::Settings;
 
 type Told = PendingReply<Result<Answered>>;

@@ -15,10 +15,10 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::conn::{Conn, Role};
-use crate::outbox::Outbox;
+use crate::batcher::Outbox;
+use crate::connection::{Conn, Role};
 use crate::shared::Shared;
-use crate::wire::Driver;
+use crate::socket::Driver;
 
 /// The pause after the first failed attempt to connect; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

@@ -11,7 +11,7 @@ use redis::Cmd;
 use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
-use crate::conn::{Conn, script_call};
+use crate::connection::{Conn, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Inspected, PerLock};
 

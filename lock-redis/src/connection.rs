@@ -18,7 +18,7 @@ use crate::replies;
 use crate::scripts::Script;
 use crate::settings::OnEviction;
 use crate::shared::{Shared, lock};
-use crate::wire::{self, Driver};
+use crate::socket::{self, Driver};
 
 /// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
 /// together.
@@ -78,7 +78,7 @@ impl Conn {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
             .set_push_sender(listener(shared.clone(), health.clone()));
-        let connected = timeout_at(Instant::now() + shared.bound(), wire::connect(&shared.client, config)).await;
+        let connected = timeout_at(Instant::now() + shared.bound(), socket::connect(&shared.client, config)).await;
         let (mux, mut driver) = connected.unwrap_or(Err(Failure::Silent)).map_err(lost)?;
         let conn = Self { shared: shared.clone(), mux, health, grants: Mutex::new(Grants::Allowed) };
         let until = Instant::now() + shared.bound();
