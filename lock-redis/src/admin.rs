@@ -11,7 +11,7 @@ use redis::Cmd;
 use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
-use crate::connection::{Conn, script_call};
+use crate::connection::{Connection, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Inspected, PerLock};
 
@@ -26,7 +26,7 @@ const LIST_BOUNDS: u32 = 10;
 impl RedisBackend {
     async fn shown(
         &self,
-        conn: &Conn,
+        connection: &Connection,
         keys: &[&str],
         until: Instant,
     ) -> Result<Vec<PerLock<Option<Inspected>>>, Failure> {
@@ -36,7 +36,7 @@ impl RedisBackend {
             call.arg(*key);
         }
         call.arg(self.shared.common(false));
-        replies::inspected(conn.run(script, &call, until).await?, keys.len()).ok_or(Failure::Unreadable)
+        replies::inspected(connection.run(script, &call, until).await?, keys.len()).ok_or(Failure::UnexpectedReply)
     }
 
     /// Reads a key. `None` for one that is no record of a lock whose name may begin so.
@@ -87,9 +87,9 @@ fn view(seen: Inspected) -> (Option<String>, LockInfo) {
 #[async_trait]
 impl Inspect for RedisBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
-        let (conn, until) = self.conn().await?;
-        let shown = self.shown(&conn, &[&self.shared.keys.record(name)], until).await?.pop();
-        match shown.ok_or(Failure::Unreadable)? {
+        let (connection, until) = self.connection().await?;
+        let shown = self.shown(&connection, &[&self.shared.keys.record(name)], until).await?.pop();
+        match shown.ok_or(Failure::UnexpectedReply)? {
             Ok(seen) => Ok(seen.map(|seen| view(seen).1)),
             Err(text) => Err(refused(&text)),
         }
@@ -102,19 +102,20 @@ impl List for RedisBackend {
         let bound = self.shared.bound();
         let end = Instant::now() + bound * LIST_BOUNDS;
         let step_ends = || (Instant::now() + bound).min(end);
-        let conn = self.line()?.conn(step_ends()).await?;
+        let connection = self.manager()?.connection(step_ends()).await?;
         let (mut held, mut free, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
         let (mut known, mut cursor) = (HashSet::new(), 0);
         loop {
             let mut scan = Cmd::new();
             scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(STEP);
-            let (next, keys) = replies::scanned(conn.send(&scan, step_ends()).await?).ok_or(Failure::Unreadable)?;
+            let (next, keys) =
+                replies::scanned(connection.send(&scan, step_ends()).await?).ok_or(Failure::UnexpectedReply)?;
             // The server may show a key twice.
             let found = keys.into_iter().filter_map(|key| self.found(key, prefix));
             let found: Vec<_> = found.filter(|found| known.insert(found.key.clone())).collect();
             for some in found.chunks(TOGETHER) {
                 let keys: Vec<_> = some.iter().map(|found| &*found.key).collect();
-                let shown = self.shown(&conn, &keys, step_ends()).await?;
+                let shown = self.shown(&connection, &keys, step_ends()).await?;
                 for (found, shown) in some.iter().zip(shown) {
                     let Ok(seen) = shown else {
                         unreadable.push(found.name_in_key());
@@ -147,13 +148,13 @@ impl List for RedisBackend {
 impl Break for RedisBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let shared = &self.shared;
-        let (conn, until) = self.conn().await?;
+        let (connection, until) = self.connection().await?;
         // In quarantine nobody gets what was ended.
-        let quarantine = conn.prepare(Duration::ZERO, until).await?;
+        let quarantine = connection.prepare(Duration::ZERO, until).await?;
         let script = &shared.scripts.break_lock;
         let mut call = script_call(script, 1);
         call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none())).arg(token.get());
-        let raised = replies::broken(&conn.run(script, &call, until).await?).ok_or(Failure::Unreadable)?;
+        let raised = replies::broken(&connection.run(script, &call, until).await?).ok_or(Failure::UnexpectedReply)?;
         Ok(raised.map(FencingToken::new))
     }
 }

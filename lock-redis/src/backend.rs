@@ -14,10 +14,10 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::capabilities;
-use crate::connection::{Conn, Role, script_call};
+use crate::connection::{Connection, Role, script_call};
 use crate::errors::{Failure, refused};
 use crate::exchange::{Answered, Ask, Terms, Told, Want};
-use crate::manager::{self, Line};
+use crate::manager::{self, ConnectionManager};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, as_kept, millis};
@@ -26,7 +26,7 @@ use crate::tombstones;
 /// Locks on one Redis, version 6.2 or later.
 pub struct RedisBackend {
     pub(crate) shared: Arc<Shared>,
-    lines: PerRuntime<Line>,
+    managers: PerRuntime<ConnectionManager>,
     capabilities: Capabilities,
 }
 
@@ -56,7 +56,7 @@ impl RedisBackend {
     pub async fn connect_with(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
         leasehold_core::backend::require_timers()?;
-        backend.conn().await?;
+        backend.connection().await?;
         Ok(backend)
     }
 
@@ -73,41 +73,41 @@ impl RedisBackend {
     fn unconnected(client: &redis::Client, settings: Settings) -> Result<Self> {
         let settings = settings.check()?;
         let capabilities = capabilities::of(&settings);
-        Ok(Self { shared: Arc::new(Shared::new(client, settings)?), lines: PerRuntime::new(), capabilities })
+        Ok(Self { shared: Arc::new(Shared::new(client, settings)?), managers: PerRuntime::new(), capabilities })
     }
 
     /// The line of the runtime that calls.
-    pub(crate) fn line(&self) -> Result<Arc<manager::Inner>> {
-        Ok(self.line_of(&PerRuntime::<Line>::caller()?))
+    pub(crate) fn manager(&self) -> Result<Arc<manager::Inner>> {
+        Ok(self.manager_of(&PerRuntime::<ConnectionManager>::caller()?))
     }
 
-    fn line_of(&self, runtime: &Handle) -> Arc<manager::Inner> {
+    fn manager_of(&self, runtime: &Handle) -> Arc<manager::Inner> {
         let make = || {
-            let listens = self.shared.core.get().is_some_and(|core| core.keeper_runtime().id() == runtime.id());
-            let role = if listens { Role::AsksAndListens } else { Role::Asks };
-            let line = Line::new(self.shared.clone(), role, runtime);
-            line.inner().want();
-            line
+            let receives_pushes = self.shared.core.get().is_some_and(|core| core.keeper_runtime().id() == runtime.id());
+            let role = if receives_pushes { Role::CommandsAndPushes } else { Role::Commands };
+            let manager = ConnectionManager::new(self.shared.clone(), role, runtime);
+            manager.inner().request_connection();
+            manager
         };
-        self.lines.read(runtime, |line| !line.is_gone(), make, |line| line.inner().clone())
+        self.managers.read(runtime, |manager| !manager.is_stopped(), make, |manager| manager.inner().clone())
     }
 
     /// The connection of the runtime that calls, and when a call that begins now has to have ended.
-    pub(crate) async fn conn(&self) -> Result<(Arc<Conn>, Instant)> {
+    pub(crate) async fn connection(&self) -> Result<(Arc<Connection>, Instant)> {
         let until = Instant::now() + self.shared.bound();
-        Ok((self.line()?.conn(until).await?, until))
+        Ok((self.manager()?.connection(until).await?, until))
     }
 
     async fn ask(&self, claim: &Claim, want: Want) -> Result<Answered> {
         let until = Instant::now() + self.shared.bound();
-        self.line()?.ask(Ask { claim: claim.clone(), want }, until).await
+        self.manager()?.ask(Ask { claim: claim.clone(), want }, until).await
     }
 
     async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
         let (shared, until) = (&self.shared, Instant::now() + self.shared.bound());
-        let conn = self.line()?.conn(until).await?;
+        let connection = self.manager()?.connection(until).await?;
         let longest = requests.iter().map(|request| request.ttl).max().unwrap_or_default();
-        let quarantine = conn.prepare(longest, until).await?;
+        let quarantine = connection.prepare(longest, until).await?;
         let mut command = script_call(&shared.scripts.renew, requests.len());
         for request in requests {
             shared.keys.add_record(&mut command, request.claim.name());
@@ -127,8 +127,8 @@ impl RedisBackend {
         command.arg(asks).arg(others);
         let core = shared.core()?;
         let sent = core.stamp();
-        let value = conn.run(&shared.scripts.renew, &command, until).await?;
-        let (time, answers) = replies::renewed(value, requests.len()).ok_or(Failure::Unreadable)?;
+        let value = connection.run(&shared.scripts.renew, &command, until).await?;
+        let (time, answers) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
         shared.server_clock.saw(time, sent, core.stamp());
         let answer = |(request, answer): (&RenewRequest, Renewed)| {
             let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
@@ -156,8 +156,8 @@ impl LockBackend for RedisBackend {
         let keeper = core.keeper_runtime().clone();
         if self.shared.core.attach(core) {
             // From now on, so that the first waiter already hears of its grant. One from before does not listen.
-            self.lines.remove(&keeper);
-            self.line_of(&keeper);
+            self.managers.remove(&keeper);
+            self.manager_of(&keeper);
         }
     }
 
@@ -178,7 +178,7 @@ impl LockBackend for RedisBackend {
             Told::Acquired(Acquired::Withdrawn) => {
                 Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
             }
-            Told::Released(_) => Err(Failure::Unreadable.into()),
+            Told::Released(_) => Err(Failure::UnexpectedReply.into()),
         }
     }
 
@@ -190,7 +190,7 @@ impl LockBackend for RedisBackend {
         let ReleaseRequest { ref claim, certainty, .. } = *request;
         let remember = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
         let Told::Released(was_held) = self.ask(claim, Want::Release(remember)).await?.told else {
-            return Err(Failure::Unreadable.into());
+            return Err(Failure::UnexpectedReply.into());
         };
         Ok(if was_held { Release::Released } else { Release::NotHeld })
     }

@@ -12,7 +12,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::connection::Conn;
+use crate::connection::Connection;
 use crate::errors::Failure;
 use crate::exchange::{Answered, Ask, together};
 use crate::manager::Inner;
@@ -79,17 +79,17 @@ impl Inner {
             // On the heap, so that the future of a caller who waits is small.
             Put::Alone(alone, ask) => Box::pin(self.ask_alone(ask, until, alone)).await,
             Put::Waits(told) => {
-                self.want();
+                self.request_connection();
                 // Whoever sends keeps to the bound, for all at once: a timer for each would cost more than the rest of this.
-                told.await.unwrap_or_else(|| Err(Failure::closed().into()))
+                told.await.unwrap_or_else(|| Err(Failure::aborted().into()))
             }
         }
     }
 
     async fn ask_alone(&self, ask: Ask, until: Instant, _alone: Alone<'_>) -> Result<Answered> {
-        let conn = self.conn(until).await?;
-        let mut answers = together(&self.shared, &conn, std::slice::from_ref(&ask), until).await;
-        answers.pop().unwrap_or_else(|| Err(Failure::Unreadable.into()))
+        let connection = self.connection(until).await?;
+        let mut answers = together(&self.shared, &connection, std::slice::from_ref(&ask), until).await;
+        answers.pop().unwrap_or_else(|| Err(Failure::UnexpectedReply.into()))
     }
 }
 
@@ -222,15 +222,15 @@ impl Outbox {
     }
 
     /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled. Never ends.
-    pub(crate) async fn flush(&self, shared: &Shared, conn: &Conn) {
+    pub(crate) async fn flush(&self, shared: &Shared, connection: &Connection) {
         // Each begins with a look.
         lock(&self.waiting).looking = FLIGHTS;
-        let sender = || self.send(shared, conn);
+        let sender = || self.send(shared, connection);
         const { assert!(FLIGHTS == 4, "one sender for each") };
         tokio::join!(sender(), sender(), sender(), sender());
     }
 
-    async fn send(&self, shared: &Shared, conn: &Conn) {
+    async fn send(&self, shared: &Shared, connection: &Connection) {
         loop {
             // Whoever was just answered may ask again in his next turn, and goes along.
             tokio::task::yield_now().await;
@@ -238,7 +238,7 @@ impl Outbox {
                 self.wake.notified().await;
                 continue;
             };
-            carry(shared, conn, letters).await;
+            carry(shared, connection, letters).await;
         }
     }
 }
@@ -248,10 +248,10 @@ fn shut_down() -> Error {
 }
 
 /// Sends letters together, and answers each within its own bound.
-async fn carry(shared: &Shared, conn: &Conn, letters: Vec<Letter>) {
+async fn carry(shared: &Shared, connection: &Connection, letters: Vec<Letter>) {
     let (asks, mut open): (Vec<_>, VecDeque<_>) =
         letters.into_iter().map(|letter| (letter.ask, (letter.until, letter.answer))).unzip();
-    let mut call = pin!(together(shared, conn, &asks, Instant::now() + shared.bound()));
+    let mut call = pin!(together(shared, connection, &asks, Instant::now() + shared.bound()));
     let mut answers = loop {
         // Also when nobody is left: the call finds out about a silent connection.
         let Some(&(first, _)) = open.front() else { break call.await };
@@ -260,7 +260,7 @@ async fn carry(shared: &Shared, conn: &Conn, letters: Vec<Letter>) {
             answers = &mut call => break answers,
             () = sleep_until(first) => {
                 if let Some((_, answer)) = open.pop_front() {
-                    answer.send(Err(Failure::Silent.into()), &mut Callers::default());
+                    answer.send(Err(Failure::TimedOut.into()), &mut Callers::default());
                 }
             }
         }

@@ -22,50 +22,50 @@ use crate::socket::{self, Driver};
 
 /// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
 /// together.
-const PIPELINE: usize = 1024;
+const PIPELINE_BUFFER: usize = 1024;
 
 /// Whether a connection also hears of grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// It only asks.
-    Asks,
+    Commands,
     /// It asks, and hears of grants on the client's channel.
-    AsksAndListens,
+    CommandsAndPushes,
 }
 
-pub(crate) struct Conn {
+pub(crate) struct Connection {
     shared: Arc<Shared>,
     mux: MultiplexedConnection,
     health: Arc<Health>,
-    grants: Mutex<Grants>,
+    quarantine: Mutex<Quarantine>,
 }
 
 /// Whether new grants are allowed on this connection.
 #[derive(Clone, Copy, Debug)]
-enum Grants {
-    Allowed,
+enum Quarantine {
+    None,
     /// The server was restarted: not before this.
-    From(Instant),
+    Until(Instant),
     /// The server was restarted: the first call with a ttl decides.
     Undecided,
 }
 
 #[derive(Default)]
 struct Health {
-    cut: AtomicBool,
-    told: Notify,
-    /// How many answers came in.
-    answers: AtomicU64,
+    is_closed: AtomicBool,
+    closed_event: Notify,
+    /// How many replies came in.
+    replies_received: AtomicU64,
 }
 
 impl Health {
-    fn cut(&self) {
-        self.cut.store(true, Ordering::Release);
-        self.told.notify_one();
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.closed_event.notify_one();
     }
 }
 
-impl Conn {
+impl Connection {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
     ///
     /// The handshake has the bound of a call, and then the questions have it once more: over a path on which a call just fits its
@@ -76,43 +76,43 @@ impl Conn {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
-            .set_pipeline_buffer_size(PIPELINE)
-            .set_push_sender(listener(shared.clone(), health.clone()));
+            .set_pipeline_buffer_size(PIPELINE_BUFFER)
+            .set_push_sender(push_handler(shared.clone(), health.clone()));
         let connected = timeout_at(Instant::now() + shared.bound(), socket::connect(&shared.client, config)).await;
-        let (mux, mut driver) = connected.unwrap_or(Err(Failure::Silent)).map_err(lost)?;
-        let conn = Self { shared: shared.clone(), mux, health, grants: Mutex::new(Grants::Allowed) };
+        let (mux, mut driver) = connected.unwrap_or(Err(Failure::TimedOut)).map_err(lost)?;
+        let connection = Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::None) };
         let until = Instant::now() + shared.bound();
-        let listens = async {
-            if role == Role::AsksAndListens {
+        let subscribed = async {
+            if role == Role::CommandsAndPushes {
                 let channels = [shared.keys.channel.clone(), shared.keys.epoch_channel()];
-                conn.mux.clone().subscribe(&channels[..]).await.map_err(|error| lost(Failure::of(error)))?;
+                connection.mux.clone().subscribe(&channels[..]).await.map_err(|error| lost(Failure::of(error)))?;
             }
             Ok::<_, Error>(())
         };
         // At once: over a slow path each round trip counts. The subscription first: what is written after the check is heard.
-        let checked = async { conn.check_server(Duration::ZERO, until).await.map_err(lost)? };
-        let ready = async { tokio::try_join!(biased; listens, checked).map(drop) };
-        let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::Silent))) };
+        let checked = async { connection.check_server(Duration::ZERO, until).await.map_err(lost)? };
+        let ready = async { tokio::try_join!(biased; subscribed, checked).map(drop) };
+        let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::TimedOut))) };
         tokio::select! {
             ready = ready => ready?,
-            () = driver.ended() => return Err(lost(Failure::closed())),
+            () = driver.ended() => return Err(lost(Failure::aborted())),
         }
-        Ok((conn, driver))
+        Ok((connection, driver))
     }
 
     /// Marks the connection as of no more use.
-    pub(crate) fn cut(&self) {
-        self.health.cut();
+    pub(crate) fn close(&self) {
+        self.health.close();
     }
 
-    pub(crate) fn is_cut(&self) -> bool {
-        self.health.cut.load(Ordering::Acquire)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.health.is_closed.load(Ordering::Acquire)
     }
 
     /// Resolves when the connection is of no more use.
-    pub(crate) async fn wait_for_cut(&self) {
-        while !self.is_cut() {
-            self.health.told.notified().await;
+    pub(crate) async fn closed(&self) {
+        while !self.is_closed() {
+            self.health.closed_event.notified().await;
         }
     }
 
@@ -135,30 +135,30 @@ impl Conn {
 
     /// Sends a command and waits for its answer, at most `until`.
     pub(crate) async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
-        if self.is_cut() {
+        if self.is_closed() {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
         }
-        let answers = self.health.answers.load(Ordering::Relaxed);
+        let replies_received = self.health.replies_received.load(Ordering::Relaxed);
         let mut mux = self.mux.clone();
         match timeout_at(until, mux.send_packed_command(command)).await {
             Ok(Ok(value)) => {
-                self.health.answers.fetch_add(1, Ordering::Relaxed);
+                self.health.replies_received.fetch_add(1, Ordering::Relaxed);
                 checked(value)
             }
             Ok(Err(error)) => {
                 let failure = Failure::of(error);
-                if matches!(failure, Failure::Cut(_)) {
-                    self.health.cut();
+                if matches!(failure, Failure::Disconnected(_)) {
+                    self.health.close();
                 }
                 Err(failure)
             }
             Err(_) => {
                 // A server that is only slow has answered others meanwhile. In front of a silent one a new connection finds
                 // the way sooner than this one, whose packets are sent again at ever longer intervals.
-                if self.health.answers.load(Ordering::Relaxed) == answers {
-                    self.health.cut();
+                if self.health.replies_received.load(Ordering::Relaxed) == replies_received {
+                    self.health.close();
                 }
-                Err(Failure::Silent)
+                Err(Failure::TimedOut)
             }
         }
     }
@@ -170,18 +170,18 @@ impl Conn {
     /// The call cannot be made: its ttl could not be made known.
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
         let unknown = lock(&self.shared.epoch).needs_reading(ttl, Instant::now());
-        let open = match *lock(&self.grants) {
-            Grants::Allowed => false,
-            Grants::From(at) => Instant::now() >= at,
-            Grants::Undecided => !ttl.is_zero(),
+        let open = match *lock(&self.quarantine) {
+            Quarantine::None => false,
+            Quarantine::Until(at) => Instant::now() >= at,
+            Quarantine::Undecided => !ttl.is_zero(),
         };
         if unknown || open {
             let lost = |failure| not_connected(failure, &self.shared.address);
             self.check_server(ttl, until).await.map_err(lost)??;
         }
-        Ok(match *lock(&self.grants) {
-            Grants::Allowed | Grants::Undecided => None,
-            Grants::From(at) => Some(at.saturating_duration_since(Instant::now())),
+        Ok(match *lock(&self.quarantine) {
+            Quarantine::None | Quarantine::Undecided => None,
+            Quarantine::Until(at) => Some(at.saturating_duration_since(Instant::now())),
         })
     }
 
@@ -200,11 +200,11 @@ impl Conn {
                 call.arg(read).arg(new).arg(shared.keys.epoch_channel());
             }
             let value = self.run(&shared.scripts.epoch, &call, until).await?;
-            let server = replies::server(value).ok_or(Failure::Unreadable)?;
+            let server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
             if write.is_none()
-                && let Err(unfit) = self.judge(&server)
+                && let Err(error) = self.check_requirements(&server)
             {
-                return Ok(Err(unfit));
+                return Ok(Err(error));
             }
             let on_restart = shared.settings.on_restart;
             let check = Check { on_restart, ttl, requested, now: Instant::now() };
@@ -215,9 +215,9 @@ impl Conn {
                 Err(epoch::UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
             }
         };
-        *lock(&self.grants) = match grants {
-            epoch::Grants::Allowed => Grants::Allowed,
-            epoch::Grants::Undecided => Grants::Undecided,
+        *lock(&self.quarantine) = match grants {
+            epoch::Grants::Allowed => Quarantine::None,
+            epoch::Grants::Undecided => Quarantine::Undecided,
             epoch::Grants::After(wait) => {
                 tracing::warn!(
                     backend = crate::errors::BACKEND,
@@ -225,13 +225,13 @@ impl Conn {
                     wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
                     "the server was restarted and may have forgotten leases: no new grants until those have ended"
                 );
-                Grants::From(Instant::now() + wait)
+                Quarantine::Until(Instant::now() + wait)
             }
         };
         Ok(Ok(()))
     }
 
-    fn judge(&self, server: &replies::Server) -> Result<()> {
+    fn check_requirements(&self, server: &replies::Server) -> Result<()> {
         let address = &self.shared.address;
         if server.version < (6, 2) {
             return Err(Error::new(
@@ -266,13 +266,13 @@ pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
 }
 
 /// Hears what the server says without being asked.
-fn listener(
+fn push_handler(
     shared: Arc<Shared>,
     health: Arc<Health>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |push| {
         match push.kind {
-            PushKind::Disconnection => health.cut(),
+            PushKind::Disconnection => health.close(),
             PushKind::Message => {
                 let Some((channel, payload)) = replies::message(&push.data) else { return Ok(()) };
                 if channel == shared.keys.epoch_channel().as_bytes() {

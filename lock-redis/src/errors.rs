@@ -14,13 +14,13 @@ pub(crate) enum Failure {
     /// It was certainly not sent.
     NotSent(Error),
     /// It may have been sent, and nothing came back within the bound.
-    Silent,
+    TimedOut,
     /// It may have been sent, and the connection broke.
-    Cut(RedisError),
+    Disconnected(RedisError),
     /// The server refused it: `CODE and text`.
-    Refused(String),
+    ErrorReply(String),
     /// The answer is not one that our script gives.
-    Unreadable,
+    UnexpectedReply,
 }
 
 impl Failure {
@@ -28,22 +28,22 @@ impl Failure {
     pub(crate) fn of(error: RedisError) -> Self {
         match ServerError::try_from(error) {
             Ok(refusal) => Self::refusal(&refusal),
-            Err(error) => Self::Cut(error),
+            Err(error) => Self::Disconnected(error),
         }
     }
 
     /// The connection was given up by us.
-    pub(crate) fn closed() -> Self {
-        Self::Cut(std::io::Error::from(std::io::ErrorKind::ConnectionAborted).into())
+    pub(crate) fn aborted() -> Self {
+        Self::Disconnected(std::io::Error::from(std::io::ErrorKind::ConnectionAborted).into())
     }
 
     pub(crate) fn refusal(refusal: &ServerError) -> Self {
-        Self::Refused(format!("{} {}", refusal.code(), refusal.details().unwrap_or_default()))
+        Self::ErrorReply(format!("{} {}", refusal.code(), refusal.details().unwrap_or_default()))
     }
 
     /// Whether the script was not there, and certainly did not run.
     pub(crate) fn is_noscript(&self) -> bool {
-        matches!(self, Self::Refused(text) if text.starts_with("NOSCRIPT"))
+        matches!(self, Self::ErrorReply(text) if text.starts_with("NOSCRIPT"))
     }
 }
 
@@ -59,17 +59,17 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NotSent(error) => error,
-            Failure::Silent => Self::new(
+            Failure::TimedOut => Self::new(
                 ErrorKind::Indeterminate,
                 "the server did not answer in time (`timeout` in the URL): it may or may not have done it",
             ),
-            Failure::Cut(cause) => Self::new(
+            Failure::Disconnected(cause) => Self::new(
                 ErrorKind::Indeterminate,
                 "the connection broke while the request was under way: the server may or may not have done it",
             )
             .with_source(cause),
-            Failure::Refused(text) => refused(&text),
-            Failure::Unreadable => {
+            Failure::ErrorReply(text) => refused(&text),
+            Failure::UnexpectedReply => {
                 Self::new(ErrorKind::Indeterminate, "the server's answer is none of our script: is a proxy in between?")
             }
         }
@@ -152,22 +152,22 @@ impl std::error::Error for Refusal {}
 pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
     match failure {
         Failure::NotSent(error) => error,
-        Failure::Silent => Error::new(
+        Failure::TimedOut => Error::new(
             ErrorKind::Unavailable,
             format!("the server at {address} did not answer in time while connecting"),
         ),
-        Failure::Cut(cause) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
+        Failure::Disconnected(cause) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
             Error::new(ErrorKind::Auth, "the server refused the user or the password")
         }
-        Failure::Cut(cause) if cause.kind() == redis::ErrorKind::RESP3NotSupported => Error::new(
+        Failure::Disconnected(cause) if cause.kind() == redis::ErrorKind::RESP3NotSupported => Error::new(
             ErrorKind::Unsupported,
             format!("the server at {address} is too old: Redis 6.2 or later is needed"),
         ),
-        Failure::Cut(cause) => {
+        Failure::Disconnected(cause) => {
             Error::new(ErrorKind::Unavailable, format!("cannot connect to the server at {address}")).with_source(cause)
         }
-        Failure::Refused(text) => refused(&text).without_effect(),
-        Failure::Unreadable => Error::new(
+        Failure::ErrorReply(text) => refused(&text).without_effect(),
+        Failure::UnexpectedReply => Error::new(
             ErrorKind::Unsupported,
             format!("what answers at {address} is no Redis: its answers cannot be read"),
         ),
@@ -263,10 +263,10 @@ mod tests {
     #[test]
     fn nothing_that_fails_while_connecting_is_indeterminate() {
         for failure in [
-            Failure::Silent,
-            Failure::Cut(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
-            Failure::Refused("ERR what".to_owned()),
-            Failure::Unreadable,
+            Failure::TimedOut,
+            Failure::Disconnected(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
+            Failure::ErrorReply("ERR what".to_owned()),
+            Failure::UnexpectedReply,
         ] {
             assert_ne!(not_connected(failure.clone(), "host:1").kind(), ErrorKind::Indeterminate, "{failure:?}");
         }

@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
-use crate::connection::Conn;
+use crate::connection::Connection;
 use crate::errors::Failure;
 use crate::replies::text;
 
@@ -24,22 +24,22 @@ const FAR_APART: Duration = Duration::from_secs(1);
 #[async_trait]
 impl Examine for RedisBackend {
     async fn examine(&self) -> Result<Vec<Finding>> {
-        let (conn, until) = self.conn().await?;
-        let info = ask(&conn, &["INFO"], until).await?;
-        let info = text(&info).ok_or(Failure::Unreadable)?;
+        let (connection, until) = self.connection().await?;
+        let info = ask(&connection, &["INFO"], until).await?;
+        let info = text(&info).ok_or(Failure::UnexpectedReply)?;
         let mut findings = of_info(&info);
-        findings.push(clock(&conn, until).await?);
-        findings.push(user(ask(&conn, &["ACL", "WHOAMI"], until).await)?);
+        findings.push(clock(&connection, until).await?);
+        findings.push(user(ask(&connection, &["ACL", "WHOAMI"], until).await)?);
         Ok(findings)
     }
 }
 
-async fn ask(conn: &Conn, words: &[&str], until: Instant) -> Result<Value, Failure> {
+async fn ask(connection: &Connection, words: &[&str], until: Instant) -> Result<Value, Failure> {
     let mut command = Cmd::new();
     for word in words {
         command.arg(*word);
     }
-    conn.send(&command, until).await
+    connection.send(&command, until).await
 }
 
 /// What the server says of itself.
@@ -103,12 +103,12 @@ fn of_info(info: &str) -> Vec<Finding> {
 }
 
 /// The server's clock against ours, by the middle of the request.
-async fn clock(conn: &Conn, until: Instant) -> Result<Finding> {
+async fn clock(connection: &Connection, until: Instant) -> Result<Finding> {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = wall();
-    let answer = ask(conn, &["TIME"], until).await?;
+    let answer = ask(connection, &["TIME"], until).await?;
     let after = wall();
-    let server = seconds_and_micros(&answer).ok_or(Failure::Unreadable)?;
+    let server = seconds_and_micros(&answer).ok_or(Failure::UnexpectedReply)?;
     Ok(apart(server, before, after))
 }
 
@@ -141,7 +141,7 @@ fn seconds_and_micros(answer: &Value) -> Option<Duration> {
 /// Who we are to the server.
 fn user(answer: Result<Value, Failure>) -> Result<Finding> {
     let (found, verdict) = match answer {
-        Ok(answer) => match text(&answer).ok_or(Failure::Unreadable)? {
+        Ok(answer) => match text(&answer).ok_or(Failure::UnexpectedReply)? {
             user if user == "default" => (
                 user,
                 Verdict::Doubtful(
@@ -153,7 +153,7 @@ fn user(answer: Result<Value, Failure>) -> Result<Finding> {
             user => (user, Verdict::Fine),
         },
         // The least permissions do not include the question.
-        Err(Failure::Refused(_)) => ("one who may not ask who he is".to_owned(), Verdict::Fine),
+        Err(Failure::ErrorReply(_)) => ("one who may not ask who he is".to_owned(), Verdict::Fine),
         Err(failure) => return Err(failure.into()),
     };
     Ok(Finding::new("user", found, verdict))
@@ -208,7 +208,7 @@ mod tests {
         let answer = |name: &str| Ok(Value::BulkString(name.as_bytes().to_vec()));
         assert_eq!(verdict(&[user(answer("default")).unwrap()], "user"), "doubtful");
         assert_eq!(verdict(&[user(answer("locks")).unwrap()], "user"), "fine");
-        assert_eq!(verdict(&[user(Err(Failure::Refused("NOPERM".into()))).unwrap()], "user"), "fine");
-        assert!(user(Err(Failure::Silent)).is_err());
+        assert_eq!(verdict(&[user(Err(Failure::ErrorReply("NOPERM".into()))).unwrap()], "user"), "fine");
+        assert!(user(Err(Failure::TimedOut)).is_err());
     }
 }

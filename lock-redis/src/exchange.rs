@@ -6,7 +6,7 @@ use leasehold_core::backend::{Claim, Stamp};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
 
-use crate::connection::{Conn, script_call};
+use crate::connection::{Connection, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Acquired};
 use crate::shared::{Shared, millis};
@@ -64,11 +64,16 @@ pub(crate) enum Told {
 }
 
 /// Sends several requests in one script call, and answers each. The acquires [go together](Ask::goes_with).
-pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: Instant) -> Vec<Result<Answered>> {
+pub(crate) async fn together(
+    shared: &Shared,
+    connection: &Connection,
+    asks: &[Ask],
+    until: Instant,
+) -> Vec<Result<Answered>> {
     let all = |why: Error| asks.iter().map(|_| Err(why.clone())).collect();
     let first = asks.iter().find(|ask| ask.is_acquire());
     let terms = first.and_then(Ask::terms);
-    let quarantine = match conn.prepare(terms.map_or(Duration::ZERO, |terms| terms.ttl), until).await {
+    let quarantine = match connection.prepare(terms.map_or(Duration::ZERO, |terms| terms.ttl), until).await {
         Ok(quarantine) => quarantine,
         Err(why) => return all(why),
     };
@@ -101,7 +106,7 @@ pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: 
             Ok(core) => core.stamp(),
             Err(why) => return all(why),
         };
-        match conn.run(&shared.scripts.exchange, &command, until).await {
+        match connection.run(&shared.scripts.exchange, &command, until).await {
             Ok(value) => answers = replies::per_lock(value, count).unwrap_or_default(),
             Err(failure) => return all(failure.into()),
         }
@@ -118,7 +123,7 @@ pub(crate) async fn together(shared: &Shared, conn: &Conn, asks: &[Ask], until: 
             match told {
                 Some(Ok(told)) => Ok(Answered { sent: stamp, told }),
                 Some(Err(text)) => Err(refused(&text)),
-                None => Err(Failure::Unreadable.into()),
+                None => Err(Failure::UnexpectedReply.into()),
             }
         })
         .collect()

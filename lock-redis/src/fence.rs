@@ -103,7 +103,7 @@ impl Fence<'_> {
             return Err(Error::invalid(format!("`{foreign}` is not a key of this fence: take it from `Fence::key`")));
         }
         let shared = &self.backend.shared;
-        let (conn, until) = self.backend.conn().await?;
+        let (connection, until) = self.backend.connection().await?;
         let mut call = script_call(&script.0, keys.len() + 1);
         call.arg(shared.keys.record(self.lease.claim.name()));
         for key in keys {
@@ -113,8 +113,8 @@ impl Fence<'_> {
         for arg in args {
             call.arg(arg.as_ref());
         }
-        let Value::Array(mut answer) = conn.run(&script.0, &call, until).await? else {
-            return Err(Failure::Unreadable.into());
+        let Value::Array(mut answer) = connection.run(&script.0, &call, until).await? else {
+            return Err(Failure::UnexpectedReply.into());
         };
         match answer.as_mut_slice() {
             [Value::Int(0)] => {
@@ -123,7 +123,7 @@ impl Fence<'_> {
             // A script that returns nothing ends the list early.
             [Value::Int(1)] => Ok(Value::Nil),
             [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),
-            _ => Err(Failure::Unreadable.into()),
+            _ => Err(Failure::UnexpectedReply.into()),
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batcher::Outbox;
-use crate::connection::{Conn, Role};
+use crate::connection::{Connection, Role};
 use crate::shared::Shared;
 use crate::socket::Driver;
 
@@ -24,13 +24,13 @@ use crate::socket::Driver;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// The longest pause: in front of a server that comes back, a renewal is late by this at most.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// A connection that lived this long ends a row of failures.
-const STEADY: Duration = Duration::from_secs(1);
+const STABLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Ends its task when it is dropped.
-pub(crate) struct Line {
+pub(crate) struct ConnectionManager {
     inner: Arc<Inner>,
     task: AbortHandle,
 }
@@ -41,36 +41,36 @@ pub(crate) struct Inner {
     role: Role,
     state: watch::Sender<State>,
     /// Somebody wants the connection.
-    wanted: Notify,
+    requested: Notify,
     /// The runtime was shut down.
-    gone: AtomicBool,
+    is_stopped: AtomicBool,
 }
 
 #[derive(Clone, Default)]
 struct State {
     /// How many attempts to connect have ended.
     attempts: u64,
-    conn: Option<Arc<Conn>>,
+    connection: Option<Arc<Connection>>,
     /// Why the last attempt failed.
-    why: Option<Error>,
+    last_error: Option<Error>,
 }
 
-impl Line {
+impl ConnectionManager {
     pub(crate) fn new(shared: Arc<Shared>, role: Role, runtime: &Handle) -> Self {
         let inner = Arc::new(Inner {
             shared,
             outbox: Outbox::default(),
             role,
             state: watch::Sender::default(),
-            wanted: Notify::new(),
-            gone: AtomicBool::new(false),
+            requested: Notify::new(),
+            is_stopped: AtomicBool::new(false),
         });
         // Made here, since a runtime that was shut down drops the task unseen.
-        let gone = Gone(inner.clone());
+        let guard = StopGuard(inner.clone());
         let task = runtime.spawn(async move {
             tokio::select! {
-                () = keep_up(&gone.0) => {}
-                () = gone.0.outbox.refuse_late() => {}
+                () = reconnect(&guard.0) => {}
+                () = guard.0.outbox.refuse_late() => {}
             }
         });
         Self { inner, task: task.abort_handle() }
@@ -81,12 +81,12 @@ impl Line {
     }
 
     /// Whether its runtime is gone, and another line has to take its place.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.inner.gone.load(Ordering::Acquire)
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.inner.is_stopped.load(Ordering::Acquire)
     }
 }
 
-impl Drop for Line {
+impl Drop for ConnectionManager {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -94,10 +94,10 @@ impl Drop for Line {
 
 impl Inner {
     /// Sees to it that there is a connection, without waiting for it.
-    pub(crate) fn want(&self) {
-        let up = self.state.borrow().conn.as_ref().is_some_and(|conn| !conn.is_cut());
-        if !up {
-            self.wanted.notify_one();
+    pub(crate) fn request_connection(&self) {
+        let is_connected = self.state.borrow().connection.as_ref().is_some_and(|connection| !connection.is_closed());
+        if !is_connected {
+            self.requested.notify_one();
         }
     }
 
@@ -105,26 +105,27 @@ impl Inner {
     ///
     /// # Errors
     /// `Unavailable` and whatever else connecting ends in; nothing was sent.
-    pub(crate) async fn conn(&self, until: Instant) -> Result<Arc<Conn>> {
+    pub(crate) async fn connection(&self, until: Instant) -> Result<Arc<Connection>> {
         let attempts = {
             let state = self.state.borrow();
-            match &state.conn {
-                Some(conn) if !conn.is_cut() => return Ok(conn.clone()),
+            match &state.connection {
+                Some(connection) if !connection.is_closed() => return Ok(connection.clone()),
                 _ => state.attempts,
             }
         };
         let mut changes = self.state.subscribe();
-        self.wanted.notify_one();
-        let up = changes
-            .wait_for(|state| state.conn.as_ref().is_some_and(|conn| !conn.is_cut()) || state.attempts > attempts);
-        match timeout_at(until, up).await {
-            Ok(Ok(state)) => match (&state.conn, &state.why) {
-                (Some(conn), _) => Ok(conn.clone()),
-                (None, Some(why)) => Err(why.clone()),
-                (None, None) => Err(broke()),
+        self.requested.notify_one();
+        let connected = changes.wait_for(|state| {
+            state.connection.as_ref().is_some_and(|connection| !connection.is_closed()) || state.attempts > attempts
+        });
+        match timeout_at(until, connected).await {
+            Ok(Ok(state)) => match (&state.connection, &state.last_error) {
+                (Some(connection), _) => Ok(connection.clone()),
+                (None, Some(error)) => Err(error.clone()),
+                (None, None) => Err(disconnected()),
             },
-            Ok(Err(_)) => Err(broke()),
-            Err(_) => Err(self.state.borrow().why.clone().unwrap_or_else(|| {
+            Ok(Err(_)) => Err(disconnected()),
+            Err(_) => Err(self.state.borrow().last_error.clone().unwrap_or_else(|| {
                 let address = &self.shared.address;
                 Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address} within the bound"))
             })),
@@ -132,65 +133,65 @@ impl Inner {
     }
 }
 
-fn broke() -> Error {
+fn disconnected() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent")
 }
 
 /// Connects when it is wanted, and when it hears of grants also unasked; tries again until it is up. While it is up,
 /// sends what waits.
-async fn keep_up(line: &Inner) {
+async fn reconnect(manager: &Inner) {
     let mut pause = FIRST_PAUSE;
-    line.wanted.notified().await;
+    manager.requested.notified().await;
     loop {
-        match Conn::open(&line.shared, line.role).await {
-            Ok((conn, driver)) => {
+        match Connection::open(&manager.shared, manager.role).await {
+            Ok((connection, driver)) => {
                 let since = Instant::now();
-                serve(line, Arc::new(conn), driver).await;
-                if since.elapsed() >= STEADY {
+                serve(manager, Arc::new(connection), driver).await;
+                if since.elapsed() >= STABLE_AFTER {
                     pause = FIRST_PAUSE;
                 }
             }
-            Err(why) => {
-                let address = &line.shared.address;
-                tracing::debug!(backend = crate::errors::BACKEND, address, error = %why, "cannot connect");
-                line.outbox.refuse_all(&why);
-                line.state.send_modify(|state| {
-                    *state = State { attempts: state.attempts + 1, conn: None, why: Some(why) };
+            Err(error) => {
+                let address = &manager.shared.address;
+                tracing::debug!(backend = crate::errors::BACKEND, address, %error, "cannot connect");
+                manager.outbox.refuse_all(&error);
+                manager.state.send_modify(|state| {
+                    *state = State { attempts: state.attempts + 1, connection: None, last_error: Some(error) };
                 });
             }
         }
         // The clients of a server that comes back do not come all at once.
-        sleep(line.shared.core.get().map_or(pause, |core| core.jitter(pause))).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
-        if line.role == Role::Asks {
-            line.wanted.notified().await;
+        sleep(manager.shared.core.get().map_or(pause, |core| core.jitter(pause))).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+        if manager.role == Role::Commands {
+            manager.requested.notified().await;
         }
     }
 }
 
 /// Sends what waits over a connection, until it is cut.
-async fn serve(line: &Inner, conn: Arc<Conn>, mut driver: Driver) {
-    line.state.send_modify(|state| {
-        *state = State { attempts: state.attempts + 1, conn: Some(conn.clone()), why: None };
+async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver) {
+    manager.state.send_modify(|state| {
+        *state = State { attempts: state.attempts + 1, connection: Some(connection.clone()), last_error: None };
     });
-    if let (Role::AsksAndListens, Some(core)) = (line.role, line.shared.core.get()) {
+    if let (Role::CommandsAndPushes, Some(core)) = (manager.role, manager.shared.core.get()) {
         // Grants that were published before the subscription stood were not heard.
         core.event(Event::LookAtAll);
     }
     tokio::select! {
-        () = driver.ended() => conn.cut(),
-        () = conn.wait_for_cut() => {}
-        () = line.outbox.flush(&line.shared, &conn) => {}
+        () = driver.ended() => connection.close(),
+        () = connection.closed() => {}
+        () = manager.outbox.flush(&manager.shared, &connection) => {}
     }
-    line.state.send_modify(|state| state.conn = None);
+    manager.state.send_modify(|state| state.connection = None);
 }
 
 /// Says that the task was dropped, as a runtime does with all of its tasks when it is shut down.
-struct Gone(Arc<Inner>);
+struct StopGuard(Arc<Inner>);
 
-impl Drop for Gone {
+impl Drop for StopGuard {
     fn drop(&mut self) {
-        self.0.gone.store(true, Ordering::Release);
+        self.0.is_stopped.store(true, Ordering::Release);
         self.0.outbox.close();
     }
 }

@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::errors::Failure;
 
 /// How much of a server's first words is kept: its refusals are shorter.
-const LONGEST_REFUSAL: usize = 256;
+const MAX_RECORDED: usize = 256;
 
 /// The task that reads and writes the socket. It ends with the connection, and with this. (With TLS the client crate keeps
 /// it to itself.)
@@ -57,16 +57,16 @@ pub(crate) async fn connect(
     client: &Client,
     config: AsyncConnectionConfig,
 ) -> Result<(MultiplexedConnection, Driver), Failure> {
-    let io = |error: io::Error| Failure::Cut(error.into());
+    let io = |error: io::Error| Failure::Disconnected(error.into());
     let info = client.get_connection_info();
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
-            driven(client, config, tcp(host, *port, info.tcp_settings()).await.map_err(io)?).await
+            handshake(client, config, tcp(host, *port, info.tcp_settings()).await.map_err(io)?).await
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
             let stream = tokio::net::UnixStream::connect(path).await.map_err(io)?;
-            driven(client, config, stream).await
+            handshake(client, config, stream).await
         }
         _ => {
             let mux = client.get_multiplexed_async_connection_with_config(&config).await.map_err(Failure::of)?;
@@ -75,7 +75,7 @@ pub(crate) async fn connect(
     }
 }
 
-async fn driven<S>(
+async fn handshake<S>(
     client: &Client,
     config: AsyncConnectionConfig,
     stream: S,
@@ -84,12 +84,14 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let first = Arc::default();
-    let stream = Heard { stream, first: Arc::clone(&first) };
+    let stream = RecordingStream { stream, first: Arc::clone(&first) };
     let server = client.get_connection_info().redis_settings();
     match MultiplexedConnection::new_with_config(server, stream, config).await {
         Ok((mux, driver)) => Ok((mux, Driver::spawn(driver))),
         Err(error) => Err(match (Failure::of(error), first.get()) {
-            (Failure::Cut(cause), Some(first)) if cause.is_io_error() => refusal(first).unwrap_or(Failure::Cut(cause)),
+            (Failure::Disconnected(cause), Some(first)) if cause.is_io_error() => {
+                refusal(first).unwrap_or(Failure::Disconnected(cause))
+            }
             (failure, _) => failure,
         }),
     }
@@ -106,7 +108,7 @@ async fn tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStr
     while let Some(done) = attempts.join_next().await {
         match done {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(why)) => last = why,
+            Ok(Err(error)) => last = error,
             Err(_) => {}
         }
     }
@@ -130,26 +132,26 @@ async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<T
 /// A socket on which a server that lets nobody in is understood: it says why and closes at once. The client crate fails when
 /// it cannot write, before it has read that, and keeps no single answer of a handshake that broke off. So that the other end
 /// has closed is found by reading, and what it said first is kept.
-struct Heard<S> {
+struct RecordingStream<S> {
     stream: S,
     /// The server's first words.
     first: Arc<OnceLock<Vec<u8>>>,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for RecordingStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if self.first.get().is_none() && buf.filled().len() > before {
-            let _ = self.first.set(buf.filled()[before..].iter().copied().take(LONGEST_REFUSAL).collect());
+            let _ = self.first.set(buf.filled()[before..].iter().copied().take(MAX_RECORDED).collect());
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for RecordingStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes).map(|written| unless_closed(written, bytes.len()))
+        Pin::new(&mut self.stream).poll_write(cx, bytes).map(|written| ignore_closed(written, bytes.len()))
     }
 
     fn poll_write_vectored(
@@ -158,7 +160,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let all = bytes.iter().map(|slice| slice.len()).sum();
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes).map(|written| unless_closed(written, all))
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes).map(|written| ignore_closed(written, all))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -174,9 +176,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
     }
 }
 
-fn unless_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
+fn ignore_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
     match done {
-        Err(why) if matches!(why.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(instead),
+        Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(instead),
         done => done,
     }
 }
@@ -184,5 +186,5 @@ fn unless_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
 /// The error that a server began with.
 fn refusal(first: &[u8]) -> Option<Failure> {
     let line = first.strip_prefix(b"-")?.split(|byte| *byte == b'\r').next()?;
-    Some(Failure::Refused(String::from_utf8_lossy(line).into_owned()))
+    Some(Failure::ErrorReply(String::from_utf8_lossy(line).into_owned()))
 }

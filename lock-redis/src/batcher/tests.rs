@@ -10,7 +10,7 @@ use leasehold_core::{HolderInfo, LockName};
 use super::*;
 use crate::connection::Role;
 use crate::exchange::{Terms, Want};
-use crate::manager::Line;
+use crate::manager::ConnectionManager;
 use crate::settings::Settings;
 
 type Told = PendingReply<Result<Answered>>;
@@ -196,14 +196,14 @@ async fn what_waits_when_connecting_fails_or_the_runtime_ends_had_no_effect() {
 #[test]
 fn a_line_whose_runtime_is_shut_down_answers_all_that_waits_and_says_so() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let line = Line::new(shared(), Role::Asks, runtime.handle());
-    let inner = line.inner().clone();
+    let manager = ConnectionManager::new(shared(), Role::Commands, runtime.handle());
+    let inner = manager.inner().clone();
     let mut told = {
         let busy = Busy::new(&inner.outbox);
         busy.put(release(1))
     };
-    assert!(!line.is_gone());
+    assert!(!manager.is_stopped());
     drop(runtime);
-    assert!(line.is_gone(), "another one has to take its place");
+    assert!(manager.is_stopped(), "another one has to take its place");
     assert_eq!(refused(&mut told), ErrorKind::Unavailable);
 }
