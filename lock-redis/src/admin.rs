@@ -15,16 +15,16 @@ use crate::connection::{Connection, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Inspected, PerLock};
 
-/// How many keys the server looks at in one step of a list, and how many locks are shown by one call: it stands still for
+/// How many keys the server looks at in one step of a list, and how many locks are inspected by one call: it stands still for
 /// others meanwhile, for about a millisecond.
-const STEP: usize = 1_000;
-const TOGETHER: usize = 200;
+const SCAN_COUNT: usize = 1_000;
+const INSPECT_BATCH: usize = 200;
 
 /// A list ends within so many call bounds.
 const LIST_BOUNDS: u32 = 10;
 
 impl RedisBackend {
-    async fn shown(
+    async fn inspect_keys(
         &self,
         connection: &Connection,
         keys: &[&str],
@@ -67,7 +67,7 @@ impl Found {
     }
 
     fn listed(&self, seen: Inspected, prefix: &str) -> Option<Listed> {
-        let (begin, state) = view(seen);
+        let (begin, state) = decode(seen);
         let name = match &self.name {
             Ok(name) => ListedName::Whole(name.clone()),
             Err(_) => ListedName::Cut(begin.filter(|begin| begin.starts_with(prefix))?),
@@ -77,7 +77,7 @@ impl Found {
 }
 
 /// The lock's name as far as the record has it, and the lock's state.
-fn view(seen: Inspected) -> (Option<String>, LockInfo) {
+fn decode(seen: Inspected) -> (Option<String>, LockInfo) {
     let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
     let (name, holder) = HolderInfo::decode(&seen.holder).unzip();
     let lease = token.filter(|_| !seen.left.is_zero()).map(|token| LeaseInfo::new(token, seen.left, holder));
@@ -88,9 +88,9 @@ fn view(seen: Inspected) -> (Option<String>, LockInfo) {
 impl Inspect for RedisBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let (connection, until) = self.connection().await?;
-        let shown = self.shown(&connection, &[&self.shared.keys.record(name)], until).await?.pop();
-        match shown.ok_or(Failure::UnexpectedReply)? {
-            Ok(seen) => Ok(seen.map(|seen| view(seen).1)),
+        let inspected = self.inspect_keys(&connection, &[&self.shared.keys.record(name)], until).await?.pop();
+        match inspected.ok_or(Failure::UnexpectedReply)? {
+            Ok(seen) => Ok(seen.map(|seen| decode(seen).1)),
             Err(text) => Err(refused(&text)),
         }
     }
@@ -107,17 +107,17 @@ impl List for RedisBackend {
         let (mut known, mut cursor) = (HashSet::new(), 0);
         loop {
             let mut scan = Cmd::new();
-            scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(STEP);
+            scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(SCAN_COUNT);
             let (next, keys) =
                 replies::scanned(connection.send(&scan, step_ends()).await?).ok_or(Failure::UnexpectedReply)?;
             // The server may show a key twice.
             let found = keys.into_iter().filter_map(|key| self.found(key, prefix));
             let found: Vec<_> = found.filter(|found| known.insert(found.key.clone())).collect();
-            for some in found.chunks(TOGETHER) {
+            for some in found.chunks(INSPECT_BATCH) {
                 let keys: Vec<_> = some.iter().map(|found| &*found.key).collect();
-                let shown = self.shown(&connection, &keys, step_ends()).await?;
-                for (found, shown) in some.iter().zip(shown) {
-                    let Ok(seen) = shown else {
+                let inspected = self.inspect_keys(&connection, &keys, step_ends()).await?;
+                for (found, inspected) in some.iter().zip(inspected) {
+                    let Ok(seen) = inspected else {
                         unreadable.push(found.name_in_key());
                         continue;
                     };

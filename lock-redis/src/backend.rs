@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::capabilities;
 use crate::connection::{Connection, Role, script_call};
 use crate::errors::{Failure, refused};
-use crate::exchange::{Answered, Ask, Terms, Told, Want};
+use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
@@ -98,9 +98,9 @@ impl RedisBackend {
         Ok((self.manager()?.connection(until).await?, until))
     }
 
-    async fn ask(&self, claim: &Claim, want: Want) -> Result<Answered> {
+    async fn send_request(&self, claim: &Claim, operation: Operation) -> Result<Reply> {
         let until = Instant::now() + self.shared.bound();
-        self.manager()?.ask(Ask { claim: claim.clone(), want }, until).await
+        self.manager()?.send_request(Request { claim: claim.clone(), operation }, until).await
     }
 
     async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
@@ -112,28 +112,28 @@ impl RedisBackend {
         for request in requests {
             shared.keys.add_record(&mut command, request.claim.name());
         }
-        let ttl_of_most = requests.first().map_or(Duration::ZERO, |request| request.ttl);
-        command.arg(shared.common_to_renewals(quarantine.is_none(), ttl_of_most));
-        let (mut asks, mut others) = (Vec::with_capacity(24 * requests.len()), Vec::new());
+        let common_ttl = requests.first().map_or(Duration::ZERO, |request| request.ttl);
+        command.arg(shared.common_to_renewals(quarantine.is_none(), common_ttl));
+        let (mut packed, mut exceptions) = (Vec::with_capacity(24 * requests.len()), Vec::new());
         for (number, request) in (1_u16..).zip(requests) {
-            asks.extend(request.place.get().to_be_bytes());
-            asks.extend(request.claim.owner().as_bytes());
-            if request.ttl != ttl_of_most || request.extend == Extend::Exactly {
-                others.extend(number.to_be_bytes());
-                others.extend(millis(request.ttl).to_be_bytes());
-                others.push(if request.extend == Extend::Exactly { b'e' } else { b'm' });
+            packed.extend(request.place.get().to_be_bytes());
+            packed.extend(request.claim.owner().as_bytes());
+            if request.ttl != common_ttl || request.extend == Extend::Exactly {
+                exceptions.extend(number.to_be_bytes());
+                exceptions.extend(millis(request.ttl).to_be_bytes());
+                exceptions.push(if request.extend == Extend::Exactly { b'e' } else { b'm' });
             }
         }
-        command.arg(asks).arg(others);
+        command.arg(packed).arg(exceptions);
         let core = shared.core()?;
         let sent = core.stamp();
         let value = connection.run(&shared.scripts.renew, &command, until).await?;
         let (time, answers) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
-        shared.server_clock.saw(time, sent, core.stamp());
+        shared.server_clock.observe(time, sent, core.stamp());
         let answer = |(request, answer): (&RenewRequest, Renewed)| {
             let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
             match answer {
-                Renewed::Stands => Answer::Renewed(confirmation(request.ttl, request.place)),
+                Renewed::Held => Answer::Renewed(confirmation(request.ttl, request.place)),
                 Renewed::Granted { place, token } => {
                     Answer::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
@@ -163,22 +163,22 @@ impl LockBackend for RedisBackend {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
         let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
-        let terms = Terms { ttl, place: on_contention == OnContention::Queue };
+        let options = AcquireOptions { ttl, queue: on_contention == OnContention::Queue };
         tombstones::acquiring(claim, ttl);
-        let Answered { sent, told } = self.ask(claim, Want::Acquire(terms)).await?;
+        let Reply { sent, body } = self.send_request(claim, Operation::Acquire(options)).await?;
         let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
-        match told {
-            Told::Acquired(Acquired::Granted { place, token }) => {
+        match body {
+            ReplyBody::Acquired(Acquired::Granted { place, token }) => {
                 Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
             }
-            Told::Acquired(Acquired::Queued { place, look_in }) => {
+            ReplyBody::Acquired(Acquired::Queued { place, look_in }) => {
                 Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), look_in })
             }
-            Told::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
-            Told::Acquired(Acquired::Withdrawn) => {
+            ReplyBody::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
+            ReplyBody::Acquired(Acquired::Withdrawn) => {
                 Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
             }
-            Told::Released(_) => Err(Failure::UnexpectedReply.into()),
+            ReplyBody::Released(_) => Err(Failure::UnexpectedReply.into()),
         }
     }
 
@@ -188,8 +188,9 @@ impl LockBackend for RedisBackend {
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
         let ReleaseRequest { ref claim, certainty, .. } = *request;
-        let remember = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
-        let Told::Released(was_held) = self.ask(claim, Want::Release(remember)).await?.told else {
+        let tombstone_ttl = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
+        let ReplyBody::Released(was_held) = self.send_request(claim, Operation::Release(tombstone_ttl)).await?.body
+        else {
             return Err(Failure::UnexpectedReply.into());
         };
         Ok(if was_held { Release::Released } else { Release::NotHeld })

@@ -14,209 +14,209 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::connection::Connection;
 use crate::errors::Failure;
-use crate::exchange::{Answered, Ask, together};
+use crate::exchange::{Reply, Request, exchange};
 use crate::manager::Inner;
 use crate::reply::{Callers, PendingReply, ReplySender, reply};
 use crate::shared::{Shared, lock};
 
 /// How many requests go out together: beyond that nothing is gained, and the server stands still for others meanwhile.
-const TOGETHER: usize = 64;
+const MAX_BATCH: usize = 64;
 
-/// How many calls may be under way that carry what has waited: the server works on one, and with many callers the next
+/// How many calls may be under way that send_batch what has waited: the server works on one, and with many callers the next
 /// one and the answers to the last are on their way meanwhile.
-const FLIGHTS: usize = 4;
+const MAX_IN_FLIGHT: usize = 4;
 
-/// How many requests a third call and any further one carry at least. Two small ones cost more than one that is twice as large.
-const CROWD: usize = TOGETHER / 2;
+/// How many requests a third call and any further one send_batch at least. Two small ones cost more than one that is twice as large.
+const MIN_BATCH: usize = MAX_BATCH / 2;
 
 /// How many requests may go out alone at a time. Below this number of callers waiting for each other gains nothing.
-const ALONE: usize = 2;
+const MAX_UNBATCHED: usize = 2;
 
 #[derive(Default)]
-pub(crate) struct Outbox {
-    waiting: Mutex<Waiting>,
+pub(crate) struct Batcher {
+    state: Mutex<State>,
     /// A sender should look.
     wake: Notify,
     /// Something waits again, and its bound has to be kept.
-    begun: Notify,
+    first_queued: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct State {
     /// In the order of their bounds.
-    queue: VecDeque<Letter>,
-    /// Whether [`Outbox::refuse_late`] looks after the queue.
-    watched: bool,
+    queue: VecDeque<QueuedRequest>,
+    /// Whether [`Batcher::fail_overdue`] looks after the queue.
+    has_expiry_task: bool,
     /// Nobody sends any more.
     closed: bool,
     /// How many requests are under way alone.
-    alone: usize,
+    unbatched: usize,
     /// How many went out together the last time.
-    together: usize,
-    /// How many calls are under way that carry what has waited, and how many requests are in them.
-    flights: usize,
-    flying: usize,
+    last_batch: usize,
+    /// How many calls are under way that send_batch what has waited, and how many requests are in them.
+    batches_in_flight: usize,
+    requests_in_flight: usize,
     /// How many senders are about to look at the queue: nobody has to be woken for it.
-    looking: usize,
+    checking_senders: usize,
 }
 
 /// How a request goes out.
-enum Put<'a> {
-    Alone(Alone<'a>, Ask),
-    Waits(PendingReply<Result<Answered>>),
+enum Enqueued<'a> {
+    SendNow(Unbatched<'a>, Request),
+    Queued(PendingReply<Result<Reply>>),
 }
 
-struct Letter {
-    ask: Ask,
+struct QueuedRequest {
+    request: Request,
     until: Instant,
-    answer: ReplySender<Result<Answered>>,
+    reply_to: ReplySender<Result<Reply>>,
 }
 
 impl Inner {
     /// Asks the server, and ends by `until`.
-    pub(crate) async fn ask(&self, ask: Ask, until: Instant) -> Result<Answered> {
-        match self.outbox.put(ask, until) {
+    pub(crate) async fn send_request(&self, request: Request, until: Instant) -> Result<Reply> {
+        match self.batcher.enqueue(request, until) {
             // On the heap, so that the future of a caller who waits is small.
-            Put::Alone(alone, ask) => Box::pin(self.ask_alone(ask, until, alone)).await,
-            Put::Waits(told) => {
+            Enqueued::SendNow(unbatched, request) => Box::pin(self.send_unbatched(request, until, unbatched)).await,
+            Enqueued::Queued(reply) => {
                 self.request_connection();
                 // Whoever sends keeps to the bound, for all at once: a timer for each would cost more than the rest of this.
-                told.await.unwrap_or_else(|| Err(Failure::aborted().into()))
+                reply.await.unwrap_or_else(|| Err(Failure::aborted().into()))
             }
         }
     }
 
-    async fn ask_alone(&self, ask: Ask, until: Instant, _alone: Alone<'_>) -> Result<Answered> {
+    async fn send_unbatched(&self, request: Request, until: Instant, _unbatched: Unbatched<'_>) -> Result<Reply> {
         let connection = self.connection(until).await?;
-        let mut answers = together(&self.shared, &connection, std::slice::from_ref(&ask), until).await;
-        answers.pop().unwrap_or_else(|| Err(Failure::UnexpectedReply.into()))
+        let mut replies = exchange(&self.shared, &connection, std::slice::from_ref(&request), until).await;
+        replies.pop().unwrap_or_else(|| Err(Failure::UnexpectedReply.into()))
     }
 }
 
-impl Waiting {
+impl State {
     /// Whether a call should leave. The second one waits until it is as large as the one that is under way, or until
     /// that one is back: else the first of many callers that were answered together would leave alone again.
     fn is_due(&self) -> bool {
-        match self.flights {
+        match self.batches_in_flight {
             _ if self.queue.is_empty() => false,
             0 => true,
-            1 => self.queue.len() >= self.flying,
-            FLIGHTS.. => false,
-            _ => self.queue.len() >= CROWD,
+            1 => self.queue.len() >= self.requests_in_flight,
+            MAX_IN_FLIGHT.. => false,
+            _ => self.queue.len() >= MIN_BATCH,
         }
     }
 
     /// Whether a sender has to be woken, who then looks.
-    fn wants_sender(&mut self) -> bool {
-        let wanted = self.looking == 0 && self.is_due();
-        self.looking += usize::from(wanted);
-        wanted
+    fn needs_sender(&mut self) -> bool {
+        let needed = self.checking_senders == 0 && self.is_due();
+        self.checking_senders += usize::from(needed);
+        needed
     }
 }
 
-impl Outbox {
+impl Batcher {
     /// Takes a request, unless it should leave alone.
-    fn put(&self, ask: Ask, until: Instant) -> Put<'_> {
-        let mut waiting = lock(&self.waiting);
+    fn enqueue(&self, request: Request, until: Instant) -> Enqueued<'_> {
+        let mut state = lock(&self.state);
         // Where many went out together, many will again: one that leaves before them costs as much as all of them.
-        let few = waiting.together <= ALONE && waiting.alone < ALONE;
-        if few && waiting.flights == 0 && waiting.queue.is_empty() {
-            waiting.alone += 1;
-            return Put::Alone(Alone(self), ask);
+        let few = state.last_batch <= MAX_UNBATCHED && state.unbatched < MAX_UNBATCHED;
+        if few && state.batches_in_flight == 0 && state.queue.is_empty() {
+            state.unbatched += 1;
+            return Enqueued::SendNow(Unbatched(self), request);
         }
-        let (answer, told) = reply();
-        if waiting.closed {
-            answer.send(Err(shut_down()), &mut Callers::default());
-            return Put::Waits(told);
+        let (reply_to, pending) = reply();
+        if state.closed {
+            reply_to.send(Err(shut_down()), &mut Callers::default());
+            return Enqueued::Queued(pending);
         }
-        waiting.queue.push_back(Letter { ask, until, answer });
-        let (wanted, begun) = (waiting.wants_sender(), !std::mem::replace(&mut waiting.watched, true));
-        drop(waiting);
-        if wanted {
+        state.queue.push_back(QueuedRequest { request, until, reply_to });
+        let (needs_sender, is_first) = (state.needs_sender(), !std::mem::replace(&mut state.has_expiry_task, true));
+        drop(state);
+        if needs_sender {
             self.wake.notify_one();
         }
-        if begun {
-            self.begun.notify_one();
+        if is_first {
+            self.first_queued.notify_one();
         }
-        Put::Waits(told)
+        Enqueued::Queued(pending)
     }
 
-    /// The letters that should leave now, and the flight that they are on: the oldest that can go together, which are
+    /// The batch that should leave now, and the in_flight that they are on: the oldest that can go together, which are
     /// releases, and acquires on the terms of the oldest one. The others keep their order. Letters whose sender has gone
     /// away are dropped: what was not sent has no effect.
-    fn next(&self, shared: &Shared) -> Option<(Vec<Letter>, Flight<'_>)> {
-        let mut waiting = lock(&self.waiting);
+    fn next(&self, shared: &Shared) -> Option<(Vec<QueuedRequest>, InFlight<'_>)> {
+        let mut state = lock(&self.state);
         // A sender may also have been woken over the connection before.
-        waiting.looking = waiting.looking.saturating_sub(1);
-        if !waiting.is_due() {
+        state.checking_senders = state.checking_senders.saturating_sub(1);
+        if !state.is_due() {
             return None;
         }
-        let mut letters: Vec<Letter> = Vec::with_capacity(waiting.queue.len().min(TOGETHER));
+        let mut batch: Vec<QueuedRequest> = Vec::with_capacity(state.queue.len().min(MAX_BATCH));
         let mut others = Vec::new();
         let mut first: Option<usize> = None;
-        while letters.len() < TOGETHER && others.len() < TOGETHER {
-            let Some(letter) = waiting.queue.pop_front() else { break };
-            if letter.answer.is_abandoned() {
+        while batch.len() < MAX_BATCH && others.len() < MAX_BATCH {
+            let Some(queued) = state.queue.pop_front() else { break };
+            if queued.reply_to.is_abandoned() {
                 continue;
             }
-            if letter.ask.is_acquire() {
-                if first.is_some_and(|first| !letters[first].ask.goes_with(&letter.ask, shared)) {
-                    others.push(letter);
+            if queued.request.is_acquire() {
+                if first.is_some_and(|first| !batch[first].request.can_share_call(&queued.request, shared)) {
+                    others.push(queued);
                     continue;
                 }
-                first.get_or_insert(letters.len());
+                first.get_or_insert(batch.len());
             }
-            letters.push(letter);
+            batch.push(queued);
         }
-        for letter in others.into_iter().rev() {
-            waiting.queue.push_front(letter);
+        for queued in others.into_iter().rev() {
+            state.queue.push_front(queued);
         }
-        waiting.flights += 1;
-        waiting.flying += letters.len();
-        waiting.together = letters.len();
-        let flight = Flight { outbox: self, letters: letters.len() };
-        if waiting.wants_sender() {
+        state.batches_in_flight += 1;
+        state.requests_in_flight += batch.len();
+        state.last_batch = batch.len();
+        let in_flight = InFlight { batcher: self, requests: batch.len() };
+        if state.needs_sender() {
             self.wake.notify_one();
         }
-        Some((letters, flight))
+        Some((batch, in_flight))
     }
 
     /// Answers everything that waits with an error: it was not sent.
-    pub(crate) fn refuse_all(&self, why: &Error) {
-        let letters = std::mem::take(&mut lock(&self.waiting).queue);
+    pub(crate) fn fail_all(&self, error: &Error) {
+        let batch = std::mem::take(&mut lock(&self.state).queue);
         let mut callers = Callers::default();
-        for letter in letters {
-            letter.answer.send(Err(why.clone()), &mut callers);
+        for queued in batch {
+            queued.reply_to.send(Err(error.clone()), &mut callers);
         }
     }
 
     /// Refuses everything, also what comes later.
     pub(crate) fn close(&self) {
-        lock(&self.waiting).closed = true;
-        self.refuse_all(&shut_down());
+        lock(&self.state).closed = true;
+        self.fail_all(&shut_down());
     }
 
     /// Answers what could not be sent within its bound. Never ends.
-    pub(crate) async fn refuse_late(&self) {
+    pub(crate) async fn fail_overdue(&self) {
         loop {
             let now = Instant::now();
             let (late, next) = {
-                let mut waiting = lock(&self.waiting);
-                let late = waiting.queue.partition_point(|letter| letter.until <= now);
-                let late: Vec<_> = waiting.queue.drain(..late).collect();
-                let next = waiting.queue.front().map(|letter| letter.until);
-                waiting.watched = next.is_some();
+                let mut state = lock(&self.state);
+                let late = state.queue.partition_point(|queued| queued.until <= now);
+                let late: Vec<_> = state.queue.drain(..late).collect();
+                let next = state.queue.front().map(|queued| queued.until);
+                state.has_expiry_task = next.is_some();
                 (late, next)
             };
             let mut callers = Callers::default();
-            for letter in late {
+            for queued in late {
                 let text = "the request could not be sent within the bound (`timeout` in the URL)";
-                letter.answer.send(Err(Error::new(ErrorKind::Unavailable, text)), &mut callers);
+                queued.reply_to.send(Err(Error::new(ErrorKind::Unavailable, text)), &mut callers);
             }
             drop(callers);
             match next {
                 Some(next) => sleep_until(next).await,
-                None => self.begun.notified().await,
+                None => self.first_queued.notified().await,
             }
         }
     }
@@ -224,9 +224,9 @@ impl Outbox {
     /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled. Never ends.
     pub(crate) async fn flush(&self, shared: &Shared, connection: &Connection) {
         // Each begins with a look.
-        lock(&self.waiting).looking = FLIGHTS;
+        lock(&self.state).checking_senders = MAX_IN_FLIGHT;
         let sender = || self.send(shared, connection);
-        const { assert!(FLIGHTS == 4, "one sender for each") };
+        const { assert!(MAX_IN_FLIGHT == 4, "one sender for each") };
         tokio::join!(sender(), sender(), sender(), sender());
     }
 
@@ -234,11 +234,11 @@ impl Outbox {
         loop {
             // Whoever was just answered may ask again in his next turn, and goes along.
             tokio::task::yield_now().await;
-            let Some((letters, _flight)) = self.next(shared) else {
+            let Some((batch, _in_flight)) = self.next(shared) else {
                 self.wake.notified().await;
                 continue;
             };
-            carry(shared, connection, letters).await;
+            send_batch(shared, connection, batch).await;
         }
     }
 }
@@ -247,28 +247,28 @@ fn shut_down() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection's runtime was shut down")
 }
 
-/// Sends letters together, and answers each within its own bound.
-async fn carry(shared: &Shared, connection: &Connection, letters: Vec<Letter>) {
-    let (asks, mut open): (Vec<_>, VecDeque<_>) =
-        letters.into_iter().map(|letter| (letter.ask, (letter.until, letter.answer))).unzip();
-    let mut call = pin!(together(shared, connection, &asks, Instant::now() + shared.bound()));
-    let mut answers = loop {
+/// Sends batch together, and answers each within its own bound.
+async fn send_batch(shared: &Shared, connection: &Connection, batch: Vec<QueuedRequest>) {
+    let (requests, mut pending): (Vec<_>, VecDeque<_>) =
+        batch.into_iter().map(|queued| (queued.request, (queued.until, queued.reply_to))).unzip();
+    let mut call = pin!(exchange(shared, connection, &requests, Instant::now() + shared.bound()));
+    let mut replies = loop {
         // Also when nobody is left: the call finds out about a silent connection.
-        let Some(&(first, _)) = open.front() else { break call.await };
+        let Some(&(first, _)) = pending.front() else { break call.await };
         tokio::select! {
             biased;
-            answers = &mut call => break answers,
+            replies = &mut call => break replies,
             () = sleep_until(first) => {
-                if let Some((_, answer)) = open.pop_front() {
-                    answer.send(Err(Failure::TimedOut.into()), &mut Callers::default());
+                if let Some((_, reply_to)) = pending.pop_front() {
+                    reply_to.send(Err(Failure::TimedOut.into()), &mut Callers::default());
                 }
             }
         }
     };
-    let answers = answers.drain(asks.len() - open.len()..);
+    let replies = replies.drain(requests.len() - pending.len()..);
     let mut callers = Callers::default();
-    for ((_, sender), answer) in open.into_iter().zip(answers) {
-        sender.send(answer, &mut callers);
+    for ((_, reply_to), reply) in pending.into_iter().zip(replies) {
+        reply_to.send(reply, &mut callers);
     }
     callers.wake_together();
     // They are woken now, and the next call leaves after their turn.
@@ -276,26 +276,26 @@ async fn carry(shared: &Shared, connection: &Connection, letters: Vec<Letter>) {
 }
 
 /// A request that is under way alone.
-struct Alone<'a>(&'a Outbox);
+struct Unbatched<'a>(&'a Batcher);
 
-impl Drop for Alone<'_> {
+impl Drop for Unbatched<'_> {
     fn drop(&mut self) {
-        lock(&self.0.waiting).alone -= 1;
+        lock(&self.0.state).unbatched -= 1;
     }
 }
 
 /// A call that is under way with what has waited. Whoever sent it looks for the next one when it is back.
-struct Flight<'a> {
-    outbox: &'a Outbox,
-    letters: usize,
+struct InFlight<'a> {
+    batcher: &'a Batcher,
+    requests: usize,
 }
 
-impl Drop for Flight<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let mut waiting = lock(&self.outbox.waiting);
-        waiting.flights -= 1;
-        waiting.flying -= self.letters;
-        waiting.looking += 1;
+        let mut state = lock(&self.batcher.state);
+        state.batches_in_flight -= 1;
+        state.requests_in_flight -= self.requests;
+        state.checking_senders += 1;
     }
 }
 

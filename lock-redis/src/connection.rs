@@ -12,7 +12,7 @@ use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::epoch::{self, Check, Verdict};
+use crate::epoch::{self, CheckContext, Decision};
 use crate::errors::{Failure, checked, not_connected, refused};
 use crate::replies;
 use crate::scripts::Script;
@@ -207,11 +207,11 @@ impl Connection {
                 return Ok(Err(error));
             }
             let on_restart = shared.settings.on_restart;
-            let check = Check { on_restart, ttl, requested, now: Instant::now() };
-            let verdict = lock(&shared.epoch).judge(&server.reading, check);
-            match verdict {
-                Ok(Verdict::Write(new)) => write = Some((server.reading.key, new)),
-                Ok(Verdict::Grants(grants)) => break grants,
+            let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
+            let decision = lock(&shared.epoch).evaluate(&server.reading, check);
+            match decision {
+                Ok(Decision::Write(new)) => write = Some((server.reading.key, new)),
+                Ok(Decision::Grants(grants)) => break grants,
                 Err(epoch::UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
             }
         };
@@ -276,7 +276,7 @@ fn push_handler(
             PushKind::Message => {
                 let Some((channel, payload)) = replies::message(&push.data) else { return Ok(()) };
                 if channel == shared.keys.epoch_channel().as_bytes() {
-                    lock(&shared.epoch).hear(&String::from_utf8_lossy(payload), Instant::now());
+                    lock(&shared.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
                 } else if let (Some(core), Some(event)) = (shared.core.get(), event(payload)) {
                     core.event(event);
                 }

@@ -18,7 +18,7 @@ const IN_USE_BEYOND: Duration = Duration::from_secs(60);
 
 /// A ttl is written again when it counts as in use for less than its length and this. So there are at most its length and 20 s from
 /// one message to the next, and a client that misses one still knows the ttl when the next one comes.
-const WRITE_AGAIN_BEFORE: Duration = Duration::from_secs(40);
+const REWRITE_BEFORE: Duration = Duration::from_secs(40);
 
 /// By how much two readings of the end of one use may differ, through slow answers and the rates of two clocks.
 const TOLERANCE: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ pub(crate) struct Reading {
 
 /// What a reading is used for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Check {
+pub(crate) struct CheckContext {
     pub(crate) on_restart: OnRestart,
     /// The ttl of the call that needs the reading; zero for one that asks for no lease.
     pub(crate) ttl: Duration,
@@ -71,7 +71,7 @@ pub(crate) struct Check {
 
 /// What follows from a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// The epoch key has to say this first. Then it is read again.
     Write(String),
     /// Whether new grants are allowed.
@@ -95,12 +95,12 @@ pub(crate) struct UnknownFormat;
 impl Epoch {
     /// Whether a call with this ttl needs a reading first: others may not know that it is in use.
     pub(crate) fn needs_reading(&self, ttl: Duration, now: Instant) -> bool {
-        !ttl.is_zero() && !self.published.has(ttl, now + ttl + WRITE_AGAIN_BEFORE)
+        !ttl.is_zero() && !self.published.has(ttl, now + ttl + REWRITE_BEFORE)
     }
 
     /// Takes note of the ttls in a message, `<the server's clock in ms> <the epoch key>`. Says nothing of what others can read now:
     /// the message may be old.
-    pub(crate) fn hear(&mut self, message: &str, now: Instant) {
+    pub(crate) fn receive(&mut self, message: &str, now: Instant) {
         let Some((time, key)) = message.split_once(' ') else { return };
         if let (Ok(time), Ok(key)) = (time.parse(), Key::parse(key)) {
             self.in_use.add_all(&key.ttls(Duration::from_millis(time), now));
@@ -108,15 +108,15 @@ impl Epoch {
     }
 
     /// Takes note of a reading, and decides.
-    pub(crate) fn judge(&mut self, reading: &Reading, check: Check) -> Result<Verdict, UnknownFormat> {
-        let Check { on_restart, ttl, requested, now } = check;
+    pub(crate) fn evaluate(&mut self, reading: &Reading, check: CheckContext) -> Result<Decision, UnknownFormat> {
+        let CheckContext { on_restart, ttl, requested, now } = check;
         let key = Key::parse(&reading.key)?;
         let written = key.ttls(reading.now, now);
         self.in_use.end(now);
         self.in_use.add_all(&written);
         if !ttl.is_zero() {
             self.locks = true;
-            if !written.has(ttl, now + ttl + WRITE_AGAIN_BEFORE) {
+            if !written.has(ttl, now + ttl + REWRITE_BEFORE) {
                 self.in_use.add(ttl, now + 2 * ttl + IN_USE_BEYOND);
             }
         }
@@ -137,18 +137,18 @@ impl Epoch {
         if let Some(name) = name.filter(|_| !longest.is_zero())
             && !(key.run == Some(name) && written.has_all(&self.in_use))
         {
-            return Ok(Verdict::Write(self.in_use.as_key(name, reading.now, now)));
+            return Ok(Decision::Write(self.in_use.as_key(name, reading.now, now)));
         }
         if self.requested.is_none_or(|newest| newest <= requested) {
             self.requested = Some(requested);
             self.published = written;
         }
         if wait.is_zero() && before.is_some() && longest.is_zero() {
-            return Ok(Verdict::Grants(Grants::Undecided));
+            return Ok(Decision::Grants(Grants::Undecided));
         }
         let waits = !wait.is_zero() && !trusts;
         self.run = if waits { before } else { Some(run.to_owned()) };
-        Ok(Verdict::Grants(if waits { Grants::After(wait) } else { Grants::Allowed }))
+        Ok(Decision::Grants(if waits { Grants::After(wait) } else { Grants::Allowed }))
     }
 
     /// For how long the server has run, at least. It counts in whole seconds, and one of them may have just begun; what has passed

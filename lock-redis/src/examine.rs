@@ -25,16 +25,16 @@ const FAR_APART: Duration = Duration::from_secs(1);
 impl Examine for RedisBackend {
     async fn examine(&self) -> Result<Vec<Finding>> {
         let (connection, until) = self.connection().await?;
-        let info = ask(&connection, &["INFO"], until).await?;
+        let info = query(&connection, &["INFO"], until).await?;
         let info = text(&info).ok_or(Failure::UnexpectedReply)?;
         let mut findings = of_info(&info);
         findings.push(clock(&connection, until).await?);
-        findings.push(user(ask(&connection, &["ACL", "WHOAMI"], until).await)?);
+        findings.push(user(query(&connection, &["ACL", "WHOAMI"], until).await)?);
         Ok(findings)
     }
 }
 
-async fn ask(connection: &Connection, words: &[&str], until: Instant) -> Result<Value, Failure> {
+async fn query(connection: &Connection, words: &[&str], until: Instant) -> Result<Value, Failure> {
     let mut command = Cmd::new();
     for word in words {
         command.arg(*word);
@@ -47,13 +47,13 @@ fn of_info(info: &str) -> Vec<Finding> {
     let fields: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or("unknown");
     let number = |name: &str| fields.get(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let doubtful = |mend: &str| Verdict::Doubtful(mend.to_owned());
-    let wrong = |mend: &str| Verdict::Wrong(mend.to_owned());
+    let warning = |hint: &str| Verdict::Doubtful(hint.to_owned());
+    let error = |hint: &str| Verdict::Wrong(hint.to_owned());
 
     let eviction = match field("maxmemory_policy") {
         "noeviction" => Verdict::Fine,
         _ => {
-            wrong("it may evict a lock that is held: CONFIG SET maxmemory-policy noeviction, and the same in its file")
+            error("it may evict a lock that is held: CONFIG SET maxmemory-policy noeviction, and the same in its file")
         }
     };
     let (used, most) = (number("used_memory"), number("maxmemory"));
@@ -62,13 +62,13 @@ fn of_info(info: &str) -> Vec<Finding> {
         Some(percent) if percent < NEARLY_FULL => (format!("{percent} % of {} KiB", most >> 10), Verdict::Fine),
         Some(percent) => (
             format!("{percent} % of {} KiB", most >> 10),
-            doubtful("when it is full nobody gets a lock: raise maxmemory, or keep other data elsewhere"),
+            warning("when it is full nobody gets a lock: raise maxmemory, or keep other data elsewhere"),
         ),
     };
     let (kept, persistence) = match number("aof_enabled") {
         0 => (
             "not all is kept over a restart",
-            doubtful(
+            warning(
                 "set `appendonly yes`: without it a restart is followed by a wait for the longest ttl in use, and clients that \
                  never saw the server before may not know that they have to",
             ),
@@ -80,15 +80,15 @@ fn of_info(info: &str) -> Vec<Finding> {
         ("master", 0) => ("no replicas".to_owned(), Verdict::Fine),
         ("master", _) => (
             format!("{replicas} replicas"),
-            doubtful(
+            warning(
                 "a failover to one that lags forgets locks: there only fencing tokens decide, so let resources check them",
             ),
         ),
-        (role, _) => (role.to_owned(), wrong("a replica cannot be written to: give the address of its master")),
+        (role, _) => (role.to_owned(), error("a replica cannot be written to: give the address of its master")),
     };
     let cluster = match number("cluster_enabled") {
         0 => None,
-        _ => Some(Finding::new("cluster", "on", wrong("Cluster is not supported: use a server of its own for locks"))),
+        _ => Some(Finding::new("cluster", "on", error("Cluster is not supported: use a server of its own for locks"))),
     };
     let version = format!("{}, up for {} s", field("redis_version"), number("uptime_in_seconds"));
     let mut findings = vec![
@@ -106,9 +106,9 @@ fn of_info(info: &str) -> Vec<Finding> {
 async fn clock(connection: &Connection, until: Instant) -> Result<Finding> {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = wall();
-    let answer = ask(connection, &["TIME"], until).await?;
+    let reply = query(connection, &["TIME"], until).await?;
     let after = wall();
-    let server = seconds_and_micros(&answer).ok_or(Failure::UnexpectedReply)?;
+    let server = seconds_and_micros(&reply).ok_or(Failure::UnexpectedReply)?;
     Ok(apart(server, before, after))
 }
 
@@ -131,17 +131,17 @@ fn apart(server: Duration, before: Duration, after: Duration) -> Finding {
     Finding::new("clock", found, verdict)
 }
 
-fn seconds_and_micros(answer: &Value) -> Option<Duration> {
-    let Value::Array(parts) = answer else { return None };
+fn seconds_and_micros(reply: &Value) -> Option<Duration> {
+    let Value::Array(parts) = reply else { return None };
     let [seconds, micros] = &parts[..] else { return None };
     let number = |value| text(value)?.parse::<u64>().ok();
     Some(Duration::from_secs(number(seconds)?) + Duration::from_micros(number(micros)?))
 }
 
 /// Who we are to the server.
-fn user(answer: Result<Value, Failure>) -> Result<Finding> {
-    let (found, verdict) = match answer {
-        Ok(answer) => match text(&answer).ok_or(Failure::UnexpectedReply)? {
+fn user(reply: Result<Value, Failure>) -> Result<Finding> {
+    let (found, verdict) = match reply {
+        Ok(reply) => match text(&reply).ok_or(Failure::UnexpectedReply)? {
             user if user == "default" => (
                 user,
                 Verdict::Doubtful(
@@ -198,16 +198,16 @@ mod tests {
         assert_eq!(verdict(&[apart(ms(5_000), ms(4_000), ms(6_000))], "clock"), "fine");
         assert_eq!(verdict(&[apart(ms(7_100), ms(4_000), ms(6_000))], "clock"), "doubtful");
         assert_eq!(verdict(&[apart(ms(1_000), ms(4_000), ms(6_000))], "clock"), "doubtful");
-        let answer = Value::Array(vec![Value::BulkString(b"12".to_vec()), Value::BulkString(b"345000".to_vec())]);
-        assert_eq!(seconds_and_micros(&answer), Some(ms(12_345)));
+        let reply = Value::Array(vec![Value::BulkString(b"12".to_vec()), Value::BulkString(b"345000".to_vec())]);
+        assert_eq!(seconds_and_micros(&reply), Some(ms(12_345)));
         assert_eq!(seconds_and_micros(&Value::Nil), None);
     }
 
     #[test]
     fn everybody_is_told_from_somebody() {
-        let answer = |name: &str| Ok(Value::BulkString(name.as_bytes().to_vec()));
-        assert_eq!(verdict(&[user(answer("default")).unwrap()], "user"), "doubtful");
-        assert_eq!(verdict(&[user(answer("locks")).unwrap()], "user"), "fine");
+        let reply = |name: &str| Ok(Value::BulkString(name.as_bytes().to_vec()));
+        assert_eq!(verdict(&[user(reply("default")).unwrap()], "user"), "doubtful");
+        assert_eq!(verdict(&[user(reply("locks")).unwrap()], "user"), "fine");
         assert_eq!(verdict(&[user(Err(Failure::ErrorReply("NOPERM".into()))).unwrap()], "user"), "fine");
         assert!(user(Err(Failure::TimedOut)).is_err());
     }

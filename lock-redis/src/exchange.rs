@@ -12,90 +12,93 @@ use crate::replies::{self, Acquired};
 use crate::shared::{Shared, millis};
 
 /// What is asked about one lock.
-pub(crate) struct Ask {
+pub(crate) struct Request {
     pub(crate) claim: Claim,
-    pub(crate) want: Want,
+    pub(crate) operation: Operation,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
-    Acquire(Terms),
-    /// With how long to remember the owner, where it is withdrawn.
+pub(crate) enum Operation {
+    Acquire(AcquireOptions),
+    /// With the ttl of the tombstone, where it is withdrawn.
     Release(Option<Duration>),
 }
 
 /// What the acquires of one script call have in common, besides their holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct AcquireOptions {
     pub(crate) ttl: Duration,
     /// Whether a place is wanted while another holds the lock.
-    pub(crate) place: bool,
+    pub(crate) queue: bool,
 }
 
-impl Ask {
-    fn terms(&self) -> Option<Terms> {
-        match self.want {
-            Want::Acquire(terms) => Some(terms),
-            Want::Release(_) => None,
+impl Request {
+    fn options(&self) -> Option<AcquireOptions> {
+        match self.operation {
+            Operation::Acquire(options) => Some(options),
+            Operation::Release(_) => None,
         }
     }
 
     pub(crate) fn is_acquire(&self) -> bool {
-        self.terms().is_some()
+        self.options().is_some()
     }
 
     /// Whether two acquires may go out in one script call. Then holder information is stored that is the same for both.
-    pub(crate) fn goes_with(&self, other: &Self, shared: &Shared) -> bool {
-        let named = |ask: &Self| !shared.keys.tells(ask.claim.name());
-        self.want == other.want && self.claim.holder() == other.claim.holder() && !named(self) && !named(other)
+    pub(crate) fn can_share_call(&self, other: &Self, shared: &Shared) -> bool {
+        let key_lacks_name = |request: &Self| !shared.keys.contains_name(request.claim.name());
+        self.operation == other.operation
+            && self.claim.holder() == other.claim.holder()
+            && !key_lacks_name(self)
+            && !key_lacks_name(other)
     }
 }
 
 /// An answer, with the stamp from just before its request was sent.
-pub(crate) struct Answered {
+pub(crate) struct Reply {
     pub(crate) sent: Stamp,
-    pub(crate) told: Told,
+    pub(crate) body: ReplyBody,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Told {
+pub(crate) enum ReplyBody {
     Acquired(Acquired),
     Released(bool),
 }
 
-/// Sends several requests in one script call, and answers each. The acquires [go together](Ask::goes_with).
-pub(crate) async fn together(
+/// Sends several requests in one script call, and replies to each. The acquires [go together](Request::can_share_call).
+pub(crate) async fn exchange(
     shared: &Shared,
     connection: &Connection,
-    asks: &[Ask],
+    requests: &[Request],
     until: Instant,
-) -> Vec<Result<Answered>> {
-    let all = |why: Error| asks.iter().map(|_| Err(why.clone())).collect();
-    let first = asks.iter().find(|ask| ask.is_acquire());
-    let terms = first.and_then(Ask::terms);
-    let quarantine = match connection.prepare(terms.map_or(Duration::ZERO, |terms| terms.ttl), until).await {
+) -> Vec<Result<Reply>> {
+    let all = |error: Error| requests.iter().map(|_| Err(error.clone())).collect();
+    let first = requests.iter().find(|request| request.is_acquire());
+    let options = first.and_then(Request::options);
+    let quarantine = match connection.prepare(options.map_or(Duration::ZERO, |options| options.ttl), until).await {
         Ok(quarantine) => quarantine,
-        Err(why) => return all(why),
+        Err(error) => return all(error),
     };
-    let sent = |ask: &&Ask| quarantine.is_none() || !ask.is_acquire();
-    let acquires = asks.iter().filter(sent).filter(|ask| ask.is_acquire());
-    let releases = asks.iter().filter(|ask| !ask.is_acquire());
-    let (number, count) = (acquires.clone().count(), asks.iter().filter(sent).count());
-    let mut answers = Vec::new();
+    let is_sent = |request: &&Request| quarantine.is_none() || !request.is_acquire();
+    let acquires = requests.iter().filter(is_sent).filter(|request| request.is_acquire());
+    let releases = requests.iter().filter(|request| !request.is_acquire());
+    let (number, count) = (acquires.clone().count(), requests.iter().filter(is_sent).count());
+    let mut replies_by_lock = Vec::new();
     let mut stamp = Stamp::ZERO;
     if count > 0 {
         let mut command = script_call(&shared.scripts.exchange, count);
         let (mut owners, mut withdrawn) = (Vec::<u8>::with_capacity(16 * count), Vec::new());
-        for (index, ask) in (1_u16..).zip(acquires.chain(releases)) {
-            shared.keys.add_record(&mut command, ask.claim.name());
-            owners.extend(ask.claim.owner().as_bytes());
-            if let Want::Release(Some(remember)) = ask.want {
+        for (index, request) in (1_u16..).zip(acquires.chain(releases)) {
+            shared.keys.add_record(&mut command, request.claim.name());
+            owners.extend(request.claim.owner().as_bytes());
+            if let Operation::Release(Some(tombstone_ttl)) = request.operation {
                 withdrawn.extend(index.to_be_bytes());
-                withdrawn.extend(millis(remember).to_be_bytes());
+                withdrawn.extend(millis(tombstone_ttl).to_be_bytes());
             }
         }
-        let common = match (first, terms) {
-            (Some(first), Some(terms)) if number > 0 => shared.common_to_acquires(number, terms, &first.claim),
+        let common = match (first, options) {
+            (Some(first), Some(options)) if number > 0 => shared.common_to_acquires(number, options, &first.claim),
             _ => shared.common(quarantine.is_none()),
         };
         command.arg(common).arg(owners);
@@ -104,24 +107,25 @@ pub(crate) async fn together(
         }
         stamp = match shared.core() {
             Ok(core) => core.stamp(),
-            Err(why) => return all(why),
+            Err(error) => return all(error),
         };
         match connection.run(&shared.scripts.exchange, &command, until).await {
-            Ok(value) => answers = replies::per_lock(value, count).unwrap_or_default(),
+            Ok(value) => replies_by_lock = replies::per_lock(value, count).unwrap_or_default(),
             Err(failure) => return all(failure.into()),
         }
     }
-    let (first, second) = answers.split_at(number.min(answers.len()));
+    let (first, second) = replies_by_lock.split_at(number.min(replies_by_lock.len()));
     let (mut first, mut second) = (first.iter(), second.iter());
-    asks.iter()
-        .map(|ask| {
-            let told = match (ask.is_acquire(), quarantine) {
+    requests
+        .iter()
+        .map(|request| {
+            let body = match (request.is_acquire(), quarantine) {
                 (true, Some(wait)) => return Err(quarantined(shared, wait)),
-                (true, None) => first.next().and_then(replies::acquired).map(|told| told.map(Told::Acquired)),
-                (false, _) => second.next().and_then(replies::released).map(|told| told.map(Told::Released)),
+                (true, None) => first.next().and_then(replies::acquired).map(|body| body.map(ReplyBody::Acquired)),
+                (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
             };
-            match told {
-                Some(Ok(told)) => Ok(Answered { sent: stamp, told }),
+            match body {
+                Some(Ok(body)) => Ok(Reply { sent: stamp, body }),
                 Some(Err(text)) => Err(refused(&text)),
                 None => Err(Failure::UnexpectedReply.into()),
             }

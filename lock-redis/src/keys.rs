@@ -32,7 +32,7 @@ impl Keys {
     }
 
     /// Whether the key of a record tells the lock's name, and not only its digest.
-    pub(crate) fn tells(&self, name: &LockName) -> bool {
+    pub(crate) fn contains_name(&self, name: &LockName) -> bool {
         name.is_plain_within(MAX_ENCODED)
     }
 

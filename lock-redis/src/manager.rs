@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::batcher::Outbox;
+use crate::batcher::Batcher;
 use crate::connection::{Connection, Role};
 use crate::shared::Shared;
 use crate::socket::Driver;
@@ -37,7 +37,7 @@ pub(crate) struct ConnectionManager {
 
 pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) outbox: Outbox,
+    pub(crate) batcher: Batcher,
     role: Role,
     state: watch::Sender<State>,
     /// Somebody wants the connection.
@@ -59,7 +59,7 @@ impl ConnectionManager {
     pub(crate) fn new(shared: Arc<Shared>, role: Role, runtime: &Handle) -> Self {
         let inner = Arc::new(Inner {
             shared,
-            outbox: Outbox::default(),
+            batcher: Batcher::default(),
             role,
             state: watch::Sender::default(),
             requested: Notify::new(),
@@ -70,7 +70,7 @@ impl ConnectionManager {
         let task = runtime.spawn(async move {
             tokio::select! {
                 () = reconnect(&guard.0) => {}
-                () = guard.0.outbox.refuse_late() => {}
+                () = guard.0.batcher.fail_overdue() => {}
             }
         });
         Self { inner, task: task.abort_handle() }
@@ -154,7 +154,7 @@ async fn reconnect(manager: &Inner) {
             Err(error) => {
                 let address = &manager.shared.address;
                 tracing::debug!(backend = crate::errors::BACKEND, address, %error, "cannot connect");
-                manager.outbox.refuse_all(&error);
+                manager.batcher.fail_all(&error);
                 manager.state.send_modify(|state| {
                     *state = State { attempts: state.attempts + 1, connection: None, last_error: Some(error) };
                 });
@@ -181,7 +181,7 @@ async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver)
     tokio::select! {
         () = driver.ended() => connection.close(),
         () = connection.closed() => {}
-        () = manager.outbox.flush(&manager.shared, &connection) => {}
+        () = manager.batcher.flush(&manager.shared, &connection) => {}
     }
     manager.state.send_modify(|state| state.connection = None);
 }
@@ -192,6 +192,6 @@ struct StopGuard(Arc<Inner>);
 impl Drop for StopGuard {
     fn drop(&mut self) {
         self.0.is_stopped.store(true, Ordering::Release);
-        self.0.outbox.close();
+        self.0.batcher.close();
     }
 }

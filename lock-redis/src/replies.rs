@@ -20,7 +20,7 @@ pub(crate) enum Acquired {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Renewed {
-    Stands,
+    Held,
     Granted { place: PlaceNumber, token: u64 },
     Waiting { place: PlaceNumber, look_in: Duration },
     Lost,
@@ -79,8 +79,8 @@ pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
     if count == 1 {
         return Some(vec![value]);
     }
-    let (_, answers) = lettered(value, count, |time, letter, rest| {
-        Some(match letter {
+    let (_, answers) = with_status_codes(value, count, |time, code, rest| {
+        Some(match code {
             b'n' => Value::Int(time),
             b'r' => Value::Int(1),
             b'f' => Value::Int(0),
@@ -93,9 +93,9 @@ pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
 
 /// The server's time and an answer per lease.
 pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)> {
-    lettered(value, count, |_, letter, rest| {
-        Some(match letter {
-            b'r' => Renewed::Stands,
+    with_status_codes(value, count, |_, code, rest| {
+        Some(match code {
+            b'r' => Renewed::Held,
             b'l' => Renewed::Lost,
             b'g' => Renewed::Granted { place: PlaceNumber::new(number(&rest.next()?)?), token: number(&rest.next()?)? },
             b'w' => {
@@ -107,19 +107,19 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
     })
 }
 
-/// Reads the server's time, a letter for each answer, and what the letters leave open.
-fn lettered<T>(
+/// Reads the server's time, a code for each answer, and what the codes leave open.
+fn with_status_codes<T>(
     value: Value,
     count: usize,
     mut read: impl FnMut(i64, u8, &mut std::vec::IntoIter<Value>) -> Option<T>,
 ) -> Option<(i64, Vec<T>)> {
     let (time, rest) = timed(value)?;
     let mut rest = rest.into_iter();
-    let letters = text(&rest.next()?)?;
-    if letters.len() != count {
+    let codes = text(&rest.next()?)?;
+    if codes.len() != count {
         return None;
     }
-    let answers = letters.bytes().map(|letter| read(time, letter, &mut rest)).collect::<Option<Vec<_>>>()?;
+    let answers = codes.bytes().map(|code| read(time, code, &mut rest)).collect::<Option<Vec<_>>>()?;
     rest.next().is_none().then_some((time, answers))
 }
 
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(
             answers,
             [
-                Renewed::Stands,
+                Renewed::Held,
                 Renewed::Granted { place: PlaceNumber::new(3), token: 4 },
                 Renewed::Lost,
                 Renewed::Failed("WRONGTYPE y".to_owned()),

@@ -13,12 +13,12 @@ const STEP: Duration = Duration::from_millis(500);
 /// Compares the server's clock with ours, answer by answer.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock {
-    seen: Mutex<Option<Seen>>,
+    last: Mutex<Option<Offset>>,
 }
 
-/// Server's clock minus ours, in µs: between `low` and `high`, as seen at `at`.
+/// Server's clock minus ours, in µs: between `low` and `high`, as last at `at`.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct Offset {
     low: i128,
     high: i128,
     at: Stamp,
@@ -26,7 +26,7 @@ struct Seen {
 
 impl ServerClock {
     /// Takes the time that an answer carried, in µs, with the stamps around the request. Warns once for each step.
-    pub(crate) fn saw(&self, server: i64, sent: Stamp, received: Stamp) {
+    pub(crate) fn observe(&self, server: i64, sent: Stamp, received: Stamp) {
         if let Some(step) = self.step(server, sent, received) {
             tracing::warn!(
                 backend = crate::errors::BACKEND,
@@ -41,10 +41,10 @@ impl ServerClock {
     fn step(&self, server: i64, sent: Stamp, received: Stamp) -> Option<i128> {
         let micros = |stamp: Stamp| i128::try_from(stamp.since_start().as_micros()).unwrap_or(i128::MAX);
         let now =
-            Seen { low: i128::from(server) - micros(received), high: i128::from(server) - micros(sent), at: sent };
-        let mut seen = lock(&self.seen);
-        let Some(before) = *seen else {
-            *seen = Some(now);
+            Offset { low: i128::from(server) - micros(received), high: i128::from(server) - micros(sent), at: sent };
+        let mut last = lock(&self.last);
+        let Some(before) = *last else {
+            *last = Some(now);
             return None;
         };
         // Clocks that are slewed may part by a tenth of the time between two looks.
@@ -58,7 +58,7 @@ impl ServerClock {
         };
         // An answer of a request from before the step must not undo what was learned.
         if sent >= before.at {
-            *seen = Some(now);
+            *last = Some(now);
             return step;
         }
         None

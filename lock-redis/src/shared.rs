@@ -7,7 +7,7 @@ use leasehold_core::Result;
 use leasehold_core::backend::{Attachment, Claim, CoreHandle};
 
 use crate::epoch::Epoch;
-use crate::exchange::Terms;
+use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
@@ -49,27 +49,27 @@ impl Shared {
     }
 
     /// The same with what acquires have in common.
-    pub(crate) fn common_to_acquires(&self, number: usize, terms: Terms, any: &Claim) -> Vec<u8> {
+    pub(crate) fn common_to_acquires(&self, number: usize, options: AcquireOptions, any: &Claim) -> Vec<u8> {
         // A name that the key does not tell would be forgotten.
-        let named = !self.keys.tells(any.name());
-        self.packed(true, number, Some(terms), &any.holder().encode(named.then(|| any.name())))
+        let named = !self.keys.contains_name(any.name());
+        self.packed(true, number, Some(options), &any.holder().encode(named.then(|| any.name())))
     }
 
     /// The same with the ttl of most renewals.
     pub(crate) fn common_to_renewals(&self, grants: bool, ttl: Duration) -> Vec<u8> {
-        self.packed(grants, 0, Some(Terms { ttl, place: false }), "")
+        self.packed(grants, 0, Some(AcquireOptions { ttl, queue: false }), "")
     }
 
-    fn packed(&self, grants: bool, acquires: usize, terms: Option<Terms>, holder: &str) -> Vec<u8> {
+    fn packed(&self, grants: bool, acquires: usize, options: Option<AcquireOptions>, holder: &str) -> Vec<u8> {
         // Only acquires need it, for the places that they may get.
         let channel = if acquires > 0 { self.keys.channel.as_bytes() } else { &[] };
-        let terms = terms.unwrap_or(Terms { ttl: Duration::ZERO, place: false });
+        let options = options.unwrap_or(AcquireOptions { ttl: Duration::ZERO, queue: false });
         let mut packed = Vec::with_capacity(17 + channel.len() + holder.len());
         packed.extend(u64::try_from(self.settings.retention.as_micros()).unwrap_or(u64::MAX).to_be_bytes());
         packed.extend(u16::try_from(acquires).unwrap_or(u16::MAX).to_be_bytes());
-        packed.extend(millis(terms.ttl).to_be_bytes());
+        packed.extend(millis(options.ttl).to_be_bytes());
         packed.push(if grants { b'1' } else { b'0' });
-        packed.push(if terms.place { b'q' } else { b'l' });
+        packed.push(if options.queue { b'q' } else { b'l' });
         packed.push(u8::try_from(channel.len()).unwrap_or(u8::MAX));
         packed.extend(channel);
         packed.extend(holder.as_bytes());

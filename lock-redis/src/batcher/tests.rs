@@ -9,11 +9,11 @@ use leasehold_core::{HolderInfo, LockName};
 
 use super::*;
 use crate::connection::Role;
-use crate::exchange::{Terms, Want};
+use crate::exchange::{AcquireOptions, Operation};
 use crate::manager::ConnectionManager;
 use crate::settings::Settings;
 
-type Told = PendingReply<Result<Answered>>;
+type Pending = PendingReply<Result<Reply>>;
 
 const BOUND: Duration = Duration::from_secs(1);
 
@@ -23,174 +23,175 @@ fn shared() -> Arc<Shared> {
     Arc::new(Shared::new(&client, Settings::default()).expect("settings"))
 }
 
-fn request(number: u8, want: Want) -> Ask {
+fn request(number: u8, operation: Operation) -> Request {
     static HOLDER: LazyLock<Arc<HolderInfo>> =
         LazyLock::new(|| Arc::new(HolderInfo::of_this_process("").expect("a label")));
     let name = LockName::new(format!("job{number}")).expect("a name");
-    Ask { claim: Claim::new(name, OwnerToken::from_bytes([number; 16]), HOLDER.clone()), want }
+    Request { claim: Claim::new(name, OwnerToken::from_bytes([number; 16]), HOLDER.clone()), operation }
 }
 
-fn acquire(number: u8, ttl: u64) -> Ask {
-    request(number, Want::Acquire(Terms { ttl: Duration::from_secs(ttl), place: true }))
+fn acquire(number: u8, ttl: u64) -> Request {
+    request(number, Operation::Acquire(AcquireOptions { ttl: Duration::from_secs(ttl), queue: true }))
 }
 
-fn release(number: u8) -> Ask {
-    request(number, Want::Release(None))
+fn release(number: u8) -> Request {
+    request(number, Operation::Release(None))
 }
 
-/// Whether a sender would be woken now. It then looks.
-fn wakes(outbox: &Outbox) -> bool {
-    pin!(outbox.wake.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+/// Whether a sender would be woken now. It then checks the queue.
+fn wakes(batcher: &Batcher) -> bool {
+    pin!(batcher.wake.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// An outbox whose connection is busy with a request that went alone, so that all others wait.
+/// A batcher whose connection is busy with unbatched requests, so that all others wait.
 struct Busy<'a> {
-    outbox: &'a Outbox,
-    _alone: Vec<Alone<'a>>,
+    batcher: &'a Batcher,
+    _unbatched: Vec<Unbatched<'a>>,
 }
 
 impl<'a> Busy<'a> {
-    fn new(outbox: &'a Outbox) -> Self {
-        let alone = (0..ALONE).map(|_| match outbox.put(release(0), Instant::now() + BOUND) {
-            Put::Alone(alone, _) => alone,
-            Put::Waits(_) => panic!("the connection is idle"),
+    fn new(batcher: &'a Batcher) -> Self {
+        let unbatched = (0..MAX_UNBATCHED).map(|_| match batcher.enqueue(release(0), Instant::now() + BOUND) {
+            Enqueued::SendNow(unbatched, _) => unbatched,
+            Enqueued::Queued(_) => panic!("the connection is idle"),
         });
-        Self { outbox, _alone: alone.collect() }
+        Self { batcher, _unbatched: unbatched.collect() }
     }
 
-    fn put(&self, ask: Ask) -> Told {
-        self.put_until(ask, Instant::now() + BOUND)
+    fn enqueue(&self, request: Request) -> Pending {
+        self.enqueue_until(request, Instant::now() + BOUND)
     }
 
-    fn put_until(&self, ask: Ask, until: Instant) -> Told {
-        match self.outbox.put(ask, until) {
-            Put::Waits(told) => told,
-            Put::Alone(..) => panic!("the connection is busy"),
+    fn enqueue_until(&self, request: Request, until: Instant) -> Pending {
+        match self.batcher.enqueue(request, until) {
+            Enqueued::Queued(reply) => reply,
+            Enqueued::SendNow(..) => panic!("the connection is busy"),
         }
     }
 }
 
-fn owners(letters: &[Letter]) -> Vec<u8> {
-    letters.iter().map(|letter| letter.ask.claim.owner().as_bytes()[0]).collect()
+fn owners(batch: &[QueuedRequest]) -> Vec<u8> {
+    batch.iter().map(|queued| queued.request.claim.owner().as_bytes()[0]).collect()
 }
 
 /// The answer, if it is there.
-fn answer(told: &mut Told) -> Option<Result<Answered>> {
-    match Pin::new(told).poll(&mut Context::from_waker(Waker::noop())) {
+fn answer(reply: &mut Pending) -> Option<Result<Reply>> {
+    match Pin::new(reply).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => Some(answer.expect("nobody goes without an answer")),
         Poll::Pending => None,
     }
 }
 
-fn refused(told: &mut Told) -> ErrorKind {
-    answer(told).expect("it is answered").err().expect("it was not sent").kind()
+fn refused(reply: &mut Pending) -> ErrorKind {
+    answer(reply).expect("it is answered").err().expect("it was not sent").kind()
 }
 
 #[tokio::test]
 async fn requests_leave_in_their_order_and_those_that_cannot_go_along_keep_theirs() {
-    let (shared, outbox) = (shared(), Outbox::default());
-    let busy = Busy::new(&outbox);
-    let _told: Vec<_> = [acquire(1, 5), acquire(2, 9), release(3), acquire(4, 5), acquire(5, 9), release(6)]
-        .map(|ask| busy.put(ask))
+    let (shared, batcher) = (shared(), Batcher::default());
+    let busy = Busy::new(&batcher);
+    let _pending: Vec<_> = [acquire(1, 5), acquire(2, 9), release(3), acquire(4, 5), acquire(5, 9), release(6)]
+        .map(|request| busy.enqueue(request))
         .into();
-    let (first, flight) = outbox.next(&shared).expect("it is due");
+    let (first, in_flight) = batcher.next(&shared).expect("it is due");
     assert_eq!(owners(&first), [1, 3, 4, 6]);
-    drop(flight);
-    let (second, _flight) = outbox.next(&shared).expect("it is due");
+    drop(in_flight);
+    let (second, _in_flight) = batcher.next(&shared).expect("it is due");
     assert_eq!(owners(&second), [2, 5]);
 }
 
 #[tokio::test]
 async fn a_request_whose_caller_is_gone_is_not_sent() {
-    let (shared, outbox) = (shared(), Outbox::default());
-    let busy = Busy::new(&outbox);
-    drop(busy.put(release(1)));
-    let _told = busy.put(release(2));
-    assert_eq!(owners(&outbox.next(&shared).expect("it is due").0), [2]);
+    let (shared, batcher) = (shared(), Batcher::default());
+    let busy = Busy::new(&batcher);
+    drop(busy.enqueue(release(1)));
+    let _pending = busy.enqueue(release(2));
+    assert_eq!(owners(&batcher.next(&shared).expect("it is due").0), [2]);
 }
 
 #[tokio::test]
 async fn a_sender_is_woken_whenever_a_call_is_due_and_none_is_about_to_look() {
-    let (shared, outbox) = (shared(), Outbox::default());
-    let busy = Busy::new(&outbox);
-    let mut told = vec![busy.put(release(1))];
-    assert!(wakes(&outbox), "the first that waits");
-    told.push(busy.put(release(2)));
-    assert!(!wakes(&outbox), "one is about to look already");
-    let (_, first) = outbox.next(&shared).expect("it is due");
-    told.push(busy.put(release(3)));
-    assert!(!wakes(&outbox), "a second call waits until it is as large as the first");
-    told.push(busy.put(release(4)));
-    assert!(wakes(&outbox), "now it is");
-    let (letters, second) = outbox.next(&shared).expect("it is due");
-    assert_eq!(owners(&letters), [3, 4]);
-    for number in 0..u8::try_from(CROWD).unwrap() - 1 {
-        told.push(busy.put(release(number)));
+    let (shared, batcher) = (shared(), Batcher::default());
+    let busy = Busy::new(&batcher);
+    let mut pending = vec![busy.enqueue(release(1))];
+    assert!(wakes(&batcher), "the first that waits");
+    pending.push(busy.enqueue(release(2)));
+    assert!(!wakes(&batcher), "one is about to look already");
+    let (_, first) = batcher.next(&shared).expect("it is due");
+    pending.push(busy.enqueue(release(3)));
+    assert!(!wakes(&batcher), "a second call waits until it is as large as the first");
+    pending.push(busy.enqueue(release(4)));
+    assert!(wakes(&batcher), "now it is");
+    let (batch, second) = batcher.next(&shared).expect("it is due");
+    assert_eq!(owners(&batch), [3, 4]);
+    for number in 0..u8::try_from(MIN_BATCH).unwrap() - 1 {
+        pending.push(busy.enqueue(release(number)));
     }
-    assert!(!wakes(&outbox), "a third call carries a crowd");
-    told.push(busy.put(release(99)));
-    assert!(wakes(&outbox), "that is one");
-    let (_, third) = outbox.next(&shared).expect("it is due");
-    told.push(busy.put(release(100)));
-    assert!(!wakes(&outbox));
+    assert!(!wakes(&batcher), "a third call carries a crowd");
+    pending.push(busy.enqueue(release(99)));
+    assert!(wakes(&batcher), "that is one");
+    let (_, third) = batcher.next(&shared).expect("it is due");
+    pending.push(busy.enqueue(release(100)));
+    assert!(!wakes(&batcher));
     // The senders of calls that are back look by themselves, and count as about to.
     drop((first, second, third));
-    told.push(busy.put(release(101)));
-    assert!(!wakes(&outbox) && outbox.next(&shared).is_some());
+    pending.push(busy.enqueue(release(101)));
+    assert!(!wakes(&batcher) && batcher.next(&shared).is_some());
     for _ in 0..3 {
-        assert!(outbox.next(&shared).is_none(), "nothing waits");
+        assert!(batcher.next(&shared).is_none(), "nothing waits");
     }
-    told.push(busy.put(release(102)));
-    assert!(wakes(&outbox), "all have looked: the next one is woken again");
+    pending.push(busy.enqueue(release(102)));
+    assert!(wakes(&batcher), "all have looked: the next one is woken again");
 }
 
 #[tokio::test]
 async fn more_than_fits_wakes_the_next_sender() {
-    let (shared, outbox) = (shared(), Outbox::default());
-    let busy = Busy::new(&outbox);
-    let _told: Vec<_> = (0..=u8::try_from(2 * TOGETHER).unwrap()).map(|number| busy.put(release(number))).collect();
-    assert!(wakes(&outbox));
-    let (letters, _flight) = outbox.next(&shared).expect("it is due");
-    assert_eq!(letters.len(), TOGETHER);
-    assert!(wakes(&outbox), "as much waits again");
+    let (shared, batcher) = (shared(), Batcher::default());
+    let busy = Busy::new(&batcher);
+    let _pending: Vec<_> =
+        (0..=u8::try_from(2 * MAX_BATCH).unwrap()).map(|number| busy.enqueue(release(number))).collect();
+    assert!(wakes(&batcher));
+    let (batch, _in_flight) = batcher.next(&shared).expect("it is due");
+    assert_eq!(batch.len(), MAX_BATCH);
+    assert!(wakes(&batcher), "as much waits again");
 }
 
 #[tokio::test]
 async fn what_cannot_be_sent_within_its_bound_had_no_effect() {
-    let outbox = Outbox::default();
-    let busy = Busy::new(&outbox);
+    let batcher = Batcher::default();
+    let busy = Busy::new(&batcher);
     let callers = async {
         // The watch finds nothing at first.
         tokio::task::yield_now().await;
         for _ in 0..2 {
-            let soon = busy.put_until(release(1), Instant::now() + Duration::from_millis(20));
-            let mut later = busy.put(release(2));
+            let soon = busy.enqueue_until(release(1), Instant::now() + Duration::from_millis(20));
+            let mut later = busy.enqueue(release(2));
             let late =
                 tokio::time::timeout(BOUND / 2, soon).await.expect("it is refused at its bound").expect("an answer");
             assert_eq!(late.err().expect("it was not sent").kind(), ErrorKind::Unavailable);
             assert!(answer(&mut later).is_none(), "its bound is later");
-            outbox.refuse_all(&shut_down());
+            batcher.fail_all(&shut_down());
             // The watch sees that nothing waits.
             tokio::time::sleep(BOUND).await;
         }
     };
     tokio::select! {
-        () = outbox.refuse_late() => panic!("it never ends"),
+        () = batcher.fail_overdue() => panic!("it never ends"),
         () = callers => {}
     }
 }
 
 #[tokio::test]
 async fn what_waits_when_connecting_fails_or_the_runtime_ends_had_no_effect() {
-    let outbox = Outbox::default();
-    let busy = Busy::new(&outbox);
-    let mut told = busy.put(release(1));
-    outbox.refuse_all(&Error::new(ErrorKind::Auth, "planted"));
-    assert_eq!(refused(&mut told), ErrorKind::Auth);
-    let mut told = busy.put(release(2));
-    outbox.close();
-    assert_eq!(refused(&mut told), ErrorKind::Unavailable);
-    assert_eq!(refused(&mut busy.put(release(3))), ErrorKind::Unavailable, "nobody sends any more");
+    let batcher = Batcher::default();
+    let busy = Busy::new(&batcher);
+    let mut reply = busy.enqueue(release(1));
+    batcher.fail_all(&Error::new(ErrorKind::Auth, "planted"));
+    assert_eq!(refused(&mut reply), ErrorKind::Auth);
+    let mut reply = busy.enqueue(release(2));
+    batcher.close();
+    assert_eq!(refused(&mut reply), ErrorKind::Unavailable);
+    assert_eq!(refused(&mut busy.enqueue(release(3))), ErrorKind::Unavailable, "nobody sends any more");
 }
 
 #[test]
@@ -198,12 +199,12 @@ fn a_line_whose_runtime_is_shut_down_answers_all_that_waits_and_says_so() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let manager = ConnectionManager::new(shared(), Role::Commands, runtime.handle());
     let inner = manager.inner().clone();
-    let mut told = {
-        let busy = Busy::new(&inner.outbox);
-        busy.put(release(1))
+    let mut reply = {
+        let busy = Busy::new(&inner.batcher);
+        busy.enqueue(release(1))
     };
     assert!(!manager.is_stopped());
     drop(runtime);
     assert!(manager.is_stopped(), "another one has to take its place");
-    assert_eq!(refused(&mut told), ErrorKind::Unavailable);
+    assert_eq!(refused(&mut reply), ErrorKind::Unavailable);
 }

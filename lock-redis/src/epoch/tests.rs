@@ -44,14 +44,14 @@ impl World {
     }
 
     fn check_as(&mut self, client: &mut Epoch, ttl: Duration, on_restart: OnRestart) -> Grants {
-        let check = Check { on_restart, ttl, requested: self.now(), now: self.now() };
+        let check = CheckContext { on_restart, ttl, requested: self.now(), now: self.now() };
         for _ in 0..2 {
-            match client.judge(&self.reading(), check).expect("a known format") {
-                Verdict::Write(key) => {
+            match client.evaluate(&self.reading(), check).expect("a known format") {
+                Decision::Write(key) => {
                     self.message = format!("{} {key}", self.reading().now.as_millis());
                     self.key = key;
                 }
-                Verdict::Grants(grants) => return grants,
+                Decision::Grants(grants) => return grants,
             }
         }
         panic!("it writes again and again: {}", self.key);
@@ -70,15 +70,15 @@ impl World {
 }
 
 /// How long after an empty restart a client is granted a lock with a ttl of 1 s, when another had a lease of 6 s at the restart.
-fn granted_after(before: Option<Duration>, holder_reconnects: bool, heard: bool) -> u64 {
+fn granted_after(before: Option<Duration>, holder_reconnects: bool, received: bool) -> u64 {
     let mut world = World::new();
     let (mut holder, mut client) = (world.client(), world.client());
     if let Some(ttl) = before {
         assert_eq!(world.check(&mut client, ttl), Grants::Allowed);
     }
     assert_eq!(world.check(&mut holder, s(6)), Grants::Allowed);
-    if heard {
-        client.hear(&world.message, world.now());
+    if received {
+        client.receive(&world.message, world.now());
     }
     world.restart_empty();
     // Each connects again.
@@ -100,8 +100,8 @@ fn a_server_that_counts_in_whole_seconds_is_not_waited_for_longer() {
     let mut epoch = Epoch::default();
     let begin = Instant::now();
     let ms = Duration::from_millis;
-    let mut uptime = |run: &str, told: u64, requested: u64, answered: u64| {
-        let reading = Reading { run: run.into(), uptime: ms(told), now: s(1), key: String::new() };
+    let mut uptime = |run: &str, reported: u64, requested: u64, answered: u64| {
+        let reading = Reading { run: run.into(), uptime: ms(reported), now: s(1), key: String::new() };
         epoch.uptime(&reading, begin + ms(requested), begin + ms(answered))
     };
     assert_eq!(uptime("a", 0, 10, 30), ms(0));
@@ -183,7 +183,7 @@ fn trust_waits_for_nothing_and_others_go_on_waiting() {
     let mut world = World::new();
     let (mut trusting, mut usual) = (world.client(), world.client());
     world.check(&mut trusting, s(6));
-    usual.hear(&world.message, world.now());
+    usual.receive(&world.message, world.now());
     world.restart_empty();
     assert_eq!(world.check_as(&mut trusting, Duration::ZERO, OnRestart::Trust), Grants::Allowed);
     assert_eq!(world.check(&mut usual, s(1)), Grants::After(s(6)));
@@ -241,13 +241,17 @@ fn a_ttl_is_written_before_its_first_use_and_again_in_time_and_is_forgotten_when
 fn an_older_reading_that_arrives_later_says_nothing_new() {
     let mut world = World::new();
     let mut client = world.client();
-    let older =
-        Check { on_restart: OnRestart::default(), ttl: Duration::ZERO, requested: world.now(), now: world.now() };
+    let older = CheckContext {
+        on_restart: OnRestart::default(),
+        ttl: Duration::ZERO,
+        requested: world.now(),
+        now: world.now(),
+    };
     let reading = world.reading();
     world.pass(1);
     world.check(&mut client, s(15));
     // Another connection asked when no ttl was in use yet.
-    assert!(matches!(client.judge(&reading, older), Ok(Verdict::Write(_))), "the key that it read lacks the ttl");
+    assert!(matches!(client.evaluate(&reading, older), Ok(Decision::Write(_))), "the key that it read lacks the ttl");
     assert!(!client.needs_reading(s(15), world.now()), "others know it");
 }
 
