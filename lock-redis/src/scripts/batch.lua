@@ -1,4 +1,4 @@
--- Put behind the prelude of the scripts that every call is made of: reads the records of several locks at once, and prepares the answer
--- about them. One MGET costs a third of the GETs. It reads what is no string as nothing: who finds nothing must not overwrite it.
+-- Follows the prelude in the scripts for several locks. Reads all records at once and prepares the reply: one MGET costs a third of the
+-- GETs. MGET returns nothing for a value that is not a string, so a script must not overwrite a record that seems to be missing.
 
-if #KEYS > 1 then raws, seen, answers, letters = call('MGET', spread(KEYS)), {}, {now, ''}, {} end
+if #KEYS > 1 then raws, seen, replies, codes = call('MGET', spread(KEYS)), {}, {now, ''}, {} end

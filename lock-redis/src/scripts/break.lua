@@ -1,9 +1,9 @@
--- Ends a lease on an operator's word, and hands the lock to the oldest live place.
+-- Ends a lease for an operator, and hands the lock to the oldest live place.
 --
 -- KEYS[1]      the record of a lock
--- ARGV[2]      the token of the lease that is meant
--- answers      the raised token, or nil when that lease is over
--- promises     no later lease is touched; every later token is above the raised one
+-- ARGV[2]      the token of the lease
+-- replies      the raised token, or nil if that lease has ended
+-- promises     Later leases are not affected. Every later token is higher than the raised one.
 
 lib = (function()
   --@ library.lua

@@ -1,9 +1,9 @@
--- Runs a user's own script only while the lease is current. That script stands before the prelude, as `body(KEYS, ARGV)`.
+-- Runs a script of the user only while the lease is current. That script is defined before the prelude, as `body(KEYS, ARGV)`.
 --
--- KEYS[1]      the record of the lock; the user's KEYS follow, in the lock's hash tag
+-- KEYS[1]      the record of the lock; the user's KEYS follow, with the lock's hash tag
 -- ARGV[2..]    owner, fencing token; the user's ARGV follow
--- answers      {0} when the lease is not current, and nothing was changed; else {1, what the user's script returns}
--- promises     in one step: nobody else is granted the lock between the check and the write
+-- replies      {0} if the lease is not current, and nothing was changed; otherwise {1, the result of the user's script}
+-- promises     Atomic: no other claim is granted the lock between the check and the write.
 
 local function shifted(list, by)
   local rest = {}

@@ -1,12 +1,12 @@
--- Shows locks to people. Writes nothing.
+-- Reads locks for people. Writes nothing.
 --
 -- KEYS[i]      the record of a lock
--- answers      TIME in µs, then one answer per lock:
+-- replies      TIME in µs, then one of these per lock:
 --                nil                              there is no record
---                {token, ms, holder, waiters}     last fencing token (0 when there was none), ms that the lease lasts (0 when it is
---                                                 free), last holder's information, number of live places
+--                {token, ms, holder, waiters}     the last fencing token (0 if there was none), the ms that the lease still lasts
+--                                                 (0 if the lock is free), the last holder's information, the number of live places
 --                error
--- promises     a dead lease and dead places are not shown
+-- promises     Expired leases and places are not shown.
 
 lib = (function()
   --@ library.lua
@@ -29,9 +29,9 @@ local function show(key)
   return {it.fence, left, it.holder, waiters}
 end
 
-answers = {now}
+replies = {now}
 for i = 1, #KEYS do
-  local fine, shown = pcall(show, KEYS[i])
-  answers[i + 1] = fine and shown or not fine and lib.text_of(shown)
+  local ok, shown = pcall(show, KEYS[i])
+  replies[i + 1] = ok and shown or not ok and lib.error_text(shown)
 end
-return answers
+return replies

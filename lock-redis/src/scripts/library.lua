@@ -1,4 +1,4 @@
--- Everything but the ordinary record: queue, tombstones, odd records. Stands inside the scripts where they say `--@ library.lua`.
+-- Everything except the ordinary record: the queue, tombstones and extended records. Included where a script says `--@ library.lua`.
 
 local call, sub, format, max = redis.call, string.sub, string.format, math.max
 local ORDINARY, EXTENDED = 24641536, 4
@@ -25,22 +25,22 @@ function lib.read(key)
   return it
 end
 
--- A record of a lock that nobody ever held.
+-- A record for a lock that nobody has held.
 function lib.new(key)
   return {key = key, queue = key .. ':q', holder = '', deadline = 0, fence = 0, kept = 0, places = 0, place = 0, tombstones = 0,
     owner = string.rep('\0', 16), queued = false, came_from_place = false}
 end
 
--- How long the server has to keep the record: `retention` beyond lease, token and now, so that neither a step of the clock nor a
--- late holder makes the tokens begin anew; and, where there is a queue, never less than a place lasts.
+-- How long the server has to keep the record: `retention` after the lease, the token and now. Then neither a clock step nor a late
+-- holder makes the tokens start over. A record with a queue is kept at least as long as a place.
 local function needed(it)
   local stay = it.queued and max(retention, PLACE_TTL) or retention
   return max(max(it.deadline, it.fence, now) + stay, it.tombstones)
 end
 
--- Writes the record. `must`: also when the server is full. A full server refuses SET, unless the script has written before,
--- and PEXPIREAT is not refused. Without it a full server would end every lease, and none could be released.
-function lib.write(it, must)
+-- Writes the record; with `even_if_full`, also on a full server. A full server refuses SET unless the script has written before. It does
+-- not refuse PEXPIREAT. Without this, a full server would end every lease, and nobody could release one.
+function lib.write(it, even_if_full)
   local need = needed(it)
   local late = it.kept < need
   if late then it.kept = need + retention end
@@ -54,21 +54,21 @@ function lib.write(it, must)
   raw = raw .. it.holder
   local till = format('%d', it.kept / 1000 + 1)
   local done = late and redis.pcall('SET', it.key, raw, 'PXAT', till) or redis.pcall('SET', it.key, raw, 'KEEPTTL')
-  if done.err and must and string.find(done.err, 'OOM', 1, true) then
+  if done.err and even_if_full and string.find(done.err, 'OOM', 1, true) then
     call('PEXPIREAT', it.key, till)
     done = redis.pcall('SET', it.key, raw, 'PXAT', till)
   end
   if done.err then error(done.err, 0) end
 end
 
-function lib.forget_queue(it)
+function lib.delete_queue(it)
   call('DEL', it.queue)
   it.queued = false
 end
 
--- Gives a free lock to the oldest live place and tells its client. The place keeps its number and its own deadline, so that
--- dead waiters together cost at most one place ttl. Dead places are dropped on the way.
--- True when the record has changed and was not yet written.
+-- Hands a free lock to the oldest live place and notifies its client. The place keeps its number and its own deadline, so all dead
+-- waiters together delay the lock by at most one place ttl. Removes dead places on the way.
+-- Returns true if the record has changed and is not written yet.
 function lib.settle(it)
   if not it.queued or it.deadline > now or grants ~= '1' then return false end
   local number = tonumber(call('HGET', it.queue, 'h') or it.places + 1)
@@ -76,22 +76,22 @@ function lib.settle(it)
     local field = format('%d', number)
     local entry = call('HGET', it.queue, field)
     if entry then
-      local who, till, channel, at = unpack('>c16I8Bc0', entry)
+      local owner, till, channel, at = unpack('>c16I8Bc0', entry)
       if till > now then
-        it.fence, it.owner, it.place, it.deadline, it.holder = max(it.fence + 1, now), who, number, till, sub(entry, at)
+        it.fence, it.owner, it.place, it.deadline, it.holder = max(it.fence + 1, now), owner, number, till, sub(entry, at)
         it.came_from_place = true
         if number == it.places then
-          lib.forget_queue(it)
+          lib.delete_queue(it)
         else
-          call('HDEL', it.queue, field, 'o' .. who)
+          call('HDEL', it.queue, field, 'o' .. owner)
           call('HSET', it.queue, 'h', format('%d', number + 1))
         end
         lib.write(it, true)
-        -- Only a hint: whoever misses it looks by himself. So it must not undo the grant when it is refused.
-        redis.pcall('PUBLISH', channel, pack('>c16I8I8', who, number, it.fence))
+        -- Only a hint: a client that misses it finds the grant when it renews. If it is refused, the grant must stay.
+        redis.pcall('PUBLISH', channel, pack('>c16I8I8', owner, number, it.fence))
         return false
       end
-      call('HDEL', it.queue, field, 'o' .. who)
+      call('HDEL', it.queue, field, 'o' .. owner)
       number = number + 1
     else
       local last = call('HGET', it.queue, 's' .. field)
@@ -99,23 +99,23 @@ function lib.settle(it)
       number = (tonumber(last) or number) + 1
     end
   end
-  lib.forget_queue(it)
+  lib.delete_queue(it)
   return true
 end
 
--- Tells the client of the oldest place that the holder's lease ends sooner than it knows: the owner alone. Only a hint, as above.
+-- Notifies the client of the oldest place that the holder's lease ends earlier than it knows. Sends only the owner. Only a hint.
 function lib.notify_head(it)
   local entry = it.queued and call('HGET', it.queue, call('HGET', it.queue, 'h') or '')
   if not entry then return end
-  local who, _, channel = unpack('>c16I8Bc0', entry)
-  redis.pcall('PUBLISH', channel, who)
+  local owner, _, channel = unpack('>c16I8Bc0', entry)
+  redis.pcall('PUBLISH', channel, owner)
 end
 
--- Drops a place of this number. What is dropped at the head moves the head on, and what is dropped behind it becomes a gap together with
--- its neighbours: a handoff never walks the places that were given up. The queue is forgotten with its last place.
-function lib.drop_place(it, number, who)
+-- Removes a place. At the head, this advances the head. Behind the head, the place becomes a gap and merges with adjacent gaps, so a
+-- handoff never scans abandoned places. Removing the last place deletes the queue.
+function lib.drop_place(it, number, owner)
   local head, first, last = tonumber(call('HGET', it.queue, 'h')), tonumber(number), tonumber(number)
-  call('HDEL', it.queue, number, 'o' .. who)
+  call('HDEL', it.queue, number, 'o' .. owner)
   local before = call('HGET', it.queue, 'e' .. format('%d', first - 1))
   if before then
     call('HDEL', it.queue, 's' .. before, 'e' .. format('%d', first - 1))
@@ -132,46 +132,46 @@ function lib.drop_place(it, number, who)
   elseif last < it.places then
     call('HSET', it.queue, 'h', format('%d', last + 1))
   else
-    lib.forget_queue(it)
+    lib.delete_queue(it)
   end
 end
 
--- The place of an owner: number, deadline and the rest of the entry. Nil when it has none that lives; a dead one is dropped,
--- so that its owner may start a new one at the end.
-function lib.find_place(it, who)
+-- Finds the place of an owner: its number, its deadline and the rest of the entry. Returns nil if there is no live one. Removes a dead
+-- one, so that the owner can get a new place at the end.
+function lib.find_place(it, owner)
   if not it.queued then return end
-  local number = call('HGET', it.queue, 'o' .. who)
+  local number = call('HGET', it.queue, 'o' .. owner)
   local entry = number and call('HGET', it.queue, number)
   if not entry then return end
   local _, till = unpack('>c16I8', entry)
   if till > now then return number, till, sub(entry, 25) end
-  lib.drop_place(it, number, who)
+  lib.drop_place(it, number, owner)
 end
 
--- Writes a place that lasts for ttl, but never past the longest; `till` is its deadline so far.
-function lib.put_place(it, who, number, till, ttl, rest)
+-- Writes a place that lasts for ttl, limited to the longest ttl of a place. `till` is its deadline so far.
+function lib.put_place(it, owner, number, till, ttl, rest)
   local deadline = max(till, now + math.min(ttl, PLACE_TTL))
-  call('HSET', it.queue, number, pack('>c16I8', who, deadline) .. rest, 'o' .. who, number)
+  call('HSET', it.queue, number, pack('>c16I8', owner, deadline) .. rest, 'o' .. owner, number)
   call('PEXPIRE', it.queue, '10000')
 end
 
--- Gives an owner a new place at the end.
-function lib.new_place(it, who, ttl)
+-- Gives an owner a new place at the end of the queue.
+function lib.new_place(it, owner, ttl)
   local number = format('%d', it.places + 1)
-  -- What lies here without the flag belongs to a record that is gone.
+  -- A queue without the flag belongs to an earlier record that is gone.
   if not it.queued then call('DEL', it.queue) end
   call('HSETNX', it.queue, 'h', number)
-  -- From the channel's length on the entry is as in the argument.
-  lib.put_place(it, who, number, 0, ttl, sub(ARGV[1], at_channel - 1))
+  -- From the length of the channel on, the entry is a copy of the argument.
+  lib.put_place(it, owner, number, 0, ttl, sub(ARGV[1], at_channel - 1))
   it.queued, it.places = true, it.places + 1
   lib.write(it)
 end
 
--- Gives up the place of an owner. True when it had one.
-function lib.leave_queue(it, who)
-  local number = lib.find_place(it, who)
+-- Removes the place of an owner. Returns true if it had one.
+function lib.leave_queue(it, owner)
+  local number = lib.find_place(it, owner)
   if not number then return false end
-  lib.drop_place(it, number, who)
+  lib.drop_place(it, number, owner)
   return true
 end
 
@@ -180,7 +180,7 @@ function lib.left(it)
   return it.deadline > now and math.ceil((it.deadline - now) / 1000) or 0
 end
 
-function lib.text_of(why)
+function lib.error_text(why)
   return type(why) == 'table' and why.err or tostring(why)
 end
 

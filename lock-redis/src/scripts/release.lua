@@ -1,18 +1,18 @@
--- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place. Stands behind acquire.lua.
+-- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place. Follows acquire.lua.
 --
--- KEYS[i]      the record of a lock, behind those of the acquires
+-- KEYS[i]      the record of a lock, after those of the acquires
 -- ARGV[2]      owner 16 bytes, per lock
--- ARGV[3]      for each owner that is withdrawn: its number u16, from 1 | how long to remember it, u32 ms. Left out where there is none
--- answers      for one lock, as in the list. For several they stand behind those of the acquires, and the letters are
+-- ARGV[3]      for each withdrawn owner: its number u16, from 1 | ttl of the tombstone, u32 ms. Omitted if there is none
+-- replies      for one lock: an entry of the list. For several, they follow those of the acquires, with these status codes:
 --                r                            1
 --                f                            0
---                .                            as in the list
+--                .                            the value is an entry of the list
 --              The list:
---                1        the lease or place was this owner's and has ended
+--                1        the lease or place belonged to this owner and has ended
 --                0        this owner had neither
---                error    nothing was changed for this lock, but that a free lock may have gone to its queue
--- promises     the token stays behind in the record; what another owner has is never touched; of a withdrawn owner no request that is
---              still under way takes effect within the time to remember
+--                error    this lock is unchanged, except that a free lock may have gone to its queue
+-- promises     The token stays in the record. Leases and places of other owners are not affected. No request of a withdrawn owner that
+--              is still in flight takes effect during the ttl of the tombstone.
 
 local withdrawn
 if ARGV[3] then
@@ -23,38 +23,38 @@ if ARGV[3] then
   end
 end
 for i = acquires + 1, #KEYS do
-  local key, who, answer = KEYS[i], sub(owners, 16 * i - 15, 16 * i), nil
+  local key, owner, reply = KEYS[i], sub(owners, 16 * i - 15, 16 * i), nil
   local raw
   if raws and not seen[key] then
     raw, seen[key] = raws[i], true
   end
   if raw == nil then raw = call('GET', key) end
-  if raw and not withdrawn and string.find(raw, who, 29, true) == 29 then
+  if raw and not withdrawn and string.find(raw, owner, 29, true) == 29 then
     local head, deadline = unpack('>I4I8', raw)
     if head == 24641536 and deadline > now then
-      -- The server keeps the record until `retention` after the lease, so after its release as well.
-      if call('SETRANGE', key, '4', '\0\0\0\0\0\0\0\0') == #raw then answer = 1 end
+      -- The server keeps the record until `retention` after the lease, and so also after this earlier end.
+      if call('SETRANGE', key, '4', '\0\0\0\0\0\0\0\0') == #raw then reply = 1 end
     end
   end
-  if not answer then
+  if not reply then
     lib = lib or (function()
       --@ library.lua
     end)()
-    local fine
-    fine, answer = pcall(function()
+    local ok
+    ok, reply = pcall(function()
       local it, ms = lib.read(key), withdrawn and withdrawn[i]
       if ms then
         it = it or lib.new(key)
-        -- The record first: it is what makes acquire look for the tombstone.
+        -- The record comes first, because it makes acquire check for the tombstone.
         it.tombstones = math.max(it.tombstones, now + ms * 1000)
         lib.write(it, true)
-        redis.call('SET', key .. ':t:' .. who, '', 'PX', string.format('%d', ms))
+        redis.call('SET', key .. ':t:' .. owner, '', 'PX', string.format('%d', ms))
       end
       if not it then return 0 end
       local ended, changed = 0, false
-      if it.owner == who and it.deadline > now then
+      if it.owner == owner and it.deadline > now then
         ended, changed, it.deadline = 1, true, 0
-      elseif lib.leave_queue(it, who) then
+      elseif lib.leave_queue(it, owner) then
         ended, changed = 1, not it.queued
       end
       local fence = it.fence
@@ -62,16 +62,16 @@ for i = acquires + 1, #KEYS do
       if changed then lib.write(it, true) end
       return ended
     end)
-    if not fine then answer = lib.text_of(answer) end
+    if not ok then reply = lib.error_text(reply) end
   end
-  if #KEYS == 1 then return answer end
-  if answer == 1 then
-    letters[i] = 'r'
-  elseif answer == 0 then
-    letters[i] = 'f'
+  if #KEYS == 1 then return reply end
+  if reply == 1 then
+    codes[i] = 'r'
+  elseif reply == 0 then
+    codes[i] = 'f'
   else
-    letters[i], answers[#answers + 1] = '.', answer
+    codes[i], replies[#replies + 1] = '.', reply
   end
 end
-answers[2] = table.concat(letters)
-return answers
+replies[2] = table.concat(codes)
+return replies
