@@ -1,4 +1,4 @@
-//! Servers that refuse, forget, stand still and go away.
+//! Servers that refuse requests, lose data, stop and go away.
 
 mod support;
 
@@ -14,8 +14,8 @@ use support::{Backend, Redis, claim, ms, settings, try_request};
 
 const LONG: Duration = ms(30_000);
 
-/// Within this time a push is heard. So long takes the proof that one is not.
-const HEARD: Duration = ms(2_000);
+/// The time limit for a push.
+const PUSH_TIMEOUT: Duration = ms(2_000);
 
 #[track_caller]
 fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
@@ -52,7 +52,7 @@ async fn a_bad_password_is_an_error_without_it() {
 }
 
 #[tokio::test]
-async fn the_least_permissions_are_enough_and_none_is_too_many() {
+async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
     let server = Redis::start(&[]);
     let rules = leasehold_redis::acl("test:");
     let mut set = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
@@ -63,8 +63,8 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         server.command(&["FLUSHALL"]).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
         let mut backend = Backend::new(connect().await?);
-        let listening = tokio::time::timeout(HEARD, backend.listening()).await;
-        listening.map_err(|_| Error::new(ErrorKind::Auth, "it hears nothing"))?;
+        let subscribed = tokio::time::timeout(PUSH_TIMEOUT, backend.subscribed()).await;
+        subscribed.map_err(|_| Error::new(ErrorKind::Auth, "it receives no pushes"))?;
         let Acquisition::Granted(grant) = backend.acquire(&claim("job", 1), LONG).await? else { panic!("not granted") };
         let Acquisition::Queued { confirmation, .. } = backend.acquire(&claim("job", 2), LONG).await? else {
             panic!("not queued")
@@ -72,7 +72,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         backend.acquire(&claim("job", 3), LONG).await?;
         backend.acquire(&claim("job", 4), LONG).await?;
         backend.release(&claim("job", 4)).await?;
-        // Two at a time take another way through the scripts than one.
+        // Two leases take another path through the scripts than one.
         let leases = [(1, grant.confirmation.place), (2, confirmation.place)]
             .map(|(number, place)| RenewRequest::new(claim("job", number), place, LONG));
         for answer in backend.renew(&leases).await {
@@ -90,7 +90,7 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
             .inspect(claim("job", 1).name())
             .await?;
         backend.withdraw(&claim("job", 1)).await?;
-        tokio::time::timeout(HEARD, backend.pushed())
+        tokio::time::timeout(PUSH_TIMEOUT, backend.pushed())
             .await
             .map_err(|_| Error::new(ErrorKind::Auth, "a grant is not published"))?;
         let _ = backend.acquire(&claim("job", 1), LONG).await;
@@ -101,8 +101,8 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
     };
     everything().await.unwrap();
 
-    // PEXPIREAT is for a full server alone and SELECT for another database; without MGET and SETRANGE the scripts take their
-    // slower way.
+    // Only a full server needs PEXPIREAT, and only another database needs SELECT. Without MGET and SETRANGE the scripts take a
+    // slower path.
     for command in rules.split(' ').filter_map(|rule| rule.strip_prefix('+')) {
         if matches!(command, "pexpireat" | "select" | "mget" | "setrange") {
             continue;
@@ -113,13 +113,13 @@ async fn the_least_permissions_are_enough_and_none_is_too_many() {
         server.command(&["ACL", "SETUSER", "locks", &format!("+{command}")]).await;
     }
     everything().await.unwrap();
-    // Nothing else is allowed, and nothing elsewhere.
+    // Keys with another prefix are not permitted.
     let other = server.url().replace("prefix=test:", "prefix=other:");
     assert_eq!(kind(RedisBackend::connect(&format!("{other}&user=locks&pass=secret")).await), ErrorKind::Auth);
 }
 
 #[tokio::test]
-async fn a_server_that_may_evict_is_refused_unless_it_is_wanted() {
+async fn a_server_that_may_evict_is_refused_by_default() {
     let server = Redis::start(&["--maxmemory-policy", "volatile-ttl"]);
     let error = RedisBackend::connect(&server.url()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -141,7 +141,7 @@ async fn a_full_server_grants_nothing_and_ends_nothing() {
     assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
     let place = |grant: &leasehold_core::backend::Grant| grant.confirmation.place;
     assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(60_000)).await, Answer::Renewed(_)));
-    // One that needs the record to be kept longer than it was foreseen.
+    // This one needs a later expiry of the record.
     assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(20 * 3600 * 1000)).await, Answer::Renewed(_)));
     assert!(matches!(backend.renew_one(&claim("contended", 1), place(&bob), LONG).await, Answer::Renewed(_)));
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
@@ -154,7 +154,7 @@ async fn a_full_server_grants_nothing_and_ends_nothing() {
 }
 
 #[tokio::test]
-async fn a_replica_is_no_place_for_a_lock() {
+async fn a_replica_refuses_locks() {
     let server = Redis::start(&["--replica-serve-stale-data", "yes"]);
     let backend = server.backend("").await;
     backend.granted(&claim("job", 1), LONG).await;
@@ -168,17 +168,17 @@ async fn a_replica_is_no_place_for_a_lock() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
+async fn no_server_is_unavailable_at_once_and_a_silent_one_within_the_bound() {
     let mut server = Redis::start(&[]);
     let mut backend = server.backend("&timeout=300ms").await;
-    backend.listening().await;
+    backend.subscribed().await;
     backend.granted(&claim("job", 1), LONG).await;
 
     server.signal("-STOP");
     let started = Instant::now();
     assert_eq!(kind(backend.acquire(&claim("late", 1), LONG).await), ErrorKind::Indeterminate);
     assert!(started.elapsed() >= ms(300), "given up after {:?}", started.elapsed());
-    // By now the connection is given up, and no other can be had.
+    // By now the connection is closed, and no new one can be made.
     assert_eq!(kind(backend.acquire(&claim("more", 1), LONG).await), ErrorKind::Unavailable);
     server.signal("-CONT");
     let until = Instant::now() + ms(5000);
@@ -188,7 +188,7 @@ async fn nobody_there_is_unavailable_at_once_and_silence_within_the_bound() {
     assert_eq!(kind(backend.acquire(&claim("late", 1), LONG).await), ErrorKind::Lost);
 
     server.kill();
-    // A request that leaves before the end of the connection is seen may have arrived, for all that is known.
+    // A request that is sent before the client sees the end of the connection may have arrived.
     let first = kind(backend.acquire(&claim("job", 2), LONG).await);
     assert!(matches!(first, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{first:?}");
     assert_eq!(kind(backend.acquire(&claim("job", 2), LONG).await), ErrorKind::Unavailable);
@@ -201,7 +201,7 @@ async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_w
     let (url, late) = server.late_url();
     let backend = Backend::new(RedisBackend::connect(&format!("{url}&timeout=300ms")).await.unwrap());
     for (name, withdrawn) in [("kept", false), ("withdrawn", true)] {
-        // The ttl is made known first, so that the acquire itself is what is late.
+        // The first acquire publishes the ttl, so that the second one is the request that is late.
         backend.granted(&claim("warm", 1), LONG).await;
         late.keep();
         assert_eq!(kind(backend.acquire(&claim(name, 1), LONG).await), ErrorKind::Indeterminate);
@@ -220,9 +220,9 @@ async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_w
     }
 }
 
-/// Asks for far more locks at once than go out together. What the calls ended with, and the longest time that one took, less what
-/// the machine itself was late.
-async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
+/// Acquires far more locks at once than fit into one batch. Returns the errors of the calls, and the longest time that a call took, minus
+/// the lag of the machine itself.
+async fn acquire_many(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..600 {
         let (backend, claim) = (backend.inner.clone(), claim(&format!("job{number}"), number as u8));
@@ -232,7 +232,7 @@ async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
         });
     }
     let late = Arc::<Mutex<Duration>>::default();
-    let canary = tokio::spawn({
+    let lag_monitor = tokio::spawn({
         let late = late.clone();
         async move {
             loop {
@@ -244,19 +244,19 @@ async fn crowd(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
         }
     });
     let (ends, took): (Vec<_>, Vec<_>) = calls.join_all().await.into_iter().unzip();
-    canary.abort();
+    lag_monitor.abort();
     let longest = took.into_iter().max().expect("there were calls");
     (ends, longest.saturating_sub(*late.lock().unwrap()))
 }
 
 #[tokio::test]
-async fn each_of_a_crowd_ends_within_its_bound_in_front_of_a_silent_server() {
+async fn each_of_many_requests_ends_within_its_bound_in_front_of_a_silent_server() {
     let server = Redis::start(&[]);
     let mut backend = server.backend("&timeout=300ms").await;
-    backend.listening().await;
+    backend.subscribed().await;
     backend.granted(&claim("job", 1), LONG).await;
     server.signal("-STOP");
-    let (ends, longest) = crowd(&backend).await;
+    let (ends, longest) = acquire_many(&backend).await;
     server.signal("-CONT");
     let count = |wanted| ends.iter().filter(|&&end| end == Some(wanted)).count();
     let (sent, unsent) = (count(ErrorKind::Indeterminate), count(ErrorKind::Unavailable));
@@ -265,17 +265,17 @@ async fn each_of_a_crowd_ends_within_its_bound_in_front_of_a_silent_server() {
 }
 
 #[tokio::test]
-async fn each_of_a_crowd_ends_within_its_bound_over_a_path_that_is_slow() {
+async fn each_of_many_requests_ends_within_its_bound_over_a_slow_path() {
     let server = Redis::start(&[]);
     let url = server.slow_url(ms(450));
     let backend = Backend::new(RedisBackend::connect_lazy(&format!("{url}&timeout=1s")).unwrap());
-    // Until there is a connection, and scripts and ttl are known: each is a round trip of its own.
+    // Connecting, loading the scripts and publishing the ttl each take a round trip.
     let until = Instant::now() + ms(20_000);
     while let Err(error) = backend.acquire(&claim("job", 1), LONG).await {
         assert!(Instant::now() < until, "{error:?}");
     }
-    let (ends, longest) = crowd(&backend).await;
-    // What leaves third cannot be answered in time.
+    let (ends, longest) = acquire_many(&backend).await;
+    // The third batch cannot get its reply in time.
     let count = |wanted| ends.iter().filter(|&&end| end == wanted).count();
     let (granted, open) = (count(None), count(Some(ErrorKind::Indeterminate)));
     assert!(granted >= 64 && open >= 64, "{granted} and {open}");
@@ -283,11 +283,11 @@ async fn each_of_a_crowd_ends_within_its_bound_over_a_path_that_is_slow() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_in_a_call_leaves_the_outcome_open_and_the_next_call_works() {
+async fn a_connection_that_breaks_during_a_call_leaves_the_outcome_unknown_and_the_next_call_works() {
     let server = Redis::start(&[]);
     let mut backend = server.backend("").await;
-    backend.listening().await;
-    // The ttl is made known first, so that the acquire itself is what is cut.
+    backend.subscribed().await;
+    // The first acquire publishes the ttl, so that the second one is the request that is cut.
     backend.granted(&claim("warm", 1), LONG).await;
     server.command(&["CLIENT", "PAUSE", "400", "WRITE"]).await;
     let call = tokio::spawn({
@@ -302,8 +302,8 @@ async fn a_connection_that_is_cut_in_a_call_leaves_the_outcome_open_and_the_next
     while let Err(error) = backend.acquire(&claim("job", 2), LONG).await {
         assert!(Instant::now() < until, "{error:?}");
     }
-    // What was said meanwhile was not heard: everybody looks again.
-    backend.listening().await;
+    // Messages in the meantime were lost, so every waiter retries.
+    backend.subscribed().await;
 }
 
 #[tokio::test]
@@ -333,10 +333,10 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
     assert!(text.contains("restarted") && text.contains(" ms") && text.contains("restart=trust"), "{text}");
-    // Those who come anew are warned by what was written down.
+    // The epoch key warns a new client.
     let new = server.backend("").await;
     assert_eq!(kind(new.try_acquire(&claim("job", 3), ttl).await), ErrorKind::Unavailable);
-    // Who does not want to wait does not.
+    // A client with `restart=trust` does not wait.
     assert!(matches!(until_it_is_back(&careless).await, Ok(Acquisition::Granted(_))));
     careless.release(&claim("job", 2)).await.unwrap();
     assert_eq!(kind(new.try_acquire(&claim("job", 3), ttl).await), ErrorKind::Unavailable);
@@ -352,19 +352,19 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
 }
 
 #[tokio::test]
-async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_stands_still() {
+async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_waits() {
     let mut server = Redis::start(&["--appendonly", "yes", "--appendfsync", "always"]);
     let mut backend = server.backend("").await;
-    backend.listening().await;
+    backend.subscribed().await;
     let ttl = ms(4000);
     let place = backend.granted(&claim("job", 1), ttl).await.confirmation.place;
     let (second, _) = backend.queued(&claim("job", 2), ttl).await;
     server.kill();
     server.start_again();
-    backend.listening().await;
+    backend.subscribed().await;
     assert!(matches!(backend.renew_one(&claim("job", 1), place, ttl).await, Answer::Renewed(_)));
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
-    // Its record might be older than what was acknowledged: so not even the queue gets it yet.
+    // The record may be older than what was acknowledged, so not even the queue gets the lock yet.
     match backend.renew_one(&claim("job", 2), second, ttl).await {
         Answer::Waiting { look_in, .. } => assert!(look_in > ms(500), "{look_in:?}"),
         other => panic!("{other:?}"),
@@ -381,14 +381,14 @@ async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_stands_still
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_knew_is_used_at_once_unless_quarantine_is_wanted() {
+async fn a_server_that_nobody_knew_is_used_at_once_unless_quarantine_is_set() {
     // Longer than the server takes to start.
     let ttl = ms(8000);
     let server = Redis::start(&[]);
     let started = Instant::now();
     let careful = server.backend("&restart=quarantine").await;
     assert_eq!(kind(careful.try_acquire(&claim("job", 1), ttl).await), ErrorKind::Unavailable);
-    // What it wrote down holds for others too.
+    // The epoch key that it wrote applies to others too.
     let usual = server.backend("").await;
     assert_eq!(kind(usual.try_acquire(&claim("job", 2), ttl).await), ErrorKind::Unavailable);
     while careful.try_acquire(&claim("job", 1), ttl).await.is_err() {
@@ -406,7 +406,7 @@ async fn a_long_ttl_that_nobody_uses_any_more_holds_nobody_up_after_a_restart() 
     let Value::Array(time) = server.command(&["TIME"]).await else { panic!("no time") };
     let seconds: u64 = redis::from_redis_value(time[0].clone()).unwrap();
     let day = 24 * 3600 * 1000;
-    // What another run of the server left behind. Its own ttl is waited for in any case.
+    // The epoch key of another run. The client waits for its own ttl in any case.
     let before = |till| format!("1 before {day}:{till}");
     server.command(&["SET", "test:epoch", &before(seconds * 1000 - 1)]).await;
     let (backend, until) = (server.backend("").await, Instant::now() + ms(15_000));
@@ -435,12 +435,12 @@ async fn a_client_of_the_redis_crate_can_be_used() {
 async fn a_server_without_connections_says_so_at_once() {
     let server = Redis::start(&[]);
     let mut first = server.backend("").await;
-    first.listening().await;
+    first.subscribed().await;
     server.command(&["CONFIG", "SET", "maxclients", "1"]).await;
     for _ in 0..20 {
         let started = Instant::now();
         let error = RedisBackend::connect(&format!("{}&timeout=20s", server.url())).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
-        assert!(started.elapsed() < ms(10_000), "it waited for what comes at once");
+        assert!(started.elapsed() < ms(10_000), "it waited for an immediate error");
     }
 }

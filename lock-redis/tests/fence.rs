@@ -36,7 +36,7 @@ async fn a_late_write_is_refused_and_changes_nothing() {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert_eq!(bob.fence(&guard).run(&add, &[&balance], &["0"]).await.unwrap(), Value::Int(11));
 
-    // Also when nobody has it now.
+    // Also if nobody holds the lock now.
     let bobs = bob.fence(&guard);
     guard.release().await.unwrap();
     assert_eq!(bobs.run(&add, &[&balance], &["1"]).await.unwrap_err().kind(), ErrorKind::Lost);
@@ -58,7 +58,7 @@ async fn a_fenced_write_reads_the_record_and_none_of_the_users_values() {
 }
 
 #[tokio::test]
-async fn a_script_may_have_several_keys_and_any_answer() {
+async fn a_script_may_have_several_keys_and_any_result() {
     let server = Redis::start(&[]);
     let (backend, client) = client(&server).await;
     let guard = client.lock("ledger {1}").acquire().await.unwrap();

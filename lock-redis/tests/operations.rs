@@ -19,7 +19,7 @@ fn confirmed(answer: &Answer) -> std::time::Duration {
 }
 
 #[tokio::test]
-async fn a_lease_is_granted_kept_and_given_back() {
+async fn a_lease_is_granted_renewed_and_released() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     let (ann, bob) = (claim("job", 1), claim("job", 2));
@@ -66,7 +66,7 @@ async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
 }
 
 #[tokio::test]
-async fn a_renewal_shortens_only_when_it_is_told_to() {
+async fn a_renewal_shortens_only_on_request() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     let ann = claim("job", 1);
@@ -77,7 +77,7 @@ async fn a_renewal_shortens_only_when_it_is_told_to() {
         let seen = inner.extensions().inspect.unwrap().inspect(&name).await.unwrap().unwrap();
         seen.holder().map(|lease| lease.ttl_left).unwrap_or_default()
     };
-    // A longer one besides, so that both ways of asking are in one call.
+    // A longer one too, so that one call contains both kinds of renewals.
     let leases = [
         RenewRequest::new(claim("other", 1), PlaceNumber::NONE, ms(60_000)),
         RenewRequest::new(ann.clone(), place, ms(1000)),
@@ -122,7 +122,7 @@ async fn inspect_shows_the_holder_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_go_out_together_and_each_gets_its_own_answer() {
+async fn waiting_requests_share_calls_and_each_gets_its_own_reply() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     backend.granted(&claim("warm", 1), ms(1000)).await;
@@ -132,7 +132,7 @@ async fn requests_that_wait_go_out_together_and_each_gets_its_own_answer() {
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..200u32 {
         let inner = backend.inner.clone();
-        // Two terms, which cannot share a call, and everyone twice.
+        // Two ttls, which cannot share a call, and two claims per lock.
         let ttl = if number % 3 == 0 { ms(5000) } else { ms(6000) };
         let name = format!("n{}", number / 2);
         tasks.spawn(async move {
@@ -166,7 +166,7 @@ async fn requests_that_wait_go_out_together_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test]
-async fn one_poisoned_lease_of_a_batch_is_answered_alone() {
+async fn one_poisoned_lease_of_a_batch_fails_alone() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     let mut leases = Vec::new();
@@ -189,7 +189,7 @@ async fn one_poisoned_lease_of_a_batch_is_answered_alone() {
 }
 
 #[tokio::test]
-async fn the_same_lock_twice_in_a_batch_is_looked_at_twice() {
+async fn the_same_lock_twice_in_a_batch_is_read_twice() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     let ann = claim("job", 1);
@@ -239,7 +239,7 @@ async fn golden_bytes_of_records_never_change() {
     let holder = std::str::from_utf8(&record[44..]).unwrap();
     assert!(
         holder.starts_with('\t') && holder.ends_with("\ttester"),
-        "without the name, which the key tells: {holder}"
+        "without the name, which the key contains: {holder}"
     );
     assert_eq!(server.command(&["PEXPIRETIME", "test:{a%2Fb}"]).await, Value::Int((kept / 1000 + 1) as i64));
 
@@ -263,7 +263,7 @@ async fn golden_bytes_of_records_never_change() {
     assert!(entry[25..25 + channel].starts_with(b"test:c:"));
     assert_eq!(std::str::from_utf8(&entry[25 + channel..]).unwrap(), holder);
 
-    // Given back, handed on and given back: only deadline and token tell of it.
+    // Released, handed over and released: only the deadline and the token change.
     backend.release(&claim("a/b", 0xAB)).await.unwrap();
     let handed = get().await;
     assert_eq!(fields(&handed, &[1, 1, 2])[2], 6, "came from a place, and the queue is empty");
@@ -272,7 +272,7 @@ async fn golden_bytes_of_records_never_change() {
     assert_eq!(fields(&get().await, &[1, 1, 2, 8])[3], 0);
 }
 
-/// Those that wait for the connection go out together, and what they have in common is sent once.
+/// Requests that wait for the connection share calls, and a call sends the options and the holder once.
 #[tokio::test]
 async fn each_of_many_acquires_at_once_stores_its_own_holder() {
     let server = Redis::start(&[]);
@@ -281,7 +281,7 @@ async fn each_of_many_acquires_at_once_stores_its_own_holder() {
     let claims: Vec<_> = (0..40)
         .map(|number: u8| {
             let holder = HolderInfo::of_this_process(&format!("label {}", number / 10)).unwrap();
-            // The key of every other one has only the name's digest.
+            // Every other key has only the digest of the name.
             let name =
                 if number.is_multiple_of(2) { format!("short{number}") } else { "l".repeat(201 + usize::from(number)) };
             let name = LockName::new(name).unwrap();
@@ -306,8 +306,8 @@ async fn each_of_many_acquires_at_once_stores_its_own_holder() {
     }
     stored.sort_unstable();
     let begin = |number: u8| if number.is_multiple_of(2) { String::new() } else { "l".repeat(200) };
-    let wanted: Vec<_> = (0..40).map(|number| (number, begin(number), format!("label {}", number / 10))).collect();
-    assert_eq!(stored, wanted);
+    let expected: Vec<_> = (0..40).map(|number| (number, begin(number), format!("label {}", number / 10))).collect();
+    assert_eq!(stored, expected);
 }
 
 #[tokio::test]
@@ -317,7 +317,7 @@ async fn a_record_of_another_format_is_an_error_and_never_a_grant() {
     backend.granted(&claim("job", 1), ms(1000)).await;
     backend.release(&claim("job", 1)).await.unwrap();
     let Value::BulkString(good) = server.command(&["GET", "test:{job}"]).await else { panic!("no record") };
-    // Of the flags only the three that are known are taken.
+    // Only the three known flags are accepted.
     for (at, byte) in [(0, 2u8), (0, 0), (1, b's'), (2, 1), (3, 8), (3, 1)] {
         let mut odd = good.clone();
         odd[at] = byte;

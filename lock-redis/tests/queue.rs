@@ -16,11 +16,11 @@ fn owner(number: u8) -> OwnerToken {
 }
 
 #[tokio::test]
-async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_told() {
+async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_notified() {
     let server = Redis::start(&[]);
     let (mut ann, mut bob) = (server.backend("").await, server.backend("").await);
-    ann.listening().await;
-    bob.listening().await;
+    ann.subscribed().await;
+    bob.subscribed().await;
     let first = ann.granted(&claim("job", 1), LONG).await;
     let (second, look_in) = bob.queued(&claim("job", 2), LONG).await;
     assert!(look_in > ms(29_000) && look_in <= LONG, "{look_in:?}");
@@ -29,8 +29,8 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_told() {
     assert_eq!(bob.queued(&claim("job", 2), LONG).await.0, second, "a repeated request keeps its place");
 
     assert_eq!(ann.release(&claim("job", 1)).await.unwrap(), Release::Released);
-    let (told, place, token) = bob.pushed().await;
-    assert_eq!((told, place), (owner(2), second));
+    let (pushed, place, token) = bob.pushed().await;
+    assert_eq!((pushed, place), (owner(2), second));
     assert!(token > first.token.get());
     // The place's own deadline is kept: nobody has renewed it to the ttl of a lease yet.
     let held = bob.try_acquire(&claim("job", 4), LONG).await.unwrap();
@@ -45,8 +45,8 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_told() {
     assert_eq!((again.confirmation.place, again.token.get()), (second, token));
 
     bob.release(&claim("job", 2)).await.unwrap();
-    let (told, place, higher) = ann.pushed().await;
-    assert_eq!((told, place), (owner(3), third));
+    let (pushed, place, higher) = ann.pushed().await;
+    assert_eq!((pushed, place), (owner(3), third));
     assert!(higher > token);
     ann.release(&claim("job", 3)).await.unwrap();
     assert_eq!(
@@ -79,7 +79,7 @@ async fn a_place_is_renewed_like_a_lease_and_dies_like_one() {
         tokio::time::sleep(ms(20)).await;
     }
     assert!(matches!(backend.renew_one(&claim("job", 2), second, ms(300)).await, Answer::Lost));
-    // A dead place is gone; its owner may stand at the end.
+    // A dead place is gone. Its owner may queue again at the end.
     let (anew, _) = backend.queued(&claim("job", 2), LONG).await;
     assert!(anew > third);
     backend.renew_one(&claim("job", 3), third, LONG).await;
@@ -92,7 +92,7 @@ async fn a_place_is_renewed_like_a_lease_and_dies_like_one() {
 }
 
 #[tokio::test]
-async fn dead_places_at_the_head_are_passed_over() {
+async fn dead_places_at_the_head_are_skipped() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     backend.granted(&claim("job", 1), LONG).await;
@@ -108,22 +108,22 @@ async fn dead_places_at_the_head_are_passed_over() {
 }
 
 #[tokio::test]
-async fn anybodys_look_hands_the_lock_of_a_dead_holder_on_and_nobody_passes_the_queue() {
+async fn any_request_hands_the_lock_of_a_dead_holder_to_the_queue_and_none_passes_it() {
     let server = Redis::start(&[]);
     let mut backend = server.backend("").await;
-    backend.listening().await;
+    backend.subscribed().await;
     backend.granted(&claim("job", 1), ms(150)).await;
     let (second, _) = backend.queued(&claim("job", 2), LONG).await;
     tokio::time::sleep(ms(200)).await;
-    // A newcomer looks: the lock goes to the waiter, not to him.
+    // A newcomer tries to acquire: the lock goes to the waiter.
     let held = backend.try_acquire(&claim("job", 3), LONG).await.unwrap();
     assert!(matches!(held, Acquisition::Held { .. }), "{held:?}");
-    let (told, place, _) = backend.pushed().await;
-    assert_eq!((told, place), (owner(2), second));
+    let (pushed, place, _) = backend.pushed().await;
+    assert_eq!((pushed, place), (owner(2), second));
 }
 
 #[tokio::test]
-async fn a_place_that_is_given_up_is_gone_and_delays_nobody() {
+async fn an_abandoned_place_is_gone_and_delays_nobody() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     backend.granted(&claim("job", 1), LONG).await;
@@ -134,7 +134,7 @@ async fn a_place_that_is_given_up_is_gone_and_delays_nobody() {
     backend.release(&claim("job", 1)).await.unwrap();
     assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, Answer::Granted(_)));
 
-    // With the last place the queue is gone.
+    // Removing the last place deletes the queue.
     backend.queued(&claim("job", 4), LONG).await;
     assert_eq!(backend.release(&claim("job", 4)).await.unwrap(), Release::Released);
     assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
@@ -144,7 +144,7 @@ async fn a_place_that_is_given_up_is_gone_and_delays_nobody() {
 async fn a_withdrawn_claim_does_not_come_back() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
-    // Of a lock that nobody ever had, one that is free, one that is held, and one in whose queue it stands.
+    // A lock that nobody ever held, a free lock, a held lock, and one in whose queue the claim has a place.
     backend.granted(&claim("free", 9), LONG).await;
     backend.release(&claim("free", 9)).await.unwrap();
     backend.granted(&claim("held", 1), LONG).await;
@@ -160,7 +160,7 @@ async fn a_withdrawn_claim_does_not_come_back() {
         let error = backend.acquire(&claim(name, 1), LONG).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{name}: {error:?}");
         assert_eq!(backend.withdraw(&claim(name, 1)).await.unwrap(), Release::NotHeld, "{name}");
-        // Others are not concerned.
+        // Other claims are not affected.
         match backend.acquire(&claim(name, 2), LONG).await.unwrap() {
             Acquisition::Granted(_) => assert_ne!(name, "queue"),
             Acquisition::Queued { .. } => assert_eq!(name, "queue"),
@@ -193,7 +193,7 @@ async fn a_withdrawn_claim_is_remembered_for_its_own_ttl_and_a_minute_at_least()
 }
 
 #[tokio::test]
-async fn a_record_that_was_removed_takes_its_queue_along() {
+async fn a_removed_record_removes_its_queue() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     backend.granted(&claim("job", 1), LONG).await;
@@ -202,7 +202,7 @@ async fn a_record_that_was_removed_takes_its_queue_along() {
     assert!(matches!(backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await, Answer::Lost));
     assert!(matches!(backend.renew_one(&claim("job", 2), second, LONG).await, Answer::Lost));
     backend.granted(&claim("job", 3), LONG).await;
-    // The new queue knows nothing of the old one.
+    // The new queue does not contain the old places.
     let (fourth, _) = backend.queued(&claim("job", 4), LONG).await;
     assert!(fourth > second);
     backend.release(&claim("job", 3)).await.unwrap();
@@ -220,7 +220,7 @@ async fn a_handoff_costs_two_commands_however_many_wait() {
     let server = Redis::start(&[]);
     for waiters in [2u8, 100] {
         let mut backend = server.backend("").await;
-        backend.listening().await;
+        backend.subscribed().await;
         let name = format!("job{waiters}");
         backend.granted(&claim(&name, 0), LONG).await;
         for number in 1..=waiters {
@@ -236,7 +236,7 @@ async fn a_handoff_costs_two_commands_however_many_wait() {
 }
 
 #[tokio::test]
-async fn a_handoff_does_not_walk_the_places_that_were_given_up() {
+async fn a_handoff_does_not_scan_abandoned_places() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     let party = |number: u16| {
@@ -249,7 +249,7 @@ async fn a_handoff_does_not_walk_the_places_that_were_given_up() {
     for gone in [20, 2_000] {
         backend.granted(&claim("job", 1), LONG).await;
         backend.queued(&claim("job", 2), LONG).await;
-        // They come in a row, and go from both ends and from between.
+        // They queue in a row, and leave from both ends and from the middle.
         for number in 0..gone {
             backend.queued(&party(number), LONG).await;
         }
@@ -262,8 +262,8 @@ async fn a_handoff_does_not_walk_the_places_that_were_given_up() {
         assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
         let before = server.sent("hget").await;
         assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::Released);
-        let walked = server.sent("hget").await - before;
-        assert!(walked <= 10, "{walked} fields were read after {gone} places were given up");
+        let reads = server.sent("hget").await - before;
+        assert!(reads <= 10, "{reads} fields were read after {gone} abandoned places");
         assert!(matches!(backend.renew_one(&claim("job", 3), last, LONG).await, Answer::Granted(_)));
         backend.release(&claim("job", 3)).await.unwrap();
         assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));

@@ -1,5 +1,5 @@
-//! Restarts without data: nobody is granted a lock while a holder from before may believe in its lease, whatever ttls the
-//! others have used, and a server that is another one is left alone.
+//! Restarts without data. Nobody is granted a lock while an earlier holder may believe in its lease, whatever ttls other clients have
+//! used. The clients of another server are not affected.
 
 mod support;
 
@@ -12,21 +12,21 @@ use support::{Backend, Redis, claim, ms};
 
 const HOLDERS_TTL: Duration = ms(5_000);
 
-/// What the client that asks after the restart has done before.
+/// What the client that acquires after the restart did before it.
 #[derive(Clone, Copy, Debug)]
 enum Before {
     NeverLocked,
     Locked(Duration),
 }
 
-/// What becomes of the holder.
+/// What happens to the holder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Holder {
     Reconnects,
     StaysCutOff,
 }
 
-/// Asks with `ttl` until the lock is granted; when that was.
+/// Retries with `ttl` until the lock is granted. Returns the time of the grant.
 async fn granted_at(backend: &Backend, ttl: Duration) -> Instant {
     let until = Instant::now() + ms(60_000);
     loop {
@@ -38,19 +38,19 @@ async fn granted_at(backend: &Backend, ttl: Duration) -> Instant {
     }
 }
 
-/// The client asks after an empty restart, with a short ttl: not before the holder's lease has ended it is granted the lock.
+/// After an empty restart, a client acquires with a short ttl. It is not granted the lock before the holder's lease has ended.
 async fn after_an_empty_restart(before: Before, holder: Holder) {
     let mut server = Redis::start(&[]);
     let (mut ann, mut bob) = (server.backend("").await, server.backend("").await);
-    ann.listening().await;
-    bob.listening().await;
+    ann.subscribed().await;
+    bob.subscribed().await;
     if let Before::Locked(ttl) = before {
         bob.granted(&claim("other", 2), ttl).await;
         bob.release(&claim("other", 2)).await.unwrap();
     }
     let sent = Instant::now();
     ann.granted(&claim("job", 1), HOLDERS_TTL).await;
-    // What a lost message leaves open is one of the limits of exclusion.
+    // A lost message is one of the limits of exclusion.
     bob.caught_up(&server).await;
     server.kill();
     if holder == Holder::StaysCutOff {
@@ -58,7 +58,7 @@ async fn after_an_empty_restart(before: Before, holder: Holder) {
         server.start_again();
     } else {
         server.start_again();
-        ann.listening().await;
+        ann.subscribed().await;
     }
     let at = granted_at(&bob, ms(200)).await;
     let waited = at.duration_since(sent);

@@ -1,4 +1,4 @@
-//! A Redis of its own for a test, and a backend without the rest of Leasehold around it.
+//! A separate Redis per test, and a backend without the rest of Leasehold.
 #![allow(dead_code, reason = "each test target takes what it needs")]
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 
-/// A server on a unix socket in a folder of its own; ends with its owner.
+/// A server on a unix socket in its own folder. It ends when this is dropped.
 pub(crate) struct Redis {
     child: Child,
     folder: tempfile::TempDir,
@@ -37,27 +37,27 @@ impl Redis {
         format!("redis+unix://{}?prefix=test:", self.folder.path().join("redis.sock").display())
     }
 
-    /// The URL of a path to it on which every answer takes so much longer.
+    /// The URL of a path to the server that delays every reply.
     pub(crate) fn slow_url(&self, delay: Duration) -> String {
         let (from, to) = (self.folder.path().join("slow.sock"), self.folder.path().join("redis.sock"));
         let listener = UnixListener::bind(&from).expect("a socket");
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = UnixStream::connect(&to).await.expect("a server");
-                let (mut asks, mut told) = client.into_split();
-                let (mut answers, mut asked) = server.into_split();
-                tokio::spawn(async move { tokio::io::copy(&mut asks, &mut asked).await });
+                let (mut requests, mut replies) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                tokio::spawn(async move { tokio::io::copy(&mut requests, &mut to_server).await });
                 let (later, mut now) = mpsc::unbounded_channel();
                 tokio::spawn(async move {
                     let mut bytes = vec![0; 65_536];
-                    while let Ok(length @ 1..) = answers.read(&mut bytes).await {
+                    while let Ok(length @ 1..) = from_server.read(&mut bytes).await {
                         let _ = later.send((tokio::time::Instant::now() + delay, bytes[..length].to_vec()));
                     }
                 });
                 tokio::spawn(async move {
                     while let Some((at, bytes)) = now.recv().await {
                         tokio::time::sleep_until(at).await;
-                        let _ = told.write_all(&bytes).await;
+                        let _ = replies.write_all(&bytes).await;
                     }
                 });
             }
@@ -65,7 +65,7 @@ impl Redis {
         format!("redis+unix://{}?prefix=test:", from.display())
     }
 
-    /// The URL of a path to it that can be closed.
+    /// The URL of a path to the server that can be closed.
     pub(crate) fn gated_url(&self) -> (String, Gate) {
         let (from, to) = (self.folder.path().join("gate.sock"), self.folder.path().join("redis.sock"));
         let listener = UnixListener::bind(&from).expect("a socket");
@@ -89,7 +89,7 @@ impl Redis {
         (format!("redis+unix://{}?prefix=test:", from.display()), gate)
     }
 
-    /// The URL of a path to it on which requests can be late: what was sent arrives after its connection is long gone.
+    /// The URL of a path on which requests can be late: they arrive after their connection was closed.
     pub(crate) fn late_url(&self) -> (String, Late) {
         let (from, to) = (self.folder.path().join("late.sock"), self.folder.path().join("redis.sock"));
         let listener = UnixListener::bind(&from).expect("a socket");
@@ -119,19 +119,19 @@ impl Redis {
         (format!("redis+unix://{}?prefix=test:", from.display()), late)
     }
 
-    /// Ends it without a word, as a crash does.
+    /// Kills the server, as in a crash.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(self.folder.path().join("redis.sock"));
     }
 
-    /// Starts it again after [`Redis::kill`].
+    /// Starts the server again after [`Redis::kill`].
     pub(crate) fn start_again(&mut self) {
         self.child = spawn(self.folder.path(), &self.options);
     }
 
-    /// Makes it stand still, or go on.
+    /// Sends a signal to the server, to stop or continue it.
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
@@ -142,7 +142,7 @@ impl Redis {
         Backend::new(RedisBackend::connect(&format!("{}{more}", self.url())).await.expect("a connection"))
     }
 
-    /// Sends a command as somebody else.
+    /// Sends a command on a separate connection.
     pub(crate) async fn command(&self, parts: &[&str]) -> Value {
         let mut command = redis::Cmd::new();
         for part in parts {
@@ -163,7 +163,7 @@ impl Redis {
     }
 }
 
-/// Keeps what is sent, and delivers it later.
+/// Holds requests back, and delivers them later.
 #[derive(Clone, Default)]
 pub(crate) struct Late(Arc<Mutex<Kept>>);
 
@@ -174,12 +174,12 @@ struct Kept {
 }
 
 impl Late {
-    /// From now on requests on the connections that are open are kept. New connections pass.
+    /// Holds back all further requests on open connections. New connections are not affected.
     pub(crate) fn keep(&self) {
         self.0.lock().unwrap().rounds += 1;
     }
 
-    /// Delivers what was kept of connections that their client has closed. How many bytes that were.
+    /// Delivers the requests of connections that the client has closed. Returns the number of bytes.
     pub(crate) async fn deliver(&self) -> usize {
         let kept = std::mem::take(&mut self.0.lock().unwrap().kept);
         let mut delivered = 0;
@@ -191,7 +191,7 @@ impl Late {
     }
 }
 
-/// Lets connections pass, or cuts them.
+/// Forwards connections, or closes them.
 pub(crate) struct Gate(watch::Sender<bool>);
 
 impl Gate {
@@ -219,7 +219,7 @@ fn spawn(folder: &Path, options: &[String]) -> Child {
         .spawn()
         .expect("redis-server cannot be started: get it by `apt-get install redis-server`");
     let until = Instant::now() + Duration::from_secs(20);
-    // The file is there before anybody listens on it.
+    // The file exists before the server listens on it.
     while std::os::unix::net::UnixStream::connect(folder.join("redis.sock")).is_err() {
         assert!(Instant::now() < until, "redis-server does not come up");
         std::thread::sleep(Duration::from_millis(2));
@@ -227,7 +227,7 @@ fn spawn(folder: &Path, options: &[String]) -> Child {
     child
 }
 
-/// A backend that is attached to nothing but a clock and a list of its events.
+/// A backend that is attached to a clock and a list of its events only.
 pub(crate) struct Backend {
     pub(crate) inner: Arc<RedisBackend>,
     pub(crate) events: mpsc::UnboundedReceiver<Event>,
@@ -235,10 +235,10 @@ pub(crate) struct Backend {
 
 impl Backend {
     pub(crate) fn new(backend: RedisBackend) -> Self {
-        let (tell, events) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         let clock = Arc::new(SystemClock::new());
         let core = CoreHandle::new(clock, tokio::runtime::Handle::current(), move |event| {
-            let _ = tell.send(event);
+            let _ = sender.send(event);
         });
         backend.attach(core);
         Self { inner: Arc::new(backend), events }
@@ -248,7 +248,7 @@ impl Backend {
         self.inner.acquire(&AcquireRequest::new(claim.clone(), ttl)).await
     }
 
-    /// Wants no place.
+    /// Does not queue.
     pub(crate) async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<Acquisition> {
         self.inner.acquire(&try_request(claim, ttl)).await
     }
@@ -275,20 +275,20 @@ impl Backend {
         self.inner.release(&ReleaseRequest::new(claim.clone(), Certainty::Unsure)).await
     }
 
-    /// Renews, and gives the answers in the order of the leases.
+    /// Renews, and returns the replies in the order of the leases.
     pub(crate) async fn renew(&self, leases: &[RenewRequest]) -> Vec<Answer> {
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (sender, mut replies) = mpsc::unbounded_channel();
         let answers = Answers::new(leases.len(), move |index, answer| {
-            let _ = tell.send((index, answer));
+            let _ = sender.send((index, answer));
         });
         self.inner.renew(leases, &answers).await;
         drop(answers);
         let mut all = Vec::new();
-        while let Some(one) = told.recv().await {
+        while let Some(one) = replies.recv().await {
             all.push(one);
         }
         all.sort_by_key(|(index, _)| *index);
-        assert_eq!(all.len(), leases.len(), "each lease is answered once");
+        assert_eq!(all.len(), leases.len(), "each lease gets one reply");
         all.into_iter().map(|(_, answer)| answer).collect()
     }
 
@@ -311,7 +311,7 @@ impl Backend {
         tokio::time::timeout(Duration::from_secs(10), next).await.expect("a push")
     }
 
-    /// Waits until everything that was published so far has arrived.
+    /// Waits until all published messages have arrived.
     pub(crate) async fn caught_up(&mut self, server: &Redis) {
         let Value::Array(channels) = server.command(&["PUBSUB", "CHANNELS", "test:c:*"]).await else {
             panic!("no list")
@@ -323,8 +323,8 @@ impl Backend {
         self.pushed().await;
     }
 
-    /// Waits until the channel for grants is open.
-    pub(crate) async fn listening(&mut self) {
+    /// Waits until the backend has subscribed to its grants.
+    pub(crate) async fn subscribed(&mut self) {
         let next = async { while !matches!(self.events.recv().await, Some(Event::LookAtAll)) {} };
         tokio::time::timeout(Duration::from_secs(10), next).await.expect("a subscription");
     }
@@ -332,13 +332,13 @@ impl Backend {
 
 /// A claim of a lock. The same number is the same owner.
 pub(crate) fn claim(name: &str, owner: u8) -> Claim {
-    // One for all: it tells in which second it was made.
+    // Shared, because it contains the second in which it was created.
     static HOLDER: LazyLock<Arc<HolderInfo>> =
         LazyLock::new(|| Arc::new(HolderInfo::of_this_process("tester").expect("a label")));
     Claim::new(LockName::new(name).expect("a name"), OwnerToken::from_bytes([owner; 16]), HOLDER.clone())
 }
 
-/// An acquire that wants no place.
+/// An acquire that does not queue.
 pub(crate) fn try_request(claim: &Claim, ttl: Duration) -> AcquireRequest {
     AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)
 }
