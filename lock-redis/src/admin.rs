@@ -1,4 +1,4 @@
-//! What an operator asks: who holds a lock, and which locks there are. And the one thing that an operator does: end a lease.
+//! Administration: inspect a lock, list locks, and break a lease.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::connection::{Connection, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Inspected, PerLock};
 
-/// How many keys the server looks at in one step of a list, and how many locks are inspected by one call: it stands still for
-/// others meanwhile, for about a millisecond.
+/// How many keys the server scans in one step of a list, and how many locks one call inspects. The server serves nobody else
+/// meanwhile, for about a millisecond.
 const SCAN_COUNT: usize = 1_000;
 const INSPECT_BATCH: usize = 200;
 
-/// A list ends within so many call bounds.
+/// The time limit of a list, in call bounds.
 const LIST_BOUNDS: u32 = 10;
 
 impl RedisBackend {
@@ -39,7 +39,7 @@ impl RedisBackend {
         replies::inspected(connection.run(script, &call, until).await?, keys.len()).ok_or(Failure::UnexpectedReply)
     }
 
-    /// Reads a key. `None` for one that is no record of a lock whose name may begin so.
+    /// Decodes a key. `None` if it is not the record of a lock whose name may start with `prefix`.
     fn found(&self, key: String, prefix: &str) -> Option<Found> {
         let encoded = self.shared.keys.encoded_name(&key)?;
         let name = match encoded.starts_with('~') {
@@ -50,15 +50,15 @@ impl RedisBackend {
     }
 }
 
-/// The key of a record.
+/// A key of a record.
 struct Found {
     key: String,
-    /// The lock's name, or its digest where the key has no more.
+    /// The lock's name, or its digest if the key has only that.
     name: Result<LockName, String>,
 }
 
 impl Found {
-    /// What the key says of a record that cannot be read. A digest may stand for a name with any prefix.
+    /// The name of an unreadable record, from its key. A digest may stand for a name with any prefix.
     fn name_in_key(&self) -> ListedName {
         match &self.name {
             Ok(name) => ListedName::Whole(name.clone()),
@@ -76,7 +76,7 @@ impl Found {
     }
 }
 
-/// The lock's name as far as the record has it, and the lock's state.
+/// Decodes as much of the lock's name as the record has, and the state of the lock.
 fn decode(seen: Inspected) -> (Option<String>, LockInfo) {
     let token = (seen.token > 0).then(|| FencingToken::new(seen.token));
     let (name, holder) = HolderInfo::decode(&seen.holder).unzip();
@@ -110,7 +110,7 @@ impl List for RedisBackend {
             scan.arg("SCAN").arg(cursor).arg("MATCH").arg(self.shared.keys.records()).arg("COUNT").arg(SCAN_COUNT);
             let (next, keys) =
                 replies::scanned(connection.send(&scan, step_ends()).await?).ok_or(Failure::UnexpectedReply)?;
-            // The server may show a key twice.
+            // SCAN may return a key twice.
             let found = keys.into_iter().filter_map(|key| self.found(key, prefix));
             let found: Vec<_> = found.filter(|found| known.insert(found.key.clone())).collect();
             for some in found.chunks(INSPECT_BATCH) {
@@ -149,7 +149,7 @@ impl Break for RedisBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let shared = &self.shared;
         let (connection, until) = self.connection().await?;
-        // In quarantine nobody gets what was ended.
+        // During a quarantine, the lock is handed to nobody.
         let quarantine = connection.prepare(Duration::ZERO, until).await?;
         let script = &shared.scripts.break_lock;
         let mut call = script_call(script, 1);

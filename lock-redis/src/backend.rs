@@ -1,4 +1,4 @@
-//! The backend: three verbs, each one script call.
+//! The backend. Acquire, renew and release are one script call each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, as_kept, millis};
 use crate::tombstones;
 
-/// Locks on one Redis, version 6.2 or later.
+/// Locks on one Redis server, version 6.2 or later.
 pub struct RedisBackend {
     pub(crate) shared: Arc<Shared>,
     managers: PerRuntime<ConnectionManager>,
@@ -34,25 +34,27 @@ impl RedisBackend {
     /// Connects to the server of a URL, and checks that it can be used for locks.
     ///
     /// # Errors
-    /// `InvalidInput` for a URL that cannot be used or a tokio runtime without timers; `Unavailable` when the server cannot be
-    /// reached within [`timeout`](Settings::timeout) or is not ready; `Auth` when it refuses the user, `Unsupported` when it cannot be
-    /// used for locks, `Capacity` when it takes no more connections.
+    /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
+    /// - `Unavailable`: the server cannot be reached within [`timeout`](Settings::timeout), or is not ready.
+    /// - `Auth`: the server refuses the user.
+    /// - `Unsupported`: the server cannot be used for locks.
+    /// - `Capacity`: the server accepts no more connections.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves nothing behind.
+    /// A dropped call leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         let (client, settings) = read_url(url)?;
         Self::connect_with(&client, settings).await
     }
 
-    /// The same from a client of the `redis` crate. Its address, database, user, password and TLS are used; its
-    /// protocol and TCP settings are set by us.
+    /// Connects with a client of the `redis` crate. Uses its address, database, user, password and TLS. The protocol and the TCP
+    /// settings are those of Leasehold.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
     ///
     /// # Cancel safety
-    /// Dropped, it leaves nothing behind.
+    /// A dropped call leaves nothing behind.
     pub async fn connect_with(client: &redis::Client, settings: Settings) -> Result<Self> {
         let backend = Self::unconnected(client, settings)?;
         leasehold_core::backend::require_timers()?;
@@ -60,8 +62,8 @@ impl RedisBackend {
         Ok(backend)
     }
 
-    /// Reads a URL and sends nothing: the first call connects, and fails while the server cannot be reached or used. For a
-    /// program that may start before its server.
+    /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or used. For programs
+    /// that may start before their server.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
@@ -76,7 +78,7 @@ impl RedisBackend {
         Ok(Self { shared: Arc::new(Shared::new(client, settings)?), managers: PerRuntime::new(), capabilities })
     }
 
-    /// The line of the runtime that calls.
+    /// The connection manager of the calling runtime.
     pub(crate) fn manager(&self) -> Result<Arc<manager::Inner>> {
         Ok(self.manager_of(&PerRuntime::<ConnectionManager>::caller()?))
     }
@@ -92,7 +94,7 @@ impl RedisBackend {
         self.managers.read(runtime, |manager| !manager.is_stopped(), make, |manager| manager.inner().clone())
     }
 
-    /// The connection of the runtime that calls, and when a call that begins now has to have ended.
+    /// The connection of the calling runtime, and the deadline of a call that starts now.
     pub(crate) async fn connection(&self) -> Result<(Arc<Connection>, Instant)> {
         let until = Instant::now() + self.shared.bound();
         Ok((self.manager()?.connection(until).await?, until))
@@ -128,16 +130,16 @@ impl RedisBackend {
         let core = shared.core()?;
         let sent = core.stamp();
         let value = connection.run(&shared.scripts.renew, &command, until).await?;
-        let (time, answers) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
+        let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
         shared.server_clock.observe(time, sent, core.stamp());
-        let answer = |(request, answer): (&RenewRequest, Renewed)| {
+        let answer = |(request, renewed): (&RenewRequest, Renewed)| {
             let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
-            match answer {
+            match renewed {
                 Renewed::Held => Answer::Renewed(confirmation(request.ttl, request.place)),
                 Renewed::Granted { place, token } => {
                     Answer::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
-                // While no grants are allowed, no look is worth it.
+                // A retry before the end of the quarantine is of no use.
                 Renewed::Waiting { place, look_in } => Answer::Waiting {
                     confirmation: confirmation(request.ttl.min(LONGEST_PLACE_TTL), place),
                     look_in: look_in.max(quarantine.unwrap_or_default()),
@@ -146,7 +148,7 @@ impl RedisBackend {
                 Renewed::Failed(text) => Answer::Unknown(refused(&text)),
             }
         };
-        Ok(requests.iter().zip(answers).map(answer).collect())
+        Ok(requests.iter().zip(renewals).map(answer).collect())
     }
 }
 
@@ -155,7 +157,7 @@ impl LockBackend for RedisBackend {
     fn attach(&self, core: CoreHandle) {
         let keeper = core.keeper_runtime().clone();
         if self.shared.core.attach(core) {
-            // From now on, so that the first waiter already hears of its grant. One from before does not listen.
+            // Connects now, so that even the first waiter receives its grant. An earlier manager does not subscribe.
             self.managers.remove(&keeper);
             self.manager_of(&keeper);
         }

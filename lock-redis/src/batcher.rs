@@ -1,8 +1,8 @@
-//! Acquires and releases on their way out. One that finds the connection idle goes at once, from its own future; those
-//! that find it busy wait here together and go out in one script call, as a group commit does.
+//! Batches acquires and releases. A request that finds the connection idle is sent at once, from the caller's own future. Requests
+//! that find it busy wait here and share a script call, as in a group commit.
 //!
-//! The price of a script call is much the same for one lock and for several, so what fencing and fairness cost is gone
-//! under load, and no call is delayed when there is none.
+//! A script call costs about the same for one lock and for several. So batching hides the cost of fencing and fairness under load,
+//! and delays no call without load.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -19,48 +19,47 @@ use crate::manager::Inner;
 use crate::reply::{Callers, PendingReply, ReplySender, reply};
 use crate::shared::{Shared, lock};
 
-/// How many requests go out together: beyond that nothing is gained, and the server stands still for others meanwhile.
+/// The most requests in one call. Larger calls gain nothing, and the server serves nobody else meanwhile.
 const MAX_BATCH: usize = 64;
 
-/// How many calls may be under way that send_batch what has waited: the server works on one, and with many callers the next
-/// one and the answers to the last are on their way meanwhile.
+/// The most batches in flight. The server works on one batch, while the next one and the replies to the last one are on their way.
 const MAX_IN_FLIGHT: usize = 4;
 
-/// How many requests a third call and any further one send_batch at least. Two small ones cost more than one that is twice as large.
+/// The least number of requests in a third or later batch. Two small batches cost more than one of twice the size.
 const MIN_BATCH: usize = MAX_BATCH / 2;
 
-/// How many requests may go out alone at a time. Below this number of callers waiting for each other gains nothing.
+/// How many requests may be sent unbatched at a time. With fewer callers than this, waiting for each other gains nothing.
 const MAX_UNBATCHED: usize = 2;
 
 #[derive(Default)]
 pub(crate) struct Batcher {
     state: Mutex<State>,
-    /// A sender should look.
+    /// Wakes a sender.
     wake: Notify,
-    /// Something waits again, and its bound has to be kept.
+    /// Wakes [`Batcher::fail_overdue`] when the queue is no longer empty.
     first_queued: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// In the order of their bounds.
+    /// Ordered by deadline.
     queue: VecDeque<QueuedRequest>,
-    /// Whether [`Batcher::fail_overdue`] looks after the queue.
+    /// Whether [`Batcher::fail_overdue`] is watching the deadlines of the queue.
     has_expiry_task: bool,
-    /// Nobody sends any more.
+    /// The runtime was shut down, and nobody sends any more.
     closed: bool,
-    /// How many requests are under way alone.
+    /// Unbatched requests in flight.
     unbatched: usize,
-    /// How many went out together the last time.
+    /// The size of the last batch.
     last_batch: usize,
-    /// How many calls are under way that send_batch what has waited, and how many requests are in them.
+    /// Batches in flight, and the requests in them.
     batches_in_flight: usize,
     requests_in_flight: usize,
-    /// How many senders are about to look at the queue: nobody has to be woken for it.
+    /// Senders that are about to check the queue. While there is one, nobody has to be woken.
     checking_senders: usize,
 }
 
-/// How a request goes out.
+/// The result of [`Batcher::enqueue`].
 enum Enqueued<'a> {
     SendNow(Unbatched<'a>, Request),
     Queued(PendingReply<Result<Reply>>),
@@ -73,14 +72,14 @@ struct QueuedRequest {
 }
 
 impl Inner {
-    /// Asks the server, and ends by `until`.
+    /// Sends a request and waits for its reply until `until`.
     pub(crate) async fn send_request(&self, request: Request, until: Instant) -> Result<Reply> {
         match self.batcher.enqueue(request, until) {
-            // On the heap, so that the future of a caller who waits is small.
+            // Boxed, to keep the future of a waiting caller small.
             Enqueued::SendNow(unbatched, request) => Box::pin(self.send_unbatched(request, until, unbatched)).await,
             Enqueued::Queued(reply) => {
                 self.request_connection();
-                // Whoever sends keeps to the bound, for all at once: a timer for each would cost more than the rest of this.
+                // The sender enforces the bound for all. A timer per caller would cost more than the rest of this.
                 reply.await.unwrap_or_else(|| Err(Failure::aborted().into()))
             }
         }
@@ -94,8 +93,8 @@ impl Inner {
 }
 
 impl State {
-    /// Whether a call should leave. The second one waits until it is as large as the one that is under way, or until
-    /// that one is back: else the first of many callers that were answered together would leave alone again.
+    /// Whether a batch should be sent now. A second batch waits until it is as large as the one in flight, or until that one returns.
+    /// Otherwise the first of many callers that got their replies together would be sent alone again.
     fn is_due(&self) -> bool {
         match self.batches_in_flight {
             _ if self.queue.is_empty() => false,
@@ -106,7 +105,7 @@ impl State {
         }
     }
 
-    /// Whether a sender has to be woken, who then looks.
+    /// Whether to wake a sender, which then checks the queue.
     fn needs_sender(&mut self) -> bool {
         let needed = self.checking_senders == 0 && self.is_due();
         self.checking_senders += usize::from(needed);
@@ -115,10 +114,10 @@ impl State {
 }
 
 impl Batcher {
-    /// Takes a request, unless it should leave alone.
+    /// Queues a request, unless it should be sent at once.
     fn enqueue(&self, request: Request, until: Instant) -> Enqueued<'_> {
         let mut state = lock(&self.state);
-        // Where many went out together, many will again: one that leaves before them costs as much as all of them.
+        // After a large batch, expect another one. A request that is sent before it costs as much as the whole batch.
         let few = state.last_batch <= MAX_UNBATCHED && state.unbatched < MAX_UNBATCHED;
         if few && state.batches_in_flight == 0 && state.queue.is_empty() {
             state.unbatched += 1;
@@ -141,12 +140,11 @@ impl Batcher {
         Enqueued::Queued(pending)
     }
 
-    /// The batch that should leave now, and the in_flight that they are on: the oldest that can go together, which are
-    /// releases, and acquires on the terms of the oldest one. The others keep their order. Letters whose sender has gone
-    /// away are dropped: what was not sent has no effect.
+    /// Takes the next batch from the queue: the oldest requests that can share a call. These are releases, and acquires with the options
+    /// of the oldest acquire. The others keep their order. Drops requests whose caller is gone: an unsent request has no effect.
     fn next(&self, shared: &Shared) -> Option<(Vec<QueuedRequest>, InFlight<'_>)> {
         let mut state = lock(&self.state);
-        // A sender may also have been woken over the connection before.
+        // A sender may also have been woken on an earlier connection.
         state.checking_senders = state.checking_senders.saturating_sub(1);
         if !state.is_due() {
             return None;
@@ -181,7 +179,7 @@ impl Batcher {
         Some((batch, in_flight))
     }
 
-    /// Answers everything that waits with an error: it was not sent.
+    /// Fails all queued requests. They were not sent.
     pub(crate) fn fail_all(&self, error: &Error) {
         let batch = std::mem::take(&mut lock(&self.state).queue);
         let mut callers = Callers::default();
@@ -190,13 +188,13 @@ impl Batcher {
         }
     }
 
-    /// Refuses everything, also what comes later.
+    /// Fails all queued requests, and all later ones.
     pub(crate) fn close(&self) {
         lock(&self.state).closed = true;
         self.fail_all(&shut_down());
     }
 
-    /// Answers what could not be sent within its bound. Never ends.
+    /// Fails queued requests whose deadline has passed. Never returns.
     pub(crate) async fn fail_overdue(&self) {
         loop {
             let now = Instant::now();
@@ -221,9 +219,9 @@ impl Batcher {
         }
     }
 
-    /// Sends what waits, call after call, over this connection. It never depends on a caller that is not polled. Never ends.
+    /// Sends batches over this connection. Progress never depends on a caller being polled. Never returns.
     pub(crate) async fn flush(&self, shared: &Shared, connection: &Connection) {
-        // Each begins with a look.
+        // Each sender begins by checking the queue.
         lock(&self.state).checking_senders = MAX_IN_FLIGHT;
         let sender = || self.send(shared, connection);
         const { assert!(MAX_IN_FLIGHT == 4, "one sender for each") };
@@ -232,7 +230,7 @@ impl Batcher {
 
     async fn send(&self, shared: &Shared, connection: &Connection) {
         loop {
-            // Whoever was just answered may ask again in his next turn, and goes along.
+            // A caller that has just got its reply may enqueue again when it runs next, and then joins this batch.
             tokio::task::yield_now().await;
             let Some((batch, _in_flight)) = self.next(shared) else {
                 self.wake.notified().await;
@@ -247,13 +245,13 @@ fn shut_down() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection's runtime was shut down")
 }
 
-/// Sends batch together, and answers each within its own bound.
+/// Sends a batch, and replies to each request within its own bound.
 async fn send_batch(shared: &Shared, connection: &Connection, batch: Vec<QueuedRequest>) {
     let (requests, mut pending): (Vec<_>, VecDeque<_>) =
         batch.into_iter().map(|queued| (queued.request, (queued.until, queued.reply_to))).unzip();
     let mut call = pin!(exchange(shared, connection, &requests, Instant::now() + shared.bound()));
     let mut replies = loop {
-        // Also when nobody is left: the call finds out about a silent connection.
+        // Even if no caller is left, the call detects a silent connection.
         let Some(&(first, _)) = pending.front() else { break call.await };
         tokio::select! {
             biased;
@@ -271,11 +269,11 @@ async fn send_batch(shared: &Shared, connection: &Connection, batch: Vec<QueuedR
         reply_to.send(reply, &mut callers);
     }
     callers.wake_together();
-    // They are woken now, and the next call leaves after their turn.
+    // Lets the woken callers run before the next batch is sent.
     tokio::task::yield_now().await;
 }
 
-/// A request that is under way alone.
+/// An unbatched request in flight.
 struct Unbatched<'a>(&'a Batcher);
 
 impl Drop for Unbatched<'_> {
@@ -284,7 +282,7 @@ impl Drop for Unbatched<'_> {
     }
 }
 
-/// A call that is under way with what has waited. Whoever sent it looks for the next one when it is back.
+/// A batch in flight. When it returns, its sender checks the queue again.
 struct InFlight<'a> {
     batcher: &'a Batcher,
     requests: usize,

@@ -1,4 +1,4 @@
-//! One connection: made, checked, used and given up within bounds.
+//! One connection to the server. Opening, checking and using it each take bounded time.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -20,16 +20,15 @@ use crate::settings::OnEviction;
 use crate::shared::{Shared, lock};
 use crate::socket::{self, Driver};
 
-/// How many commands the client crate takes before its senders wait. More than ever wait here: calls that wait go out
-/// together.
+/// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share calls.
 const PIPELINE_BUFFER: usize = 1024;
 
-/// Whether a connection also hears of grants.
+/// Whether a connection also receives pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It only asks.
+    /// Sends commands only.
     Commands,
-    /// It asks, and hears of grants on the client's channel.
+    /// Sends commands, and receives grants on the client's channel.
     CommandsAndPushes,
 }
 
@@ -40,13 +39,13 @@ pub(crate) struct Connection {
     quarantine: Mutex<Quarantine>,
 }
 
-/// Whether new grants are allowed on this connection.
+/// Whether the connection may request new grants.
 #[derive(Clone, Copy, Debug)]
 enum Quarantine {
     None,
-    /// The server was restarted: not before this.
+    /// The server was restarted. No new grants before this instant.
     Until(Instant),
-    /// The server was restarted: the first call with a ttl decides.
+    /// The server was restarted. The first call with a ttl decides.
     Undecided,
 }
 
@@ -54,7 +53,7 @@ enum Quarantine {
 struct Health {
     is_closed: AtomicBool,
     closed_event: Notify,
-    /// How many replies came in.
+    /// How many replies have arrived.
     replies_received: AtomicU64,
 }
 
@@ -68,8 +67,8 @@ impl Health {
 impl Connection {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
     ///
-    /// The handshake has the bound of a call, and then the questions have it once more: over a path on which a call just fits its
-    /// bound, a connection can still be made. Nobody waits for it longer than for his own call.
+    /// The handshake may take the bound of a call, and the subscription and the check may take it once more. So a connection can be made
+    /// even if a round trip takes almost a whole bound. No call waits longer than its own bound for it.
     pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
         let lost = |failure| not_connected(failure, &shared.address);
         let health = Arc::new(Health::default());
@@ -89,7 +88,7 @@ impl Connection {
             }
             Ok::<_, Error>(())
         };
-        // At once: over a slow path each round trip counts. The subscription first: what is written after the check is heard.
+        // Concurrently, because every round trip counts on a slow path. The subscription goes first, so that no later write is missed.
         let checked = async { connection.check_server(Duration::ZERO, until).await.map_err(lost)? };
         let ready = async { tokio::try_join!(biased; subscribed, checked).map(drop) };
         let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::TimedOut))) };
@@ -100,7 +99,7 @@ impl Connection {
         Ok((connection, driver))
     }
 
-    /// Marks the connection as of no more use.
+    /// Marks the connection as closed.
     pub(crate) fn close(&self) {
         self.health.close();
     }
@@ -109,14 +108,14 @@ impl Connection {
         self.health.is_closed.load(Ordering::Acquire)
     }
 
-    /// Resolves when the connection is of no more use.
+    /// Resolves when the connection is closed.
     pub(crate) async fn closed(&self) {
         while !self.is_closed() {
             self.health.closed_event.notified().await;
         }
     }
 
-    /// Sends a script by its digest, and as a whole when the server has forgotten it: then it certainly did not run.
+    /// Runs a script by its digest. If the server does not know the digest, the script did not run, and its source is sent instead.
     pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
         match self.send(call, until).await {
             Err(failure) if failure.is_noscript() => {
@@ -133,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// Sends a command and waits for its answer, at most `until`.
+    /// Sends a command and waits for its reply until `until`.
     pub(crate) async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
         if self.is_closed() {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
@@ -153,8 +152,8 @@ impl Connection {
                 Err(failure)
             }
             Err(_) => {
-                // A server that is only slow has answered others meanwhile. In front of a silent one a new connection finds
-                // the way sooner than this one, whose packets are sent again at ever longer intervals.
+                // If other replies arrived meanwhile, the server is only slow. If none did, a new connection may get through sooner than
+                // this one, whose packets are retransmitted at growing intervals.
                 if self.health.replies_received.load(Ordering::Relaxed) == replies_received {
                     self.health.close();
                 }
@@ -163,11 +162,11 @@ impl Connection {
         }
     }
 
-    /// Prepares for a call with this ttl: says whether new grants are allowed, and makes known a ttl that others do not know to
-    /// be in use.
+    /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the remaining
+    /// quarantine, or `None` if new grants are allowed.
     ///
     /// # Errors
-    /// The call cannot be made: its ttl could not be made known.
+    /// The ttl could not be published, so the call must not be made.
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
         let unknown = lock(&self.shared.epoch).needs_reading(ttl, Instant::now());
         let open = match *lock(&self.quarantine) {
@@ -185,13 +184,13 @@ impl Connection {
         })
     }
 
-    /// Reads which run of the server this is and whether it can be used for locks, and makes known what others have to know before
+    /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have to know before
     /// a call with this ttl.
     async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
         let shared = &self.shared;
         let key = shared.keys.epoch();
         let mut write: Option<(String, String)> = None;
-        // Ends: whoever could not write reads what another has written, and each write says what all have to know.
+        // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all must know.
         let grants = loop {
             let requested = Instant::now();
             let mut call = script_call(&shared.scripts.epoch, 1);
@@ -223,7 +222,7 @@ impl Connection {
                     backend = crate::errors::BACKEND,
                     address = shared.address,
                     wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                    "the server was restarted and may have forgotten leases: no new grants until those have ended"
+                    "the server was restarted and may have lost leases: no new grants until those leases have ended"
                 );
                 Quarantine::Until(Instant::now() + wait)
             }
@@ -245,7 +244,7 @@ impl Connection {
         if server.eviction != "noeviction" {
             let text = format!(
                 "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
-                 `noeviction` (`eviction=warn` in the URL uses it all the same)",
+                 `noeviction` (`eviction=warn` in the URL allows it)",
                 server.eviction
             );
             match self.shared.settings.on_eviction {
@@ -257,15 +256,15 @@ impl Connection {
     }
 }
 
-/// `EVALSHA digest keys`, to which keys and arguments are added.
+/// Starts an `EVALSHA` command. The caller adds the keys and the arguments.
 pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
-    // A key and an argument for each lock, with holder information at most times.
+    // Room for a key and an argument per lock, and mostly also for the holder information.
     let mut call = Cmd::with_capacity(2 * keys + 4, 192 * keys + 96);
     call.arg("EVALSHA").arg(&script.digest).arg(keys);
     call
 }
 
-/// Hears what the server says without being asked.
+/// Handles the pushes of the server.
 fn push_handler(
     shared: Arc<Shared>,
     health: Arc<Health>,
@@ -287,7 +286,7 @@ fn push_handler(
     }
 }
 
-/// What a message on the client's own channel says.
+/// Decodes a message on the client's own channel.
 fn event(payload: &[u8]) -> Option<Event> {
     if let Some((owner, place, token)) = replies::handoff(payload) {
         let (owner, token) = (OwnerToken::from_bytes(owner), FencingToken::new(token));

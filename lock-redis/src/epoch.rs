@@ -1,10 +1,9 @@
-//! After a restart without data: when may a lock be granted again? Decided here, without clock and network.
+//! Decides when a lock may be granted again after a restart without data. Uses neither clock nor network.
 //!
-//! A server that lost its data grants a lock although its holder from before still believes in its lease, for the ttl of that
-//! lease at most. So new grants wait until the server has run for the longest ttl that leases from before may have. Which run of
-//! the server its clients use, and which ttls are in use, stands in one key, the epoch key; but after such a restart the key is
-//! gone. So each client also remembers what it used and what the key said: at each read, and in the message that follows each
-//! write.
+//! A server that lost its data would grant a lock whose earlier holder still believes in its lease, for at most the ttl of that
+//! lease. So new grants wait until the server has run for the longest ttl that earlier leases may have. The epoch key names the run
+//! of the server that its clients use, and the ttls in use. After such a restart the key is gone too. So each client also remembers
+//! the ttls that it used, and the contents of the key: from every read, and from the message that follows every write.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -13,66 +12,66 @@ use tokio::time::Instant;
 
 use crate::settings::OnRestart;
 
-/// How much longer than twice its length a ttl counts as in use after it was written.
+/// After a write, a ttl counts as in use for twice its length and this.
 const IN_USE_BEYOND: Duration = Duration::from_secs(60);
 
-/// A ttl is written again when it counts as in use for less than its length and this. So there are at most its length and 20 s from
-/// one message to the next, and a client that misses one still knows the ttl when the next one comes.
+/// A ttl is written again when it counts as in use for less than its length and this. At most its length and 20 s pass between two
+/// messages, so a client that misses one still knows the ttl when the next one arrives.
 const REWRITE_BEFORE: Duration = Duration::from_secs(40);
 
-/// By how much two readings of the end of one use may differ, through slow answers and the rates of two clocks.
+/// How much two readings of the same end of use may differ, because of slow replies and different clock rates.
 const TOLERANCE: Duration = Duration::from_secs(10);
 
-/// How many ttls are remembered: beyond that the shortest counts as the next longer one.
+/// The most ttls that are remembered. Beyond it, the shortest one counts as the next longer one.
 const MOST_TTLS: usize = 16;
 
-/// Stands in the key for the run before this one where nobody knew it.
+/// The name of the earlier run in the key, if nobody knew that run.
 const UNKNOWN_RUN: &str = "-";
 
-/// What one client knows of the server's runs.
+/// What one client knows about the runs of the server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Epoch {
     /// The run on which this client was last allowed to lock, or would have been.
     run: Option<String>,
-    /// The ttls that leases may have, this client's and others'.
+    /// The ttls that leases of any client may have.
     in_use: Ttls,
-    /// Whether this client has ever asked for a lease.
+    /// Whether this client has ever requested a lease.
     locks: bool,
-    /// What others can read, by the newest reading, and when that one was requested: each connection reads on its own.
+    /// What the newest reading found in the key, and when that reading was requested. Each connection reads on its own.
     published: Ttls,
     requested: Option<Instant>,
-    /// The run of the server that answered last, and for how long it had run, at least, at a moment.
+    /// The run of the server that replied last, and its minimal uptime at an instant.
     running: Option<(String, Duration, Instant)>,
 }
 
-/// What `epoch.lua` reads.
+/// The result of `epoch.lua`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// The run of the server that answers.
+    /// The current run of the server.
     pub(crate) run: String,
-    /// For how long it has run, at least.
+    /// The minimal uptime of the server.
     pub(crate) uptime: Duration,
-    /// Its clock.
+    /// The clock of the server.
     pub(crate) now: Duration,
-    /// The epoch key; empty where there is none.
+    /// The contents of the epoch key; empty if there is none.
     pub(crate) key: String,
 }
 
-/// What a reading is used for.
+/// The context of a reading.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckContext {
     pub(crate) on_restart: OnRestart,
-    /// The ttl of the call that needs the reading; zero for one that asks for no lease.
+    /// The ttl of the call that needs the reading; zero if the call requests no lease.
     pub(crate) ttl: Duration,
     /// Just before the reading was requested.
     pub(crate) requested: Instant,
     pub(crate) now: Instant,
 }
 
-/// What follows from a reading.
+/// The result of evaluating a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The epoch key has to say this first. Then it is read again.
+    /// Write this to the epoch key first, then read again.
     Write(String),
     /// Whether new grants are allowed.
     Grants(Grants),
@@ -82,24 +81,24 @@ pub(crate) enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grants {
     Allowed,
-    /// Not before this time has passed: the server was restarted.
+    /// The server was restarted. No new grants before this time has passed.
     After(Duration),
-    /// The server was restarted, and this client knows of no lease from before: the first call with a ttl decides.
+    /// The server was restarted, and this client knows of no earlier lease. The first call with a ttl decides.
     Undecided,
 }
 
-/// The epoch key is written in a format that this version does not know.
+/// This version does not know the format of the epoch key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct UnknownFormat;
 
 impl Epoch {
-    /// Whether a call with this ttl needs a reading first: others may not know that it is in use.
+    /// Whether a call with this ttl needs a reading first, because other clients may not know that the ttl is in use.
     pub(crate) fn needs_reading(&self, ttl: Duration, now: Instant) -> bool {
         !ttl.is_zero() && !self.published.has(ttl, now + ttl + REWRITE_BEFORE)
     }
 
-    /// Takes note of the ttls in a message, `<the server's clock in ms> <the epoch key>`. Says nothing of what others can read now:
-    /// the message may be old.
+    /// Adds the ttls of a message, `<the server's clock in ms> <the epoch key>`. The message may be old, so it does not change
+    /// `published`.
     pub(crate) fn receive(&mut self, message: &str, now: Instant) {
         let Some((time, key)) = message.split_once(' ') else { return };
         if let (Ok(time), Ok(key)) = (time.parse(), Key::parse(key)) {
@@ -107,7 +106,7 @@ impl Epoch {
         }
     }
 
-    /// Takes note of a reading, and decides.
+    /// Adds the ttls of a reading, and decides.
     pub(crate) fn evaluate(&mut self, reading: &Reading, check: CheckContext) -> Result<Decision, UnknownFormat> {
         let CheckContext { on_restart, ttl, requested, now } = check;
         let key = Key::parse(&reading.key)?;
@@ -129,9 +128,9 @@ impl Epoch {
 
         let name = match &before {
             _ if wait.is_zero() => self.locks.then_some(run),
-            // Others use this run already, and it may even be another server at the same address: who waits then waits alone.
+            // Other clients use this run already, and it may be another server at the same address. Only this client waits.
             _ if key.run == Some(run) => trusts.then_some(run),
-            // While grants have to wait the key names the run before, so that a newcomer waits as well.
+            // During the quarantine the key names the earlier run, so that new clients wait too.
             before => before.as_deref(),
         };
         if let Some(name) = name.filter(|_| !longest.is_zero())
@@ -151,8 +150,8 @@ impl Epoch {
         Ok(Decision::Grants(if waits { Grants::After(wait) } else { Grants::Allowed }))
     }
 
-    /// For how long the server has run, at least. It counts in whole seconds, and one of them may have just begun; what has passed
-    /// here between two readings of one run is exact.
+    /// The minimal uptime of the server. The server reports whole seconds, and the last one may have just begun. The time between two
+    /// readings of the same run is exact.
     fn uptime(&mut self, reading: &Reading, requested: Instant, now: Instant) -> Duration {
         let known = self.running.as_ref().filter(|(run, ..)| *run == reading.run);
         let known = known.map_or(Duration::ZERO, |(_, uptime, at)| *uptime + requested.saturating_duration_since(*at));
@@ -162,7 +161,7 @@ impl Epoch {
         reading.uptime.max(known)
     }
 
-    /// The run before this one, whose leases may still be believed in. None where there was none that anybody knew.
+    /// The earlier run, whose holders may still believe in their leases. `None` if nobody knew one.
     fn run_before<'a>(&'a self, run: &str, named: Option<&'a str>, on_restart: OnRestart) -> Option<&'a str> {
         let known = named.filter(|named| *named != run).or(self.run.as_deref());
         match known {
@@ -172,7 +171,7 @@ impl Epoch {
     }
 }
 
-/// The epoch key, `1 <run id>` and then for each ttl in use ` <ms>:<ms of the server's clock until when>`.
+/// The epoch key: `1 <run id>`, then ` <ms>:<end of use in ms of the server's clock>` for each ttl in use.
 struct Key<'a> {
     run: Option<&'a str>,
     list: Vec<(Duration, Duration)>,
@@ -193,7 +192,7 @@ impl<'a> Key<'a> {
         Ok(Self { run: Some(run), list })
     }
 
-    /// The ttls in use, by our clock. A clock that was set back does not make one last for longer than it can have been written.
+    /// The ttls in use, by the client's clock. If the server's clock was set back, a ttl still counts no longer than a write allows.
     fn ttls(&self, server: Duration, now: Instant) -> Ttls {
         let mut ttls = Ttls::default();
         for &(ttl, till) in &self.list {
@@ -206,7 +205,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Ttls, and until when leases may have them, the shortest first. One that is as long and lasts as long stands for another.
+/// Ttls and the end of their use, shortest first. A ttl that is at least as long, and in use for as long, covers another one.
 #[derive(Clone, Debug, Default)]
 struct Ttls(Vec<(Duration, Instant)>);
 
@@ -242,7 +241,7 @@ impl Ttls {
         }
     }
 
-    /// Drops those of which no lease is left.
+    /// Drops ttls that are no longer in use.
     fn end(&mut self, now: Instant) {
         self.0.retain(|it| it.1 > now);
     }

@@ -1,4 +1,4 @@
-//! What goes wrong between us and a Redis, and what it says about the lock. The one place where errors are mapped.
+//! Maps every failure of a command to an error. The kind says what the failure means for the lock.
 
 use std::fmt;
 
@@ -8,23 +8,23 @@ use redis::{RedisError, ServerError, Value};
 /// The backend's name in errors and capabilities.
 pub(crate) const BACKEND: &str = "redis";
 
-/// Why a command has no answer that can be used.
+/// Why a command has no usable reply.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// It was certainly not sent.
+    /// The command was certainly not sent.
     NotSent(Error),
-    /// It may have been sent, and nothing came back within the bound.
+    /// The command may have been sent, and no reply arrived within the bound.
     TimedOut,
-    /// It may have been sent, and the connection broke.
+    /// The command may have been sent, and the connection broke.
     Disconnected(RedisError),
-    /// The server refused it: `CODE and text`.
+    /// The server replied with an error: `CODE and text`.
     ErrorReply(String),
-    /// The answer is not one that our script gives.
+    /// The script does not return such a reply.
     UnexpectedReply,
 }
 
 impl Failure {
-    /// What a refusal or a broken connection is, as the client crate tells it.
+    /// Converts an error of the client crate.
     pub(crate) fn of(error: RedisError) -> Self {
         match ServerError::try_from(error) {
             Ok(refusal) => Self::refusal(&refusal),
@@ -32,7 +32,7 @@ impl Failure {
         }
     }
 
-    /// The connection was given up by us.
+    /// The client itself closed the connection.
     pub(crate) fn aborted() -> Self {
         Self::Disconnected(std::io::Error::from(std::io::ErrorKind::ConnectionAborted).into())
     }
@@ -41,13 +41,13 @@ impl Failure {
         Self::ErrorReply(format!("{} {}", refusal.code(), refusal.details().unwrap_or_default()))
     }
 
-    /// Whether the script was not there, and certainly did not run.
+    /// Whether the server did not know the script, so that the script certainly did not run.
     pub(crate) fn is_noscript(&self) -> bool {
         matches!(self, Self::ErrorReply(text) if text.starts_with("NOSCRIPT"))
     }
 }
 
-/// Takes the error out of an answer.
+/// Turns an error reply into a failure.
 pub(crate) fn checked(value: Value) -> Result<Value, Failure> {
     match value {
         Value::ServerError(refusal) => Err(Failure::refusal(&refusal)),
@@ -61,40 +61,40 @@ impl From<Failure> for Error {
             Failure::NotSent(error) => error,
             Failure::TimedOut => Self::new(
                 ErrorKind::Indeterminate,
-                "the server did not answer in time (`timeout` in the URL): it may or may not have done it",
+                "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect",
             ),
             Failure::Disconnected(cause) => Self::new(
                 ErrorKind::Indeterminate,
-                "the connection broke while the request was under way: the server may or may not have done it",
+                "the connection broke during the request: it may or may not have taken effect",
             )
             .with_source(cause),
             Failure::ErrorReply(text) => refused(&text),
-            Failure::UnexpectedReply => {
-                Self::new(ErrorKind::Indeterminate, "the server's answer is none of our script: is a proxy in between?")
-            }
+            Failure::UnexpectedReply => Self::new(
+                ErrorKind::Indeterminate,
+                "the script does not return such a reply: is there a proxy in between?",
+            ),
         }
     }
 }
 
-/// What a refusal by the server says about the lock. The code may stand anywhere in the text: servers before 7.0 put the
-/// place in the script before it.
+/// Maps an error reply. The code may be anywhere in the text: servers before 7.0 put the position in the script before it.
 pub(crate) fn refused(text: &str) -> Error {
     let row = REFUSALS.iter().find(|(code, ..)| text.contains(code));
-    let (kind, hint) = row.map_or((ErrorKind::Indeterminate, "the server answered with an error"), |&(_, k, h)| (k, h));
+    let (kind, hint) = row.map_or((ErrorKind::Indeterminate, "the server replied with an error"), |&(_, k, h)| (k, h));
     Error::new(kind, hint).with_source(Refusal(harmless(text)))
 }
 
-const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` gives those that are needed";
+const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` prints the permissions that are needed";
 
-/// What a refusal contains, whatever the version: the first row that fits.
+/// Texts in error replies of all supported versions. The first match counts.
 const REFUSALS: &[(&str, ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
-        // First, since these texts name a user, a key or a channel, which may look like any of the others.
+        // First, because these texts contain names of users, keys or channels, which may look like any other text.
         (
             "no permissions to run the 'scan' command",
             Auth,
-            "the user may not list locks: `leasehold acl redis --operator` gives the permissions that it takes",
+            "the user may not list locks: `leasehold acl redis --operator` prints the permissions that are needed",
         ),
         ("NOPERM", Auth, PERMISSION),
         ("ACL failure in script", Auth, PERMISSION),
@@ -104,30 +104,34 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         (
             "WRONGTYPE",
             Unsupported,
-            "the lock's key holds something that is not ours: does another program use this prefix?",
+            "the lock's key contains something that Leasehold did not write: does another program use this prefix?",
         ),
         ("WRONGPASS", Auth, "the server refused the user or the password"),
-        ("NOAUTH", Auth, "the server wants a user or a password"),
-        ("called without any password configured", Auth, "a password was given, and the server's user has none"),
+        ("NOAUTH", Auth, "the server requires a user or a password"),
+        ("called without any password configured", Auth, "the URL has a password, but the server's user has none"),
         ("OOM", Capacity, "the server's memory is full (`maxmemory`)"),
-        ("max number of clients", Capacity, "the server has its greatest number of connections (`maxclients`)"),
+        ("max number of clients", Capacity, "the server has reached its limit of connections (`maxclients`)"),
         ("READONLY", Unavailable, "the server is a read-only replica: connect to the primary"),
         ("LOADING", Unavailable, "the server is still loading its data"),
-        ("BUSY", Unavailable, "the server is busy with a script of somebody"),
+        ("BUSY", Unavailable, "the server is busy with a script"),
         ("MASTERDOWN", Unavailable, "the server has lost its primary"),
         ("TRYAGAIN", Unavailable, "the server asks to try again"),
         ("CLUSTERDOWN", Unavailable, "the cluster is down"),
-        ("NOREPLICAS", Unavailable, "the server has fewer replicas than it wants (`min-replicas-to-write`)"),
+        ("NOREPLICAS", Unavailable, "the server has fewer replicas than it requires (`min-replicas-to-write`)"),
         ("MISCONF", Unavailable, "the server cannot save its data and refuses to write"),
         ("MOVED", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
         ("CROSSSLOT", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
-        ("unknown command", Unsupported, "the server does not know a command that is needed: Redis 6.2 or later is"),
-        ("unknown subcommand", Unsupported, "the server does not know a command that is needed: Redis 6.2 or later is"),
+        ("unknown command", Unsupported, "the server does not know a required command: Redis 6.2 or later is needed"),
+        (
+            "unknown subcommand",
+            Unsupported,
+            "the server does not know a required command: Redis 6.2 or later is needed",
+        ),
     ]
 };
 
-/// The server's own words. An unknown command is echoed with its arguments, and an owner token may be among them. A server puts the code
-/// before an error that a script raises, also when that has one already.
+/// Removes the arguments that a server echoes for an unknown command, because an owner token may be among them. Also removes a repeated
+/// `ERR`, which a server puts before an error that a script raises.
 fn harmless(mut text: &str) -> String {
     while let Some(rest) = text.strip_prefix("ERR ").filter(|rest| rest.starts_with("ERR ")) {
         text = rest;
@@ -136,7 +140,7 @@ fn harmless(mut text: &str) -> String {
     text[..end].trim_end_matches([' ', ',']).to_owned()
 }
 
-/// What the server said.
+/// The error text of the server.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -148,13 +152,13 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What a failed attempt to connect says: nothing was sent that could have an effect.
+/// Maps a failure to connect. Nothing was sent that could have had an effect.
 pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
     match failure {
         Failure::NotSent(error) => error,
         Failure::TimedOut => Error::new(
             ErrorKind::Unavailable,
-            format!("the server at {address} did not answer in time while connecting"),
+            format!("the server at {address} did not reply in time while connecting"),
         ),
         Failure::Disconnected(cause) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
             Error::new(ErrorKind::Auth, "the server refused the user or the password")
@@ -169,7 +173,7 @@ pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
         Failure::ErrorReply(text) => refused(&text).without_effect(),
         Failure::UnexpectedReply => Error::new(
             ErrorKind::Unsupported,
-            format!("what answers at {address} is no Redis: its answers cannot be read"),
+            format!("the server at {address} is not a Redis: its replies cannot be read"),
         ),
     }
 }
@@ -181,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_refusal_has_its_kind() {
+    fn each_error_reply_has_its_kind() {
         use ErrorKind::{Auth, Capacity, Indeterminate, Unavailable, Unsupported};
         for (text, kind) in [
             ("WRONGTYPE Operation against a key holding the wrong kind of value", Unsupported),
@@ -207,7 +211,7 @@ mod tests {
                 "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments",
                 Auth,
             ),
-            // 7.0, where one script in another one's words repeats the code.
+            // 7.0, which repeats the code for an error inside a script.
             (
                 "ERR ERR The user executing the script can't run this command or subcommand script: 104a, on @user_script:1.",
                 Auth,
@@ -237,14 +241,14 @@ mod tests {
             ("CLUSTERDOWN Hash slot not served", Unavailable),
             ("MOVED 3999 127.0.0.1:6381", Unsupported),
             ("ERR unknown command 'hello', with args beginning with: 'owner'", Unsupported),
-            ("ERR something that nobody thought of", Indeterminate),
+            ("ERR something unexpected", Indeterminate),
         ] {
             assert_eq!(refused(text).kind(), kind, "{text}");
         }
     }
 
     #[test]
-    fn the_code_of_an_error_stands_once() {
+    fn the_code_of_an_error_appears_once() {
         for (text, shown) in [
             ("ERR ERR ACL failure in script: User x", "ERR ACL failure in script: User x"),
             ("ERR ERR ERR what", "ERR what"),
@@ -255,13 +259,13 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_a_server_echoes_are_cut() {
+    fn echoed_arguments_are_removed() {
         let error = refused("ERR unknown command 'evalsha', with args beginning with: 'secret'");
         assert_eq!(error.source().unwrap().to_string(), "ERR unknown command 'evalsha'");
     }
 
     #[test]
-    fn nothing_that_fails_while_connecting_is_indeterminate() {
+    fn no_failure_to_connect_is_indeterminate() {
         for failure in [
             Failure::TimedOut,
             Failure::Disconnected(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),

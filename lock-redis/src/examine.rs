@@ -1,4 +1,4 @@
-//! What an operator wants to know of a Redis that keeps locks.
+//! Examines whether a Redis is fit for locks.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,10 +15,10 @@ use crate::connection::Connection;
 use crate::errors::Failure;
 use crate::replies::text;
 
-/// Above this share of its memory in percent, a server is about to refuse to write.
+/// Memory use in percent from which the server is about to refuse writes.
 const NEARLY_FULL: u64 = 90;
 
-/// Clocks that differ by more are not kept by NTP.
+/// Clocks that NTP keeps differ by less.
 const FAR_APART: Duration = Duration::from_secs(1);
 
 #[async_trait]
@@ -42,7 +42,7 @@ async fn query(connection: &Connection, words: &[&str], until: Instant) -> Resul
     connection.send(&command, until).await
 }
 
-/// What the server says of itself.
+/// Checks the fields of `INFO`.
 fn of_info(info: &str) -> Vec<Finding> {
     let fields: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or("unknown");
@@ -52,9 +52,9 @@ fn of_info(info: &str) -> Vec<Finding> {
 
     let eviction = match field("maxmemory_policy") {
         "noeviction" => Verdict::Fine,
-        _ => {
-            error("it may evict a lock that is held: CONFIG SET maxmemory-policy noeviction, and the same in its file")
-        }
+        _ => error(
+            "it may evict a held lock: CONFIG SET maxmemory-policy noeviction, and set it in the configuration file",
+        ),
     };
     let (used, most) = (number("used_memory"), number("maxmemory"));
     let (memory, room) = match used.saturating_mul(100).checked_div(most) {
@@ -62,14 +62,14 @@ fn of_info(info: &str) -> Vec<Finding> {
         Some(percent) if percent < NEARLY_FULL => (format!("{percent} % of {} KiB", most >> 10), Verdict::Fine),
         Some(percent) => (
             format!("{percent} % of {} KiB", most >> 10),
-            warning("when it is full nobody gets a lock: raise maxmemory, or keep other data elsewhere"),
+            warning("a full server grants no lock: raise maxmemory, or keep other data elsewhere"),
         ),
     };
     let (kept, persistence) = match number("aof_enabled") {
         0 => (
-            "not all is kept over a restart",
+            "a restart may lose data",
             warning(
-                "set `appendonly yes`: without it a restart is followed by a wait for the longest ttl in use, and clients that \
+                "set `appendonly yes`: otherwise clients wait for the longest ttl in use after a restart, and clients that \
                  never saw the server before may not know that they have to",
             ),
         ),
@@ -81,14 +81,14 @@ fn of_info(info: &str) -> Vec<Finding> {
         ("master", _) => (
             format!("{replicas} replicas"),
             warning(
-                "a failover to one that lags forgets locks: there only fencing tokens decide, so let resources check them",
+                "a failover to a lagging replica loses locks: then only fencing tokens decide, so let resources check them",
             ),
         ),
-        (role, _) => (role.to_owned(), error("a replica cannot be written to: give the address of its master")),
+        (role, _) => (role.to_owned(), error("a replica cannot be written to: use the address of its primary")),
     };
     let cluster = match number("cluster_enabled") {
         0 => None,
-        _ => Some(Finding::new("cluster", "on", error("Cluster is not supported: use a server of its own for locks"))),
+        _ => Some(Finding::new("cluster", "on", error("Cluster is not supported: use a separate server for locks"))),
     };
     let version = format!("{}, up for {} s", field("redis_version"), number("uptime_in_seconds"));
     let mut findings = vec![
@@ -102,7 +102,7 @@ fn of_info(info: &str) -> Vec<Finding> {
     findings
 }
 
-/// The server's clock against ours, by the middle of the request.
+/// Compares the server's clock with the client's, between the sending of the request and its reply.
 async fn clock(connection: &Connection, until: Instant) -> Result<Finding> {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = wall();
@@ -115,16 +115,16 @@ async fn clock(connection: &Connection, until: Instant) -> Result<Finding> {
 fn apart(server: Duration, before: Duration, after: Duration) -> Finding {
     let (ahead, behind) = (server.saturating_sub(after), before.saturating_sub(server));
     let found = match (ahead.is_zero(), behind.is_zero()) {
-        (true, true) => format!("within {:.1?} of ours", after.saturating_sub(before)),
-        (false, _) => format!("{ahead:.1?} ahead of ours"),
-        (_, false) => format!("{behind:.1?} behind ours"),
+        (true, true) => format!("within {:.1?} of the client", after.saturating_sub(before)),
+        (false, _) => format!("{ahead:.1?} ahead of the client"),
+        (_, false) => format!("{behind:.1?} behind the client"),
     };
     let verdict = if ahead.max(behind) < FAR_APART {
         Verdict::Fine
     } else {
         Verdict::Doubtful(
-            "leases end by the server's clock alone, so a difference does no harm; but a clock that is put right in one step \
-             ends leases early or late: let NTP keep both"
+            "leases end by the server's clock alone, so a difference is harmless; but a step that corrects the clock ends \
+             leases early or late: keep both clocks with NTP"
                 .to_owned(),
         )
     };
@@ -138,22 +138,22 @@ fn seconds_and_micros(reply: &Value) -> Option<Duration> {
     Some(Duration::from_secs(number(seconds)?) + Duration::from_micros(number(micros)?))
 }
 
-/// Who we are to the server.
+/// Checks the user of the connection.
 fn user(reply: Result<Value, Failure>) -> Result<Finding> {
     let (found, verdict) = match reply {
         Ok(reply) => match text(&reply).ok_or(Failure::UnexpectedReply)? {
             user if user == "default" => (
                 user,
                 Verdict::Doubtful(
-                    "who reaches the server as `default` may lock and break everything: make a user with the least permissions \
-                     (`leasehold acl redis`)"
+                    "anyone who reaches the server as `default` may take and break every lock: create a user with the minimal \
+                     permissions (`leasehold acl redis`)"
                         .to_owned(),
                 ),
             ),
             user => (user, Verdict::Fine),
         },
-        // The least permissions do not include the question.
-        Err(Failure::ErrorReply(_)) => ("one who may not ask who he is".to_owned(), Verdict::Fine),
+        // The minimal permissions do not include this command.
+        Err(Failure::ErrorReply(_)) => ("unknown, because the user may not run ACL WHOAMI".to_owned(), Verdict::Fine),
         Err(failure) => return Err(failure.into()),
     };
     Ok(Finding::new("user", found, verdict))
@@ -168,9 +168,9 @@ mod tests {
 
     fn verdict(findings: &[Finding], about: &str) -> &'static str {
         match findings.iter().find(|finding| finding.about == about).map(|finding| &finding.verdict) {
-            Some(Verdict::Fine) => "fine",
-            Some(Verdict::Doubtful(_)) => "doubtful",
-            Some(Verdict::Wrong(_)) => "wrong",
+            Some(Verdict::Fine) => "ok",
+            Some(Verdict::Doubtful(_)) => "warning",
+            Some(Verdict::Wrong(_)) => "error",
             None => "nothing",
         }
     }
@@ -179,36 +179,36 @@ mod tests {
     fn each_setting_that_harms_locks_is_found() {
         assert!(of_info(FIT).iter().all(|finding| finding.verdict == Verdict::Fine), "{:?}", of_info(FIT));
         for (from, to, about, expected) in [
-            ("noeviction", "allkeys-lru", "eviction", "wrong"),
-            ("maxmemory_policy:noeviction\r\n", "", "eviction", "wrong"),
-            ("maxmemory:0", "maxmemory:2100", "memory", "doubtful"),
-            ("maxmemory:0", "maxmemory:4096", "memory", "fine"),
-            ("aof_enabled:1", "aof_enabled:0", "persistence", "doubtful"),
-            ("connected_slaves:0", "connected_slaves:2", "replication", "doubtful"),
-            ("role:master", "role:slave", "replication", "wrong"),
-            ("cluster_enabled:0", "cluster_enabled:1", "cluster", "wrong"),
+            ("noeviction", "allkeys-lru", "eviction", "error"),
+            ("maxmemory_policy:noeviction\r\n", "", "eviction", "error"),
+            ("maxmemory:0", "maxmemory:2100", "memory", "warning"),
+            ("maxmemory:0", "maxmemory:4096", "memory", "ok"),
+            ("aof_enabled:1", "aof_enabled:0", "persistence", "warning"),
+            ("connected_slaves:0", "connected_slaves:2", "replication", "warning"),
+            ("role:master", "role:slave", "replication", "error"),
+            ("cluster_enabled:0", "cluster_enabled:1", "cluster", "error"),
         ] {
             assert_eq!(verdict(&of_info(&FIT.replace(from, to)), about), expected, "{from} to {to}");
         }
     }
 
     #[test]
-    fn clocks_are_compared_by_what_is_certain() {
+    fn only_a_certain_difference_of_clocks_counts() {
         let ms = Duration::from_millis;
-        assert_eq!(verdict(&[apart(ms(5_000), ms(4_000), ms(6_000))], "clock"), "fine");
-        assert_eq!(verdict(&[apart(ms(7_100), ms(4_000), ms(6_000))], "clock"), "doubtful");
-        assert_eq!(verdict(&[apart(ms(1_000), ms(4_000), ms(6_000))], "clock"), "doubtful");
+        assert_eq!(verdict(&[apart(ms(5_000), ms(4_000), ms(6_000))], "clock"), "ok");
+        assert_eq!(verdict(&[apart(ms(7_100), ms(4_000), ms(6_000))], "clock"), "warning");
+        assert_eq!(verdict(&[apart(ms(1_000), ms(4_000), ms(6_000))], "clock"), "warning");
         let reply = Value::Array(vec![Value::BulkString(b"12".to_vec()), Value::BulkString(b"345000".to_vec())]);
         assert_eq!(seconds_and_micros(&reply), Some(ms(12_345)));
         assert_eq!(seconds_and_micros(&Value::Nil), None);
     }
 
     #[test]
-    fn everybody_is_told_from_somebody() {
+    fn the_default_user_is_a_warning() {
         let reply = |name: &str| Ok(Value::BulkString(name.as_bytes().to_vec()));
-        assert_eq!(verdict(&[user(reply("default")).unwrap()], "user"), "doubtful");
-        assert_eq!(verdict(&[user(reply("locks")).unwrap()], "user"), "fine");
-        assert_eq!(verdict(&[user(Err(Failure::ErrorReply("NOPERM".into()))).unwrap()], "user"), "fine");
+        assert_eq!(verdict(&[user(reply("default")).unwrap()], "user"), "warning");
+        assert_eq!(verdict(&[user(reply("locks")).unwrap()], "user"), "ok");
+        assert_eq!(verdict(&[user(Err(Failure::ErrorReply("NOPERM".into()))).unwrap()], "user"), "ok");
         assert!(user(Err(Failure::TimedOut)).is_err());
     }
 }

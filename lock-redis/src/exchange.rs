@@ -1,4 +1,4 @@
-//! Script calls about several locks at once.
+//! Script calls for several locks at once.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::errors::{Failure, refused};
 use crate::replies::{self, Acquired};
 use crate::shared::{Shared, millis};
 
-/// What is asked about one lock.
+/// A request for one lock.
 pub(crate) struct Request {
     pub(crate) claim: Claim,
     pub(crate) operation: Operation,
@@ -20,15 +20,15 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Acquire(AcquireOptions),
-    /// With the ttl of the tombstone, where it is withdrawn.
+    /// With the ttl of the tombstone if the claim is withdrawn.
     Release(Option<Duration>),
 }
 
-/// What the acquires of one script call have in common, besides their holder.
+/// The options that the acquires of one script call share, besides their holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AcquireOptions {
     pub(crate) ttl: Duration,
-    /// Whether a place is wanted while another holds the lock.
+    /// Whether to join the queue while another claim holds the lock.
     pub(crate) queue: bool,
 }
 
@@ -44,7 +44,7 @@ impl Request {
         self.options().is_some()
     }
 
-    /// Whether two acquires may go out in one script call. Then holder information is stored that is the same for both.
+    /// Whether two acquires can share a script call. The call stores the same holder information for both.
     pub(crate) fn can_share_call(&self, other: &Self, shared: &Shared) -> bool {
         let key_lacks_name = |request: &Self| !shared.keys.contains_name(request.claim.name());
         self.operation == other.operation
@@ -54,7 +54,7 @@ impl Request {
     }
 }
 
-/// An answer, with the stamp from just before its request was sent.
+/// A reply, and the stamp from just before the request was sent.
 pub(crate) struct Reply {
     pub(crate) sent: Stamp,
     pub(crate) body: ReplyBody,
@@ -66,7 +66,8 @@ pub(crate) enum ReplyBody {
     Released(bool),
 }
 
-/// Sends several requests in one script call, and replies to each. The acquires [go together](Request::can_share_call).
+/// Sends several requests in one script call, and returns a reply for each. The acquires
+/// [can share a call](Request::can_share_call).
 pub(crate) async fn exchange(
     shared: &Shared,
     connection: &Connection,
@@ -137,8 +138,8 @@ fn quarantined(shared: &Shared, wait: Duration) -> Error {
     Error::new(
         ErrorKind::Unavailable,
         format!(
-            "the server at {} was restarted and may have forgotten leases: no new grants for another {} ms, until those \
-             have ended (`restart=trust` in the URL does not wait)",
+            "the server at {} was restarted and may have lost leases: no new grants for another {} ms, until those leases have \
+             ended (`restart=trust` in the URL does not wait)",
             shared.address,
             wait.as_millis()
         ),

@@ -1,4 +1,4 @@
-//! Fenced writes: what a holder writes on the same server takes effect only while its lease is current.
+//! Fenced writes: a write of the holder on the same server takes effect only while the lease is current.
 
 use leasehold_core::backend::RenewRequest;
 use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result};
@@ -9,21 +9,21 @@ use crate::connection::script_call;
 use crate::errors::{BACKEND, Failure};
 use crate::scripts::{Script, Scripts};
 
-/// A Lua script of the user's own, for [`Fence::run`].
+/// A Lua script of the user, for [`Fence::run`].
 ///
-/// It sees its own `KEYS` and `ARGV`, and what it returns is the answer. Make it once and keep it: the server then knows it
+/// The script sees its own `KEYS` and `ARGV`, and its result is the reply. Create it once and keep it, because the server then knows it
 /// by its digest.
 #[derive(Debug)]
 pub struct FencedScript(Script);
 
 impl FencedScript {
-    /// Takes the script's text. It is sent as it is, so nothing of a user's input belongs into it: that goes into `ARGV`.
+    /// Takes the source of the script. It is sent unchanged, so user input must not be part of it: pass that in `ARGV`.
     pub fn new(body: &str) -> Self {
         Self(Scripts::fenced(body))
     }
 }
 
-/// A lease, and the way to write under it. Made by [`RedisBackend::fence`].
+/// Writes under a lease. Created by [`RedisBackend::fence`].
 #[derive(Debug)]
 pub struct Fence<'a> {
     backend: &'a RedisBackend,
@@ -32,10 +32,10 @@ pub struct Fence<'a> {
 }
 
 impl RedisBackend {
-    /// The way to write under the lease of `guard`, which must come from a client of this backend.
+    /// Returns a fence for the lease of `guard`, which must come from a client of this backend.
     ///
-    /// A guard that looks at its clock and writes next can be paused in between. Here Redis itself looks and writes in one
-    /// step, so that the late write of a holder that lost its lease is refused.
+    /// A program that checks its guard and then writes can be paused in between. Here Redis checks and writes in one step, so it
+    /// refuses the late write of a holder that lost its lease.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold_core::Result<()> {
@@ -57,32 +57,33 @@ impl RedisBackend {
         Fence { backend: self, lease: guard.lease_ref(), token: guard.fencing_token() }
     }
 
-    /// A key that can be written under the fence of the lock `name`: it shares the lock's hash tag. The same as
-    /// [`Fence::key`], for whoever reads it without holding the lock.
+    /// A key that can be written under the fence of the lock `name`. It has the lock's hash tag. The same key as [`Fence::key`], for
+    /// readers that do not hold the lock.
     pub fn fenced_key(&self, name: &LockName, suffix: &str) -> String {
         self.shared.keys.fenced(name, suffix)
     }
 }
 
 impl Fence<'_> {
-    /// A key that can be written under this fence: it shares the lock's hash tag. The same suffix always gives the same key.
+    /// A key that can be written under this fence. It has the lock's hash tag. The same suffix always gives the same key.
     pub fn key(&self, suffix: &str) -> String {
         self.backend.fenced_key(self.lease.claim.name(), suffix)
     }
 
-    /// Runs a script if the lease is current, by the server's own clock and record, in one step.
+    /// Runs a script if the lease is current by the server's own clock and record, in one step.
     ///
     /// # Errors
     /// - [`Lost`](ErrorKind::Lost): the lease was not current, and nothing was written.
     /// - [`InvalidInput`](ErrorKind::InvalidInput): a key is not one of [`key`](Self::key); nothing was sent.
-    /// - [`Indeterminate`](ErrorKind::Indeterminate): no answer, or the script failed: what it wrote before stays written.
+    /// - [`Indeterminate`](ErrorKind::Indeterminate): there was no reply, or the script failed. What the script wrote before it failed
+    ///   stays written.
     /// - [`Unavailable`](ErrorKind::Unavailable), [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity): nothing was
     ///   written.
     ///
-    /// Ends within the backend's call bound.
+    /// Returns within the backend's call bound.
     ///
     /// # Cancel safety
-    /// Dropped, it may or may not be carried out; if it is, then while the lease was current.
+    /// A dropped call may or may not run. If it runs, the lease is current.
     pub async fn run<K, A>(&self, script: &FencedScript, keys: &[K], args: &[A]) -> Result<Value>
     where
         K: AsRef<str> + Sync,
@@ -113,14 +114,14 @@ impl Fence<'_> {
         for arg in args {
             call.arg(arg.as_ref());
         }
-        let Value::Array(mut answer) = connection.run(&script.0, &call, until).await? else {
+        let Value::Array(mut reply) = connection.run(&script.0, &call, until).await? else {
             return Err(Failure::UnexpectedReply.into());
         };
-        match answer.as_mut_slice() {
+        match reply.as_mut_slice() {
             [Value::Int(0)] => {
                 Err(Error::new(ErrorKind::Lost, "the lease is not current any more: nothing was written"))
             }
-            // A script that returns nothing ends the list early.
+            // A script that returns nothing makes the list shorter.
             [Value::Int(1)] => Ok(Value::Nil),
             [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),
             _ => Err(Failure::UnexpectedReply.into()),

@@ -8,11 +8,11 @@ use redis::{Cmd, RedisWrite};
 /// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].
 const MAX_ENCODED: usize = 200;
 
-/// Makes the keys and channels of one prefix.
+/// The keys and channels of one prefix.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     prefix: String,
-    /// The channel on which one client is told of its grants.
+    /// The channel on which this client receives its grants.
     pub(crate) channel: String,
 }
 
@@ -21,49 +21,49 @@ impl Keys {
         Self { prefix: prefix.to_owned(), channel: format!("{prefix}c:{client_id:016x}") }
     }
 
-    /// The record of a lock, `prefix{name}`. The scripts make every other key of the lock from it.
+    /// The record of a lock, `prefix{name}`. The scripts derive all other keys of the lock from it.
     pub(crate) fn record(&self, name: &LockName) -> String {
         RecordKey(&self.prefix, name).to_string()
     }
 
-    /// Adds it to a command.
+    /// Adds the key of the record to a command.
     pub(crate) fn add_record(&self, command: &mut Cmd, name: &LockName) {
         command.write_arg_fmt(RecordKey(&self.prefix, name));
     }
 
-    /// Whether the key of a record tells the lock's name, and not only its digest.
+    /// Whether the key of the record contains the lock's name, not only its digest.
     pub(crate) fn contains_name(&self, name: &LockName) -> bool {
         name.is_plain_within(MAX_ENCODED)
     }
 
-    /// A pattern of all records and little else.
+    /// A pattern that matches all records and little else.
     pub(crate) fn records(&self) -> String {
         format!("{}{{*}}", escaped(&self.prefix))
     }
 
-    /// The encoded name in the key of a record; `None` for any other key.
+    /// The encoded name in the key of a record, or `None` for any other key.
     pub(crate) fn encoded_name<'a>(&self, key: &'a str) -> Option<&'a str> {
         let encoded = key.strip_prefix(&*self.prefix)?.strip_prefix('{')?.strip_suffix('}')?;
         (!encoded.contains(['{', '}', ':'])).then_some(encoded)
     }
 
-    /// A user's key that may be written under the fence of a lock.
+    /// A key of the user that may be written under the fence of a lock.
     pub(crate) fn fenced(&self, name: &LockName, suffix: &str) -> String {
         format!("{}:f:{suffix}", self.record(name))
     }
 
-    /// Names the last run of the server and the ttls in use.
+    /// The epoch key, which names the last run of the server and the ttls in use.
     pub(crate) fn epoch(&self) -> String {
         format!("{}epoch", self.prefix)
     }
 
-    /// The channel on which all clients hear what was written to it.
+    /// The channel on which all clients receive the writes to the epoch key.
     pub(crate) fn epoch_channel(&self) -> String {
         format!("{}c:epoch", self.prefix)
     }
 }
 
-/// Prefix and name.
+/// The prefix and the name.
 struct RecordKey<'a>(&'a str, &'a LockName);
 
 impl fmt::Display for RecordKey<'_> {
@@ -72,39 +72,39 @@ impl fmt::Display for RecordKey<'_> {
     }
 }
 
-/// The least permissions of a user who locks under `prefix`, as the rules of `ACL SETUSER`: keys and channels of the
-/// prefix, and the commands in use. The suite runs under them.
+/// The minimal permissions of a user who locks under `prefix`, as rules of `ACL SETUSER`: the keys and channels of the prefix, and
+/// the commands that Leasehold sends. The test suite runs with them.
 ///
-/// `leasehold:` gives
-/// `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select … `; put `on >password` before it.
+/// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select …`. Put `on >password`
+/// before it.
 pub fn acl(prefix: &str) -> String {
     let escaped = escaped(prefix);
     format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
 }
 
-/// As part of a pattern.
+/// Escapes the prefix for use in a pattern.
 fn escaped(prefix: &str) -> String {
     let escape = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^').then_some('\\');
     prefix.chars().flat_map(|c| escape(c).into_iter().chain([c])).collect()
 }
 
-/// The permissions of an operator: those of [`acl`], and what listing locks and examining the server need besides. `SCAN` shows the
-/// names of all keys of the database, also of those outside the prefix.
+/// The permissions of an operator: those of [`acl`], and those for listing locks and examining the server. `SCAN` shows the names of
+/// all keys in the database, including those outside the prefix.
 pub fn operator_acl(prefix: &str) -> String {
     format!("{} +scan +acl|whoami", acl(prefix))
 }
 
-/// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`): the scripts of such a
-/// user can call only commands that read.
+/// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`). The scripts of such a user
+/// can call only commands that read.
 pub fn read_only_acl(prefix: &str) -> String {
     format!("resetkeys ~{}* resetchannels nocommands {READING}", escaped(prefix))
 }
 
-/// What inspecting a lock sends, and what its scripts call.
+/// The commands that inspect a lock, and those that its scripts call.
 const READING: &str = "+select +eval +evalsha +time +info +get +mget +exists +hget +hlen +hgetall";
 
-/// What a client sends (first line) and what the scripts call (second line). `HELLO` is free for all. `CLIENT SETINFO` is sent
-/// as well and its answer ignored; servers before 7.2 refuse a rule that names it.
+/// The commands that a client sends (first line), and those that the scripts call (second line). `HELLO` needs no permission. The
+/// client also sends `CLIENT SETINFO` and ignores the reply; servers before 7.2 refuse a rule that names it.
 const COMMANDS: &str = "+select +eval +evalsha +subscribe \
     +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hgetall +publish";
 

@@ -1,8 +1,8 @@
-//! The connection of one runtime, kept up by a task of its own.
+//! Keeps the connection of one runtime open, in a task of its own.
 //!
-//! A client has one line for every tokio runtime that calls it: the user's for acquire and release, the keeper's for
-//! renewals and pushes. So a connection is always driven by the runtime that waits for it, a call never pays for
-//! crossing threads, and a user's runtime that starves does not stop the renewals.
+//! A client has one connection manager for each tokio runtime that calls it: the user's for acquire and release, the keeper's for
+//! renewals and pushes. The runtime that waits for a connection also drives it. So no call crosses threads, and a starved user
+//! runtime does not stop the renewals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +20,16 @@ use crate::connection::{Connection, Role};
 use crate::shared::Shared;
 use crate::socket::Driver;
 
-/// The pause after the first failed attempt to connect; doubled with each further one.
+/// The pause after the first failed attempt to connect. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest pause: in front of a server that comes back, a renewal is late by this at most.
+/// The longest pause. A renewal is delayed by this at most when the server comes back.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 
-/// A connection that lived this long ends a row of failures.
+/// A connection that lasted this long resets the pause.
 const STABLE_AFTER: Duration = Duration::from_secs(1);
 
-/// Ends its task when it is dropped.
+/// Manages one connection. Dropping it ends its task.
 pub(crate) struct ConnectionManager {
     inner: Arc<Inner>,
     task: AbortHandle,
@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     pub(crate) batcher: Batcher,
     role: Role,
     state: watch::Sender<State>,
-    /// Somebody wants the connection.
+    /// A call needs a connection.
     requested: Notify,
     /// The runtime was shut down.
     is_stopped: AtomicBool,
@@ -48,7 +48,7 @@ pub(crate) struct Inner {
 
 #[derive(Clone, Default)]
 struct State {
-    /// How many attempts to connect have ended.
+    /// How many attempts to connect have finished.
     attempts: u64,
     connection: Option<Arc<Connection>>,
     /// Why the last attempt failed.
@@ -65,7 +65,7 @@ impl ConnectionManager {
             requested: Notify::new(),
             is_stopped: AtomicBool::new(false),
         });
-        // Made here, since a runtime that was shut down drops the task unseen.
+        // Created outside the task, because a runtime that was shut down drops the task without running it.
         let guard = StopGuard(inner.clone());
         let task = runtime.spawn(async move {
             tokio::select! {
@@ -80,7 +80,7 @@ impl ConnectionManager {
         &self.inner
     }
 
-    /// Whether its runtime is gone, and another line has to take its place.
+    /// Whether the runtime has stopped, so that a new manager has to replace this one.
     pub(crate) fn is_stopped(&self) -> bool {
         self.inner.is_stopped.load(Ordering::Acquire)
     }
@@ -93,7 +93,7 @@ impl Drop for ConnectionManager {
 }
 
 impl Inner {
-    /// Sees to it that there is a connection, without waiting for it.
+    /// Makes the task connect if there is no connection. Does not wait.
     pub(crate) fn request_connection(&self) {
         let is_connected = self.state.borrow().connection.as_ref().is_some_and(|connection| !connection.is_closed());
         if !is_connected {
@@ -101,10 +101,10 @@ impl Inner {
         }
     }
 
-    /// The connection, made first where there is none.
+    /// Returns the connection, and waits for a new one if there is none.
     ///
     /// # Errors
-    /// `Unavailable` and whatever else connecting ends in; nothing was sent.
+    /// `Unavailable`, or the error of the attempt to connect. Nothing was sent.
     pub(crate) async fn connection(&self, until: Instant) -> Result<Arc<Connection>> {
         let attempts = {
             let state = self.state.borrow();
@@ -137,8 +137,8 @@ fn disconnected() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent")
 }
 
-/// Connects when it is wanted, and when it hears of grants also unasked; tries again until it is up. While it is up,
-/// sends what waits.
+/// Connects on request, and reconnects until it succeeds. With [`Role::CommandsAndPushes`] it also reconnects without a request.
+/// While it is connected, it sends the queued requests.
 async fn reconnect(manager: &Inner) {
     let mut pause = FIRST_PAUSE;
     manager.requested.notified().await;
@@ -160,7 +160,7 @@ async fn reconnect(manager: &Inner) {
                 });
             }
         }
-        // The clients of a server that comes back do not come all at once.
+        // The jitter keeps the clients of a server that comes back from connecting all at once.
         sleep(manager.shared.core.get().map_or(pause, |core| core.jitter(pause))).await;
         pause = (pause * 2).min(MAX_PAUSE);
         if manager.role == Role::Commands {
@@ -169,13 +169,13 @@ async fn reconnect(manager: &Inner) {
     }
 }
 
-/// Sends what waits over a connection, until it is cut.
+/// Sends the queued requests over a connection until it closes.
 async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver) {
     manager.state.send_modify(|state| {
         *state = State { attempts: state.attempts + 1, connection: Some(connection.clone()), last_error: None };
     });
     if let (Role::CommandsAndPushes, Some(core)) = (manager.role, manager.shared.core.get()) {
-        // Grants that were published before the subscription stood were not heard.
+        // Grants that were published before the subscription were not received.
         core.event(Event::LookAtAll);
     }
     tokio::select! {
@@ -186,7 +186,7 @@ async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver)
     manager.state.send_modify(|state| state.connection = None);
 }
 
-/// Says that the task was dropped, as a runtime does with all of its tasks when it is shut down.
+/// Marks the manager as stopped when its task is dropped. A runtime drops its tasks when it is shut down.
 struct StopGuard(Arc<Inner>);
 
 impl Drop for StopGuard {

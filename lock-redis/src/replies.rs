@@ -1,4 +1,4 @@
-//! Reads what the scripts answer. Nothing of a server is trusted: what cannot be read is said to be so.
+//! Decodes the replies of the scripts. Nothing from the server is trusted: an unexpected reply decodes to `None`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::epoch::Reading;
 
-/// One lock's part of an answer, or the server's words on what was wrong with it.
+/// The part of a reply for one lock, or the error message of the server for it.
 pub(crate) type PerLock<T> = Result<T, String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum Renewed {
     Failed(String),
 }
 
-/// What the server is, from `epoch.lua`.
+/// The state of the server, from `epoch.lua`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(crate) reading: Reading,
@@ -43,11 +43,11 @@ pub(crate) struct Inspected {
     pub(crate) waiters: u64,
 }
 
-/// The answer about a lock that was to be acquired.
-pub(crate) fn acquired(answer: &Value) -> Option<PerLock<Acquired>> {
-    match answer {
+/// Decodes the reply to an acquire.
+pub(crate) fn acquired(reply: &Value) -> Option<PerLock<Acquired>> {
+    match reply {
         Value::Int(_) => {
-            let token = number(answer)?;
+            let token = number(reply)?;
             Some(Ok(Acquired::Granted { place: PlaceNumber::new(token), token }))
         }
         Value::Array(parts) => {
@@ -64,9 +64,9 @@ pub(crate) fn acquired(answer: &Value) -> Option<PerLock<Acquired>> {
     }
 }
 
-/// Whether lease or place was the owner's.
-pub(crate) fn released(answer: &Value) -> Option<PerLock<bool>> {
-    match answer {
+/// Decodes the reply to a release: whether the owner had the lease or a place.
+pub(crate) fn released(reply: &Value) -> Option<PerLock<bool>> {
+    match reply {
         Value::Int(1) => Some(Ok(true)),
         Value::Int(0) => Some(Ok(false)),
         Value::Int(_) => None,
@@ -74,12 +74,12 @@ pub(crate) fn released(answer: &Value) -> Option<PerLock<bool>> {
     }
 }
 
-/// The answers about several locks, each as it would be alone. A call about one lock answers without anything around it.
+/// Splits a reply into one per lock, as if each lock had been alone. The reply for a single lock has no wrapper.
 pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
     if count == 1 {
         return Some(vec![value]);
     }
-    let (_, answers) = with_status_codes(value, count, |time, code, rest| {
+    let (_, replies) = with_status_codes(value, count, |time, code, rest| {
         Some(match code {
             b'n' => Value::Int(time),
             b'r' => Value::Int(1),
@@ -88,10 +88,10 @@ pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
             _ => return None,
         })
     })?;
-    Some(answers)
+    Some(replies)
 }
 
-/// The server's time and an answer per lease.
+/// Decodes the server's time, and a reply per lease.
 pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)> {
     with_status_codes(value, count, |_, code, rest| {
         Some(match code {
@@ -107,7 +107,7 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
     })
 }
 
-/// Reads the server's time, a code for each answer, and what the codes leave open.
+/// Decodes the server's time, a status code per lock, and the values that follow the codes.
 fn with_status_codes<T>(
     value: Value,
     count: usize,
@@ -119,14 +119,14 @@ fn with_status_codes<T>(
     if codes.len() != count {
         return None;
     }
-    let answers = codes.bytes().map(|code| read(time, code, &mut rest)).collect::<Option<Vec<_>>>()?;
-    rest.next().is_none().then_some((time, answers))
+    let replies = codes.bytes().map(|code| read(time, code, &mut rest)).collect::<Option<Vec<_>>>()?;
+    rest.next().is_none().then_some((time, replies))
 }
 
-/// An answer per lock; `None` among them where there is no record.
+/// Decodes a reply per lock: `None` if it has no record.
 pub(crate) fn inspected(value: Value, count: usize) -> Option<Vec<PerLock<Option<Inspected>>>> {
     let (_, rest) = timed(value)?;
-    let shown = |answer: &Value| match answer {
+    let shown = |reply: &Value| match reply {
         Value::Array(parts) => {
             let [token, left, holder, waiters] = &parts[..] else { return None };
             let (token, waiters) = (number(token)?, number(waiters)?);
@@ -138,16 +138,16 @@ pub(crate) fn inspected(value: Value, count: usize) -> Option<Vec<PerLock<Option
     (rest.len() == count).then(|| rest.iter().map(shown).collect())?
 }
 
-/// The raised token; `Some(None)` where that lease is over.
+/// Decodes the raised token: `Some(None)` if the lease has ended.
 pub(crate) fn broken(value: &Value) -> Option<Option<u64>> {
     if is_none(value) { Some(None) } else { number(value).map(Some) }
 }
 
-/// Where to go on, and keys. The last step gives the number 0.
+/// Decodes the next cursor and keys. The cursor is 0 after the last step.
 pub(crate) fn scanned(value: Value) -> Option<(u64, Vec<String>)> {
     let Value::Array(parts) = value else { return None };
     let [cursor, Value::Array(keys)] = &parts[..] else { return None };
-    // A key that is no text is none of ours.
+    // A key that is not UTF-8 is not one of Leasehold's.
     let keys = keys.iter().filter_map(|key| match key {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
         _ => None,
@@ -170,18 +170,18 @@ pub(crate) fn server(value: Value) -> Option<Server> {
     Some(Server { reading, version, eviction: text(eviction)? })
 }
 
-/// Channel and payload of a message.
+/// The channel and the payload of a message.
 pub(crate) fn message(data: &[Value]) -> Option<(&[u8], &[u8])> {
     let [Value::BulkString(channel), Value::BulkString(payload)] = data else { return None };
     Some((channel, payload))
 }
 
-/// The owner of a place whose lock's holder has shortened its lease.
+/// The owner of a place, if the holder of its lock has shortened the lease.
 pub(crate) fn ends_sooner(payload: &[u8]) -> Option<[u8; 16]> {
     payload.try_into().ok()
 }
 
-/// Owner, place and token of a grant that was published.
+/// The owner, place and token of a published grant.
 pub(crate) fn handoff(payload: &[u8]) -> Option<([u8; 16], PlaceNumber, u64)> {
     let (owner, rest) = payload.split_first_chunk::<16>()?;
     let (place, rest) = rest.split_first_chunk::<8>()?;
@@ -208,7 +208,7 @@ fn millis(value: &Value) -> Option<Duration> {
     number(value).map(Duration::from_millis)
 }
 
-/// A lock's name or a person's label may have been cut in the middle of a character by another program.
+/// Lossy, because another program may have cut a lock name or a label in the middle of a character.
 pub(crate) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_lock_by_lock() {
+    fn replies_are_decoded_per_lock() {
         let granted = |place, token| Some(Ok(Acquired::Granted { place: PlaceNumber::new(place), token }));
         assert_eq!(acquired(&Value::Int(3)), granted(3, 3));
         assert_eq!(acquired(&array([Value::Int(1), Value::Int(7), Value::Int(9)])), granted(7, 9));
@@ -241,9 +241,9 @@ mod tests {
         assert_eq!(per_lock(several, 4), Some([5, 9, 1, 0].map(Value::Int).to_vec()));
 
         let value = array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
-        let (_, answers) = renewed(value, 4).unwrap();
+        let (_, replies) = renewed(value, 4).unwrap();
         assert_eq!(
-            answers,
+            replies,
             [
                 Renewed::Held,
                 Renewed::Granted { place: PlaceNumber::new(3), token: 4 },
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_answer_of_ours_is_none() {
+    fn an_unexpected_reply_is_none() {
         assert_eq!(acquired(&Value::Okay), None);
         assert_eq!(acquired(&Value::Int(-7)), None);
         assert_eq!(acquired(&array([])), None);

@@ -1,8 +1,8 @@
-//! A reply on its way to the caller who waits for it.
+//! The channel on which a waiting caller gets its reply.
 //!
-//! A script call for many callers brings all of their replies at once. Waking each caller by itself makes tokio notify other workers
-//! in the middle of it, which then take turns at the same locks: several context switches a call. So the callers' wakers
-//! are collected and woken together, where the runtime looks for I/O.
+//! The replies of a batch arrive at once. If each caller is woken on its own, tokio notifies other workers in the middle of it, and
+//! these contend for the same locks, which costs several context switches per call. So the wakers of the callers are collected and
+//! woken together, at the point where the runtime polls for I/O.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::shared::lock;
 
-/// The two ends of a reply.
+/// Creates the two ends of a reply.
 pub(crate) fn reply<T>() -> (ReplySender<T>, PendingReply<T>) {
     let state = Arc::new(Mutex::new(State::Awaited(None)));
     (ReplySender(state.clone()), PendingReply(state))
@@ -20,23 +20,23 @@ pub(crate) fn reply<T>() -> (ReplySender<T>, PendingReply<T>) {
 enum State<T> {
     Awaited(Option<Waker>),
     Sent(T),
-    /// The sender has gone without a reply, or the reply was taken.
+    /// The sender was dropped without a reply, or the reply was taken.
     Closed,
 }
 
-/// The sender's end. Dropped, it lets the caller go on without a reply.
+/// The sender's end. Dropping it completes the caller without a reply.
 pub(crate) struct ReplySender<T>(Arc<Mutex<State<T>>>);
 
 /// The caller's end.
 pub(crate) struct PendingReply<T>(Arc<Mutex<State<T>>>);
 
 impl<T> ReplySender<T> {
-    /// Whether the caller has gone.
+    /// Whether the caller was dropped.
     pub(crate) fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// Leaves the reply for the caller, who is woken with the others in `callers`.
+    /// Stores the reply. The waker of the caller is added to `callers`.
     pub(crate) fn send(self, reply: T, callers: &mut Callers) {
         callers.0.extend(self.settle(State::Sent(reply)));
     }
@@ -62,7 +62,7 @@ impl<T> Drop for ReplySender<T> {
 }
 
 impl<T> Future for PendingReply<T> {
-    /// Nothing, when the sender has gone.
+    /// `None` if the sender was dropped.
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
@@ -81,16 +81,17 @@ impl<T> Future for PendingReply<T> {
     }
 }
 
-/// Callers whose replies are there. Dropped, it wakes them.
+/// The wakers of callers whose replies have arrived. Dropping it wakes them.
 #[derive(Default)]
 pub(crate) struct Callers(Vec<Waker>);
 
 impl Callers {
-    /// Wakes them together, when the worker of the runtime that calls this has next looked for I/O.
+    /// Wakes all callers together, after the worker of the calling runtime has next polled for I/O.
     pub(crate) fn wake_together(self) {
         if !self.0.is_empty() {
             let all = Waker::from(Arc::new(All(Mutex::new(self))));
-            // A task that yields is woken there; these callers are woken in its place. Outside of a runtime they are woken at once.
+            // tokio wakes a yielding task at that point. This passes the callers' wakers in place of its own. Outside a runtime, they
+            // are woken at once.
             let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&all));
         }
     }
@@ -102,7 +103,7 @@ impl Drop for Callers {
     }
 }
 
-/// Callers, as one waker.
+/// Several callers as one waker.
 struct All(Mutex<Callers>);
 
 impl Wake for All {

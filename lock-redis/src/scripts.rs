@@ -1,6 +1,7 @@
-//! The scripts, each with the prelude before it and the library where it says so. Those that work on several locks read them together.
+//! The Lua scripts. Each starts with the prelude and includes the library where it says so. Scripts for several locks also start with
+//! the batch part.
 
-/// A script and the digest by which the server knows it.
+/// A script, and the digest by which the server finds it.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) source: String,
@@ -18,7 +19,7 @@ impl Script {
 /// All scripts.
 #[derive(Debug)]
 pub(crate) struct Scripts {
-    /// Acquires and releases.
+    /// Acquires and releases locks.
     pub(crate) exchange: Script,
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
@@ -30,7 +31,7 @@ const PRELUDE: &str = include_str!("scripts/prelude.lua");
 const BATCH: &str = include_str!("scripts/batch.lua");
 const LIBRARY: &str = include_str!("scripts/library.lua");
 
-/// Where a script wants the library.
+/// The line that the library replaces.
 const HERE: &str = "--@ library.lua\n";
 
 impl Scripts {
@@ -46,7 +47,7 @@ impl Scripts {
         }
     }
 
-    /// A user's own body, which runs only while the lease of the caller is current.
+    /// A script of the user, which runs only while the caller's lease is current.
     pub(crate) fn fenced(body: &str) -> Script {
         let check = include_str!("scripts/fence.lua").replace(HERE, LIBRARY);
         Script::new(&["local function body(KEYS, ARGV)\n", body, "\nend\n", PRELUDE, &check])

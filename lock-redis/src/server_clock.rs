@@ -1,4 +1,4 @@
-//! Notices when the server's wall clock is stepped: every lease of every client moves with it.
+//! Detects steps of the server's wall clock. A step moves the end of every lease of every client.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use leasehold_core::backend::Stamp;
 
 use crate::shared::lock;
 
-/// A change of the difference between the clocks below this is drift or a slow answer.
+/// A smaller change of the offset is drift or a slow reply.
 const STEP: Duration = Duration::from_millis(500);
 
-/// Compares the server's clock with ours, answer by answer.
+/// Compares the server's clock with the client's at each reply.
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock {
     last: Mutex<Option<Offset>>,
 }
 
-/// Server's clock minus ours, in µs: between `low` and `high`, as last at `at`.
+/// The server's clock minus the client's, in µs: between `low` and `high`, measured at `at`.
 #[derive(Clone, Copy, Debug)]
 struct Offset {
     low: i128,
@@ -25,19 +25,19 @@ struct Offset {
 }
 
 impl ServerClock {
-    /// Takes the time that an answer carried, in µs, with the stamps around the request. Warns once for each step.
+    /// Takes the time of a reply in µs, and the stamps around the request. Logs a warning once per step.
     pub(crate) fn observe(&self, server: i64, sent: Stamp, received: Stamp) {
         if let Some(step) = self.step(server, sent, received) {
             tracing::warn!(
                 backend = crate::errors::BACKEND,
                 step_ms = step / 1000,
                 "the server's wall clock was stepped: leases at the store end that much earlier (+) or later (-) than \
-                 their holders believe; until they have run out only fencing tokens decide"
+                 their holders believe; until these leases have ended, only fencing tokens decide"
             );
         }
     }
 
-    /// By how many µs the server's clock was stepped since the last answer, if it was.
+    /// The size of the step since the last reply in µs, if there was one.
     fn step(&self, server: i64, sent: Stamp, received: Stamp) -> Option<i128> {
         let micros = |stamp: Stamp| i128::try_from(stamp.since_start().as_micros()).unwrap_or(i128::MAX);
         let now =
@@ -47,7 +47,7 @@ impl ServerClock {
             *last = Some(now);
             return None;
         };
-        // Clocks that are slewed may part by a tenth of the time between two looks.
+        // The offset of slewed clocks may change by a tenth of the time between two replies.
         let slack = i128::try_from((STEP + now.at.since(before.at) / 10).as_micros()).unwrap_or(i128::MAX);
         let step = if now.low > before.high + slack {
             Some(now.low - before.high)
@@ -56,7 +56,7 @@ impl ServerClock {
         } else {
             None
         };
-        // An answer of a request from before the step must not undo what was learned.
+        // The reply to a request from before the step must not replace a newer offset.
         if sent >= before.at {
             *last = Some(now);
             return step;
@@ -74,20 +74,20 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_told_once_and_drift_and_slow_answers_are_not() {
+    fn a_step_is_reported_once_and_drift_and_slow_replies_are_not() {
         let clock = ServerClock::default();
         let day = 86_400_000_000;
         assert_eq!(clock.step(day, at(0), at(1)), None);
         assert_eq!(clock.step(day + 1_000_000, at(1000), at(1001)), None);
-        // An answer that took 5 s says little, and nothing wrong.
+        // A reply that took 5 s is imprecise, but not wrong.
         assert_eq!(clock.step(day + 2_000_000, at(2000), at(7000)), None);
         // Drift of 8 % over 10 s.
         assert_eq!(clock.step(day + 12_800_000, at(12_000), at(12_001)), None);
-        // A step of a minute, forward and back, each told once.
+        // A step of a minute, forward and back, each reported once.
         let step = clock.step(day + 72_900_000, at(12_100), at(12_101)).unwrap();
         assert!((59_000_000..=61_000_000).contains(&step), "{step}");
         assert_eq!(clock.step(day + 73_000_000, at(12_200), at(12_201)), None);
-        // The late answer of a request from before the step.
+        // The late reply to a request from before the step.
         assert_eq!(clock.step(day + 12_850_000, at(12_050), at(12_300)), None);
         assert_eq!(clock.step(day + 73_200_000, at(12_400), at(12_401)), None);
         assert!(clock.step(day + 13_300_000, at(12_500), at(12_501)).unwrap() < -59_000_000);

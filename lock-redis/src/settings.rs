@@ -1,4 +1,4 @@
-//! Settings, and the URL that they are read from.
+//! Settings, and the URL that contains them.
 
 use std::time::Duration;
 
@@ -6,33 +6,33 @@ use leasehold_core::backend::{CommonSettings, StoreUrl};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
-/// The schemes that this build reads, for error texts.
+/// The URL schemes of this build, for error messages.
 pub const SCHEMES: &[&str] =
     if cfg!(feature = "tls") { &["redis://", "rediss://", "redis+unix://"] } else { &["redis://", "redis+unix://"] };
 
-/// What to do in front of a server that was restarted: a Redis without its data grants a held lock at once.
+/// What to do after the server was restarted. A Redis without its data would grant a held lock at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnRestart {
-    /// No new grants until every lease from before has ended, when the restart is known: by this client, or by what
-    /// another one wrote down. A server that nobody knew is used at once. The default.
+    /// No new grants until every earlier lease has ended, if the restart is known: to this client, or from what another client wrote
+    /// down. A server that nobody knew is used at once. The default.
     #[default]
     QuarantineKnown,
-    /// The same, and also in front of a server that nobody knew. URL: `restart=quarantine`.
+    /// The same, and also for a server that nobody knew. URL: `restart=quarantine`.
     Quarantine,
-    /// Never wait: the server keeps what it acknowledged (`appendfsync always`), or the fencing tokens are checked.
+    /// Never wait. For a server that keeps what it acknowledged (`appendfsync always`), or resources that check the fencing tokens.
     /// URL: `restart=trust`.
     Trust,
 }
 
-/// What to do in front of a server that may evict keys, and a lock with them.
+/// What to do if the server may evict keys, and with them a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnEviction {
-    /// Refuse to use it. The default: every eviction policy was seen to evict a lock that was held.
+    /// Refuse to use the server. The default: tests saw every eviction policy evict a held lock.
     #[default]
     Refuse,
-    /// Warn in the log and use it. URL: `eviction=warn`.
+    /// Log a warning and use the server. URL: `eviction=warn`.
     Warn,
 }
 
@@ -40,18 +40,18 @@ pub enum OnEviction {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Before every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}` and no control characters.
+    /// The prefix of every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}` and no control characters.
     pub prefix: String,
-    /// The longest that one call takes, connecting included. Default 1 s: a renewal at a third of the ttl can then
-    /// fail several times before a lease of 5 s is lost. 10 ms to 60 s.
+    /// The upper bound of one call, including connecting. Default 1 s: a renewal at a third of the ttl can then fail several times before
+    /// a lease of 5 s is lost. 10 ms to 60 s.
     pub timeout: Duration,
-    /// How long the record of a free lock, with its last fencing token, stays after the end of its last lease: at least this, and at
-    /// most twice this and a ttl, since most writes leave the time at which the server drops it alone. Default 10 minutes: a backward step of the
-    /// server's clock up to this is survived by the order of the tokens. A record costs about 150 bytes. 1 s to 365 days.
+    /// How long the record of a free lock is kept after the end of its last lease, with its last fencing token: at least this long, and
+    /// at most twice this and a ttl, because most writes leave the record's expiry unchanged. Default 10 minutes. Tokens keep their order
+    /// if the server's clock is set back by up to this much. A record takes about 150 bytes. 1 s to 365 days.
     pub retention: Duration,
-    /// What to do in front of a server that was restarted.
+    /// What to do after the server was restarted.
     pub on_restart: OnRestart,
-    /// What to do in front of a server that may evict keys.
+    /// What to do if the server may evict keys.
     pub on_eviction: OnEviction,
 }
 
@@ -69,7 +69,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Checks every bound.
+    /// Checks the bounds of all settings.
     pub(crate) fn check(self) -> Result<Self> {
         let bad = |c: char| c == '{' || c == '}' || c.is_control();
         if self.prefix.is_empty() || self.prefix.len() > 100 || self.prefix.contains(bad) {
@@ -80,7 +80,7 @@ impl Settings {
     }
 }
 
-/// Reads a URL: where the server is, and the settings. Nothing of a password gets into an error.
+/// Parses a URL into a client and the settings. No error contains any part of a password.
 pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
     if !cfg!(feature = "tls") && text.starts_with("rediss://") {
         return Err(Error::invalid(
@@ -89,7 +89,9 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
     }
     let mut url = StoreUrl::parse(text, "Redis", SCHEMES)?;
     if url.url().fragment().is_some() {
-        return Err(Error::invalid("the URL of a Redis has no `#…`; a private authority is given by `ca=file.pem`"));
+        return Err(Error::invalid(
+            "the URL of a Redis cannot contain `#…`; name a private certificate authority with `ca=file.pem`",
+        ));
     }
     let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
     let mut settings = Settings { timeout, retention, ..Settings::default() };
@@ -124,7 +126,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
     Ok((tls.client(info)?, settings.check()?))
 }
 
-/// Files of a private authority and of a client's certificate.
+/// The files of a private certificate authority and of a client certificate.
 #[derive(Default)]
 struct TlsFiles {
     #[cfg(feature = "tls")]
@@ -155,14 +157,13 @@ pub(crate) fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
     redis::Client::open(info).map_err(|why| Error::invalid("the address of a Redis cannot be used").with_source(why))
 }
 
-/// The same client with what a lock needs of its connections, whoever made it.
+/// Returns the same client with the connection settings that a lock needs.
 ///
-/// - RESP3, since pushes and answers share a connection.
-/// - No delay: a renewal must not wait for company.
-/// - Keepalive and user timeout: an idle or unanswered connection to a host that is gone ends by itself.
-/// - Linger 0: a socket that is given up is reset. What has not left this machine is not sent any more, and the server learns at once
-///   that nobody waits. What has arrived there runs all the same: only the tombstone of a withdrawn claim keeps it from having an
-///   effect.
+/// - RESP3, because pushes and replies share a connection.
+/// - No delay (`TCP_NODELAY`): a renewal must not wait for more data.
+/// - Keepalive and user timeout: a connection to a host that is gone ends by itself, whether idle or waiting for a reply.
+/// - Linger 0: closing a socket resets it. Data that has not left this machine is not sent any more, and the server learns at once that
+///   nobody waits. Commands that have arrived still run. Only the tombstone of a withdrawn claim keeps them from taking effect.
 pub(crate) fn prepare(client: &redis::Client, timeout: Duration) -> Result<redis::Client> {
     use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
     let info = client.get_connection_info();
@@ -182,7 +183,7 @@ pub(crate) fn prepare(client: &redis::Client, timeout: Duration) -> Result<redis
     open(info.clone().set_tcp_settings(tcp).set_redis_settings(server))
 }
 
-/// Where a client connects to, for errors and logs: never with user or password.
+/// The address of the server, for errors and logs. Never contains user or password.
 pub(crate) fn address(client: &redis::Client) -> String {
     match client.get_connection_info().addr() {
         ConnectionAddr::Unix(path) => path.display().to_string(),
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_urls_are_refused_with_what_would_be_right_and_without_the_password() {
+    fn bad_urls_are_refused_with_a_hint_and_without_the_password() {
         for (url, hint) in [
             ("http://localhost", "redis://"),
             ("redis://:hunter2@localhost?prefx=a", "`prefix`"),

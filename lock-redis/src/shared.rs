@@ -1,4 +1,4 @@
-//! What all connections of one client have in common.
+//! State that all connections of one client share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::settings::{self, Settings};
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) client: redis::Client,
-    /// Where the server is, for errors and logs.
+    /// The address of the server, for errors and logs.
     pub(crate) address: String,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
@@ -43,25 +43,25 @@ impl Shared {
         self.core.core()
     }
 
-    /// The first argument of every script, see `prelude.lua`.
+    /// The first argument of every script: see `prelude.lua`.
     pub(crate) fn common(&self, grants: bool) -> Vec<u8> {
         self.packed(grants, 0, None, "")
     }
 
-    /// The same with what acquires have in common.
+    /// The first argument for acquires, with the options that they share.
     pub(crate) fn common_to_acquires(&self, number: usize, options: AcquireOptions, any: &Claim) -> Vec<u8> {
-        // A name that the key does not tell would be forgotten.
+        // If the key has only a digest of the name, the record has to keep the name.
         let named = !self.keys.contains_name(any.name());
         self.packed(true, number, Some(options), &any.holder().encode(named.then(|| any.name())))
     }
 
-    /// The same with the ttl of most renewals.
+    /// The first argument for renewals, with the ttl of most of them.
     pub(crate) fn common_to_renewals(&self, grants: bool, ttl: Duration) -> Vec<u8> {
         self.packed(grants, 0, Some(AcquireOptions { ttl, queue: false }), "")
     }
 
     fn packed(&self, grants: bool, acquires: usize, options: Option<AcquireOptions>, holder: &str) -> Vec<u8> {
-        // Only acquires need it, for the places that they may get.
+        // Only acquires need the channel, for the places that they may get.
         let channel = if acquires > 0 { self.keys.channel.as_bytes() } else { &[] };
         let options = options.unwrap_or(AcquireOptions { ttl: Duration::ZERO, queue: false });
         let mut packed = Vec::with_capacity(17 + channel.len() + holder.len());
@@ -81,17 +81,17 @@ impl Shared {
     }
 }
 
-/// Locks, also after a panic: every critical section here leaves its data whole at each step.
+/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In whole milliseconds, rounded up. The longest ttl is a fiftieth of what fits.
+/// Whole milliseconds, rounded up. The longest ttl is a fiftieth of the maximum.
 pub(crate) fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
-/// A ttl as the server keeps it.
+/// A ttl, rounded as the server stores it.
 pub(crate) fn as_kept(ttl: Duration) -> Duration {
     Duration::from_millis(millis(ttl).into())
 }

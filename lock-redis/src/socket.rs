@@ -1,4 +1,4 @@
-//! Makes the socket of a connection, and the future that drives it.
+//! Opens the socket of a connection and starts the task that drives it.
 
 use std::future::Future;
 use std::io;
@@ -17,14 +17,13 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::errors::Failure;
 
-/// How much of a server's first words is kept: its refusals are shorter.
+/// How many bytes of the first reply are recorded. Errors at connect are shorter.
 const MAX_RECORDED: usize = 256;
 
-/// The task that reads and writes the socket. It ends with the connection, and with this. (With TLS the client crate keeps
-/// it to itself.)
+/// The task that reads and writes the socket. Dropping the driver ends it. With TLS, the client crate runs its own task and does not
+/// expose it.
 ///
-/// A task of its own, because a task that both collects what is to be sent and writes it would wake itself with each request,
-/// and then another thread.
+/// It is separate from the batcher's task. A single task would wake itself, and then another thread, for every request.
 pub(crate) struct Driver(Option<JoinHandle<()>>);
 
 impl Driver {
@@ -32,7 +31,7 @@ impl Driver {
         Self(Some(tokio::spawn(driver)))
     }
 
-    /// Resolves when the connection is of no more use.
+    /// Resolves when the connection has ended.
     pub(crate) async fn ended(&mut self) {
         match &mut self.0 {
             Some(task) => {
@@ -97,7 +96,7 @@ where
     }
 }
 
-/// Tries all addresses of a host at once and takes the first that answers: one that is silent must not use up the bound.
+/// Connects to all addresses of a host concurrently and takes the first success, so that a silent address does not use up the bound.
 async fn tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
     for address in lookup_host((host, port)).await? {
@@ -124,17 +123,17 @@ async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<T
     }
     #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_user_timeout(settings.user_timeout())?;
-    // A socket that is given up is reset, see `settings::prepare`.
+    // Closing the socket resets it: see `settings::prepare`.
     socket.set_linger(Some(std::time::Duration::ZERO))?;
     Ok(stream)
 }
 
-/// A socket on which a server that lets nobody in is understood: it says why and closes at once. The client crate fails when
-/// it cannot write, before it has read that, and keeps no single answer of a handshake that broke off. So that the other end
-/// has closed is found by reading, and what it said first is kept.
+/// A socket that records the first bytes of the server. A server that accepts no client sends an error and closes at once. The client
+/// crate would fail on the write before it reads this error, and it drops all replies of a handshake that failed. So this type hides
+/// the failure of a write, and the next read finds the end of the connection.
 struct RecordingStream<S> {
     stream: S,
-    /// The server's first words.
+    /// The first bytes from the server.
     first: Arc<OnceLock<Vec<u8>>>,
 }
 
@@ -183,7 +182,7 @@ fn ignore_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
     }
 }
 
-/// The error that a server began with.
+/// The error with which the server refused the connection.
 fn refusal(first: &[u8]) -> Option<Failure> {
     let line = first.strip_prefix(b"-")?.split(|byte| *byte == b'\r').next()?;
     Some(Failure::ErrorReply(String::from_utf8_lossy(line).into_owned()))

@@ -1,11 +1,11 @@
-//! TLS: URLs `rediss://`, with the system's authorities or a private one.
+//! TLS for `rediss://` URLs, with the system's certificate authorities or a private one.
 
 use std::fs;
 
 use leasehold_core::{Error, Result};
 use redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
 
-/// Files that a URL names.
+/// The files that a URL names.
 #[derive(Default)]
 pub(crate) struct Files {
     ca: Option<String>,
@@ -32,12 +32,15 @@ impl Files {
                 Some(ClientTlsConfig { client_cert: read("cert", cert)?, client_key: read("key", key)? })
             }
             (None, None) => None,
-            _ => return Err(Error::invalid("`cert` and `key` belong together: a client's certificate and its key")),
+            _ => {
+                return Err(Error::invalid(
+                    "`cert` and `key` are only valid together: a client's certificate and its key",
+                ));
+            }
         };
         let root_cert = self.ca.as_ref().map(|path| read("ca", path)).transpose()?;
-        Client::build_with_tls(info, TlsCertificates { client_tls, root_cert }).map_err(|why| {
-            Error::invalid("a file of `ca`, `cert` or `key` is not PEM as it should be").with_source(why)
-        })
+        Client::build_with_tls(info, TlsCertificates { client_tls, root_cert })
+            .map_err(|why| Error::invalid("the file of `ca`, `cert` or `key` is not valid PEM").with_source(why))
     }
 }
 
@@ -46,8 +49,8 @@ fn read(name: &str, path: &str) -> Result<Vec<u8>> {
         .map_err(|why| Error::invalid(format!("the file `{path}` of `{name}` cannot be read")).with_source(why))
 }
 
-/// The client crate panics at the first connection when the process has no crypto provider, or could choose from several.
-/// One that the program installed before stays.
+/// Installs a crypto provider. Without it, the client crate panics at the first connection if the process has no provider, or several
+/// to choose from. A provider that the program installed earlier stays.
 fn provide_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

@@ -1,4 +1,4 @@
-//! How long the server remembers that a claim was withdrawn.
+//! How long the server keeps the tombstone of a withdrawn claim.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -7,19 +7,19 @@ use leasehold_core::backend::{Claim, WITHDRAWN_TTL};
 
 use crate::shared::millis;
 
-/// The longest ttl in milliseconds that an acquire of a claim asked for, where that is longer than [`WITHDRAWN_TTL`].
+/// The longest ttl of the claim's acquires in milliseconds, if it is longer than [`WITHDRAWN_TTL`].
 #[derive(Debug, Default)]
 struct LongTtl(AtomicU32);
 
-/// An acquire is about to be sent.
+/// Records an acquire that is about to be sent.
 pub(crate) fn acquiring(claim: &Claim, ttl: Duration) {
     if ttl > WITHDRAWN_TTL {
         claim.slot::<LongTtl>().0.fetch_max(millis(ttl), Ordering::Relaxed);
     }
 }
 
-/// How long to remember a claim that is withdrawn now: for its ttl, and for [`WITHDRAWN_TTL`] at least. A late copy of its acquire would
-/// block the lock for as long.
+/// The ttl of the tombstone: the ttl of the claim, and at least [`WITHDRAWN_TTL`]. A late copy of the acquire would block the lock for
+/// as long.
 pub(crate) fn ttl_of(claim: &Claim) -> Duration {
     WITHDRAWN_TTL.max(Duration::from_millis(claim.slot::<LongTtl>().0.load(Ordering::Relaxed).into()))
 }

@@ -17,7 +17,7 @@ type Pending = PendingReply<Result<Reply>>;
 
 const BOUND: Duration = Duration::from_secs(1);
 
-/// Where nobody listens.
+/// A server address on which nothing listens.
 fn shared() -> Arc<Shared> {
     let client = redis::Client::open("redis://127.0.0.1:1").expect("a URL");
     Arc::new(Shared::new(&client, Settings::default()).expect("settings"))
@@ -74,20 +74,20 @@ fn owners(batch: &[QueuedRequest]) -> Vec<u8> {
     batch.iter().map(|queued| queued.request.claim.owner().as_bytes()[0]).collect()
 }
 
-/// The answer, if it is there.
-fn answer(reply: &mut Pending) -> Option<Result<Reply>> {
+/// The reply, if it has arrived.
+fn poll_reply(reply: &mut Pending) -> Option<Result<Reply>> {
     match Pin::new(reply).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(answer) => Some(answer.expect("nobody goes without an answer")),
+        Poll::Ready(reply) => Some(reply.expect("every caller gets a reply")),
         Poll::Pending => None,
     }
 }
 
 fn refused(reply: &mut Pending) -> ErrorKind {
-    answer(reply).expect("it is answered").err().expect("it was not sent").kind()
+    poll_reply(reply).expect("a reply").err().expect("it was not sent").kind()
 }
 
 #[tokio::test]
-async fn requests_leave_in_their_order_and_those_that_cannot_go_along_keep_theirs() {
+async fn requests_are_sent_in_order_and_those_that_cannot_share_a_call_keep_theirs() {
     let (shared, batcher) = (shared(), Batcher::default());
     let busy = Busy::new(&batcher);
     let _pending: Vec<_> = [acquire(1, 5), acquire(2, 9), release(3), acquire(4, 5), acquire(5, 9), release(6)]
@@ -110,13 +110,13 @@ async fn a_request_whose_caller_is_gone_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_sender_is_woken_whenever_a_call_is_due_and_none_is_about_to_look() {
+async fn a_sender_is_woken_whenever_a_batch_is_due_and_none_is_about_to_check() {
     let (shared, batcher) = (shared(), Batcher::default());
     let busy = Busy::new(&batcher);
     let mut pending = vec![busy.enqueue(release(1))];
     assert!(wakes(&batcher), "the first that waits");
     pending.push(busy.enqueue(release(2)));
-    assert!(!wakes(&batcher), "one is about to look already");
+    assert!(!wakes(&batcher), "one is about to check already");
     let (_, first) = batcher.next(&shared).expect("it is due");
     pending.push(busy.enqueue(release(3)));
     assert!(!wakes(&batcher), "a second call waits until it is as large as the first");
@@ -127,13 +127,13 @@ async fn a_sender_is_woken_whenever_a_call_is_due_and_none_is_about_to_look() {
     for number in 0..u8::try_from(MIN_BATCH).unwrap() - 1 {
         pending.push(busy.enqueue(release(number)));
     }
-    assert!(!wakes(&batcher), "a third call carries a crowd");
+    assert!(!wakes(&batcher), "a third batch needs a minimal size");
     pending.push(busy.enqueue(release(99)));
-    assert!(wakes(&batcher), "that is one");
+    assert!(wakes(&batcher), "it has that size");
     let (_, third) = batcher.next(&shared).expect("it is due");
     pending.push(busy.enqueue(release(100)));
     assert!(!wakes(&batcher));
-    // The senders of calls that are back look by themselves, and count as about to.
+    // The senders of returned batches check the queue by themselves, and count as about to.
     drop((first, second, third));
     pending.push(busy.enqueue(release(101)));
     assert!(!wakes(&batcher) && batcher.next(&shared).is_some());
@@ -141,11 +141,11 @@ async fn a_sender_is_woken_whenever_a_call_is_due_and_none_is_about_to_look() {
         assert!(batcher.next(&shared).is_none(), "nothing waits");
     }
     pending.push(busy.enqueue(release(102)));
-    assert!(wakes(&batcher), "all have looked: the next one is woken again");
+    assert!(wakes(&batcher), "all have checked: the next one is woken again");
 }
 
 #[tokio::test]
-async fn more_than_fits_wakes_the_next_sender() {
+async fn more_than_a_batch_wakes_the_next_sender() {
     let (shared, batcher) = (shared(), Batcher::default());
     let busy = Busy::new(&batcher);
     let _pending: Vec<_> =
@@ -153,36 +153,35 @@ async fn more_than_fits_wakes_the_next_sender() {
     assert!(wakes(&batcher));
     let (batch, _in_flight) = batcher.next(&shared).expect("it is due");
     assert_eq!(batch.len(), MAX_BATCH);
-    assert!(wakes(&batcher), "as much waits again");
+    assert!(wakes(&batcher), "as much is queued again");
 }
 
 #[tokio::test]
-async fn what_cannot_be_sent_within_its_bound_had_no_effect() {
+async fn a_request_that_is_not_sent_within_its_bound_has_no_effect() {
     let batcher = Batcher::default();
     let busy = Busy::new(&batcher);
     let callers = async {
-        // The watch finds nothing at first.
+        // The task first finds the queue empty.
         tokio::task::yield_now().await;
         for _ in 0..2 {
             let soon = busy.enqueue_until(release(1), Instant::now() + Duration::from_millis(20));
             let mut later = busy.enqueue(release(2));
-            let late =
-                tokio::time::timeout(BOUND / 2, soon).await.expect("it is refused at its bound").expect("an answer");
+            let late = tokio::time::timeout(BOUND / 2, soon).await.expect("it fails at its bound").expect("a reply");
             assert_eq!(late.err().expect("it was not sent").kind(), ErrorKind::Unavailable);
-            assert!(answer(&mut later).is_none(), "its bound is later");
+            assert!(poll_reply(&mut later).is_none(), "its bound is later");
             batcher.fail_all(&shut_down());
-            // The watch sees that nothing waits.
+            // The task finds the queue empty.
             tokio::time::sleep(BOUND).await;
         }
     };
     tokio::select! {
-        () = batcher.fail_overdue() => panic!("it never ends"),
+        () = batcher.fail_overdue() => panic!("it never returns"),
         () = callers => {}
     }
 }
 
 #[tokio::test]
-async fn what_waits_when_connecting_fails_or_the_runtime_ends_had_no_effect() {
+async fn a_queued_request_has_no_effect_when_connecting_fails_or_the_runtime_ends() {
     let batcher = Batcher::default();
     let busy = Busy::new(&batcher);
     let mut reply = busy.enqueue(release(1));
@@ -195,7 +194,7 @@ async fn what_waits_when_connecting_fails_or_the_runtime_ends_had_no_effect() {
 }
 
 #[test]
-fn a_line_whose_runtime_is_shut_down_answers_all_that_waits_and_says_so() {
+fn a_manager_whose_runtime_is_shut_down_fails_all_queued_requests_and_is_stopped() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let manager = ConnectionManager::new(shared(), Role::Commands, runtime.handle());
     let inner = manager.inner().clone();
@@ -205,6 +204,6 @@ fn a_line_whose_runtime_is_shut_down_answers_all_that_waits_and_says_so() {
     };
     assert!(!manager.is_stopped());
     drop(runtime);
-    assert!(manager.is_stopped(), "another one has to take its place");
+    assert!(manager.is_stopped(), "a new manager has to replace it");
     assert_eq!(refused(&mut reply), ErrorKind::Unavailable);
 }

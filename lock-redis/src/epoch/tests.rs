@@ -69,7 +69,7 @@ impl World {
     }
 }
 
-/// How long after an empty restart a client is granted a lock with a ttl of 1 s, when another had a lease of 6 s at the restart.
+/// The seconds until a client is granted a lock with a ttl of 1 s after an empty restart, if another client then had a lease of 6 s.
 fn granted_after(before: Option<Duration>, holder_reconnects: bool, received: bool) -> u64 {
     let mut world = World::new();
     let (mut holder, mut client) = (world.client(), world.client());
@@ -81,7 +81,7 @@ fn granted_after(before: Option<Duration>, holder_reconnects: bool, received: bo
         client.receive(&world.message, world.now());
     }
     world.restart_empty();
-    // Each connects again.
+    // Both reconnect.
     world.check(&mut client, Duration::ZERO);
     if holder_reconnects {
         assert_ne!(world.check(&mut holder, Duration::ZERO), Grants::Allowed);
@@ -96,16 +96,16 @@ fn granted_after(before: Option<Duration>, holder_reconnects: bool, received: bo
 }
 
 #[test]
-fn a_server_that_counts_in_whole_seconds_is_not_waited_for_longer() {
+fn an_uptime_in_whole_seconds_does_not_prolong_the_wait() {
     let mut epoch = Epoch::default();
     let begin = Instant::now();
     let ms = Duration::from_millis;
-    let mut uptime = |run: &str, reported: u64, requested: u64, answered: u64| {
+    let mut uptime = |run: &str, reported: u64, requested: u64, replied: u64| {
         let reading = Reading { run: run.into(), uptime: ms(reported), now: s(1), key: String::new() };
-        epoch.uptime(&reading, begin + ms(requested), begin + ms(answered))
+        epoch.uptime(&reading, begin + ms(requested), begin + ms(replied))
     };
     assert_eq!(uptime("a", 0, 10, 30), ms(0));
-    assert_eq!(uptime("a", 0, 600, 610), ms(570), "from the first answer to the second request");
+    assert_eq!(uptime("a", 0, 600, 610), ms(570), "from the first reply to the second request");
     assert_eq!(uptime("a", 1000, 700, 710), ms(1000));
     assert_eq!(uptime("a", 1000, 910, 920), ms(1200));
     assert_eq!(uptime("a", 0, 100, 920), ms(1000), "a request that was sent before");
@@ -126,20 +126,20 @@ fn a_client_waits_for_the_longest_ttl_that_it_used_or_learned_of() {
         let waited = granted_after(before, holder_reconnects, true);
         assert_eq!(waited, waits, "after {before:?}; the holder reconnects: {holder_reconnects}");
     }
-    // The limit: a message that was lost leaves only what the holder says when it reconnects, and the client's own ttl.
+    // The limit: after a lost message, the client knows only its own ttl, and what the holder writes when it reconnects.
     assert_eq!(granted_after(None, false, false), 1);
     assert_eq!(granted_after(Some(s(1)), true, false), 6);
 }
 
 #[test]
-fn what_was_in_use_before_a_client_connected_is_read() {
+fn a_new_client_reads_the_ttls_in_use() {
     let mut world = World::new();
     let mut holder = world.client();
     world.check(&mut holder, s(6));
     let mut client = world.client();
     world.restart_empty();
     assert_eq!(world.check(&mut client, Duration::ZERO), Grants::After(s(6)));
-    // And written down for those who come anew.
+    // The key also warns new clients.
     let mut newcomer = Epoch::default();
     assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(6)));
     world.restart_empty();
@@ -162,7 +162,7 @@ fn a_client_that_knows_of_no_lease_decides_with_its_first_call() {
 }
 
 #[test]
-fn a_run_that_others_use_is_left_alone_by_a_client_of_another_server() {
+fn a_client_of_another_server_does_not_change_a_run_in_use() {
     let mut world = World::new();
     let mut stranger = world.client();
     world.check(&mut stranger, s(30));
@@ -179,7 +179,7 @@ fn a_run_that_others_use_is_left_alone_by_a_client_of_another_server() {
 }
 
 #[test]
-fn trust_waits_for_nothing_and_others_go_on_waiting() {
+fn a_client_with_trust_does_not_wait_and_others_still_do() {
     let mut world = World::new();
     let (mut trusting, mut usual) = (world.client(), world.client());
     world.check(&mut trusting, s(6));
@@ -194,7 +194,7 @@ fn trust_waits_for_nothing_and_others_go_on_waiting() {
 }
 
 #[test]
-fn quarantine_waits_also_where_nobody_knew_the_server() {
+fn quarantine_also_waits_for_an_unknown_server() {
     let mut world = World::new();
     world.restart_empty();
     let mut careful = Epoch::default();
@@ -206,7 +206,7 @@ fn quarantine_waits_also_where_nobody_knew_the_server() {
 }
 
 #[test]
-fn with_its_data_a_server_says_itself_what_was_in_use() {
+fn a_server_with_its_data_knows_the_ttls_in_use() {
     let mut world = World::new();
     let mut holder = world.client();
     world.check(&mut holder, s(6));
@@ -217,11 +217,11 @@ fn with_its_data_a_server_says_itself_what_was_in_use() {
 }
 
 #[test]
-fn a_ttl_is_written_before_its_first_use_and_again_in_time_and_is_forgotten_when_nobody_uses_it() {
+fn a_ttl_is_written_before_its_first_use_and_again_in_time_and_expires_when_unused() {
     let mut world = World::new();
     let mut client = world.client();
     assert!(!client.needs_reading(Duration::ZERO, world.now()), "a release needs nothing");
-    assert!(client.needs_reading(s(100), world.now()), "nobody knows it");
+    assert!(client.needs_reading(s(100), world.now()), "no other client knows the ttl");
     world.check(&mut client, s(100));
     assert_eq!(world.key, format!("1 run1 100000:{}", (86_400 + 1000 + 260) * 1000));
     world.pass(120);
@@ -238,7 +238,7 @@ fn a_ttl_is_written_before_its_first_use_and_again_in_time_and_is_forgotten_when
 }
 
 #[test]
-fn an_older_reading_that_arrives_later_says_nothing_new() {
+fn an_older_reading_that_arrives_later_changes_nothing() {
     let mut world = World::new();
     let mut client = world.client();
     let older = CheckContext {
@@ -250,20 +250,20 @@ fn an_older_reading_that_arrives_later_says_nothing_new() {
     let reading = world.reading();
     world.pass(1);
     world.check(&mut client, s(15));
-    // Another connection asked when no ttl was in use yet.
+    // Another connection requested its reading when no ttl was in use yet.
     assert!(matches!(client.evaluate(&reading, older), Ok(Decision::Write(_))), "the key that it read lacks the ttl");
-    assert!(!client.needs_reading(s(15), world.now()), "others know it");
+    assert!(!client.needs_reading(s(15), world.now()), "other clients know the ttl");
 }
 
 #[test]
-fn the_key_is_read_as_it_was_always_written() {
+fn the_format_of_the_key_is_frozen() {
     let now = Instant::now();
     let key = Key::parse("1 f00 1000:5000 30000:9000 400:200").unwrap();
     assert_eq!(key.run, Some("f00"));
     assert_eq!(
         key.ttls(s(2), now).0,
         [(s(30), now + s(7))],
-        "one that is as long and lasts as long stands for another"
+        "a ttl that is as long, and in use for as long, covers another one"
     );
     assert_eq!(Key::parse("").unwrap().run, None);
     for unknown in ["2 f00", "1", "1 f00 7", "1 f00 a:b", "x"] {
@@ -275,7 +275,7 @@ fn the_key_is_read_as_it_was_always_written() {
 }
 
 #[test]
-fn of_many_ttls_the_shortest_count_as_longer_ones() {
+fn beyond_the_limit_the_shortest_ttls_count_as_longer_ones() {
     let (mut ttls, now) = (Ttls::default(), Instant::now());
     for number in 1..=40 {
         ttls.add(s(number), now + s(100 - number));
