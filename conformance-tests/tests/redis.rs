@@ -1,5 +1,4 @@
-//! Leasehold on real Redis servers: the suite as it comes, and once more as in a careful production; then what only Redis
-//! can have.
+//! Leasehold on real Redis servers: the suite, for a user with the least permissions, and then what only Redis can have.
 
 mod redis {
     mod census;
@@ -12,9 +11,5 @@ mod redis {
     mod stored;
     mod support;
 
-    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Plain>);
-
-    mod guarded {
-        leasehold_conformance::suite!(super::fixture::RedisFixture<super::fixture::Guarded>);
-    }
+    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Guarded>);
 }

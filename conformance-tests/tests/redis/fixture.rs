@@ -32,28 +32,25 @@ pub(super) trait Setup: Send + Sync + 'static {
     const PASSWORD: &'static str;
     /// The prefix of keys and channels.
     const PREFIX: &'static str;
-    /// Whether clients get their backend as a trait object inside another one.
-    const WRAPPED: bool;
 }
 
-/// As it comes: the default user, without a password, and the default prefix.
+/// The default user, without a password, and the default prefix: for the tests of what only Redis can have.
 pub(super) struct Plain;
 
 impl Setup for Plain {
     const USER: &'static str = "default";
     const PASSWORD: &'static str = "";
     const PREFIX: &'static str = "leasehold:";
-    const WRAPPED: bool = false;
 }
 
-/// As in a careful production: a user with the least permissions, a prefix, and a backend behind `Arc<dyn LockBackend>`.
+/// For the suite: a user with the least permissions, so that every case proves that they are enough, and a prefix with a character
+/// that is a wildcard in patterns of Redis.
 pub(super) struct Guarded;
 
 impl Setup for Guarded {
     const USER: &'static str = "locker";
     const PASSWORD: &'static str = "pass-word";
     const PREFIX: &'static str = "team*a:locks:";
-    const WRAPPED: bool = true;
 }
 
 /// A redis-server and a proxy of its own.
@@ -198,8 +195,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             Some(backend) => backend,
             None => RedisBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
-        let backend: Arc<dyn LockBackend> = Arc::new(self.faults.wrap(Arc::new(backend), route));
-        if S::WRAPPED { Arc::new(backend) } else { backend }
+        Arc::new(self.faults.wrap(Arc::new(backend), route))
     }
 
     async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
@@ -212,9 +208,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         let user = if S::PASSWORD.is_empty() { S::USER } else { OPERATOR };
         let addr = self.server().addr();
         let backend = RedisBackend::connect(&Self::url_of(addr, user, "")).await;
-        let backend: Arc<dyn LockBackend> =
-            Arc::new(backend.unwrap_or_else(|error| panic!("no backend for the operator: {error:?}")));
-        if S::WRAPPED { Arc::new(backend) } else { backend }
+        Arc::new(backend.unwrap_or_else(|error| panic!("no backend for the operator: {error:?}")))
     }
 
     fn secrets(&self) -> Vec<String> {
