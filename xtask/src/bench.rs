@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 
-use crate::apt::{self, Need};
+use crate::needs::{self, Install};
 use crate::process;
 
 /// Runs the benchmarks and prints every figure beside its goal.
@@ -26,6 +26,8 @@ pub(crate) struct Args {
     /// Write the figures that have a goal, and those against the smallest safe pair, into docs/benchmarks.md.
     #[arg(long, conflicts_with_all = ["json", "workloads"])]
     update: bool,
+    #[command(flatten)]
+    install: Install,
 }
 
 const PAGE: &str = "docs/benchmarks.md";
@@ -34,7 +36,7 @@ const END: &str = "<!-- end of figures -->\n";
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    apt::provide(&[Need { program: "redis-server", package: "redis-server" }])?;
+    needs::provide(&[needs::REDIS], &args.install, "cargo xtask bench")?;
     if args.workloads.is_empty() || args.workloads.iter().any(|workload| workload == "startup") {
         process::show(&mut process::cargo(["build", "--release", "--quiet", "--locked", "--package=leasehold-cli"]))?;
     }

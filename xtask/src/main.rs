@@ -1,6 +1,5 @@
 //! Commands for people who work on Leasehold: `cargo xtask check`, `test`, `bench` and `mutants`.
 
-mod apt;
 mod architecture;
 mod bench;
 mod check;
@@ -14,6 +13,7 @@ mod licence;
 mod metadata;
 mod minimum_rust;
 mod mutants;
+mod needs;
 mod parts;
 mod process;
 mod readme;

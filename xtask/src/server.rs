@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::needs;
+
 /// How long it may take until it answers. It mostly takes 10 ms.
 const START_BOUND: Duration = Duration::from_secs(20);
 
@@ -32,7 +34,7 @@ impl Server {
     }
 
     fn redis(folder: PathBuf) -> Result<Self> {
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(needs::REDIS.find()?.context("redis-server is not installed")?);
         command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.join("redis.sock"));
         command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null());
         let process = Some(command.spawn().context("cannot start redis-server")?);

@@ -2,10 +2,10 @@
 
 use anyhow::{Result, bail};
 
-use crate::apt::{self, Need};
 use crate::counts::{Counts, Target};
 use crate::harness::{self, Outcome, Program};
 use crate::metadata::Metadata;
+use crate::needs::{self, Install, Need};
 use crate::parts::Parts;
 use crate::report;
 use crate::server::Server;
@@ -25,20 +25,11 @@ struct Backend {
 
 const BACKENDS: &[Backend] = &[
     Backend { name: "memory", feature: None, targets: &["memory"], needs: &[] },
-    Backend {
-        name: "redis",
-        feature: Some("redis"),
-        targets: &["redis", "processes"],
-        needs: &[
-            Need { program: "redis-server", package: "redis-server" },
-            // For the certificates of the TLS test.
-            Need { program: "openssl", package: "openssl" },
-        ],
-    },
+    Backend { name: "redis", feature: Some("redis"), targets: &["redis", "processes"], needs: &[needs::REDIS] },
     Backend { name: "sqlite", feature: Some("sqlite"), targets: &["sqlite", "sqlite_processes"], needs: &[] },
 ];
 
-/// Installs what the tests need and is missing, and runs them.
+/// Runs the tests.
 ///
 /// Without BACKEND everything: unit tests, doc tests, models, simulations, the conformance suite on every backend,
 /// and all examples. With BACKEND only the suite on these. The tests start their servers themselves, on free ports
@@ -47,8 +38,8 @@ const BACKENDS: &[Backend] = &[
 /// At the end stand the cases that could not prove what they are there for: a fault that a backend declares impossible, or
 /// something that it does not offer.
 ///
-/// What is missing is installed from Debian's packages, as root or with sudo. The cases that ran are held
-/// against conformance-tests/counts.toml.
+/// The tests need redis-server and openssl. LEASEHOLD_REDIS_SERVER names another program than redis-server. The number of
+/// cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The backends whose suite is run: memory, redis, sqlite.
@@ -57,6 +48,8 @@ pub(crate) struct Args {
     /// Write conformance-tests/counts.toml instead of holding the run against it.
     #[arg(long, conflicts_with = "backends")]
     update_counts: bool,
+    #[command(flatten)]
+    install: Install,
 }
 
 /// Under which name an example that takes the URL of a store is counted when it runs on this one.
@@ -101,8 +94,9 @@ fn suite(backends: &[&Backend]) -> Vec<String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let whole = args.backends.is_empty();
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
-    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().collect();
-    apt::provide(&needs)?;
+    let own_tests = whole.then_some(needs::OPENSSL);
+    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().chain(own_tests).collect();
+    needs::provide(&needs, &args.install, "cargo xtask test")?;
 
     let metadata = Metadata::read()?;
     let selections = if whole { vec![everything(&metadata), own()] } else { vec![suite(&backends)] };

@@ -208,7 +208,8 @@ impl Drop for Redis {
 }
 
 fn spawn(folder: &Path, options: &[String]) -> Child {
-    let child = Command::new("redis-server")
+    let program = std::env::var_os("LEASEHOLD_REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+    let child = Command::new(&program)
         .args(["--port", "0", "--unixsocket", "redis.sock"])
         .arg("--dir")
         .arg(folder)
@@ -217,7 +218,7 @@ fn spawn(folder: &Path, options: &[String]) -> Child {
         .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()
-        .expect("redis-server cannot be started: get it by `apt-get install redis-server`");
+        .unwrap_or_else(|error| panic!("{program:?} cannot be started ({error}): `apt-get install redis-server`"));
     let until = Instant::now() + Duration::from_secs(20);
     // The file exists before the server listens on it.
     while std::os::unix::net::UnixStream::connect(folder.join("redis.sock")).is_err() {

@@ -399,8 +399,8 @@ fn find_program_in(named: Option<std::ffi::OsString>, path: std::ffi::OsString) 
     };
     found.filter(|program| program.is_file()).ok_or_else(|| {
         let text = format!(
-            "there is no redis-server: install it (`apt-get install redis-server`), let `cargo xtask test redis` do \
-             that, or name one in {PROGRAM_VARIABLE}"
+            "there is no redis-server: install it (`apt-get install redis-server`, or `cargo xtask test --install`), or \
+             name one in {PROGRAM_VARIABLE}"
         );
         io::Error::new(io::ErrorKind::NotFound, text)
     })
@@ -417,6 +417,6 @@ mod tests {
         let error = find_program_in(Some(absent.into()), "".into()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(error.to_string().contains("apt-get install redis-server"), "{error}");
-        assert!(error.to_string().contains("cargo xtask test redis"), "{error}");
+        assert!(error.to_string().contains("cargo xtask test --install"), "{error}");
     }
 }
