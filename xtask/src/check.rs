@@ -2,20 +2,18 @@
 
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::counts::Counts;
 use crate::dependencies::{self, Policy};
 use crate::metadata::Metadata;
 use crate::parts::Parts;
-use crate::{architecture, features, harness, hygiene, invariants, minimum_rust, process, readme, test};
+use crate::{architecture, counts, features, hygiene, invariants, minimum_rust, process, readme, test};
 
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
 /// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, the cases of each invariant, licences,
 /// duplicate dependencies, sources, what each feature pulls, clippy for each package and each feature alone and for all
-/// together, docs, doc tests, examples, the checked-in counts, packaging, and other operating systems and the oldest Rust
-/// where they are installed.
+/// together, docs, the checked-in counts, packaging, and other operating systems and the oldest Rust where they are installed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only the parts whose name contains one of these.
@@ -30,7 +28,6 @@ const OTHER_TARGETS: &[&str] = &["aarch64-apple-darwin", "x86_64-pc-windows-msvc
 pub(crate) fn run(args: &Args) -> Result<()> {
     let metadata = Metadata::read()?;
     let policy = Policy::read()?;
-    let everything = test::everything(&metadata);
 
     let mut parts = Parts::default();
     let mut part = |name: &str, body: &dyn Fn() -> Result<String>| {
@@ -51,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     part("clippy together", &features::together);
     part("clippy alone", &|| features::alone(&metadata));
     part("docs", &|| docs(&metadata));
-    part("counts", &|| counts(&metadata, &everything));
+    part("counts", &|| counts::check(&metadata));
     part("packages", &|| packages(&metadata));
     part("other systems", &other_systems);
     part("minimum Rust", &|| minimum_rust::check(&metadata));
@@ -73,28 +70,6 @@ fn docs(metadata: &Metadata) -> Result<String> {
     doc(&test::everything(metadata))?;
     doc(&["--package=leasehold".to_owned(), "--no-default-features".to_owned()])?;
     Ok(String::new())
-}
-
-/// Builds tests and examples, runs the doc tests, and holds the list of cases against the checked-in counts.
-fn counts(metadata: &Metadata, everything: &[String]) -> Result<String> {
-    let mut counts = Counts::default();
-    for selection in [everything, &test::own()] {
-        for program in harness::build(metadata, selection)? {
-            counts.add((program.package.name.clone(), program.target.clone()), program.list()?);
-            for store in test::EXAMPLE_STORES {
-                if let Some(target) = test::on_store(&program, store) {
-                    counts.add(target, program.list()?);
-                }
-            }
-        }
-    }
-    for (package, outcome) in harness::doc_tests(metadata, everything)? {
-        if outcome.failed > 0 {
-            bail!("doc tests of {package} fail");
-        }
-        counts.add((package, "doc".to_owned()), outcome.count());
-    }
-    counts.hold(&Counts::read()?, true)
 }
 
 /// Everything that is to be published can be packed, from the files that are there now.

@@ -1,97 +1,98 @@
-//! `conformance-tests/counts.toml`: how many cases each test target runs and ignores. Nothing passes by not being run.
+//! `cargo xtask counts`, and the list that it writes: how many cases each suite runs and ignores. Nothing passes by not being run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 
-use crate::process;
+use crate::metadata::Metadata;
+use crate::{harness, process, test};
+
+/// Writes conformance-tests/counts.toml: how many cases each suite runs and ignores.
+///
+/// Builds the suites and asks them for their list of cases. Runs no case.
+#[derive(clap::Args)]
+pub(crate) struct Args {}
 
 /// Cases run and ignored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Count {
     pub(crate) run: u64,
     pub(crate) ignored: u64,
 }
 
-/// Package and test target.
-pub(crate) type Target = (String, String);
-
-/// The counts of every test target that has any case.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts(pub(crate) BTreeMap<Target, Count>);
+/// The counts of the suites, by test target.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Counts(BTreeMap<String, Count>);
 
 const HEADER: &str = "\
-# How many cases each test target runs and ignores. `cargo xtask test` holds every run against it,
-# `cargo xtask check` holds it against the list of cases, and `cargo xtask test --update-counts` writes it.
+# How many cases each suite runs and ignores. `cargo xtask test` compares every run with it, `cargo xtask check` compares
+# the lists of cases with it, and `cargo xtask counts` writes it.
+
 ";
 
 fn path() -> PathBuf {
     process::root().join("conformance-tests/counts.toml")
 }
 
+/// Writes the list.
+pub(crate) fn run() -> Result<()> {
+    std::fs::write(path(), Counts::list(&Metadata::read()?)?.text())
+        .context("cannot write conformance-tests/counts.toml")
+}
+
+/// Compares the cases that the suites list with the checked-in counts.
+pub(crate) fn check(metadata: &Metadata) -> Result<String> {
+    Counts::list(metadata)?.hold(&Counts::read()?, true)
+}
+
 impl Counts {
-    /// Adds the cases of a target.
-    pub(crate) fn add(&mut self, target: Target, count: Count) {
-        if count != Count::default() {
-            let sum = self.0.entry(target).or_default();
-            sum.run += count.run;
-            sum.ignored += count.ignored;
-        }
-    }
-
-    /// Reads the checked-in counts.
-    pub(crate) fn read() -> Result<Self> {
-        let text = std::fs::read_to_string(path()).context("cannot read conformance-tests/counts.toml")?;
-        Self::parse(&text).context("conformance-tests/counts.toml is not well-formed")
-    }
-
-    /// Writes them.
-    pub(crate) fn write(&self) -> Result<()> {
-        std::fs::write(path(), self.text()).context("cannot write conformance-tests/counts.toml")
-    }
-
-    fn parse(text: &str) -> Result<Self> {
+    /// Builds the suites as `cargo xtask test` does, and asks them what they would run.
+    fn list(metadata: &Metadata) -> Result<Self> {
+        let targets = test::suites().map(|target| format!("--test={target}"));
         let mut counts = Self::default();
-        for (package, targets) in text.parse::<toml::Table>()? {
-            for (target, count) in targets.as_table().with_context(|| format!("`{package}` is no table"))? {
-                let number = |key: &str| {
-                    let number = count.get(key).and_then(|number| number.as_integer());
-                    number
-                        .and_then(|number| u64::try_from(number).ok())
-                        .with_context(|| format!("`{package}`, `{target}` has no number `{key}`"))
-                };
-                let count = Count { run: number("run")?, ignored: number("ignored")? };
-                counts.0.insert((package.clone(), target.clone()), count);
+        for program in
+            harness::build(metadata, &test::everything(metadata).into_iter().chain(targets).collect::<Vec<_>>())?
+        {
+            if test::is_suite(&program) {
+                counts.add(&program.target, program.list()?);
             }
         }
         Ok(counts)
     }
 
+    /// Adds the cases of a suite.
+    pub(crate) fn add(&mut self, target: &str, count: Count) {
+        self.0.insert(target.to_owned(), count);
+    }
+
+    /// Reads the checked-in counts.
+    pub(crate) fn read() -> Result<Self> {
+        let text = std::fs::read_to_string(path()).context("cannot read conformance-tests/counts.toml")?;
+        toml::from_str(&text).context("conformance-tests/counts.toml is not well-formed")
+    }
+
     fn text(&self) -> String {
         let mut text = HEADER.to_owned();
-        let mut last = None;
-        for ((package, target), Count { run, ignored }) in &self.0 {
-            if last != Some(package) {
-                last = Some(package);
-                let _ = write!(text, "\n[{package}]\n");
-            }
+        for (target, Count { run, ignored }) in &self.0 {
             let _ = writeln!(text, "{target} = {{ run = {run}, ignored = {ignored} }}");
         }
         text
     }
 
-    /// Holds these counts against the checked-in ones. With `whole`, no target of those may be missing.
+    /// Compares these counts with the checked-in ones. With `whole`, no suite of those may be missing.
     ///
     /// # Errors
     /// Names each difference.
     pub(crate) fn hold(&self, written: &Self, whole: bool) -> Result<String> {
         let mut wrong = Vec::new();
-        for (target, count) in &self.0 {
+        for (target, found) in &self.0 {
             let expected = written.0.get(target).copied().unwrap_or_default();
-            if expected != *count {
-                wrong.push(difference(target, expected, *count));
+            if expected != *found {
+                wrong.push(difference(target, expected, *found));
             }
         }
         if whole {
@@ -100,18 +101,18 @@ impl Counts {
         }
         if !wrong.is_empty() {
             bail!(
-                "the cases are not those of conformance-tests/counts.toml; when that is meant, run \
-                 `cargo xtask test --update-counts` and commit the file\n{}",
+                "the cases are not those of conformance-tests/counts.toml; when that is meant, run `cargo xtask counts` \
+                 and commit the file\n{}",
                 wrong.join("\n")
             );
         }
-        Ok(format!("{} test targets", self.0.len()))
+        Ok(format!("{} suites", self.0.len()))
     }
 }
 
-fn difference((package, target): &Target, expected: Count, found: Count) -> String {
+fn difference(target: &str, expected: Count, found: Count) -> String {
     format!(
-        "{package} {target}: {} run and {} ignored, written are {} and {}",
+        "{target}: {} run and {} ignored, written are {} and {}",
         found.run, found.ignored, expected.run, expected.ignored
     )
 }
@@ -122,18 +123,18 @@ mod tests {
 
     fn counts() -> Counts {
         let mut counts = Counts::default();
-        counts.add(("b".into(), "lib".into()), Count { run: 3, ignored: 1 });
-        counts.add(("a".into(), "redis".into()), Count { run: 90, ignored: 0 });
-        counts.add(("a".into(), "redis".into()), Count { run: 1, ignored: 0 });
-        counts.add(("a".into(), "empty".into()), Count::default());
+        counts.add("sqlite", Count { run: 3, ignored: 1 });
+        counts.add("redis", Count { run: 91, ignored: 0 });
         counts
     }
 
     #[test]
     fn what_is_written_is_read() {
-        assert_eq!(Counts::parse(&counts().text()).unwrap(), counts());
-        assert!(Counts::parse("[a]\nredis = { run = 1 }").is_err());
-        assert!(Counts::parse("[a]\nredis = { run = -1, ignored = 0 }").is_err());
+        let parse = |text: &str| toml::from_str::<Counts>(text);
+        assert_eq!(parse(&counts().text()).unwrap(), counts());
+        assert!(parse("redis = { run = 1 }").is_err());
+        assert!(parse("redis = { run = -1, ignored = 0 }").is_err());
+        assert!(parse("redis = { run = 1, ignored = 0, skipped = 1 }").is_err());
     }
 
     #[test]
@@ -141,12 +142,12 @@ mod tests {
         let written = counts();
         assert!(written.hold(&written, true).is_ok());
         let mut fewer = written.clone();
-        fewer.0.remove(&("b".to_owned(), "lib".to_owned()));
+        fewer.0.remove("sqlite");
         assert!(fewer.hold(&written, true).is_err());
         assert!(fewer.hold(&written, false).is_ok());
         assert!(written.hold(&fewer, false).is_err());
         let mut ignored = written.clone();
-        ignored.0.insert(("b".to_owned(), "lib".to_owned()), Count { run: 2, ignored: 2 });
+        ignored.add("sqlite", Count { run: 2, ignored: 2 });
         assert!(ignored.hold(&written, false).is_err());
     }
 }

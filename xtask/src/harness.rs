@@ -18,7 +18,7 @@ const BOUND: Duration = Duration::from_secs(30 * 60);
 /// A program that cargo built.
 pub(crate) struct Program {
     pub(crate) package: Package,
-    /// Its name in the counts: `lib`, the name of a test target, `bin-…`, `example-…`.
+    /// The name of its target: `lib`, the name of a test target, `bin-…`, `example-…`.
     pub(crate) target: String,
     pub(crate) kind: Kind,
     path: PathBuf,
@@ -157,34 +157,26 @@ impl Program {
                 process::read(self.command().args(["--list", "--format=terse"]).args(args).stderr(Stdio::inherit()))?;
             Ok(list.lines().filter(|line| line.ends_with(": test")).count() as u64)
         };
-        match self.kind {
-            Kind::Example => Ok(Count { run: 1, ignored: 0 }),
-            Kind::Tests => {
-                let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
-                Ok(Count { run: all - ignored, ignored })
-            }
-        }
+        let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
+        Ok(Count { run: all - ignored, ignored })
     }
 }
 
-/// Runs the doc tests that `selection` names; the outcome of each package.
-pub(crate) fn doc_tests(metadata: &Metadata, selection: &[String]) -> Result<Vec<(String, Outcome)>> {
+/// Runs the doc tests of the packages that `selection` names.
+pub(crate) fn doc_tests(selection: &[String]) -> Result<Outcome> {
     let mut command = process::cargo(["test", "--doc", "--locked", "--no-fail-fast"]);
     command.args(selection);
     println!("$ {}", process::text(&command));
-    let mut outcomes: Vec<(String, Outcome)> = Vec::new();
+    let mut outcome = Outcome::default();
     let end = process::watch(&mut command, BOUND, |line| {
-        if let Some(library) = line.trim_start().strip_prefix("Doc-tests ") {
-            let package = metadata.members().find(|package| package.targets.iter().any(|(_, name)| name == library));
-            outcomes.push((package.map_or(library, |package| &package.name).to_owned(), Outcome::default()));
-        } else if let (Some(read), Some((_, sum))) = (Outcome::read(line), outcomes.last_mut()) {
-            sum.add(read);
+        if let Some(read) = Outcome::read(line) {
+            outcome.add(read);
         }
     })?;
-    if end != End::Success && outcomes.iter().all(|(_, outcome)| outcome.failed == 0) {
+    if end != End::Success && outcome.failed == 0 {
         bail!("the doc tests cannot be run");
     }
-    Ok(outcomes)
+    Ok(outcome)
 }
 
 #[cfg(test)]

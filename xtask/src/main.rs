@@ -1,4 +1,4 @@
-//! Commands for people who work on Leasehold: `cargo xtask check`, `test`, `bench` and `mutants`.
+//! Commands for people who work on Leasehold: `cargo xtask check`, `test`, `counts`, `bench` and `mutants`.
 
 mod architecture;
 mod bench;
@@ -37,6 +37,7 @@ struct Cli {
 enum Command {
     Check(check::Args),
     Test(test::Args),
+    Counts(counts::Args),
     Bench(bench::Args),
     Mutants(mutants::Args),
 }
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
         Command::Test(args) => test::run(&args),
+        Command::Counts(counts::Args {}) => counts::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Mutants(args) => mutants::run(&args),
     };

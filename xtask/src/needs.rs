@@ -85,7 +85,7 @@ fn advice(missing: &[Need], command: &str) -> String {
     );
     for need in missing {
         if let Some(variable) = need.variable {
-            text += &format!("\n{variable}=PATH uses the program PATH instead of `{}`", need.program);
+            text += &format!("\n`{variable}=PATH {command}` uses the program PATH instead of {}", need.program);
         }
     }
     text
@@ -162,7 +162,9 @@ mod tests {
         let text = advice(&[REDIS, OPENSSL], "cargo xtask test");
         assert!(text.starts_with("not installed: redis-server, openssl\n`cargo xtask test --install`"), "{text}");
         assert!(
-            text.ends_with("\nLEASEHOLD_REDIS_SERVER=PATH uses the program PATH instead of `redis-server`"),
+            text.ends_with(
+                "\n`LEASEHOLD_REDIS_SERVER=PATH cargo xtask test` uses the program PATH instead of redis-server"
+            ),
             "{text}"
         );
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::counts::{Counts, Target};
+use crate::counts::Counts;
 use crate::harness::{self, Outcome, Program};
 use crate::metadata::Metadata;
 use crate::needs::{self, Install, Need};
@@ -45,21 +45,29 @@ pub(crate) struct Args {
     /// The backends whose suite is run: memory, redis, sqlite.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
-    /// Write conformance-tests/counts.toml instead of holding the run against it.
-    #[arg(long, conflicts_with = "backends")]
-    update_counts: bool,
     #[command(flatten)]
     install: Install,
 }
 
-/// Under which name an example that takes the URL of a store is counted when it runs on this one.
-pub(crate) fn on_store(program: &Program, store: &str) -> Option<Target> {
-    let takes_url = ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target);
-    takes_url.then(|| (program.package.name.clone(), format!("{}-{store}", program.target)))
+/// The suites that belong to no backend of the workspace.
+const OTHER_SUITES: &[&str] = &["third_party", "sessions", "saboteurs"];
+
+/// The test targets whose cases are counted: all that run cases of backends, or saboteurs.
+pub(crate) fn suites() -> impl Iterator<Item = &'static str> {
+    BACKENDS.iter().flat_map(|backend| backend.targets).chain(OTHER_SUITES).copied()
 }
 
-/// The stores, besides memory, on which such examples are run.
-pub(crate) const EXAMPLE_STORES: &[&str] = &["redis", "sqlite"];
+/// Whether the cases of a program are counted.
+pub(crate) fn is_suite(program: &Program) -> bool {
+    program.package.name == SUITE && suites().any(|target| target == program.target)
+}
+
+/// The stores, besides memory, on which the examples are run that take the URL of a store.
+const EXAMPLE_STORES: &[&str] = &["redis", "sqlite"];
+
+fn takes_url(program: &Program) -> bool {
+    ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
+}
 
 fn backend(name: &str) -> Result<&'static str> {
     match BACKENDS.iter().find(|backend| backend.name == name) {
@@ -115,7 +123,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for program in &programs {
         parts.run(&program.name(), || {
             let outcome = program.run(&[], &mut run.said)?;
-            run.note((program.package.name.clone(), program.target.clone()), outcome)
+            if is_suite(program) {
+                run.counts.add(&program.target, outcome.count());
+            }
+            run.add(outcome)
         });
     }
     if whole {
@@ -123,33 +134,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             parts.run(&format!("examples on {store}"), || {
                 let server = Server::start(store)?;
                 let mut sum = Outcome::default();
-                for program in &programs {
-                    let Some(target) = on_store(program, store) else { continue };
+                for program in programs.iter().filter(|program| takes_url(program)) {
                     println!("{}", program.name());
-                    let outcome = program.run(&[server.url()], &mut run.said)?;
-                    sum.add(outcome);
-                    run.add(target, outcome);
+                    sum.add(program.run(&[server.url()], &mut run.said)?);
                 }
-                run.judge(sum)
+                run.add(sum)
             });
         }
-        parts.run("doc tests", || {
-            let mut sum = Outcome::default();
-            for (package, outcome) in harness::doc_tests(&metadata, &everything(&metadata))? {
-                sum.add(outcome);
-                run.add((package, "doc".to_owned()), outcome);
-            }
-            run.judge(sum)
-        });
+        parts.run("doc tests", || run.add(harness::doc_tests(&everything(&metadata))?));
     }
-    if args.update_counts {
-        // Counts of a run with failures may be of a program that ended in its middle.
-        parts.result()?;
-        run.counts.write()?;
-        println!("\nwrote conformance-tests/counts.toml");
-    } else {
-        parts.run("counts", || run.counts.hold(&Counts::read()?, whole));
-    }
+    parts.run("counts", || run.counts.hold(&Counts::read()?, whole));
 
     let report = report::read()?;
     if !report.is_empty() {
@@ -175,17 +169,9 @@ struct Run {
 }
 
 impl Run {
-    fn add(&mut self, target: Target, outcome: Outcome) {
+    /// Adds the outcome of a part, and says whether that passed.
+    fn add(&mut self, outcome: Outcome) -> Result<String> {
         self.sum.add(outcome);
-        self.counts.add(target, outcome.count());
-    }
-
-    fn note(&mut self, target: Target, outcome: Outcome) -> Result<String> {
-        self.add(target, outcome);
-        self.judge(outcome)
-    }
-
-    fn judge(&self, outcome: Outcome) -> Result<String> {
         let text = format!("{} passed, {} failed, {} ignored", outcome.passed, outcome.failed, outcome.ignored);
         if outcome.failed > 0 {
             bail!("{text}");
