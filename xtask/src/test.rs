@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::counts::Counts;
-use crate::harness::{self, Outcome, Program};
+use crate::harness::{self, Kind, Outcome, Program};
 use crate::metadata::Metadata;
 use crate::needs::{self, Install, Need};
 use crate::parts::Parts;
@@ -38,6 +38,9 @@ const BACKENDS: &[Backend] = &[
 /// At the end stand the cases that could not prove what they are there for: a fault that a backend declares impossible, or
 /// something that it does not offer.
 ///
+/// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
+/// tests do not run then, and no counts are compared.
+///
 /// The tests need redis-server and openssl. LEASEHOLD_REDIS_SERVER names another program than redis-server. The number of
 /// cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
@@ -47,6 +50,9 @@ pub(crate) struct Args {
     backends: Vec<&'static str>,
     #[command(flatten)]
     install: Install,
+    /// Names of tests, and options of Rust's test harness such as `--exact`.
+    #[arg(value_name = "NAME", last = true)]
+    filters: Vec<String>,
 }
 
 /// The suites that belong to no backend of the workspace.
@@ -116,20 +122,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for selection in &selections {
             programs.extend(harness::build(&metadata, selection)?);
         }
+        // An example has no tests to choose from.
+        programs.retain(|program| program.kind == Kind::Tests || args.filters.is_empty());
         Ok(format!("{} programs", programs.len()))
     });
     parts.result()?;
     report::reset()?;
     for program in &programs {
         parts.run(&program.name(), || {
-            let outcome = program.run(&[], &mut run.said)?;
+            let outcome = program.run(&args.filters, &mut run.said)?;
             if is_suite(program) {
                 run.counts.add(&program.target, outcome.count());
             }
             run.add(outcome)
         });
     }
-    if whole {
+    if whole && args.filters.is_empty() {
         for store in EXAMPLE_STORES {
             parts.run(&format!("examples on {store}"), || {
                 let server = Server::start(store)?;
@@ -143,7 +151,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         parts.run("doc tests", || run.add(harness::doc_tests(&everything(&metadata))?));
     }
-    parts.run("counts", || run.counts.hold(&Counts::read()?, whole));
+    parts.run("counts", || match &args.filters[..] {
+        [] => run.counts.hold(&Counts::read()?, whole),
+        filters if run.sum == Outcome::default() => bail!("no test matches `{}`", filters.join(" ")),
+        _ => Ok("not compared, because only some tests were to run".to_owned()),
+    });
 
     let report = report::read()?;
     if !report.is_empty() {
