@@ -1,4 +1,4 @@
-//! A run in parts: each is timed, none stops the others, and a table at the end says what failed.
+//! A run in parts: each is timed, none stops the others, and a table at the end says what failed and where the time went.
 
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,13 @@ impl Parts {
         self.rows.push(Row { name: name.to_owned(), took, outcome });
     }
 
-    /// Prints the table.
+    /// Prints the table, with the part that took longest first.
     pub(crate) fn print(&self) {
         let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
+        let mut rows: Vec<_> = self.rows.iter().collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.took));
         println!();
-        for row in &self.rows {
+        for row in rows {
             let (state, note) = match &row.outcome {
                 Ok(note) => ("ok", note.as_str()),
                 Err(error) => ("FAILED", error.lines().next().unwrap_or_default()),
