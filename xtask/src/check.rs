@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::dependencies::{self, Policy};
-use crate::metadata::Metadata;
+use crate::metadata::{self, Metadata};
 use crate::parts::Parts;
 use crate::{architecture, counts, features, hygiene, invariants, minimum_rust, process, readme, test};
 
@@ -41,7 +41,7 @@ const OTHER_TARGETS: &[&str] = &["aarch64-apple-darwin", "x86_64-pc-windows-msvc
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let metadata = Metadata::read()?;
+    let metadata = metadata::read()?;
     let policy = Policy::read()?;
     let parts: &[Part<'_>] = &[
         (Speed::Fast, "fmt", &|| cargo(&["fmt", "--all", "--check"])),
@@ -102,11 +102,9 @@ fn docs(metadata: &Metadata) -> Result<String> {
 /// Everything that is to be published can be packed, from the files that are there now.
 fn packages(metadata: &Metadata) -> Result<String> {
     let mut command = process::cargo(["package", "--quiet", "--locked", "--workspace", "--allow-dirty", "--no-verify"]);
-    command.args(
-        metadata.members().filter(|package| !package.publish).map(|package| format!("--exclude={}", package.name)),
-    );
+    command.args(metadata::unpublished(metadata).map(|package| format!("--exclude={}", package.name)));
     process::show(&mut command)?;
-    Ok(format!("{} packages", metadata.members().filter(|package| package.publish).count()))
+    Ok(format!("{} packages", metadata::published(metadata).count()))
 }
 
 /// Compiles for other operating systems, as far as the toolchain has their standard library.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::metadata::Metadata;
+use crate::metadata::{self, Metadata};
 use crate::{harness, process, test};
 
 /// Writes conformance-tests/counts.toml: how many cases each suite runs and ignores.
@@ -40,7 +40,7 @@ fn path() -> PathBuf {
 
 /// Writes the list.
 pub(crate) fn run() -> Result<()> {
-    std::fs::write(path(), Counts::list(&Metadata::read()?)?.text())
+    std::fs::write(path(), Counts::list(&metadata::read()?)?.text())
         .context("cannot write conformance-tests/counts.toml")
 }
 

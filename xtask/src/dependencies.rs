@@ -5,11 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, bail};
 
 use crate::licence;
-use crate::metadata::{Metadata, Package};
+use crate::metadata::{self, Metadata, Package};
 use crate::process;
-
-/// How cargo spells the default registry, here and in `Cargo.lock`.
-const DEFAULT_REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// The file `xtask/policy.toml`.
 pub(crate) struct Policy(toml::Table);
@@ -48,8 +45,8 @@ fn names(list: &toml::Value) -> Vec<String> {
 pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let allowed = policy.lists("licences")?.remove("allow").context("no list `allow` in [licences]")?;
     let mut wrong = Vec::new();
-    for package in metadata.packages() {
-        let expression = package.licence.as_deref().unwrap_or_default();
+    for package in &metadata.packages {
+        let expression = package.license.as_deref().unwrap_or_default();
         if !licence::is_met(expression, &|licence| allowed.iter().any(|name| name == licence)).unwrap_or(false) {
             wrong.push(format!("{} {}: `{expression}`", package.name, package.version));
         }
@@ -57,7 +54,7 @@ pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
     if !wrong.is_empty() {
         bail!("not under an allowed licence (xtask/policy.toml): {}", wrong.join("; "));
     }
-    Ok(format!("{} packages", metadata.packages().len()))
+    Ok(format!("{} packages", metadata.packages.len()))
 }
 
 /// Nobody who uses Leasehold builds a package in two versions without a written reason. All platforms, all features and
@@ -65,7 +62,7 @@ pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
 pub(crate) fn duplicates(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let mut tree = process::cargo(["tree", "--locked", "--all-features", "--edges=normal,build,dev"]);
     tree.args(["--target=all", "--prefix=none", "--format={p}"]);
-    tree.args(metadata.members().filter(|member| member.publish).map(|member| format!("--package={}", member.name)));
+    tree.args(metadata::published(metadata).map(|package| format!("--package={}", package.name)));
     let tree = process::read(&mut tree)?;
     let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for line in tree.lines() {
@@ -90,10 +87,10 @@ pub(crate) fn duplicates(metadata: &Metadata, policy: &Policy) -> Result<String>
 /// Everything comes from this workspace or from the default registry.
 pub(crate) fn sources(metadata: &Metadata) -> Result<String> {
     let strange = |package: &&Package| match &package.source {
-        Some(source) => source != DEFAULT_REGISTRY,
-        None => !package.member,
+        Some(source) => !source.is_crates_io(),
+        None => !metadata.workspace_members.contains(&package.id),
     };
-    let wrong: Vec<_> = metadata.packages().iter().filter(strange).map(|package| &*package.name).collect();
+    let wrong: Vec<_> = metadata.packages.iter().filter(strange).map(|package| package.name.as_str()).collect();
     if !wrong.is_empty() {
         bail!("neither of this workspace nor of the default registry: {}", wrong.join(", "));
     }
@@ -104,8 +101,12 @@ pub(crate) fn sources(metadata: &Metadata) -> Result<String> {
 pub(crate) fn clients(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let clients = policy.lists("clients")?;
     let features = policy.lists("features")?;
-    let facade = metadata.members().find(|package| package.name == "leasehold").context("no package `leasehold`")?;
-    let known: BTreeSet<_> = facade.features.iter().map(String::as_str).filter(|name| *name != "default").collect();
+    let facade = metadata
+        .workspace_packages()
+        .into_iter()
+        .find(|package| package.name == "leasehold")
+        .context("no package `leasehold`")?;
+    let known: BTreeSet<_> = facade.features.keys().map(String::as_str).filter(|name| *name != "default").collect();
     let written: BTreeSet<_> = features.keys().map(String::as_str).filter(|name| *name != "none").collect();
     if known != written {
         bail!("the facade's features are {known:?}, but [features] in xtask/policy.toml has {written:?}");

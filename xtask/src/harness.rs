@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use cargo_metadata::Message;
 
 use crate::counts::Count;
-use crate::metadata::{Metadata, Package, text};
+use crate::metadata::{self, Metadata, Package};
 use crate::process::{self, End};
 use crate::report;
 
@@ -78,23 +78,27 @@ pub(crate) fn build(metadata: &Metadata, selection: &[String]) -> Result<Vec<Pro
     eprintln!("$ {}", process::text(&command));
     let messages = process::read(&mut command)?;
     let mut programs = Vec::new();
-    for line in messages.lines() {
-        let message: Value = serde_json::from_str(line).context("cannot read what cargo built")?;
-        let Some(path) = message["executable"].as_str() else { continue };
-        let (kind, name) = (text(&message["target"]["kind"][0]), text(&message["target"]["name"]));
-        let run = match (&*kind, message["profile"]["test"].as_bool()) {
-            (_, Some(true)) => Kind::Tests,
-            ("example", _) => Kind::Example,
-            _ => continue,
+    for message in Message::parse_stream(messages.as_bytes()) {
+        let Message::CompilerArtifact(artifact) = message.context("cannot read what cargo built")? else { continue };
+        let (Some(path), built) = (artifact.executable, artifact.target) else { continue };
+        let kind = match (artifact.profile.test, built.is_example()) {
+            (true, _) => Kind::Tests,
+            (false, true) => Kind::Example,
+            (false, false) => continue,
         };
-        let id = text(&message["package_id"]);
-        let package = metadata.members().find(|package| package.id == id).context("cargo built a stranger")?.clone();
-        let target = match &*kind {
-            "test" => name,
-            "bin" | "example" => format!("{kind}-{name}"),
-            _ => "lib".to_owned(),
+        let target = if built.is_test() {
+            built.name
+        } else if built.is_bin() {
+            format!("bin-{}", built.name)
+        } else if built.is_example() {
+            format!("example-{}", built.name)
+        } else {
+            "lib".to_owned()
         };
-        programs.push(Program { package, target, kind: run, path: path.into() });
+        let mut members = metadata.workspace_packages().into_iter();
+        let package =
+            members.find(|package| package.id == artifact.package_id).context("cargo built a stranger")?.clone();
+        programs.push(Program { package, target, kind, path: path.into() });
     }
     Ok(programs)
 }
@@ -109,11 +113,13 @@ impl Program {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         let folder = match self.kind {
-            Kind::Tests => self.package.folder.clone(),
+            Kind::Tests => metadata::folder(&self.package).to_owned(),
             Kind::Example => process::root(),
         };
         command.current_dir(folder);
-        command.env("CARGO_MANIFEST_DIR", &self.package.folder).env("CARGO_PKG_NAME", &self.package.name);
+        command
+            .env("CARGO_MANIFEST_DIR", metadata::folder(&self.package))
+            .env("CARGO_PKG_NAME", self.package.name.as_str());
         command.env(report::VARIABLE, report::path());
         command
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::metadata::Metadata;
+use crate::metadata::{self, Metadata};
 use crate::process;
 
 /// Each in two parts, so that this file does not contain it.
@@ -52,9 +52,9 @@ pub(crate) fn forbidden() -> Result<String> {
 /// Every package that is published carries the texts of both licences.
 pub(crate) fn licence_files(metadata: &Metadata) -> Result<String> {
     let mut missing = Vec::new();
-    for package in metadata.members().filter(|package| package.publish) {
+    for package in metadata::published(metadata) {
         for file in ["LICENSE-MIT", "LICENSE-APACHE"] {
-            if !package.folder.join(file).is_file() {
+            if !metadata::folder(package).join(file).is_file() {
                 missing.push(format!("{}: {file}", package.name));
             }
         }

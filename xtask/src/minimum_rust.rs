@@ -9,8 +9,9 @@ use crate::process;
 
 /// README.md states the version that Cargo.toml has, and that version compiles everything, where it is installed.
 pub(crate) fn check(metadata: &Metadata) -> Result<String> {
-    let version = metadata.members().find_map(|package| package.rust_version.as_deref());
+    let version = metadata.workspace_packages().into_iter().find_map(|package| package.rust_version.as_ref());
     let version = version.context("no package of the workspace states its Rust version")?;
+    let version = &format!("{}.{}", version.major, version.minor);
     let readme = std::fs::read_to_string(process::root().join("README.md")).context("cannot read README.md")?;
     let sentence = format!("Rust {version} or newer");
     if !readme.contains(&sentence) {

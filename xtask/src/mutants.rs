@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !installed.is_ok_and(|status| status.success()) {
         bail!("cargo-mutants is not installed; `cargo install --locked cargo-mutants` installs it");
     }
-    let metadata = Metadata::read()?;
+    let metadata = metadata::read()?;
     let accepted = Accepted::read()?;
     let output = process::root().join("target/mutants");
     std::fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
@@ -148,8 +148,9 @@ fn mutate(command: &mut Command, output: &Path, results: &mut Results) -> Result
 
 /// Every test target of lock-core, and of the simulation only that which uses lock-core.
 fn targets(metadata: &Metadata, packages: &[&str]) -> Vec<String> {
-    let own = metadata.members().filter(|package| package.name == MUTATED).flat_map(|package| &package.targets);
-    let tests = own.filter(|(kind, _)| kind == "test").map(|(_, name)| format!("--test={name}"));
+    let own = metadata.workspace_packages().into_iter().filter(|package| package.name == MUTATED);
+    let tests = own.flat_map(|package| &package.targets).filter(|target| target.is_test());
+    let tests = tests.map(|target| format!("--test={}", target.name));
     let simulation = packages.contains(&SIMULATION).then(|| "--test=simulation".to_owned());
     ["--lib".to_owned()].into_iter().chain(tests).chain(simulation).collect()
 }
@@ -185,14 +186,14 @@ impl Results {
     /// A stage tries again what survived in the one before.
     fn add_outcomes(&mut self, json: &Value) {
         self.survivors.clear();
-        for outcome in metadata::array(&json["outcomes"]) {
-            match &*metadata::text(&outcome["summary"]) {
+        for outcome in json["outcomes"].as_array().into_iter().flatten() {
+            match outcome["summary"].as_str().unwrap_or_default() {
                 "CaughtMutant" => self.caught += 1,
                 "Timeout" => self.hung += 1,
                 "Unviable" => self.unviable += 1,
                 "MissedMutant" => {
-                    let name = metadata::text(&outcome["scenario"]["Mutant"]["name"]);
-                    *self.survivors.entry(without_position(&name)).or_default() += 1;
+                    let name = outcome["scenario"]["Mutant"]["name"].as_str().unwrap_or_default();
+                    *self.survivors.entry(without_position(name)).or_default() += 1;
                 }
                 _ => {}
             }

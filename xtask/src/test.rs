@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 use crate::counts::Counts;
 use crate::harness::{self, Kind, Outcome, Program};
-use crate::metadata::Metadata;
+use crate::metadata::{self, Metadata};
 use crate::needs::{self, Install, Need};
 use crate::parts::Parts;
 use crate::report;
@@ -85,11 +85,8 @@ fn backend(name: &str) -> Result<&'static str> {
 /// What `cargo test` is asked to build for everything. Packages that are not published have their own build, so
 /// that their dependencies change no feature of what users get.
 pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
-    let excluded = metadata.members().filter(|package| !package.publish);
-    ["--workspace".to_owned(), "--all-features".to_owned()]
-        .into_iter()
-        .chain(excluded.map(|package| format!("--exclude={}", package.name)))
-        .collect()
+    let excluded = metadata::unpublished(metadata).map(|package| format!("--exclude={}", package.name));
+    ["--workspace".to_owned(), "--all-features".to_owned()].into_iter().chain(excluded).collect()
 }
 
 /// The same for the models and simulations, and for the commands themselves.
@@ -112,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().chain(own_tests).collect();
     needs::provide(&needs, &args.install, "cargo xtask test")?;
 
-    let metadata = Metadata::read()?;
+    let metadata = metadata::read()?;
     let selections = if whole { vec![everything(&metadata), own()] } else { vec![suite(&backends)] };
     let mut parts = Parts::default();
     let mut run = Run::default();
