@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
+use spdx::{Expression, Licensee, ParseError, ParseMode};
 
-use crate::licence;
 use crate::metadata::{self, Metadata, Package};
 use crate::process;
 
@@ -44,10 +44,14 @@ fn names(list: &toml::Value) -> Vec<String> {
 /// Every package can be used under an allowed licence.
 pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let allowed = policy.lists("licences")?.remove("allow").context("no list `allow` in [licences]")?;
+    let allowed: Vec<_> = allowed
+        .iter()
+        .map(|licence| Licensee::parse(licence).with_context(|| format!("`{licence}` is no licence of SPDX")))
+        .collect::<Result<_>>()?;
     let mut wrong = Vec::new();
     for package in &metadata.packages {
         let expression = package.license.as_deref().unwrap_or_default();
-        if !licence::is_met(expression, &|licence| allowed.iter().any(|name| name == licence)).unwrap_or(false) {
+        if !is_met(expression, &allowed).unwrap_or(false) {
             wrong.push(format!("{} {}: `{expression}`", package.name, package.version));
         }
     }
@@ -55,6 +59,12 @@ pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
         bail!("not under an allowed licence (xtask/policy.toml): {}", wrong.join("; "));
     }
     Ok(format!("{} packages", metadata.packages.len()))
+}
+
+/// Whether an SPDX expression can be met with these licences. Old packages separate alternatives by `/`.
+fn is_met(expression: &str, allowed: &[Licensee]) -> Result<bool, ParseError> {
+    let expression = Expression::parse_mode(expression, ParseMode::LAX)?;
+    Ok(expression.evaluate(|required| allowed.iter().any(|licence| licence.satisfies(required))))
 }
 
 /// Nobody who uses Leasehold builds a package in two versions without a written reason. All platforms, all features and
@@ -129,4 +139,30 @@ pub(crate) fn clients(metadata: &Metadata, policy: &Policy) -> Result<String> {
         }
     }
     Ok(format!("{} features", features.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_are_met_as_written() {
+        let allowed = ["MIT", "Unicode-3.0"].map(|licence| Licensee::parse(licence).unwrap());
+        for (expression, met) in [
+            ("MIT", true),
+            ("GPL-3.0", false),
+            ("MIT/Apache-2.0", true),
+            ("GPL-3.0 OR MIT", true),
+            ("GPL-3.0 AND MIT", false),
+            ("(MIT OR Apache-2.0) AND Unicode-3.0", true),
+            ("MIT OR Apache-2.0 AND GPL-3.0", true),
+            ("(MIT OR Apache-2.0) AND GPL-3.0", false),
+            ("MIT WITH LLVM-exception", false),
+        ] {
+            assert_eq!(is_met(expression, &allowed).unwrap(), met, "{expression}");
+        }
+        for malformed in ["(MIT", "MIT MIT", ""] {
+            assert!(is_met(malformed, &allowed).is_err(), "{malformed}");
+        }
+    }
 }

@@ -9,7 +9,6 @@ mod features;
 mod harness;
 mod hygiene;
 mod invariants;
-mod licence;
 mod metadata;
 mod minimum_rust;
 mod mutants;
