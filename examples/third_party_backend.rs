@@ -80,7 +80,7 @@ impl LockBackend for TableBackend {
             let until = match row.lease {
                 // A second copy of the request of whoever holds: the same grant, and at least the ttl that it wants.
                 Some((owner, until)) if owner == *claim.owner() => until.max(now + *ttl),
-                Some((_, until)) => return Ok(Acquisition::Held { look_in: POLL.min(until - now) }),
+                Some((_, until)) => return Ok(Acquisition::Held { retry_after: POLL.min(until - now) }),
                 None => {
                     row.token += 1;
                     now + *ttl

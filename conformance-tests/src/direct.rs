@@ -136,10 +136,10 @@ impl Direct {
     pub async fn granted_soon(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
             Ok(Acquisition::Granted(grant)) => return grant,
-            Ok(Acquisition::Held { look_in })
-                if self.capabilities.waiting != Waiting::ServerQueue && look_in <= kit::AT_ONCE =>
+            Ok(Acquisition::Held { retry_after })
+                if self.capabilities.waiting != Waiting::ServerQueue && retry_after <= kit::AT_ONCE =>
             {
-                tokio::time::sleep(look_in).await;
+                tokio::time::sleep(retry_after).await;
             }
             other => panic!("the lock {} is free and was not granted: {other:?}", claim.name()),
         }

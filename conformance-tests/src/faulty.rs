@@ -85,8 +85,8 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         };
         Ok(match line.call(Verb::Acquire, call).await?? {
             Acquisition::Granted(grant) => Acquisition::Granted(sent_by(grant, sent)),
-            Acquisition::Queued { confirmation, look_in } => {
-                Acquisition::Queued { confirmation: not_after(confirmation, sent), look_in }
+            Acquisition::Queued { confirmation, retry_after } => {
+                Acquisition::Queued { confirmation: not_after(confirmation, sent), retry_after }
             }
             other => other,
         })
@@ -107,8 +107,8 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
                     let answer = match answer {
                         Answer::Renewed(confirmation) => Answer::Renewed(not_after(confirmation, sent)),
                         Answer::Granted(grant) => Answer::Granted(sent_by(grant, sent)),
-                        Answer::Waiting { confirmation, look_in } => {
-                            Answer::Waiting { confirmation: not_after(confirmation, sent), look_in }
+                        Answer::Waiting { confirmation, retry_after } => {
+                            Answer::Waiting { confirmation: not_after(confirmation, sent), retry_after }
                         }
                         other => other,
                     };

@@ -38,7 +38,7 @@ impl LockBackend for Prefixed {
     fn attach(&self, core: CoreHandle) {
         self.inner.attach(core.clone().with_events(move |event| match event {
             // Its name is encoded and cannot be told back: look at all, which costs time and no safety.
-            Event::Look(_) => core.event(Event::LookAtAll),
+            Event::Changed(_) => core.event(Event::Resync),
             event => core.event(event),
         }));
     }

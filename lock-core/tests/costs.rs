@@ -82,7 +82,7 @@ async fn a_thousand_waiters_ask_in_batches() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let before = store.counts();
-    core.get().unwrap().event(Event::LookAtAll);
+    core.get().unwrap().event(Event::Resync);
     while store.counts().renewals < before.renewals + WAITERS {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

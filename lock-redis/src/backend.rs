@@ -140,9 +140,9 @@ impl RedisBackend {
                     Answer::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
                 // A retry before the end of the quarantine is of no use.
-                Renewed::Waiting { place, look_in } => Answer::Waiting {
+                Renewed::Waiting { place, retry_after } => Answer::Waiting {
                     confirmation: confirmation(request.ttl.min(LONGEST_PLACE_TTL), place),
-                    look_in: look_in.max(quarantine.unwrap_or_default()),
+                    retry_after: retry_after.max(quarantine.unwrap_or_default()),
                 },
                 Renewed::Lost => Answer::Lost,
                 Renewed::Failed(text) => Answer::Unknown(refused(&text)),
@@ -173,10 +173,10 @@ impl LockBackend for RedisBackend {
             ReplyBody::Acquired(Acquired::Granted { place, token }) => {
                 Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
             }
-            ReplyBody::Acquired(Acquired::Queued { place, look_in }) => {
-                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), look_in })
+            ReplyBody::Acquired(Acquired::Queued { place, retry_after }) => {
+                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), retry_after })
             }
-            ReplyBody::Acquired(Acquired::Held { look_in }) => Ok(Acquisition::Held { look_in }),
+            ReplyBody::Acquired(Acquired::Held { retry_after }) => Ok(Acquisition::Held { retry_after }),
             ReplyBody::Acquired(Acquired::Withdrawn) => {
                 Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
             }

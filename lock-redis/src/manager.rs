@@ -176,7 +176,7 @@ async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver)
     });
     if let (Role::CommandsAndPushes, Some(core)) = (manager.role, manager.shared.core.get()) {
         // Grants that were published before the subscription were not received.
-        core.event(Event::LookAtAll);
+        core.event(Event::Resync);
     }
     tokio::select! {
         () = driver.ended() => connection.close(),

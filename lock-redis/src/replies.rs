@@ -13,8 +13,8 @@ pub(crate) type PerLock<T> = Result<T, String>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted { place: PlaceNumber, token: u64 },
-    Queued { place: PlaceNumber, look_in: Duration },
-    Held { look_in: Duration },
+    Queued { place: PlaceNumber, retry_after: Duration },
+    Held { retry_after: Duration },
     Withdrawn,
 }
 
@@ -22,7 +22,7 @@ pub(crate) enum Acquired {
 pub(crate) enum Renewed {
     Held,
     Granted { place: PlaceNumber, token: u64 },
-    Waiting { place: PlaceNumber, look_in: Duration },
+    Waiting { place: PlaceNumber, retry_after: Duration },
     Lost,
     Failed(String),
 }
@@ -54,8 +54,8 @@ pub(crate) fn acquired(reply: &Value) -> Option<PerLock<Acquired>> {
             let [Value::Int(code), place, value] = &parts[..] else { return None };
             Some(Ok(match code {
                 1 => Acquired::Granted { place: PlaceNumber::new(number(place)?), token: number(value)? },
-                2 => Acquired::Queued { place: PlaceNumber::new(number(place)?), look_in: millis(value)? },
-                3 => Acquired::Held { look_in: millis(value)? },
+                2 => Acquired::Queued { place: PlaceNumber::new(number(place)?), retry_after: millis(value)? },
+                3 => Acquired::Held { retry_after: millis(value)? },
                 4 => Acquired::Withdrawn,
                 _ => return None,
             }))
@@ -98,9 +98,10 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
             b'r' => Renewed::Held,
             b'l' => Renewed::Lost,
             b'g' => Renewed::Granted { place: PlaceNumber::new(number(&rest.next()?)?), token: number(&rest.next()?)? },
-            b'w' => {
-                Renewed::Waiting { place: PlaceNumber::new(number(&rest.next()?)?), look_in: millis(&rest.next()?)? }
-            }
+            b'w' => Renewed::Waiting {
+                place: PlaceNumber::new(number(&rest.next()?)?),
+                retry_after: millis(&rest.next()?)?,
+            },
             b'e' => Renewed::Failed(text(&rest.next()?)?),
             _ => return None,
         })

@@ -366,7 +366,7 @@ async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_waits() {
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
     // The record may be older than what was acknowledged, so not even the queue gets the lock yet.
     match backend.renew_one(&claim("job", 2), second, ttl).await {
-        Answer::Waiting { look_in, .. } => assert!(look_in > ms(500), "{look_in:?}"),
+        Answer::Waiting { retry_after, .. } => assert!(retry_after > ms(500), "{retry_after:?}"),
         other => panic!("{other:?}"),
     }
     let until = Instant::now() + ms(15_000);

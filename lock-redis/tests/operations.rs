@@ -31,7 +31,10 @@ async fn a_lease_is_granted_renewed_and_released() {
     assert!(again.confirmation.sent > first.confirmation.sent);
 
     let held = backend.try_acquire(&bob, ms(30_000)).await.unwrap();
-    assert!(matches!(held, Acquisition::Held { look_in } if look_in > ms(25_000) && look_in <= ms(30_000)), "{held:?}");
+    assert!(
+        matches!(held, Acquisition::Held { retry_after } if retry_after > ms(25_000) && retry_after <= ms(30_000)),
+        "{held:?}"
+    );
     assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
     assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, Answer::Lost));
 

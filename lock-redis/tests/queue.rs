@@ -22,8 +22,8 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_notified() {
     ann.subscribed().await;
     bob.subscribed().await;
     let first = ann.granted(&claim("job", 1), LONG).await;
-    let (second, look_in) = bob.queued(&claim("job", 2), LONG).await;
-    assert!(look_in > ms(29_000) && look_in <= LONG, "{look_in:?}");
+    let (second, retry_after) = bob.queued(&claim("job", 2), LONG).await;
+    assert!(retry_after > ms(29_000) && retry_after <= LONG, "{retry_after:?}");
     let (third, _) = ann.queued(&claim("job", 3), LONG).await;
     assert!(first.confirmation.place < second && second < third);
     assert_eq!(bob.queued(&claim("job", 2), LONG).await.0, second, "a repeated request keeps its place");
@@ -34,7 +34,7 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_notified() {
     assert!(token > first.token.get());
     // The place's own deadline is kept: nobody has renewed it to the ttl of a lease yet.
     let held = bob.try_acquire(&claim("job", 4), LONG).await.unwrap();
-    assert!(matches!(held, Acquisition::Held { look_in } if look_in <= ms(10_000)), "{held:?}");
+    assert!(matches!(held, Acquisition::Held { retry_after } if retry_after <= ms(10_000)), "{held:?}");
     match bob.renew_one(&claim("job", 2), second, LONG).await {
         Answer::Granted(grant) => {
             assert_eq!((grant.confirmation.place, grant.token.get(), grant.confirmation.ttl), (second, token, LONG));
@@ -70,9 +70,9 @@ async fn a_place_is_renewed_like_a_lease_and_dies_like_one() {
     let started = std::time::Instant::now();
     while started.elapsed() < ms(500) {
         match backend.renew_one(&claim("job", 3), third, ms(300)).await {
-            Answer::Waiting { confirmation, look_in } => {
+            Answer::Waiting { confirmation, retry_after } => {
                 assert_eq!((confirmation.place, confirmation.ttl), (third, ms(300)));
-                assert!(look_in > ms(25_000));
+                assert!(retry_after > ms(25_000));
             }
             other => panic!("{other:?}"),
         }

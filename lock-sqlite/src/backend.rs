@@ -172,11 +172,11 @@ impl LockBackend for SqliteBackend {
             }
             AcquireOutcome::Held(left) => {
                 // Retry before the lease expires: a release may go unnoticed, and nothing notifies of a lease that expires early.
-                let look_in = left.min(ttl / 3).min(MAX_RETRY_AFTER);
+                let retry_after = left.min(ttl / 3).min(MAX_RETRY_AFTER);
                 state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
-                Ok(Acquisition::Held { look_in })
+                Ok(Acquisition::Held { retry_after })
             }
-            AcquireOutcome::Reserved(look_in) => Ok(Acquisition::Held { look_in }),
+            AcquireOutcome::Reserved(retry_after) => Ok(Acquisition::Held { retry_after }),
         }
     }
 

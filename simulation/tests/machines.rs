@@ -84,7 +84,7 @@ impl Reply {
                 Answer::Granted(Grant::new(FencingToken::new(token), confirmation(now, ago, place, TTL)))
             }
             Self::Waiting { ago, place } => {
-                Answer::Waiting { confirmation: confirmation(now, ago, place, PLACE_TTL), look_in: PLACE_TTL }
+                Answer::Waiting { confirmation: confirmation(now, ago, place, PLACE_TTL), retry_after: PLACE_TTL }
             }
             Self::Free => Answer::Free,
             Self::Lost => Answer::Lost,

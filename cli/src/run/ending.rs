@@ -98,7 +98,7 @@ impl Ending {
     }
 
     /// When to look again.
-    pub(crate) fn look_in(&self, left: Left) -> Duration {
+    pub(crate) fn retry_after(&self, left: Left) -> Duration {
         let until = match (self.on_lost, self.stage) {
             (_, Stage::Done) => LONGEST_NAP,
             (OnLost::Warn, _) => left.least(),
@@ -147,12 +147,12 @@ mod tests {
     #[test]
     fn asks_at_the_grace_and_kills_before_the_end() {
         let mut it = ending(OnLost::Kill);
-        assert_eq!(it.look_in(left(1300)), ms(300));
+        assert_eq!(it.retry_after(left(1300)), ms(300));
         assert_eq!(steps(&mut it, &[5000, 1001]), [None, None]);
         assert!(!it.has_begun());
         assert_eq!(steps(&mut it, &[1000, 999]), [Some(Step::Ask), None]);
         assert!(it.has_begun() && !it.was_killed());
-        assert_eq!(it.look_in(left(300)), ms(290));
+        assert_eq!(it.retry_after(left(300)), ms(290));
         assert_eq!(steps(&mut it, &[11, 10, 0]), [None, Some(Step::Kill), None]);
         assert!(it.was_killed());
     }
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn sleeps_are_short_beside_a_short_ttl() {
         let terms = |ttl| Terms { ttl, grace: ms(50), max_hold: None, on_lost: OnLost::Kill };
-        assert_eq!(Ending::new(&terms(ms(300)), ms(270)).look_in(left(270)), ms(30));
-        assert_eq!(Ending::new(&terms(ms(60_000)), ms(54_000)).look_in(left(50_000)), ms(500));
+        assert_eq!(Ending::new(&terms(ms(300)), ms(270)).retry_after(left(270)), ms(30));
+        assert_eq!(Ending::new(&terms(ms(60_000)), ms(54_000)).retry_after(left(50_000)), ms(500));
     }
 
     #[test]

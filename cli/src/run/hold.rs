@@ -129,7 +129,7 @@ impl Hold {
                 _ = self.lease.guard.lost(), if killed.is_none() && self.lease.guard.is_held() => {}
                 signal = self.signals.next() => self.on_signal(signal),
                 () = ended(self.watcher.as_ref()) => self.on_watcher_ended().await,
-                () = tokio::time::sleep(self.ending.look_in(left)) => {}
+                () = tokio::time::sleep(self.ending.retry_after(left)) => {}
             }
         }
     }
@@ -251,7 +251,7 @@ impl Hold {
                 if let Some(step) = self.ending.step(left) {
                     self.take(step, left).await;
                 }
-                tokio::time::sleep(LOOK.min(self.ending.look_in(left))).await;
+                tokio::time::sleep(LOOK.min(self.ending.retry_after(left))).await;
             }
         }
         // While the end is not taken, nobody else can get the group's number and be killed for us.

@@ -58,10 +58,10 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
     let waiters = fixture.record(&name).await.waiting();
     let claimed = bob.capabilities().clone();
     match (claimed.waiting, answer) {
-        (Waiting::ServerQueue, Acquisition::Queued { confirmation, look_in }) => {
+        (Waiting::ServerQueue, Acquisition::Queued { confirmation, retry_after }) => {
             assert_eq!(waiters, 1, "the server has no such place");
             assert!(confirmation.place > PlaceNumber::NONE && confirmation.ttl <= claimed.max_place_ttl);
-            assert!(look_in <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {look_in:?}");
+            assert!(retry_after <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {retry_after:?}");
             bob.take_events();
             ann.release(&holder, Certainty::Sure).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
@@ -78,8 +78,8 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
             let pushed = async || !bob.take_events().is_empty();
             eventually(AT_ONCE, "whoever waits is told", pushed).await;
         }
-        (Waiting::Poll, Acquisition::Held { look_in }) => {
-            assert!(waiters == 0 && look_in <= ttl);
+        (Waiting::Poll, Acquisition::Held { retry_after }) => {
+            assert!(waiters == 0 && retry_after <= ttl);
         }
         (claimed, answer) => panic!("claimed is {claimed:?}, and whoever waits is told {answer:?}"),
     }

@@ -145,7 +145,7 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     fixture.connected().await;
     let (name, ttl) = (name("watched"), fixture.ttl() * 20);
     let reports =
-        || bob.take_events().iter().filter(|event| matches!(event, Event::Look(_) | Event::LookAtAll)).count();
+        || bob.take_events().iter().filter(|event| matches!(event, Event::Changed(_) | Event::Resync)).count();
     let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&holder, ttl).await;
     // The watch begins with the refusal.

@@ -54,7 +54,7 @@ impl Faults {
         };
         if let Some(PathFault::Cut | PathFault::Silence) = fault {
             for attached in cores.iter().filter(|attached| attached.route == Route::Faulty) {
-                attached.core.event(Event::LookAtAll);
+                attached.core.event(Event::Resync);
             }
         }
     }
@@ -95,7 +95,7 @@ impl Faults {
         if matches!(fault, ServerFault::Start(_)) {
             let cores = lock(&self.0.path).cores.clone();
             for attached in cores {
-                attached.core.event(Event::LookAtAll);
+                attached.core.event(Event::Resync);
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ plain! {
 #[async_trait]
 impl Hooks for HidesReconnects {
     fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
-        if !matches!(event, Event::LookAtAll) {
+        if !matches!(event, Event::Resync) {
             core.event(event);
         }
     }
@@ -51,7 +51,7 @@ stateful! {
 #[async_trait]
 impl Hooks for SubscribesOnce {
     fn event(&self, inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
-        if matches!(event, Event::LookAtAll) {
+        if matches!(event, Event::Resync) {
             lock(&self.reconnected).insert(inner.nth);
             core.event(event);
         } else if !lock(&self.reconnected).contains(&inner.nth) {

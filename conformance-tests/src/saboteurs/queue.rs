@@ -102,7 +102,7 @@ impl Hooks for BlindLooks {
             let (Answer::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
             let since = *lock(&self.granted).entry(*lease.claim.owner()).or_insert_with(Instant::now);
             if since.elapsed() < Duration::from_secs(3) {
-                *answer = Answer::Waiting { confirmation: grant.confirmation, look_in: lease.ttl };
+                *answer = Answer::Waiting { confirmation: grant.confirmation, retry_after: lease.ttl };
             }
         }
         answers
@@ -160,7 +160,7 @@ impl Hooks for KeepsPlacesInWords {
             if let Answer::Unknown(_) = answer {
                 let RenewRequest { ttl, place, .. } = leases[*index];
                 let confirmation = Confirmation { ttl, sent: inner.now(), place };
-                *answer = Answer::Waiting { confirmation, look_in: ttl };
+                *answer = Answer::Waiting { confirmation, retry_after: ttl };
             }
         }
         answers

@@ -103,7 +103,7 @@ impl Hooks for RenewsHalfABatch {
 impl Hooks for TakesSilenceForAnAnswer {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
         match inner.backend.acquire(request).await {
-            Err(_) => Ok(Acquisition::Held { look_in: request.ttl / 4 }),
+            Err(_) => Ok(Acquisition::Held { retry_after: request.ttl / 4 }),
             answer => answer,
         }
     }

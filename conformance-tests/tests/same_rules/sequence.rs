@@ -223,15 +223,15 @@ impl<'a> Sequence<'a> {
                 self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
             }
             (
-                Ok(Acquisition::Queued { confirmation: memory, look_in }),
-                Ok(Acquisition::Queued { confirmation: redis, look_in: other }),
+                Ok(Acquisition::Queued { confirmation: memory, retry_after }),
+                Ok(Acquisition::Queued { confirmation: redis, retry_after: other }),
             ) => {
                 agree("the ttl of a place", memory.ttl, redis.ttl)?;
-                near("the next look", look_in, other)?;
+                near("the next look", retry_after, other)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
-            (Ok(Acquisition::Held { look_in }), Ok(Acquisition::Held { look_in: other })) => {
-                near("the next look", look_in, other)
+            (Ok(Acquisition::Held { retry_after }), Ok(Acquisition::Held { retry_after: other })) => {
+                near("the next look", retry_after, other)
             }
             (Err(memory), Err(redis)) if memory.kind() == ErrorKind::Lost => {
                 agree("an error", memory.kind(), redis.kind())
@@ -287,11 +287,11 @@ impl<'a> Sequence<'a> {
                 self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
             }
             (
-                Answer::Waiting { confirmation: memory, look_in },
-                Answer::Waiting { confirmation: redis, look_in: other },
+                Answer::Waiting { confirmation: memory, retry_after },
+                Answer::Waiting { confirmation: redis, retry_after: other },
             ) => {
                 agree("the ttl of a place", memory.ttl, redis.ttl)?;
-                near("the next look", look_in, other)?;
+                near("the next look", retry_after, other)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
             (Answer::Lost, Answer::Lost) => {

@@ -195,7 +195,7 @@ impl LockBackend for SessionBackend {
         }
         let held = match state.rows.get(claim.name()).and_then(|row| state.holder(row)) {
             Some((owner, session, _)) if owner == *claim.owner() => Some(session),
-            Some((.., left)) => return Ok(Acquisition::Held { look_in: left.min(ttl / 3) }),
+            Some((.., left)) => return Ok(Acquisition::Held { retry_after: left.min(ttl / 3) }),
             None => None,
         };
         let session = self.session(&mut state, request, held, sent);

@@ -37,11 +37,11 @@ pub enum Event {
         /// The claim's owner token.
         owner: OwnerToken,
     },
-    /// It is worth another look at this lock now. Each client that waits for it sends one acquire: where many may wait and
-    /// the store keeps no queue, a backend reads first whether the lock is free.
-    Look(LockName),
-    /// It is worth another look at every lock: messages may have been lost, as after a reconnect.
-    LookAtAll,
+    /// The lock may be free. Each client that waits for it sends one acquire. Where many may wait and the store keeps no queue, a
+    /// backend reads first whether the lock is free.
+    Changed(LockName),
+    /// The backend may have missed messages, as after a reconnect. The keeper asks for every claim that waits.
+    Resync,
 }
 
 /// What a backend gets when it is attached to a client. Cheap to clone.

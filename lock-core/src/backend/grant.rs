@@ -75,14 +75,14 @@ pub enum Acquisition {
     Queued {
         /// That the place stands.
         confirmation: Confirmation,
-        /// How long the holder's lease still lasts: worth another look then, or earlier on an event.
-        look_in: Duration,
+        /// How long the holder's lease still lasts. The keeper asks again then, or earlier on an event.
+        retry_after: Duration,
     },
     /// Another holds the lock, and the claim has no place, because the server keeps none or the claim wants
-    /// none: worth another look after this time, or earlier on an event.
+    /// none. The keeper asks again after `retry_after`, or earlier on an event.
     Held {
-        /// How long until another look is worth it.
-        look_in: Duration,
+        /// How long the keeper waits before it asks again.
+        retry_after: Duration,
     },
 }
 

@@ -91,7 +91,7 @@ pub trait LockBackend: Send + Sync + 'static {
 
     /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
     /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
-    /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Look`]: whoever waits
+    /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Changed`]: whoever waits
     /// holds when the lease ends, and not a part of its place's ttl later.
     async fn renew(&self, requests: &[RenewRequest], answers: &Answers);
 

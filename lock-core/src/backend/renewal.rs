@@ -19,8 +19,8 @@ pub enum Answer {
     Waiting {
         /// That it does.
         confirmation: Confirmation,
-        /// How long the holder's lease still lasts: worth another look then, or earlier on an event.
-        look_in: Duration,
+        /// How long the holder's lease still lasts. The keeper asks again then, or earlier on an event.
+        retry_after: Duration,
     },
     /// No place, and the lock is free: worth an acquire.
     Free,

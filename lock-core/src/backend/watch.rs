@@ -11,7 +11,7 @@ use crate::sync::lock;
 /// Reports when a lock may be free.
 pub trait WatchNames: Send + Sync {
     /// Watches the lock of a claim that was answered [`Held`](crate::backend::Acquisition::Held) and wants to wait. Sends at most one
-    /// [`Event::Look`] for it, also when the lock became free before this call. lock-core calls this after every such answer, in place
+    /// [`Event::Changed`] for it, also when the lock became free before this call. lock-core calls this after every such answer, in place
     /// of the former watch of that lock. Dropping the guard ends the watch.
     ///
     /// Does not block. May send the event before it returns.
@@ -93,7 +93,7 @@ impl Watches {
     pub fn report(&self, name: &LockName, core: &CoreHandle) {
         let was_open = lock(&self.0).names.remove(name).is_some();
         if was_open {
-            core.event(Event::Look(name.clone()));
+            core.event(Event::Changed(name.clone()));
         }
     }
 }
@@ -109,7 +109,7 @@ mod tests {
         let core = CoreHandle::new(Arc::new(SystemClock::new()), tokio::runtime::Handle::current(), {
             let seen = seen.clone();
             move |event| match event {
-                Event::Look(name) => lock(&seen).push(name),
+                Event::Changed(name) => lock(&seen).push(name),
                 other => panic!("{other:?}"),
             }
         });

@@ -294,9 +294,9 @@ impl LeaseKeeper {
                 self.on_pushed_grant(&owner, place, token, confirmation);
             }
             Event::Gone { owner } => self.on_gone(&owner),
-            Event::EndsSooner { owner } => self.look_again_for(&owner),
-            Event::Look(name) => self.look_again(Some(&name)),
-            Event::LookAtAll => self.look_again(None),
+            Event::EndsSooner { owner } => self.changed_for(&owner),
+            Event::Changed(name) => self.changed(Some(&name)),
+            Event::Resync => self.changed(None),
         }
     }
 }

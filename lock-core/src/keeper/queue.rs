@@ -276,8 +276,8 @@ impl LeaseKeeper {
         });
     }
 
-    /// It is worth another look at one lock, or at all.
-    pub(super) fn look_again(self: &Arc<Self>, name: Option<&LockName>) {
+    /// The state of one lock may have changed, or of all.
+    pub(super) fn changed(self: &Arc<Self>, name: Option<&LockName>) {
         self.with_state(|state, effects| {
             let names = name.map_or_else(|| state.queued_names(), |name| vec![name.clone()]);
             for name in names {
@@ -287,7 +287,7 @@ impl LeaseKeeper {
     }
 
     /// The same for the queue for which this claim stands.
-    pub(super) fn look_again_for(self: &Arc<Self>, owner: &OwnerToken) {
+    pub(super) fn changed_for(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(Standing::Waiting(name)) = state.owners.get(owner) {
                 let name = name.clone();

@@ -58,11 +58,11 @@ impl LockBackend for MemoryBackend {
             Standing::Holds { token, place, .. } => {
                 Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
             }
-            Standing::Waits { place, look_in } => {
+            Standing::Waits { place, retry_after } => {
                 let confirmation = Confirmation { ttl: ttl.min(LONGEST_PLACE_TTL), sent, place };
-                Ok(Acquisition::Queued { confirmation, look_in })
+                Ok(Acquisition::Queued { confirmation, retry_after })
             }
-            Standing::Absent { look_in } => Ok(Acquisition::Held { look_in }),
+            Standing::Absent { retry_after } => Ok(Acquisition::Held { retry_after }),
             Standing::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")),
         }
     }
@@ -137,9 +137,9 @@ fn answer(request: &RenewRequest, standing: Standing, sent: Stamp) -> Answer {
                 Answer::Renewed(confirmation)
             }
         }
-        Standing::Waits { place, look_in } => Answer::Waiting {
+        Standing::Waits { place, retry_after } => Answer::Waiting {
             confirmation: Confirmation { ttl: request.ttl.min(LONGEST_PLACE_TTL), sent, place },
-            look_in,
+            retry_after,
         },
         Standing::Absent { .. } | Standing::Withdrawn => Answer::Lost,
     }
@@ -317,7 +317,7 @@ mod tests {
         client.acquire(&claim("n", 1)).await;
         let request = AcquireRequest::new(claim("n", 2), TTL).on_contention(OnContention::Fail);
         let answer = client.backend.acquire(&request).await.unwrap();
-        assert!(matches!(answer, Acquisition::Held { look_in } if look_in > TTL / 2 && look_in <= TTL));
+        assert!(matches!(answer, Acquisition::Held { retry_after } if retry_after > TTL / 2 && retry_after <= TTL));
         assert_eq!(store.census().places, 0);
     }
 }

@@ -82,12 +82,12 @@ pub enum Standing {
         /// The number of its place.
         place: PlaceNumber,
         /// How long the holder's lease still lasts.
-        look_in: Duration,
+        retry_after: Duration,
     },
     /// It has neither, because another holds and it wants no place, or because what it had is gone.
     Absent {
         /// How long the holder's lease still lasts; zero when the lock is free.
-        look_in: Duration,
+        retry_after: Duration,
     },
     /// It was withdrawn: nothing that it asked for has an effect any more.
     Withdrawn,
@@ -127,7 +127,7 @@ impl<P> LockRecord<P> {
             && self.live_tombstones(now).next().is_none()
     }
 
-    fn look_in(&self, now: Stamp) -> Duration {
+    fn retry_after(&self, now: Stamp) -> Duration {
         self.holders.first().map_or(Duration::ZERO, |lease| lease.until.since(now))
     }
 }
@@ -157,14 +157,14 @@ impl<P: Clone + PartialEq> LockRecord<P> {
             let lease = self.grant(QueuedPlace { party: party.clone(), place, until: now.plus(ttl) }, false);
             return lease.standing();
         }
-        let look_in = self.look_in(now);
+        let retry_after = self.retry_after(now);
         let Some(place_ttl) = place_ttl else {
-            return Standing::Absent { look_in };
+            return Standing::Absent { retry_after };
         };
         self.last_place = self.last_place.next();
         let place = self.last_place;
         self.places.push_back(QueuedPlace { party: party.clone(), place, until: now.plus(place_ttl) });
-        Standing::Waits { place, look_in }
+        Standing::Waits { place, retry_after }
     }
 
     /// Renews what `party` has: its lease to `ttl`, or its place to `place_ttl`.
@@ -178,7 +178,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         handoffs: &mut Vec<HeldLease<P>>,
     ) -> Standing {
         self.sweep(now, handoffs);
-        let absent = Standing::Absent { look_in: self.look_in(now) };
+        let absent = Standing::Absent { retry_after: self.retry_after(now) };
         self.extend(party, ttl, place_ttl, extend, now).unwrap_or(absent)
     }
 
@@ -248,14 +248,14 @@ impl<P: Clone + PartialEq> LockRecord<P> {
             Extend::AtLeast => old.max(now.plus(ttl)),
             Extend::Exactly => now.plus(ttl),
         };
-        let look_in = self.look_in(now);
+        let retry_after = self.retry_after(now);
         if let Some(lease) = self.holders.iter_mut().find(|lease| lease.party == *party) {
             lease.until = until(lease.until, ttl);
             return Some(lease.standing());
         }
         let place = self.places.iter_mut().find(|place| place.party == *party)?;
         place.until = until(place.until, place_ttl);
-        Some(Standing::Waits { place: place.place, look_in })
+        Some(Standing::Waits { place: place.place, retry_after })
     }
 }
 

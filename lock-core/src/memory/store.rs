@@ -194,7 +194,7 @@ impl MemoryStore {
             let mut standings = Vec::with_capacity(requests.len());
             for request in requests {
                 let standing = match state.names.get_mut(request.claim.name()) {
-                    None => Standing::Absent { look_in: Duration::ZERO },
+                    None => Standing::Absent { retry_after: Duration::ZERO },
                     Some(entry) => {
                         entry.renewals += 1;
                         let party = Party { claim: request.claim.clone(), line: line.clone() };

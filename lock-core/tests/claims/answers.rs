@@ -196,7 +196,7 @@ async fn a_confirmation_that_a_push_overtook_counts() {
         let guard = granted(waiter).await;
         let before = guard.validity();
         let answer =
-            if waits { Answer::Waiting { confirmation, look_in: TTL } } else { Answer::Granted(store.grant(4, 1)) };
+            if waits { Answer::Waiting { confirmation, retry_after: TTL } } else { Answer::Granted(store.grant(4, 1)) };
         renewal.send(answer).map_err(drop).unwrap();
         sleep(MS).await;
         assert!(guard.validity() > before + TTL / 4, "{:?} after {before:?}", guard.validity());
@@ -292,7 +292,7 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     store.push(&claim, 3, 1);
     sleep(MS).await;
     assert_eq!(client.stats().held, 0, "nothing proves that the lease stands");
-    renewal.send(Answer::Waiting { confirmation, look_in: TTL }).map_err(drop).unwrap();
+    renewal.send(Answer::Waiting { confirmation, retry_after: TTL }).map_err(drop).unwrap();
     assert_eq!(granted(waiter).await.fencing_token().get(), 1);
 }
 

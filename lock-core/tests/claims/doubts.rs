@@ -60,7 +60,7 @@ async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_m
             assert_eq!(certainty, Certainty::Sure);
             answer.send(Ok(Release::Released)).unwrap();
         } else {
-            answer.send(Ok(Acquisition::Held { look_in: TTL })).unwrap();
+            answer.send(Ok(Acquisition::Held { retry_after: TTL })).unwrap();
         }
         store.is_silent(TTL).await;
     }

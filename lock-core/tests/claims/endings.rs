@@ -78,7 +78,7 @@ async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
         sleep(MS).await;
         tries.abort();
         drop(tries.await);
-        answer.send(if unanswered { Err(refused()) } else { Ok(Acquisition::Held { look_in: TTL * 10 }) }).unwrap();
+        answer.send(if unanswered { Err(refused()) } else { Ok(Acquisition::Held { retry_after: TTL * 10 }) }).unwrap();
         let (next, _answer) = timeout(TTL, store.acquire()).await.expect("the waiter asks for itself");
         assert_eq!(store.asked().on_contention, OnContention::Queue);
         assert_ne!(next.owner(), claim.owner());

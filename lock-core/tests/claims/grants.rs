@@ -64,7 +64,7 @@ async fn an_overtaken_confirmation_of_another_place_does_not_count() {
             let guard = granted(waiter).await;
             let before = guard.validity();
             let confirmation = store.confirms(place);
-            let waiting = Answer::Waiting { confirmation, look_in: TTL };
+            let waiting = Answer::Waiting { confirmation, retry_after: TTL };
             renewal.send(if waits { waiting } else { Answer::Renewed(confirmation) }).map_err(drop).unwrap();
             sleep(MS).await;
             assert_eq!(guard.is_held(), place < 4, "place {place}");

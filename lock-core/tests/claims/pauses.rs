@@ -187,7 +187,7 @@ async fn a_wait_that_ends_in_doubt_says_so() {
     let lock = client.lock("job").wait(MS * 50);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     let (_, answer) = store.acquire().await;
-    answer.send(Ok(Acquisition::Held { look_in: TTL })).unwrap();
+    answer.send(Ok(Acquisition::Held { retry_after: TTL })).unwrap();
     let outcome = timeout(MS * 60, waiter).await.expect("the wait ends").unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
 }

@@ -39,7 +39,7 @@ async fn every_call_and_every_end_is_counted() {
     let waiter = acquire(&client);
     store.grants(1, 1).await;
     let _guard = granted(waiter).await;
-    for answer in [Ok(Acquisition::Held { look_in: TTL }), Err(refused())] {
+    for answer in [Ok(Acquisition::Held { retry_after: TTL }), Err(refused())] {
         let lock = client.lock("other");
         let trial = tokio::spawn(async move { lock.try_acquire().await });
         let (_, reply) = store.acquire().await;

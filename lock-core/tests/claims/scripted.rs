@@ -234,7 +234,7 @@ impl Store {
     }
 
     pub(crate) fn queued(&self, place: u64) -> Acquisition {
-        Acquisition::Queued { confirmation: self.confirms(place), look_in: TTL * 10 }
+        Acquisition::Queued { confirmation: self.confirms(place), retry_after: TTL * 10 }
     }
 
     pub(crate) fn grant(&self, place: u64, token: u64) -> Grant {

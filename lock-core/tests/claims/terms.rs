@@ -79,7 +79,7 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
     assert_eq!(store.asked().on_contention, OnContention::Fail);
     let waits = tokio::spawn(async move { waits.acquire().await });
     sleep(MS).await;
-    answer.send(Ok(Acquisition::Held { look_in: TTL * 10 })).unwrap();
+    answer.send(Ok(Acquisition::Held { retry_after: TTL * 10 })).unwrap();
     let refused = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
     assert!(refused.unwrap().is_none());
     let _answer = timeout(AT_ONCE, store.acquire()).await.expect("the waiter asks for a place").1;

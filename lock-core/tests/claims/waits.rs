@@ -18,7 +18,7 @@ async fn a_wait_that_ends_in_silence_is_indeterminate() {
         let (lease, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
         assert_eq!(lease.claim.owner(), claim.owner());
         if answered {
-            answer.send(Answer::Waiting { confirmation: store.confirms(1), look_in: TTL }).map_err(drop).unwrap();
+            answer.send(Answer::Waiting { confirmation: store.confirms(1), retry_after: TTL }).map_err(drop).unwrap();
         }
         assert_eq!(waiter.await.unwrap().unwrap_err().kind(), kind, "answered: {answered}");
         store.release().await;
@@ -46,7 +46,7 @@ async fn a_wait_without_a_place_asks_once_more_before_its_end() {
         let (client, mut store) = scripted();
         let lock = client.lock("job").wait(TTL / 2);
         let waiter = tokio::spawn(async move { lock.acquire().await });
-        let held = || Ok(Acquisition::Held { look_in: TTL * 10 });
+        let held = || Ok(Acquisition::Held { retry_after: TTL * 10 });
         store.acquire().await.1.send(held()).unwrap();
         // Another, whose wait ends before the first one's.
         sleep(MS).await;

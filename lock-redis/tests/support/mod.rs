@@ -263,7 +263,7 @@ impl Backend {
 
     pub(crate) async fn queued(&self, claim: &Claim, ttl: Duration) -> (PlaceNumber, Duration) {
         match self.acquire(claim, ttl).await {
-            Ok(Acquisition::Queued { confirmation, look_in }) => (confirmation.place, look_in),
+            Ok(Acquisition::Queued { confirmation, retry_after }) => (confirmation.place, retry_after),
             other => panic!("not queued but {other:?}"),
         }
     }
@@ -326,7 +326,7 @@ impl Backend {
 
     /// Waits until the backend has subscribed to its grants.
     pub(crate) async fn subscribed(&mut self) {
-        let next = async { while !matches!(self.events.recv().await, Some(Event::LookAtAll)) {} };
+        let next = async { while !matches!(self.events.recv().await, Some(Event::Resync)) {} };
         tokio::time::timeout(Duration::from_secs(10), next).await.expect("a subscription");
     }
 }

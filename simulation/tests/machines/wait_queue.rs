@@ -52,9 +52,9 @@ fn acquisition(reply: Reply, now: u64) -> Result<Acquisition, Error> {
             Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(now, ago, place, TTL))))
         }
         Reply::Waiting { ago, place } => {
-            Ok(Acquisition::Queued { confirmation: confirmation(now, ago, place, PLACE_TTL), look_in: TTL })
+            Ok(Acquisition::Queued { confirmation: confirmation(now, ago, place, PLACE_TTL), retry_after: TTL })
         }
-        Reply::Free => Ok(Acquisition::Held { look_in: TTL }),
+        Reply::Free => Ok(Acquisition::Held { retry_after: TTL }),
         Reply::Lost => Err(Error::new(ErrorKind::Auth, "refused for good")),
         Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
         Reply::NotSent => Err(Error::new(ErrorKind::Unavailable, "refused")),

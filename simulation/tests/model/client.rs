@@ -311,7 +311,7 @@ impl Client {
             }
             Reply::Waits { place } => {
                 let confirmation = self.confirmation(scene, request, place, scene.world.place_ttl);
-                Ok(Acquisition::Queued { confirmation, look_in: ticks(1) })
+                Ok(Acquisition::Queued { confirmation, retry_after: ticks(1) })
             }
             Reply::Lost | Reply::Ended { .. } => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn")),
             Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
@@ -321,7 +321,7 @@ impl Client {
     fn answer(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Answer {
         match self.acquisition(scene, request, reply) {
             Ok(Acquisition::Granted(grant)) => Answer::Granted(grant),
-            Ok(Acquisition::Queued { confirmation, look_in }) => Answer::Waiting { confirmation, look_in },
+            Ok(Acquisition::Queued { confirmation, retry_after }) => Answer::Waiting { confirmation, retry_after },
             Ok(_) => Answer::Free,
             Err(error) if error.kind() == ErrorKind::Lost => Answer::Lost,
             Err(error) => Answer::Unknown(error),

@@ -224,7 +224,7 @@ async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
                 machine.process.cut(length);
                 sleep(length).await;
                 machine.process.awake().await;
-                machine.process.tell(Event::LookAtAll);
+                machine.process.tell(Event::Resync);
             }
             6..=7 => {
                 let [slow, fast] = RATES;
@@ -238,7 +238,7 @@ async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
             _ => {
                 let name = world.chance().below(world.names.len());
                 machine.process.awake().await;
-                machine.process.tell(Event::Look(world.names[name].clone()));
+                machine.process.tell(Event::Changed(world.names[name].clone()));
             }
         }
     }

@@ -127,8 +127,8 @@ impl Wire {
     }
 
     /// How long a waiter is told to wait for its next look.
-    fn look_in(&self, look_in: Duration) -> Duration {
-        if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { look_in }
+    fn retry_after(&self, retry_after: Duration) -> Duration {
+        if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { retry_after }
     }
 
     fn rewrite(&self, lease: &RenewRequest, answer: Answer, sent: Stamp, begun: u64) -> Answer {
@@ -142,9 +142,9 @@ impl Wire {
                 self.grant(claim, &mut grant, sent);
                 Answer::Granted(grant)
             }
-            Answer::Waiting { mut confirmation, look_in } => {
+            Answer::Waiting { mut confirmation, retry_after } => {
                 self.confirm(claim, &mut confirmation, sent);
-                Answer::Waiting { confirmation, look_in: self.look_in(look_in) }
+                Answer::Waiting { confirmation, retry_after: self.retry_after(retry_after) }
             }
             Answer::Lost => {
                 self.world.oracle.told_gone(claim.owner(), begun);
@@ -193,13 +193,13 @@ impl LockBackend for Wire {
         oracle.note("acquire answered", id(&owner), answer_code(&answer));
         match &mut answer {
             Ok(Acquisition::Granted(grant)) => self.grant(claim, grant, sent),
-            Ok(Acquisition::Queued { confirmation, look_in }) => {
+            Ok(Acquisition::Queued { confirmation, retry_after }) => {
                 if self.sabotaged(Sabotage::WaitersAreGranted) {
                     let token = FencingToken::new(1_000_000 + confirmation.place.get());
                     return Ok(Acquisition::Granted(Grant::new(token, Confirmation { sent, ..*confirmation })));
                 }
                 self.confirm(claim, confirmation, sent);
-                *look_in = self.look_in(*look_in);
+                *retry_after = self.retry_after(*retry_after);
             }
             _ => {}
         }

@@ -133,7 +133,7 @@ async fn notified_after(
     let mut notified = None;
     while notified.is_none() && watch.elapsed() < AT_ONCE * 2 + delay * 2 + watch.lag() {
         tokio::time::sleep(LOOK / 5).await;
-        let reports = |event: &Event| matches!(event, Event::Granted { .. } | Event::Look(_) | Event::LookAtAll);
+        let reports = |event: &Event| matches!(event, Event::Granted { .. } | Event::Changed(_) | Event::Resync);
         notified = waiter.take_events().iter().any(reports).then(|| watch.elapsed());
     }
     fixture.heal().await;

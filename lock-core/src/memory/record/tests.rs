@@ -38,12 +38,12 @@ fn holds(token: u64, place: u64, handed_off: bool) -> Standing {
     Standing::Holds { token: FencingToken::new(token), place: PlaceNumber::new(place), handed_off }
 }
 
-fn waits(place: u64, look_in: u64) -> Standing {
-    Standing::Waits { place: PlaceNumber::new(place), look_in: Duration::from_secs(look_in) }
+fn waits(place: u64, retry_after: u64) -> Standing {
+    Standing::Waits { place: PlaceNumber::new(place), retry_after: Duration::from_secs(retry_after) }
 }
 
-fn absent(look_in: u64) -> Standing {
-    Standing::Absent { look_in: Duration::from_secs(look_in) }
+fn absent(retry_after: u64) -> Standing {
+    Standing::Absent { retry_after: Duration::from_secs(retry_after) }
 }
 
 #[test]

@@ -139,14 +139,14 @@ impl<T> WaitQueue<T> {
         self.phase = Phase::Retrying;
         match answer {
             Ok(Acquisition::Granted(grant)) => self.granted(rules, grant, now, out),
-            Ok(Acquisition::Queued { confirmation, look_in }) => {
+            Ok(Acquisition::Queued { confirmation, retry_after }) => {
                 self.claim.at_store = true;
                 if !self.refuse_tries(rules, &held_by_another(), now, out) {
                     out.push(QueueOutput::Note(QueueNote::Queued(confirmation.place)));
-                    self.queued(rules, confirmation, look_in, now, out);
+                    self.queued(rules, confirmation, retry_after, now, out);
                 }
             }
-            Ok(Acquisition::Held { look_in }) => {
+            Ok(Acquisition::Held { retry_after }) => {
                 self.answer(sent);
                 self.claim.attempt += 1;
                 if self.refuse_tries(rules, &held_by_another(), now, out) {
@@ -157,7 +157,7 @@ impl<T> WaitQueue<T> {
                     return self.retry_at(now, Wake::after(now, SPREAD), out);
                 }
                 out.push(QueueOutput::Watch);
-                self.retry_at(now, Wake::after(now.plus(look_in), SPREAD), out);
+                self.retry_at(now, Wake::after(now.plus(retry_after), SPREAD), out);
             }
             Err(error) => {
                 if error.kind() == ErrorKind::Indeterminate {
@@ -195,9 +195,9 @@ impl<T> WaitQueue<T> {
         };
         self.phase = Phase::Queued { renewal: None };
         match answer {
-            Answer::Waiting { confirmation, look_in } => {
+            Answer::Waiting { confirmation, retry_after } => {
                 out.push(QueueOutput::Note(QueueNote::Renewed));
-                self.queued(rules, confirmation, look_in, now, out);
+                self.queued(rules, confirmation, retry_after, now, out);
             }
             Answer::Granted(grant) => self.granted(rules, grant, now, out),
             // About a place that is gone since longer: the answer about the present one is asked for.
@@ -366,7 +366,7 @@ impl<T> WaitQueue<T> {
         &mut self,
         rules: &Rules,
         confirmation: Confirmation,
-        look_in: Duration,
+        retry_after: Duration,
         now: Stamp,
         out: &mut Outputs<QueueOutput<T>>,
     ) {
@@ -383,7 +383,7 @@ impl<T> WaitQueue<T> {
             return out.wake_at(now);
         }
         let renewal = confirmation.sent.plus(period(confirmation.ttl));
-        let wake = Wake::after(now.plus(look_in), SPREAD).by(Some(renewal)).by(self.confirmation_due());
+        let wake = Wake::after(now.plus(retry_after), SPREAD).by(Some(renewal)).by(self.confirmation_due());
         out.push(QueueOutput::Wake(wake));
     }
 
