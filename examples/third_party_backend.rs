@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Confirmation, CoreHandle,
-    Extend, Extensions, Grant, LockBackend, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Scope,
-    StoreClock, WITHDRAWN_TTL,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Confirmation, CoreHandle, Delivery, Extend,
+    Extensions, Grant, LockBackend, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Scope, StoreClock,
+    WITHDRAWN_TTL,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -107,9 +107,9 @@ impl LockBackend for TableBackend {
         }
     }
 
-    async fn release(&self, ReleaseRequest { claim, certainty, .. }: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, ReleaseRequest { claim, delivery, .. }: &ReleaseRequest) -> Result<Release> {
         Ok(self.table.change(claim.name(), |row, now| {
-            if *certainty == Certainty::Unsure {
+            if *delivery == Delivery::InDoubt {
                 row.withdrawn.push((*claim.owner(), now + WITHDRAWN_TTL));
             }
             row.lease.take_if(|(owner, _)| owner == claim.owner()).map_or(Release::NotHeld, |_| Release::Released)

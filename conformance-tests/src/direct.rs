@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Event, Grant,
+    AcquireRequest, Acquisition, Answer, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant,
     LockBackend, OnContention, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, SystemClock,
     TtlScope, Waiting, WatchGuard,
 };
@@ -40,7 +40,7 @@ impl Direct {
         let client = Self::new(fixture, route).await;
         let claim = client.claim(&kit::name("warm"));
         client.granted(&claim, fixture.ttl() * 20).await;
-        client.release(&claim, Certainty::Sure).await.expect("a release");
+        client.release(&claim, Delivery::Confirmed).await.expect("a release");
         client
     }
 
@@ -177,8 +177,8 @@ impl Direct {
     ///
     /// # Errors
     /// What the backend says.
-    pub async fn release(&self, claim: &Claim, certainty: Certainty) -> Result<Release> {
-        let request = ReleaseRequest::new(claim.clone(), certainty);
+    pub async fn release(&self, claim: &Claim, delivery: Delivery) -> Result<Release> {
+        let request = ReleaseRequest::new(claim.clone(), delivery);
         self.bounded("release", self.backend.release(&request)).await
     }
 

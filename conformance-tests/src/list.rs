@@ -110,7 +110,7 @@ macro_rules! for_each_case {
                 a_thousand_waiters_all_get_their_turn
                 the_cost_of_a_handoff_is_flat
             }
-            unsure {
+            in_doubt {
                 a_stuck_request_has_no_effect_after_the_release
                 a_withdrawn_request_has_no_effect
                 a_withdrawn_claim_is_remembered

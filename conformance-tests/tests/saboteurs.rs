@@ -141,7 +141,7 @@ saboteurs! {
         a_thousand_waiters_all_get_their_turn: TokensTwice, "a thousand holders";
         the_cost_of_a_handoff_is_flat: WakesEverybody, "requests per handoff";
     }
-    unsure {
+    in_doubt {
         a_stuck_request_has_no_effect_after_the_release: IgnoresCertainty, "took effect after the release";
         a_withdrawn_request_has_no_effect: IgnoresCertainty, "a withdrawn claim was granted";
         a_withdrawn_claim_is_remembered: ForgetsWithdrawnClaims, "after it was withdrawn";
@@ -248,7 +248,7 @@ saboteurs! {
         an_unreadable_record_is_an_error: GrantsOnError, "had to fail";
     }
     hygiene {
-        a_thousand_cycles_leave_nothing: DoubtsEveryRelease, "withdrawn as unsure";
+        a_thousand_cycles_leave_nothing: DoubtsEveryRelease, "withdrawn as in doubt";
         a_thousand_contended_cycles_leave_nothing: LeavesLeases, "back at its baseline";
         a_thousand_waits_in_vain_leave_nothing: ForgetsWaiters, "back at its baseline";
         no_task_is_left_behind: LeavesTasks, "no task is left";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
     Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, Release, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -189,8 +189,8 @@ impl LockBackend for RedisBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let ReleaseRequest { ref claim, certainty, .. } = *request;
-        let tombstone_ttl = (certainty == Certainty::Unsure).then(|| tombstones::ttl_of(claim));
+        let ReleaseRequest { ref claim, delivery, .. } = *request;
+        let tombstone_ttl = (delivery == Delivery::InDoubt).then(|| tombstones::ttl_of(claim));
         let ReplyBody::Released(was_held) = self.send_request(claim, Operation::Release(tombstone_ttl)).await?.body
         else {
             return Err(Failure::UnexpectedReply.into());

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Confirmation, CoreHandle, Extend,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
     Extensions, Grant, LockBackend, OnContention, PlaceNumber, Release, ReleaseRequest, RenewRequest, WatchGuard,
     WatchNames,
 };
@@ -185,15 +185,15 @@ impl LockBackend for SqliteBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let ReleaseRequest { ref claim, certainty, .. } = *request;
+        let ReleaseRequest { ref claim, delivery, .. } = *request;
         let release = {
             let claim = claim.clone();
             move |store: &Store, now: &Reading| store.release(&claim, now)
         };
-        let ended = match certainty {
-            Certainty::Sure => self.run(release).await?,
+        let ended = match delivery {
+            Delivery::Confirmed => self.run(release).await?,
             // The worker runs this after every queued request of the claim, and no later one can take effect.
-            Certainty::Unsure => {
+            Delivery::InDoubt => {
                 ClaimState::of(claim).is_withdrawn.store(true, Ordering::Release);
                 self.worker.run(self.until(), release).await?
             }

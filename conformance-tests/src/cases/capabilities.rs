@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use leasehold_core::ErrorKind;
 use leasehold_core::admin::{ListedName, Listing, Verdict};
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, LossNotice, PlaceNumber, RenewRequest, TtlScope, Waiting,
+    Acquisition, Answer, Delivery, LossNotice, PlaceNumber, RenewRequest, TtlScope, Waiting,
 };
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
@@ -63,7 +63,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
             assert!(confirmation.place > PlaceNumber::NONE && confirmation.ttl <= claimed.max_place_ttl);
             assert!(retry_after <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {retry_after:?}");
             bob.take_events();
-            ann.release(&holder, Certainty::Sure).await.expect("a release");
+            ann.release(&holder, Delivery::Confirmed).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
             eventually(AT_ONCE, "the head of the queue is told", pushed).await;
             let answer = bob.renew(RenewRequest::new(waiter, confirmation.place, ttl)).await;
@@ -74,7 +74,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
         }
         (Waiting::Notification, Acquisition::Held { .. } | Acquisition::Queued { .. }) => {
             bob.take_events();
-            ann.release(&holder, Certainty::Sure).await.expect("a release");
+            ann.release(&holder, Delivery::Confirmed).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
             eventually(AT_ONCE, "whoever waits is told", pushed).await;
         }
@@ -170,7 +170,7 @@ pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
         leases.push(RenewRequest::new(claim, place, ttl));
     }
     let gone = leases.len() / 2;
-    ann.release(&leases[gone].claim, Certainty::Sure).await.expect("a release");
+    ann.release(&leases[gone].claim, Delivery::Confirmed).await.expect("a release");
     let answers = ann.renew_all(&leases).await;
     assert_eq!(answers.len(), count, "each is answered once");
     for (index, answer) in answers.iter().enumerate() {

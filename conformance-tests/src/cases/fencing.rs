@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Acquisition, Answer, Certainty, RenewRequest, Scope};
+use leasehold_core::backend::{Acquisition, Answer, Delivery, RenewRequest, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::control::in_time;
@@ -148,7 +148,7 @@ pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     assert!(!matches!(again, Ok(Acquisition::Granted(_))), "a stale claim was granted: {again:?}");
     let renewed = ann.renew(RenewRequest::new(claim.clone(), first.confirmation.place, ttl)).await;
     assert!(!matches!(renewed, Answer::Granted(_) | Answer::Renewed(_)), "{renewed:?}");
-    let _ = ann.release(&claim, Certainty::Sure).await;
+    let _ = ann.release(&claim, Delivery::Confirmed).await;
     assert_eq!(fixture.record(&name).await.last_token, Some(second.token), "a stale claim raised the counter");
 
     let ann = client(fixture, Route::Clear).await;

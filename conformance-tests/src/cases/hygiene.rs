@@ -20,14 +20,14 @@ async fn at_rest(fixture: &dyn Fixture) -> Census {
 
 /// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names
 /// and of claims with a request that was not answered.
-async fn baseline(fixture: &dyn Fixture, before: Census, names: u64, unsure: u64) {
+async fn baseline(fixture: &dyn Fixture, before: Census, names: u64, in_doubt: u64) {
     let what = format!("the server is back at its baseline, which was {before:?}");
     let is_back = |now: &Census| now.is_clean() && now.connections == before.connections;
     let last = becomes(Duration::from_secs(1), &what, async || fixture.census().await, is_back).await;
     assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
     assert!(
-        last.tombstones <= before.tombstones + unsure,
-        "claims were withdrawn as unsure whose requests were answered"
+        last.tombstones <= before.tombstones + in_doubt,
+        "claims were withdrawn as in doubt whose requests were answered"
     );
 }
 
@@ -84,7 +84,7 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
     hold(&ann, &name).await.release().await.expect("a release");
     let guard = hold(&bob, &name).await;
     let before = at_rest(fixture).await;
-    let mut unsure = 0;
+    let mut in_doubt = 0;
     for round in 0..CYCLES / 50 {
         let mut tasks = Vec::new();
         for task in 0..100 {
@@ -100,13 +100,13 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
             match kind_of(&join(task).await) {
                 ErrorKind::Timeout => {}
                 // So short a wait can be over before the first answer.
-                ErrorKind::Indeterminate => unsure += 1,
+                ErrorKind::Indeterminate => in_doubt += 1,
                 other => panic!("a wait in vain ends with {other:?}"),
             }
         }
     }
     guard.release().await.expect("a release");
-    baseline(fixture, before, 1, unsure).await;
+    baseline(fixture, before, 1, in_doubt).await;
     idle(&ann);
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Confirmation, Extend, RenewRequest, TtlScope};
+use leasehold_core::backend::{Acquisition, Answer, Confirmation, Delivery, Extend, RenewRequest, TtlScope};
 use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::{LockClient, LossReason};
 
@@ -112,7 +112,7 @@ pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
         let left = fixture.record(&name).await.lease().expect("it was just granted");
         assert!(reported >= asked && reported <= asked + step, "asked for {asked:?}, reported {reported:?}");
         assert!(left <= reported && left > asked - fixture.ttl(), "reported {reported:?}, the store has {left:?}");
-        ann.release(&claim, Certainty::Sure).await.expect("a release");
+        ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     }
 }
 
@@ -190,7 +190,7 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
             return;
         }
     };
-    holder.release(&held, Certainty::Sure).await.expect("a release");
+    holder.release(&held, Delivery::Confirmed).await.expect("a release");
     // The lock was handed on, and that gives the lease no more than the place had.
     let believed = |confirmation: &Confirmation| confirmation.ttl.saturating_sub(waiter.now().since(confirmation.sent));
     let left = fixture.record(&name).await.lease().expect("the lock was handed on");

@@ -1,6 +1,6 @@
 //! Whose lease it is: what is said of a claim touches that claim and nothing else.
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, PlaceNumber, Release, RenewRequest, TtlScope, Waiting};
+use leasehold_core::backend::{Acquisition, Answer, Delivery, PlaceNumber, Release, RenewRequest, TtlScope, Waiting};
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
@@ -14,7 +14,7 @@ pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
-    assert_eq!(ann.release(&old, Certainty::Sure).await.expect("a stale release is no error"), Release::NotHeld);
+    assert_eq!(ann.release(&old, Delivery::Confirmed).await.expect("a stale release is no error"), Release::NotHeld);
     kit::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
@@ -26,7 +26,7 @@ pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
-    assert_eq!(ann.release(&old, Certainty::Unsure).await.expect("a stale withdraw is no error"), Release::NotHeld);
+    assert_eq!(ann.release(&old, Delivery::InDoubt).await.expect("a stale withdraw is no error"), Release::NotHeld);
     kit::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
@@ -64,10 +64,10 @@ pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
     let name = name("double release");
     let (claim, next) = (ann.claim(&name), ann.claim(&name));
     ann.granted(&claim, fixture.ttl() * 20).await;
-    assert_eq!(ann.release(&claim, Certainty::Sure).await.expect("a release"), Release::Released);
-    assert_eq!(ann.release(&claim, Certainty::Sure).await.expect("no error"), Release::NotHeld);
+    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("a release"), Release::Released);
+    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), Release::NotHeld);
     let grant = ann.granted(&next, fixture.ttl() * 20).await;
-    assert_eq!(ann.release(&claim, Certainty::Sure).await.expect("no error"), Release::NotHeld);
+    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), Release::NotHeld);
     kit::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
 }
 
@@ -78,7 +78,7 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
     let grant = ann.granted(&ann.claim(&held), fixture.ttl() * 20).await;
     for name in [&held, &free] {
         let stranger = bob.claim(name);
-        assert_eq!(bob.release(&stranger, Certainty::Sure).await.expect("no error"), Release::NotHeld);
+        assert_eq!(bob.release(&stranger, Delivery::Confirmed).await.expect("no error"), Release::NotHeld);
     }
     kit::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
     assert_eq!(fixture.census().await.leases, 1, "only the one that was granted is held");
@@ -116,8 +116,8 @@ pub async fn repeated_acquire_keeps_its_place(fixture: &dyn Fixture) {
     let expected = u64::from(bob.capabilities().waiting == Waiting::ServerQueue);
     assert_eq!(fixture.record(&name).await.waiting(), expected, "one claim waits");
     // It is one place: with the waiter gone, nobody stands in the way.
-    bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
-    ann.release(&holder, Certainty::Sure).await.expect("a release");
+    bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
+    ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     assert_eq!(fixture.record(&name).await.lease(), None, "the lock went to a place that its claim did not know of");
 }
 
@@ -148,7 +148,7 @@ pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
     let place = ann.not_granted(&second, ttl).await;
     let answer = ann.renew(RenewRequest::new(second.clone(), place, ttl)).await;
     assert!(!matches!(answer, Answer::Renewed(_) | Answer::Granted(_)), "the second claim holds as well: {answer:?}");
-    ann.release(&second, Certainty::Sure).await.expect("the second leaves");
+    ann.release(&second, Delivery::Confirmed).await.expect("the second leaves");
     kit::still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
@@ -161,7 +161,7 @@ pub async fn a_claim_that_wants_no_place_leaves_none(fixture: &dyn Fixture) {
     let answer = bob.try_acquire(&bob.claim(&name), ttl).await;
     assert!(matches!(answer, Ok(Acquisition::Held { .. })), "the lock is held, no place is wanted: {answer:?}");
     assert_eq!(fixture.record(&name).await.waiting(), 0, "there is a place that nobody wanted");
-    ann.release(&holder, Certainty::Sure).await.expect("a release");
+    ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.record(&name).await.lease(), None, "the lock was handed to a claim that did not wait");
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, Claim, Event, Waiting};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Claim, Delivery, Event, Waiting};
 use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
@@ -152,7 +152,7 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     bob.not_granted(&waiter, ttl).await;
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(reports(), 0, "a watch reports a lock that is held");
-    ann.release(&holder, Certainty::Sure).await.expect("a release");
+    ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(reports(), 1, "a release is reported once");
 
@@ -164,7 +164,7 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     let holder = ann.claim(&name);
     ann.granted_soon(&holder, ttl).await;
     drop(names.watch(&waiter));
-    ann.release(&holder, Certainty::Sure).await.expect("a release");
+    ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(reports(), 0, "a watch that was ended reports");
 }
@@ -182,7 +182,7 @@ impl Hooks for ReleasedMeanwhile {
         let answer = inner.backend.acquire(request).await;
         let refused = matches!(answer, Ok(Acquisition::Held { .. } | Acquisition::Queued { .. }));
         if refused && !self.released.swap(true, Ordering::SeqCst) {
-            self.holder.release(&self.held, Certainty::Sure).await.expect("a release");
+            self.holder.release(&self.held, Delivery::Confirmed).await.expect("a release");
             tokio::time::sleep(AT_ONCE / 2).await;
         }
         answer

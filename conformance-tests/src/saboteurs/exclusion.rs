@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Certainty, Claim, Confirmation, Grant, OnContention, OwnerToken, PlaceNumber,
+    AcquireRequest, Acquisition, Answer, Claim, Confirmation, Delivery, Grant, OnContention, OwnerToken, PlaceNumber,
     Release, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
@@ -26,7 +26,7 @@ pub(super) fn made_up(inner: &Inner, ttl: Duration) -> Acquisition {
 
 /// Grants a claim that the store has not: its place must not get in the way.
 async fn grant_all_the_same(inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
-    inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await?;
+    inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await?;
     Ok(made_up(inner, request.ttl))
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Certainty, Claim, LockBackend, OwnerToken, Release, ReleaseRequest,
+    AcquireRequest, Acquisition, Claim, Delivery, LockBackend, OwnerToken, Release, ReleaseRequest,
 };
 use leasehold_core::{LockName, Result};
 use tokio::runtime::Handle;
@@ -93,7 +93,7 @@ impl Hooks for Chatters {
             let holder = Arc::new(leasehold_core::HolderInfo::of_this_process("").expect("no label"));
             let name = LockName::new("chatter").expect("a name");
             let request =
-                ReleaseRequest::new(Claim::new(name, OwnerToken::from_bytes([0xCC; 16]), holder), Certainty::Sure);
+                ReleaseRequest::new(Claim::new(name, OwnerToken::from_bytes([0xCC; 16]), holder), Delivery::Confirmed);
             while let Some(inner) = inner.upgrade() {
                 let _ = inner.backend.release(&request).await;
                 drop(inner);
@@ -149,7 +149,7 @@ impl Hooks for SweepsHeldLeases {
             .map(|(_, (claim, _))| claim)
             .collect();
         for claim in old {
-            inner.backend.release(&ReleaseRequest::new(claim, Certainty::Sure)).await?;
+            inner.backend.release(&ReleaseRequest::new(claim, Delivery::Confirmed)).await?;
         }
         let answer = inner.backend.acquire(request).await;
         if let Ok(Acquisition::Granted(_)) = &answer {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Certainty, Claim, CoreHandle, Event, OwnerToken, Release, ReleaseRequest,
+    AcquireRequest, Acquisition, Answer, Claim, CoreHandle, Delivery, Event, OwnerToken, Release, ReleaseRequest,
     RenewRequest,
 };
 use leasehold_core::{LockName, Result};
@@ -153,7 +153,7 @@ impl Hooks for RenewalRevivesAtServer {
 
     /// A withdrawn claim could not be revived.
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
 }
 
@@ -178,7 +178,7 @@ impl Saboteur for NewGrantEachTime {
 #[async_trait]
 impl Hooks for NewGrantEachTime {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
-        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await?;
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await?;
         inner.backend.acquire(request).await
     }
 }

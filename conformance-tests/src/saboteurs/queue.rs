@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Certainty, Claim, Confirmation, CoreHandle, Event, Extensions, OwnerToken,
+    AcquireRequest, Acquisition, Answer, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
     Release, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
@@ -143,8 +143,10 @@ impl Hooks for LosesPlacesOfTheLast {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
             if let (3, Answer::Waiting { .. }) = (inner.nth, &*answer) {
-                let _ =
-                    inner.backend.release(&ReleaseRequest::new(leases[*index].claim.clone(), Certainty::Sure)).await;
+                let _ = inner
+                    .backend
+                    .release(&ReleaseRequest::new(leases[*index].claim.clone(), Delivery::Confirmed))
+                    .await;
                 *answer = Answer::Lost;
             }
         }
@@ -181,7 +183,7 @@ impl Hooks for SkipsTheHead {
             Some(claim) if self.skipped.fetch_add(1, Ordering::SeqCst) == 0 => {
                 let (inner, core, owner) = (inner.clone(), core.clone(), *claim.owner());
                 core.keeper_runtime().clone().spawn(async move {
-                    let _ = inner.backend.release(&ReleaseRequest::new(claim, Certainty::Sure)).await;
+                    let _ = inner.backend.release(&ReleaseRequest::new(claim, Delivery::Confirmed)).await;
                     core.event(Event::Gone { owner });
                 });
             }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use leasehold_core::Result;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, OwnerToken, Release, ReleaseRequest};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Delivery, OwnerToken, Release, ReleaseRequest};
 
 use super::{plain, stateful};
 use crate::faulty::lock;
@@ -33,7 +33,7 @@ impl Hooks for ForgetsReleases {
 #[async_trait]
 impl Hooks for IgnoresCertainty {
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
 }
 
@@ -75,7 +75,7 @@ impl Hooks for ForgetsWaiters {
 #[async_trait]
 impl Hooks for DoubtsEveryRelease {
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Unsure)).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::InDoubt)).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Capabilities, Certainty, Clock, Confirmation, Extend, ReleaseRequest,
+    AcquireRequest, Acquisition, Answer, Capabilities, Clock, Confirmation, Delivery, Extend, ReleaseRequest,
     RenewRequest, Stamp, StoreClock, SystemClock,
 };
 use leasehold_core::{LockClientBuilder, Result};
@@ -185,7 +185,7 @@ impl Hooks for RunsOutAtOnce {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
         let answers = inner.renew(leases).await;
         for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
-            let _ = inner.backend.release(&ReleaseRequest::new(lease.claim.clone(), Certainty::Sure)).await;
+            let _ = inner.backend.release(&ReleaseRequest::new(lease.claim.clone(), Delivery::Confirmed)).await;
         }
         answers
     }

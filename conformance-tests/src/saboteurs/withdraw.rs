@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Certainty, OwnerToken, Release, ReleaseRequest};
+use leasehold_core::backend::{AcquireRequest, Acquisition, Delivery, OwnerToken, Release, ReleaseRequest};
 use leasehold_core::{ErrorKind, Result};
 
 use super::exclusion::refused;
@@ -27,10 +27,10 @@ impl Notes {
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        if request.certainty == Certainty::Unsure {
+        if request.delivery == Delivery::InDoubt {
             lock(&self.0).insert(*request.claim.owner(), Instant::now());
         }
-        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Certainty::Sure)).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
 }
 

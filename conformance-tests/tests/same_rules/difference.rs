@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use leasehold_conformance::hooks::{Hooks, Inner};
 use leasehold_core::Result;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Certainty, CoreHandle, Event, Extend, OnContention, Release, ReleaseRequest,
+    AcquireRequest, Acquisition, Answer, CoreHandle, Delivery, Event, Extend, OnContention, Release, ReleaseRequest,
     RenewRequest,
 };
 
@@ -65,12 +65,12 @@ impl Hooks for Difference {
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        let certainty = match self {
-            Self::NoTombstones => Certainty::Sure,
-            Self::AlwaysTombstones => Certainty::Unsure,
-            _ => request.certainty,
+        let delivery = match self {
+            Self::NoTombstones => Delivery::Confirmed,
+            Self::AlwaysTombstones => Delivery::InDoubt,
+            _ => request.delivery,
         };
-        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), certainty)).await
+        inner.backend.release(&ReleaseRequest::new(request.claim.clone(), delivery)).await
     }
 
     fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Certainty, Claim, Event, Extend, OnContention, OwnerToken, PlaceNumber,
+    AcquireRequest, Acquisition, Answer, Claim, Delivery, Event, Extend, OnContention, OwnerToken, PlaceNumber,
     Release, RenewRequest,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
@@ -304,16 +304,16 @@ impl<'a> Sequence<'a> {
 
     async fn release(&mut self) -> Compared {
         let claims = self.some(true);
-        let certainty = if self.rng.random_bool(0.3) { Certainty::Unsure } else { Certainty::Sure };
+        let delivery = if self.rng.random_bool(0.3) { Delivery::InDoubt } else { Delivery::Confirmed };
         let mut redis = Vec::new();
         for (_, claim) in &claims {
             self.given_back.insert(*claim.owner());
             let (client, claim) = (self.clients(claim)[1], claim.clone());
-            redis.push(async move { client.release(&claim, certainty).await });
+            redis.push(async move { client.release(&claim, delivery).await });
         }
         for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
-            let memory = self.clients(claim)[0].release(claim, certainty).await;
-            self.log.push(format!("{} releases, {certainty:?}: {memory:?}", who(claim)));
+            let memory = self.clients(claim)[0].release(claim, delivery).await;
+            self.log.push(format!("{} releases, {delivery:?}: {memory:?}", who(claim)));
             self.note(if matches!(memory, Ok(Release::Released)) { "released" } else { "not held" });
             let answered = |answer: Result<Release>| answer.map_err(|error| error.kind());
             agree("release", answered(memory), answered(redis))?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery,
     Event, Extensions, Grant, LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, Release, ReleaseRequest,
     RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting, WatchGuard, WatchNames, Watches,
 };
@@ -218,11 +218,11 @@ impl LockBackend for SessionBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        let ReleaseRequest { claim, certainty, .. } = request;
+        let ReleaseRequest { claim, delivery, .. } = request;
         let was_held = {
             let mut state = self.store.state();
             let row = state.rows.entry(claim.name().clone()).or_default();
-            if *certainty == Certainty::Unsure {
+            if *delivery == Delivery::InDoubt {
                 row.withdrawn.push((*claim.owner(), Instant::now() + WITHDRAWN_TTL));
             }
             let holds = |row: &Row| state.holder(row).is_some_and(|(owner, ..)| owner == *claim.owner());

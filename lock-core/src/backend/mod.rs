@@ -36,7 +36,7 @@ pub use self::grant::{Acquisition, Confirmation, Grant, PlaceNumber, Release};
 pub use self::per_runtime::PerRuntime;
 pub use self::renewal::{Answer, Answers};
 pub use self::requests::{
-    AcquireRequest, Certainty, Extend, LeaseKind, Mode, OnContention, ReleaseRequest, RenewRequest,
+    AcquireRequest, Delivery, Extend, LeaseKind, Mode, OnContention, ReleaseRequest, RenewRequest,
 };
 pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
@@ -95,7 +95,7 @@ pub trait LockBackend: Send + Sync + 'static {
     /// holds when the lease ends, and not a part of its place's ttl later.
     async fn renew(&self, requests: &[RenewRequest], answers: &Answers);
 
-    /// Ends the lease or place of a claim. With [`Certainty::Unsure`] also makes sure that a request of this claim that
+    /// Ends the lease or place of a claim. With [`Delivery::InDoubt`] also makes sure that a request of this claim that
     /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
     async fn release(&self, request: &ReleaseRequest) -> Result<Release>;
 

@@ -114,14 +114,14 @@ impl RenewRequest {
     }
 }
 
-/// What lock-core knows of the requests of a claim that it releases.
+/// Whether the store has answered every request of a claim.
 #[expect(clippy::exhaustive_enums, reason = "a request was answered or it was not")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Certainty {
+pub enum Delivery {
     /// Every request was answered.
-    Sure,
-    /// At least one request has no answer and may still apply: the backend makes sure that a late copy cannot.
-    Unsure,
+    Confirmed,
+    /// At least one request has no answer and may still apply. The backend makes sure that a late copy cannot.
+    InDoubt,
 }
 
 /// A lease or a place that is to end.
@@ -131,13 +131,13 @@ pub struct ReleaseRequest {
     /// The claim that has it.
     pub claim: Claim,
     /// Whether a request of the claim may still be under way.
-    pub certainty: Certainty,
+    pub delivery: Delivery,
 }
 
 impl ReleaseRequest {
     /// A request that ends what `claim` has.
-    pub fn new(claim: Claim, certainty: Certainty) -> Self {
-        Self { claim, certainty }
+    pub fn new(claim: Claim, delivery: Delivery) -> Self {
+        Self { claim, delivery }
     }
 
     /// The same request by another claim, for a backend that wraps another one.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::LeaseKeeper;
 use super::machines::wait_queue::no_answer;
-use crate::backend::{AcquireRequest, Acquisition, Certainty, Claim};
+use crate::backend::{AcquireRequest, Acquisition, Claim, Delivery};
 use crate::error::{ErrorKind, Result};
 
 /// An acquire that is to be sent.
 pub(crate) struct Attempt {
     pub(super) request: AcquireRequest,
-    /// Unsure when an earlier acquire of the claim was never answered.
-    pub(super) certainty: Certainty,
+    /// In doubt when an earlier acquire of the claim was never answered.
+    pub(super) delivery: Delivery,
 }
 
 /// Settles an attempt that ends without an answer: dropped with its runtime, or by a panic.
@@ -48,7 +48,7 @@ impl LeaseKeeper {
 
     /// Takes the answer of an attempt.
     fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<Acquisition>) {
-        let Attempt { request: AcquireRequest { claim, ttl, .. }, certainty } = attempt;
+        let Attempt { request: AcquireRequest { claim, ttl, .. }, delivery } = attempt;
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
                 self.feed(state, effects, claim.name(), |queue, rules, now, out| {
@@ -60,10 +60,10 @@ impl LeaseKeeper {
             self.call_ended(state, claim.owner());
             match answer {
                 Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
-                    self.withdraw(state, claim, *certainty, *ttl);
+                    self.withdraw(state, claim, *delivery, *ttl);
                 }
                 Err(error) if error.kind() == ErrorKind::Indeterminate => {
-                    self.withdraw(state, claim, Certainty::Unsure, *ttl);
+                    self.withdraw(state, claim, Delivery::InDoubt, *ttl);
                 }
                 Ok(Acquisition::Held { .. }) | Err(_) => {}
             }

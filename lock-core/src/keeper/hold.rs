@@ -8,7 +8,7 @@ use super::machines::disposal::{Ending, Why};
 use super::machines::held_lease::GivenUp;
 use super::report::Reports;
 use super::{LeaseKeeper, State};
-use crate::backend::{Certainty, Claim};
+use crate::backend::{Claim, Delivery};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -64,7 +64,7 @@ impl Hold {
         let abandoned = AbandonedRelease {
             keeper: keeper.clone(),
             claim: self.lease.claim.clone(),
-            ending: Ending { certainty: Certainty::Unsure, ..ending },
+            ending: Ending { delivery: Delivery::InDoubt, ..ending },
             overdue: keeper.now().plus(keeper.call_bound()),
         };
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);

@@ -188,13 +188,13 @@ impl LeaseKeeper {
                 let renewal = RenewRequest::new(claim.clone(), place, ttl);
                 effects.renewals.push((Target::Place(claim.clone(), place), renewal));
             }
-            QueueOutput::Withdraw { certainty, ttl } => {
+            QueueOutput::Withdraw { delivery, ttl } => {
                 let claim = claim.clone();
-                self.withdraw(state, &claim, certainty, ttl);
+                self.withdraw(state, &claim, delivery, ttl);
             }
-            QueueOutput::WithdrawOverdue { certainty, ttl, overdue } => {
+            QueueOutput::WithdrawOverdue { delivery, ttl, overdue } => {
                 let claim = claim.clone();
-                self.end_when_overdue(state, &claim, Ending::now(certainty, ttl), Why::Withdraw, overdue);
+                self.end_when_overdue(state, &claim, Ending::now(delivery, ttl), Why::Withdraw, overdue);
             }
             QueueOutput::Granted { start, to } => {
                 let claim = claim.clone();
@@ -306,8 +306,8 @@ impl LeaseKeeper {
 
 impl Attempt {
     fn new(claim: Claim, call: AcquireCall) -> Self {
-        let AcquireCall { mode, ttl, kind, on_contention, attempt, certainty } = call;
-        Self { request: AcquireRequest { claim, mode, ttl, kind, on_contention, attempt }, certainty }
+        let AcquireCall { mode, ttl, kind, on_contention, attempt, delivery } = call;
+        Self { request: AcquireRequest { claim, mode, ttl, kind, on_contention, attempt }, delivery }
     }
 }
 

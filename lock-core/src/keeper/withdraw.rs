@@ -8,7 +8,7 @@ use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::{Answers, Certainty, Claim, Extend, ReleaseRequest, RenewRequest};
+use crate::backend::{Answers, Claim, Delivery, Extend, ReleaseRequest, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -22,8 +22,8 @@ pub(super) struct Withdrawal {
 
 impl LeaseKeeper {
     /// Takes a claim back, beginning at once.
-    pub(super) fn withdraw(&self, state: &mut State, claim: &Claim, certainty: Certainty, ttl: Duration) {
-        self.end(state, claim, Ending::now(certainty, ttl), Why::Withdraw);
+    pub(super) fn withdraw(&self, state: &mut State, claim: &Claim, delivery: Delivery, ttl: Duration) {
+        self.end(state, claim, Ending::now(delivery, ttl), Why::Withdraw);
     }
 
     /// Ends a claim in the background, beginning at once, or at the end of a `min_hold` that the store has confirmed.
@@ -124,8 +124,8 @@ impl LeaseKeeper {
     /// One call that ends a claim, now or at the end of its `min_hold`.
     async fn call_end(&self, claim: &Claim, ending: &Ending) -> Result<Ended> {
         let (place, ttl) = match ending.call(&self.rules, self.now()) {
-            EndCall::Release(certainty) => {
-                let request = ReleaseRequest::new(claim.clone(), certainty);
+            EndCall::Release(delivery) => {
+                let request = ReleaseRequest::new(claim.clone(), delivery);
                 return Ok(Ended::by_release(self.backend.release(&request).await?));
             }
             EndCall::RunOut { place, ttl } => (place, ttl),
@@ -146,7 +146,7 @@ impl LeaseKeeper {
     pub(super) async fn end_now(self: Arc<Self>, claim: Claim, ending: Ending) -> Result<()> {
         let keeper = &self;
         let mut unanswered =
-            Unanswered { keeper, claim: &claim, ending: Some(Ending { certainty: Certainty::Unsure, ..ending }) };
+            Unanswered { keeper, claim: &claim, ending: Some(Ending { delivery: Delivery::InDoubt, ..ending }) };
         let answer = keeper.call_end(&claim, &ending).await;
         if let Ok(ended) = &answer {
             unanswered.ending = None;
@@ -163,7 +163,7 @@ impl LeaseKeeper {
                 Error::new(ErrorKind::Lost, "the store no longer had this lease when it was released")
             }
             Err(error) => {
-                // An error that promises to have had no effect leaves the certainty as it was.
+                // An error that promises to have had no effect leaves no doubt.
                 if error.kind() == ErrorKind::Unavailable {
                     unanswered.ending = Some(ending);
                 }

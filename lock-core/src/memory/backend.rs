@@ -150,7 +150,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::backend::{Certainty, Claim, Event, LossNotice, Mode, OnContention, PlaceNumber, Restart, TtlScope};
+    use crate::backend::{Claim, Delivery, Event, LossNotice, Mode, OnContention, PlaceNumber, Restart, TtlScope};
     use crate::clock::SystemClock;
     use crate::holder_info::HolderInfo;
     use crate::token::OwnerToken;
@@ -181,7 +181,7 @@ mod tests {
         }
 
         async fn release(&self, claim: &Claim) -> Release {
-            self.backend.release(&ReleaseRequest::new(claim.clone(), Certainty::Sure)).await.unwrap()
+            self.backend.release(&ReleaseRequest::new(claim.clone(), Delivery::Confirmed)).await.unwrap()
         }
 
         async fn renew(&self, claim: &Claim, place: u64) -> Answer {
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(client.release(&a).await, Release::NotHeld);
         assert_eq!(store.census().records, 0);
         for claim in [&a, &b] {
-            let withdraw = ReleaseRequest::new(claim.clone(), Certainty::Unsure);
+            let withdraw = ReleaseRequest::new(claim.clone(), Delivery::InDoubt);
             assert_eq!(client.backend.release(&withdraw).await.unwrap(), Release::NotHeld);
         }
         assert_eq!((store.census().records, store.census().tombstones), (2, 2));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::backend::{Certainty, Extend, PlaceNumber, WITHDRAWN_TTL};
+use crate::backend::{Delivery, Extend, PlaceNumber, WITHDRAWN_TTL};
 use crate::clock::Stamp;
 use crate::token::FencingToken;
 
@@ -21,7 +21,7 @@ use crate::token::FencingToken;
 ///    creates nothing.
 /// 4. A handoff keeps the place's number and deadline and raises the token. It is told to the party, because it
 ///    cannot know otherwise, but proves nothing about when the ttl began.
-/// 5. A release of a claim that is unsure leaves a tombstone: no late acquire of that claim has an effect.
+/// 5. A release of a claim in doubt leaves a tombstone: no late acquire of that claim has an effect.
 ///
 /// The fields are open: a model or a saboteur builds and breaks any state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -183,9 +183,9 @@ impl<P: Clone + PartialEq> LockRecord<P> {
     }
 
     /// Ends the lease or place of `party`. Says whether it had one.
-    pub fn release(&mut self, party: &P, certainty: Certainty, now: Stamp, handoffs: &mut Vec<HeldLease<P>>) -> bool {
+    pub fn release(&mut self, party: &P, delivery: Delivery, now: Stamp, handoffs: &mut Vec<HeldLease<P>>) -> bool {
         self.sweep(now, handoffs);
-        if certainty == Certainty::Unsure {
+        if delivery == Delivery::InDoubt {
             self.tombstones.retain(|(withdrawn, _)| withdrawn != party);
             self.tombstones.push((party.clone(), now.plus(WITHDRAWN_TTL)));
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::record::{HeldLease, LockRecord, Standing};
 use crate::admin::{Listed, ListedName};
 use crate::backend::{
-    AcquireRequest, Attachment, Certainty, Claim, Event, Extend, LONGEST_PLACE_TTL, OnContention, PlaceNumber,
+    AcquireRequest, Attachment, Claim, Delivery, Event, Extend, LONGEST_PLACE_TTL, OnContention, PlaceNumber,
     ReleaseRequest, RenewRequest,
 };
 use crate::clock::{Clock, Stamp, SystemClock};
@@ -220,15 +220,15 @@ impl MemoryStore {
     }
 
     pub(super) fn release(&self, request: &ReleaseRequest, line: &Line) -> bool {
-        let ReleaseRequest { claim, certainty } = request;
+        let ReleaseRequest { claim, delivery } = request;
         self.work(|state, now, handoffs| {
             state.counts.releases += 1;
             let party = Party { claim: claim.clone(), line: line.clone() };
-            // An unsure claim needs its tombstone also where no record is left.
-            if *certainty == Certainty::Sure && !state.names.contains_key(claim.name()) {
+            // A claim in doubt needs its tombstone also where no record is left.
+            if *delivery == Delivery::Confirmed && !state.names.contains_key(claim.name()) {
                 return false;
             }
-            state.record(claim.name(), now).release(&party, *certainty, now, handoffs)
+            state.record(claim.name(), now).release(&party, *delivery, now, handoffs)
         })
     }
 

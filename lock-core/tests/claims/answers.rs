@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use leasehold_core::LossReason;
-use leasehold_core::backend::{Answer, Certainty, Release};
+use leasehold_core::backend::{Answer, Delivery, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -29,20 +29,20 @@ async fn a_place_is_taken_back_in_every_stage() {
     answer.send(Err(refused())).unwrap();
     sleep(MS).await;
     waiter.abort();
-    let (withdrawn, certainty, _answer) = timeout(AT_ONCE, store.release()).await.expect("the place is taken back");
-    assert_eq!((withdrawn.owner(), certainty), (claim.owner(), Certainty::Sure));
+    let (withdrawn, delivery, _answer) = timeout(AT_ONCE, store.release()).await.expect("the place is taken back");
+    assert_eq!((withdrawn.owner(), delivery), (claim.owner(), Delivery::Confirmed));
 }
 
 /// The same when nobody left, and the second acquire is granted.
 #[tokio::test(start_paused = true)]
-async fn a_lease_with_an_unanswered_acquire_is_released_as_unsure() {
+async fn a_lease_with_an_unanswered_acquire_is_released_in_doubt() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
     let (_, answer) = store.acquire().await;
     answer.send(Err(unknown())).unwrap();
     store.grants(1, 1).await;
     drop(granted(waiter).await);
-    assert_eq!(store.release().await.1, Certainty::Unsure);
+    assert_eq!(store.release().await.1, Delivery::InDoubt);
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,21 +112,21 @@ async fn a_fixed_lease_that_did_not_wait_is_not_renewed() {
 /// The first acquire has no answer, the second is under way when everybody leaves: whatever it says, the first one
 /// may still arrive.
 #[tokio::test(start_paused = true)]
-async fn a_claim_with_an_unanswered_acquire_is_withdrawn_as_unsure() {
+async fn a_claim_with_an_unanswered_acquire_is_withdrawn_in_doubt() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
     let (_, answer) = store.acquire().await;
     answer.send(Err(unknown())).unwrap();
     let (claim, second) = store.acquire().await;
     waiter.abort();
-    let (_, certainty, first_withdraw) = store.release().await;
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, first_withdraw) = store.release().await;
+    assert_eq!(delivery, Delivery::InDoubt);
     first_withdraw.send(Err(refused())).unwrap();
     second.send(Ok(store.queued(1))).unwrap();
     for _ in 0..2 {
-        let (withdrawn, certainty, answer) = store.release().await;
+        let (withdrawn, delivery, answer) = store.release().await;
         assert_eq!(withdrawn.owner(), claim.owner());
-        assert_eq!(certainty, Certainty::Unsure, "the first request may still arrive");
+        assert_eq!(delivery, Delivery::InDoubt, "the first request may still arrive");
         answer.send(Ok(Release::Released)).unwrap();
     }
     store.is_silent(TTL * 2).await;
@@ -134,15 +134,15 @@ async fn a_claim_with_an_unanswered_acquire_is_withdrawn_as_unsure() {
 
 /// A request that is under way is one without an answer.
 #[tokio::test(start_paused = true)]
-async fn what_is_renewed_just_now_is_ended_as_unsure() {
+async fn what_is_renewed_just_now_is_ended_in_doubt() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
     store.grants(1, 1).await;
     let guard = granted(waiter).await;
     let (_, renewal) = store.renew().await;
     drop(guard);
-    let (_, certainty, answer) = store.release().await;
-    assert_eq!(certainty, Certainty::Unsure, "a renewal is under way");
+    let (_, delivery, answer) = store.release().await;
+    assert_eq!(delivery, Delivery::InDoubt, "a renewal is under way");
     answer.send(Ok(Release::Released)).unwrap();
     drop(renewal);
 
@@ -155,8 +155,8 @@ async fn what_is_renewed_just_now_is_ended_as_unsure() {
     answer.send(Answer::Renewed(store.confirms(2))).map_err(drop).unwrap();
     sleep(MS).await;
     drop(guard);
-    let (_, certainty, answer) = store.release().await;
-    assert_eq!(certainty, Certainty::Unsure, "the renewal of the place is under way");
+    let (_, delivery, answer) = store.release().await;
+    assert_eq!(delivery, Delivery::InDoubt, "the renewal of the place is under way");
     answer.send(Ok(Release::Released)).unwrap();
     drop(renewal);
 
@@ -164,7 +164,7 @@ async fn what_is_renewed_just_now_is_ended_as_unsure() {
     store.queues(3).await;
     let (_, _renewal) = store.renew().await;
     waiter.abort();
-    assert_eq!(store.release().await.1, Certainty::Unsure, "the renewal of the place is under way");
+    assert_eq!(store.release().await.1, Delivery::InDoubt, "the renewal of the place is under way");
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,8 +233,8 @@ async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     let guard = granted(waiter).await;
     let (_, answer) = store.renew().await;
     answer.send(Answer::Lost).map_err(drop).unwrap();
-    let (_, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
-    assert_eq!((certainty, guard.is_held()), (Certainty::Unsure, false));
+    let (_, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
+    assert_eq!((delivery, guard.is_held()), (Delivery::InDoubt, false));
     answer.send(Ok(Release::NotHeld)).unwrap();
     drop(guard);
     store.is_silent(TTL * 2).await;

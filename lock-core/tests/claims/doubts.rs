@@ -3,7 +3,7 @@
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Certainty, Confirmation, Grant, Release, Stamp};
+use leasehold_core::backend::{Acquisition, Confirmation, Delivery, Grant, Release, Stamp};
 use leasehold_core::{ErrorKind, FencingToken, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -20,8 +20,8 @@ async fn an_acquire_that_was_dropped_and_never_ends_is_withdrawn() {
     let (claim, _never) = store.acquire().await;
     sleep(10 * MS).await;
     waiter.abort();
-    let (withdrawn, certainty, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
-    assert_eq!((withdrawn.owner(), certainty), (claim.owner(), Certainty::Unsure));
+    let (withdrawn, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
+    assert_eq!((withdrawn.owner(), delivery), (claim.owner(), Delivery::InDoubt));
     assert!(begun.elapsed() >= CALL_BOUND && begun.elapsed() <= CALL_BOUND * 3 / 2, "after {:?}", begun.elapsed());
     answer.send(Ok(Release::NotHeld)).unwrap();
     timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
@@ -38,8 +38,8 @@ async fn a_shutdown_outlasts_an_acquire_that_never_ends() {
     let (_, _never) = store.acquire().await;
     waiter.abort();
     let shutdown = tokio::spawn(async move { client.shutdown().await });
-    let (_, certainty, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
+    assert_eq!(delivery, Delivery::InDoubt);
     answer.send(Ok(Release::NotHeld)).unwrap();
     timeout(CALL_BOUND, shutdown).await.expect("the shutdown ends").unwrap().unwrap();
 }
@@ -56,8 +56,8 @@ async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_m
         sleep(10 * MS).await;
         if granted {
             answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
-            let (_, certainty, answer) = timeout(MS * 5, store.release()).await.expect("it is taken back at once");
-            assert_eq!(certainty, Certainty::Sure);
+            let (_, delivery, answer) = timeout(MS * 5, store.release()).await.expect("it is taken back at once");
+            assert_eq!(delivery, Delivery::Confirmed);
             answer.send(Ok(Release::Released)).unwrap();
         } else {
             answer.send(Ok(Acquisition::Held { retry_after: TTL })).unwrap();
@@ -82,7 +82,7 @@ async fn an_acquire_that_is_granted_after_its_withdraw_is_taken_back() {
     answer.send(Ok(Release::Released)).unwrap();
 }
 
-/// The same for a release: it is sent again, as unsure, by the keeper.
+/// The same for a release: it is sent again, in doubt, by the keeper.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_was_dropped_and_never_ends_is_sent_again() {
     let (client, mut store) = scripted();
@@ -94,16 +94,16 @@ async fn a_release_that_was_dropped_and_never_ends_is_sent_again() {
     let release = tokio::spawn(guard.release());
     let (_, _, _never) = store.release().await;
     release.abort();
-    let (_, certainty, answer) = timeout(TTL, store.release()).await.expect("it is sent again");
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, answer) = timeout(TTL, store.release()).await.expect("it is sent again");
+    assert_eq!(delivery, Delivery::InDoubt);
     assert!(begun.elapsed() >= CALL_BOUND && begun.elapsed() <= CALL_BOUND * 3 / 2, "after {:?}", begun.elapsed());
     answer.send(Ok(Release::Released)).unwrap();
     timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
 }
 
-/// The validity ends while a renewal has no answer: the lease is released as unsure, also when its guard is dropped later.
+/// The validity ends while a renewal has no answer: the lease is released in doubt, also when its guard is dropped later.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_lost_during_a_renewal_is_released_as_unsure() {
+async fn a_lease_that_was_lost_during_a_renewal_is_released_in_doubt() {
     let (client, mut store) = scripted();
     let lock = client.lock("job");
     let acquire = tokio::spawn(async move { lock.acquire().await });
@@ -118,7 +118,7 @@ async fn a_lease_that_was_lost_during_a_renewal_is_released_as_unsure() {
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
     sleep(CALL_BOUND).await;
     drop(guard);
-    assert_eq!(store.release().await.1, Certainty::Unsure);
+    assert_eq!(store.release().await.1, Delivery::InDoubt);
 }
 
 /// A first future that is not polled any more, and that another one waits behind: its claim is withdrawn, and the next one is
@@ -135,15 +135,15 @@ async fn a_stalled_first_acquire_holds_nobody_up() {
     while withdrawn.is_none() || next.is_none() {
         match timeout(CALL_BOUND * 2, store.call()).await.expect("the stalled claim is withdrawn, and a new one drawn")
         {
-            Call::Release(claim, certainty, answer) => {
+            Call::Release(claim, delivery, answer) => {
                 answer.send(Ok(Release::NotHeld)).unwrap();
-                withdrawn = Some((*claim.owner(), certainty));
+                withdrawn = Some((*claim.owner(), delivery));
             }
             Call::Acquire(claim, answer) => next = Some((claim, answer)),
             Call::Renew(..) => panic!("nothing was granted"),
         }
     }
-    assert_eq!(withdrawn, Some((*first.owner(), Certainty::Unsure)));
+    assert_eq!(withdrawn, Some((*first.owner(), Delivery::InDoubt)));
     let (second, answer) = next.unwrap();
     assert_ne!(first.owner(), second.owner());
     drop(stalls);
@@ -171,15 +171,15 @@ async fn an_acquire_past_its_bound_leaves_a_doubt() {
                 assert_ne!(claim.owner(), first.owner());
                 let _ = answer.send(Err(refused()));
             }
-            Ok(Call::Release(claim, certainty, answer)) => {
-                withdrawn = Some((*claim.owner(), certainty));
+            Ok(Call::Release(claim, delivery, answer)) => {
+                withdrawn = Some((*claim.owner(), delivery));
                 answer.send(Ok(Release::NotHeld)).unwrap();
             }
             Ok(Call::Renew(..)) => panic!("nothing was granted"),
             Err(_) => {}
         }
     }
-    assert_eq!(withdrawn, Some((*first.owner(), Certainty::Unsure)));
+    assert_eq!(withdrawn, Some((*first.owner(), Delivery::InDoubt)));
     assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Indeterminate);
 }
 
@@ -193,8 +193,8 @@ async fn a_renewal_past_its_bound_leaves_a_doubt() {
     let (_, _never) = store.renew().await;
     store.is_silent(OVERDUE).await;
     drop(guard);
-    let (_, certainty, _answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, _answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
+    assert_eq!(delivery, Delivery::InDoubt);
 }
 
 /// The same for a renewal of a place.
@@ -206,8 +206,8 @@ async fn a_renewal_of_a_place_past_its_bound_leaves_a_doubt() {
     let (_, _never) = store.renew().await;
     store.is_silent(OVERDUE).await;
     waiter.abort();
-    let (_, certainty, _answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, _answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
+    assert_eq!(delivery, Delivery::InDoubt);
 }
 
 /// The same for a release in the background, which is sent again.
@@ -217,10 +217,10 @@ async fn a_release_past_its_bound_leaves_a_doubt() {
     let waiter = acquire(&client);
     store.grants(1, 1).await;
     drop(granted(waiter).await);
-    let (_, certainty, _never) = store.release().await;
-    assert_eq!(certainty, Certainty::Sure);
-    let (_, certainty, answer) = timeout(OVERDUE, store.release()).await.expect("it is sent again");
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, _never) = store.release().await;
+    assert_eq!(delivery, Delivery::Confirmed);
+    let (_, delivery, answer) = timeout(OVERDUE, store.release()).await.expect("it is sent again");
+    assert_eq!(delivery, Delivery::InDoubt);
     answer.send(Ok(Release::Released)).unwrap();
     store.is_silent(TTL * 2).await;
 }
@@ -232,12 +232,12 @@ async fn an_awaited_release_past_its_bound_leaves_a_doubt() {
     let waiter = acquire(&client);
     store.grants(1, 1).await;
     let release = tokio::spawn(granted(waiter).await.release());
-    let (_, certainty, _never) = store.release().await;
-    assert_eq!(certainty, Certainty::Sure);
+    let (_, delivery, _never) = store.release().await;
+    assert_eq!(delivery, Delivery::Confirmed);
     let released = timeout(OVERDUE, release).await.expect("a release ends within its bound").unwrap();
     assert_eq!(released.unwrap_err().kind(), ErrorKind::Indeterminate);
-    let (_, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is sent again");
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is sent again");
+    assert_eq!(delivery, Delivery::InDoubt);
     answer.send(Ok(Release::Released)).unwrap();
     store.is_silent(TTL * 2).await;
 }

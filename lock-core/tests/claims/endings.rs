@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Event, OnContention, Release};
+use leasehold_core::backend::{Acquisition, Answer, Delivery, Event, OnContention, Release};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -150,8 +150,8 @@ async fn a_late_answer_ends_no_other_withdraw() {
     answer.send(Ok(Release::NotHeld)).unwrap();
     sleep(MS).await;
     second.send(Ok(store.queued(1))).unwrap();
-    let (_, certainty, answer) = store.release().await;
-    assert_eq!(certainty, Certainty::Unsure);
+    let (_, delivery, answer) = store.release().await;
+    assert_eq!(delivery, Delivery::InDoubt);
     late.send(Ok(Release::NotHeld)).unwrap();
     sleep(MS).await;
     // It is not over yet: it fails, and is tried again.
@@ -220,7 +220,7 @@ async fn a_shutdown_before_a_silent_store_does_not_end_well() {
 }
 
 /// The validity ends, and the store may still have the lease: the next waiter need not sit it out. As sure where every request was
-/// answered, as unsure where one was not.
+/// answered, in doubt where one was not.
 #[tokio::test(start_paused = true)]
 async fn an_expired_lease_is_released_when_its_guard_goes() {
     for (in_doubt, awaited) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -241,9 +241,9 @@ async fn an_expired_lease_is_released_when_its_guard_goes() {
         } else {
             drop(guard);
         }
-        let (released, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
+        let (released, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
         assert_eq!(released.owner(), claim.owner());
-        assert_eq!(certainty, if in_doubt { Certainty::Unsure } else { Certainty::Sure });
+        assert_eq!(delivery, if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed });
         answer.send(Ok(Release::NotHeld)).unwrap();
         store.is_silent(TTL).await;
     }

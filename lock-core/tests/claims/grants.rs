@@ -1,7 +1,7 @@
 //! Which grants and confirmations count for a claim, and which end it.
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Confirmation, Event, Grant, OwnerToken, PlaceNumber, Release,
+    Acquisition, Answer, Confirmation, Delivery, Event, Grant, OwnerToken, PlaceNumber, Release,
 };
 use leasehold_core::{FencingToken, LossReason, Result};
 use tokio::sync::oneshot;
@@ -144,8 +144,8 @@ async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Gra
     let (mut withdrawn, mut next) = (None, None);
     while withdrawn.is_none() || next.is_none() {
         match timeout(AT_ONCE, store.call()).await.expect("the claim goes back, and another one is drawn") {
-            Call::Release(claim, certainty, answer) => {
-                withdrawn = Some((*claim.owner(), certainty));
+            Call::Release(claim, delivery, answer) => {
+                withdrawn = Some((*claim.owner(), delivery));
                 answer.send(Ok(Release::Released)).unwrap();
             }
             Call::Acquire(claim, answer) => {
@@ -155,7 +155,7 @@ async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Gra
             Call::Renew(..) => panic!("nobody holds"),
         }
     }
-    assert_eq!(withdrawn, Some((*owner, Certainty::Sure)));
+    assert_eq!(withdrawn, Some((*owner, Delivery::Confirmed)));
     next.unwrap()
 }
 

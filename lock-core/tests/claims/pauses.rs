@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Release};
+use leasehold_core::backend::{Acquisition, Answer, Delivery, Release};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -77,10 +77,10 @@ async fn a_failed_release_is_tried_again_until_the_ttl_is_over() {
     drop(guard);
     let (mut tries, mut last) = (0, Duration::ZERO);
     while begun.elapsed() < TTL * 3 {
-        if let Ok((_, certainty, answer)) = timeout(CALL_BOUND, store.release()).await {
+        if let Ok((_, delivery, answer)) = timeout(CALL_BOUND, store.release()).await {
             (tries, last) = (tries + 1, begun.elapsed());
-            let expected = if tries == 1 { Certainty::Sure } else { Certainty::Unsure };
-            assert_eq!(certainty, expected, "release {tries}");
+            let expected = if tries == 1 { Delivery::Confirmed } else { Delivery::InDoubt };
+            assert_eq!(delivery, expected, "release {tries}");
             answer.send(Err(unknown())).unwrap();
         }
     }
@@ -130,7 +130,7 @@ async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
 /// The last waiter has left when the answer comes: only what may have taken effect is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_effect() {
-    for (error, expected) in [(unknown(), Some(Certainty::Unsure)), (refused(), None)] {
+    for (error, expected) in [(unknown(), Some(Delivery::InDoubt)), (refused(), None)] {
         let (client, mut store) = scripted();
         let waiter = acquire(&client);
         let (claim, answer) = store.acquire().await;
@@ -141,8 +141,8 @@ async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_ef
             store.is_silent(TTL).await;
             continue;
         };
-        let (withdrawn, certainty, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn at once");
-        assert_eq!((withdrawn.owner(), certainty), (claim.owner(), expected));
+        let (withdrawn, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn at once");
+        assert_eq!((withdrawn.owner(), delivery), (claim.owner(), expected));
         answer.send(Ok(Release::NotHeld)).unwrap();
         store.is_silent(TTL).await;
     }

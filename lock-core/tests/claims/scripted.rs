@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Certainty, Claim, Clock, Confirmation, CoreHandle,
+    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery,
     Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, TtlScope,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
@@ -25,7 +25,7 @@ pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 pub(crate) enum Call {
     Acquire(Claim, oneshot::Sender<Result<Acquisition>>),
     Renew(RenewRequest, oneshot::Sender<Answer>),
-    Release(Claim, Certainty, oneshot::Sender<Result<Release>>),
+    Release(Claim, Delivery, oneshot::Sender<Result<Release>>),
 }
 
 struct Scripted {
@@ -78,7 +78,7 @@ impl LockBackend for Scripted {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
-        self.ask(|send| Call::Release(request.claim.clone(), request.certainty, send))
+        self.ask(|send| Call::Release(request.claim.clone(), request.delivery, send))
             .await
             .unwrap_or_else(|| Err(no_answer()))
     }
@@ -195,9 +195,9 @@ impl Store {
         }
     }
 
-    pub(crate) async fn release(&mut self) -> (Claim, Certainty, oneshot::Sender<Result<Release>>) {
+    pub(crate) async fn release(&mut self) -> (Claim, Delivery, oneshot::Sender<Result<Release>>) {
         match self.call().await {
-            Call::Release(claim, certainty, answer) => (claim, certainty, answer),
+            Call::Release(claim, delivery, answer) => (claim, delivery, answer),
             other => panic!("{}", other.name()),
         }
     }
@@ -262,8 +262,8 @@ impl Call {
         match self {
             Self::Acquire(..) => "an acquire",
             Self::Renew(..) => "a renewal",
-            Self::Release(_, Certainty::Sure, _) => "a release",
-            Self::Release(..) => "a withdraw of what is unsure",
+            Self::Release(_, Delivery::Confirmed, _) => "a release",
+            Self::Release(..) => "a withdrawal of a claim in doubt",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Certainty, Extend, LeaseKind, Release, TtlScope};
+use leasehold_core::backend::{Acquisition, Answer, Delivery, Extend, LeaseKind, Release, TtlScope};
 use leasehold_core::{LockClient, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -52,8 +52,8 @@ async fn a_lease_that_is_released_within_min_hold_is_renewed_until_then() {
         // Whoever shares the process is not granted the rest of it.
         let (renewed, last) = renews_until(&mut store, TTL * 2 + AT_ONCE).await;
         assert_eq!(renewed, [TTL; 5], "a renewal at each third of the ttl");
-        let Call::Release(released, certainty, answer) = last else { panic!("the lease is released") };
-        assert_eq!((released.owner(), certainty), (claim.owner(), Certainty::Sure));
+        let Call::Release(released, delivery, answer) = last else { panic!("the lease is released") };
+        assert_eq!((released.owner(), delivery), (claim.owner(), Delivery::Confirmed));
         assert!(begun.elapsed() >= TTL * 2, "released after {:?}", begun.elapsed());
         answer.send(Ok(Release::Released)).unwrap();
         drop(client);
@@ -72,22 +72,22 @@ async fn a_lease_that_is_held_over_outlasts_failed_renewals() {
         let begun = Instant::now();
         granted(acquire).await.release().await.unwrap();
         let mut failed = 0;
-        let certainty = loop {
+        let delivery = loop {
             match store.call().await {
                 Call::Renew(_, answer) => {
                     failed += 1;
                     answer.send(Answer::Unknown(error())).map_err(drop).unwrap();
                 }
-                Call::Release(_, certainty, answer) => {
+                Call::Release(_, delivery, answer) => {
                     answer.send(Ok(Release::NotHeld)).unwrap();
-                    break certainty;
+                    break delivery;
                 }
                 Call::Acquire(..) => panic!("nobody acquires"),
             }
         };
         assert!(begun.elapsed() >= TTL * 2 && failed > 3, "{failed} renewals in {:?}", begun.elapsed());
         let in_doubt = error().kind() == leasehold_core::ErrorKind::Indeterminate;
-        assert_eq!(certainty, if in_doubt { Certainty::Unsure } else { Certainty::Sure });
+        assert_eq!(delivery, if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed });
     }
 }
 
@@ -113,8 +113,8 @@ async fn a_lease_that_has_reached_max_hold_is_released_at_once() {
     let guard = granted(acquire).await;
     let (renewed, last) = renews_until(&mut store, TTL * 3 / 2 + AT_ONCE).await;
     assert!(renewed.iter().all(|ttl| *ttl == TTL) && !renewed.is_empty(), "renewed to {renewed:?}");
-    let Call::Release(released, certainty, answer) = last else { panic!("the lease is released") };
-    assert_eq!((released.owner(), certainty), (claim.owner(), Certainty::Sure));
+    let Call::Release(released, delivery, answer) = last else { panic!("the lease is released") };
+    assert_eq!((released.owner(), delivery), (claim.owner(), Delivery::Confirmed));
     assert!(begun.elapsed() >= TTL * 3 / 2, "released after {:?}", begun.elapsed());
     assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
     answer.send(Ok(Release::Released)).unwrap();
@@ -144,9 +144,9 @@ async fn a_lease_that_the_clock_ends_is_released_once() {
             };
             match call {
                 Call::Renew(_, answer) => answer.send(Answer::Unknown(unknown())).map_err(drop).unwrap(),
-                Call::Release(_, certainty, answer) => {
+                Call::Release(_, delivery, answer) => {
                     released += 1;
-                    assert_eq!(certainty, Certainty::Unsure);
+                    assert_eq!(delivery, Delivery::InDoubt);
                     answer.send(Ok(Release::NotHeld)).unwrap();
                 }
                 Call::Acquire(..) => panic!("nobody acquires"),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Claim, Confirmation, Extend, Grant, Mode, OnContention, Release,
+    Acquisition, Answer, Claim, Confirmation, Delivery, Extend, Grant, Mode, OnContention, Release,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason};
@@ -152,10 +152,10 @@ async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
         assert_eq!(lease.extend, Extend::Exactly);
         answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
         timeout(AT_ONCE, release).await.expect("a release does not wait for `min_hold`").unwrap().unwrap();
-        let (withdrawn, certainty, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
+        let (withdrawn, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
         assert!(begun.elapsed() >= shortest, "withdrawn within `min_hold`, after {:?}", begun.elapsed());
         assert!(begun.elapsed() <= shortest + 20 * MS, "withdrawn late, after {:?}", begun.elapsed());
-        assert_eq!((withdrawn.owner(), certainty), (claim.owner(), Certainty::Unsure));
+        assert_eq!((withdrawn.owner(), delivery), (claim.owner(), Delivery::InDoubt));
         answer.send(Ok(Release::NotHeld)).unwrap();
         store.is_silent(TTL * 2).await;
     }
@@ -187,8 +187,8 @@ async fn a_mode_that_the_backend_lacks_is_refused_before_anything_is_sent() {
 async fn takes_back_and_shares(store: &mut Store, first: &Claim) {
     for _ in 0..2 {
         match store.call().await {
-            Call::Release(claim, certainty, answer) => {
-                assert_eq!((claim.owner(), certainty), (first.owner(), Certainty::Sure));
+            Call::Release(claim, delivery, answer) => {
+                assert_eq!((claim.owner(), delivery), (first.owner(), Delivery::Confirmed));
                 answer.send(Ok(Release::Released)).unwrap();
             }
             Call::Acquire(_, answer) => {

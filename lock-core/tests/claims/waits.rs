@@ -1,7 +1,7 @@
 //! How waits end, and what is sent for those who wait.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Answer, Certainty, OnContention, Release};
+use leasehold_core::backend::{Acquisition, Answer, Delivery, OnContention, Release};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -102,8 +102,8 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
         let mut withdrawn = None;
         for _ in 0..1 + u32::from(another_waits) {
             match timeout(AT_ONCE, store.call()).await.expect("the place is taken back, and the other one asks") {
-                Call::Release(claim, certainty, answer) => {
-                    withdrawn = Some((*claim.owner(), certainty));
+                Call::Release(claim, delivery, answer) => {
+                    withdrawn = Some((*claim.owner(), delivery));
                     answer.send(Ok(Release::Released)).unwrap();
                 }
                 Call::Acquire(_, answer) => {
@@ -113,7 +113,7 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
                 Call::Renew(..) => panic!("nobody wants that place"),
             }
         }
-        assert_eq!(withdrawn, Some((*claim.owner(), Certainty::Sure)));
+        assert_eq!(withdrawn, Some((*claim.owner(), Delivery::Confirmed)));
         let guard = match waits {
             Some(waits) => Some(granted(waits).await),
             None => None,
@@ -139,8 +139,8 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
             match timeout(TTL / 3, store.call()).await.expect("it tries again") {
                 Call::Acquire(claim, answer) if claim.owner() != first.owner() => break answer,
                 Call::Acquire(_, answer) => answer.send(Err(refused())).unwrap(),
-                Call::Release(claim, certainty, answer) => {
-                    withdrawn = Some((*claim.owner(), certainty));
+                Call::Release(claim, delivery, answer) => {
+                    withdrawn = Some((*claim.owner(), delivery));
                     answer.send(Ok(Release::NotHeld)).unwrap();
                 }
                 Call::Renew(..) => panic!("nothing was granted"),
@@ -149,6 +149,6 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
         };
         assert_eq!(store.asked().on_contention, OnContention::Queue);
         assert!(begun.elapsed() >= TTL, "drawn anew after {:?}", begun.elapsed());
-        assert_eq!(withdrawn, in_doubt.then_some((*first.owner(), Certainty::Unsure)));
+        assert_eq!(withdrawn, in_doubt.then_some((*first.owner(), Delivery::InDoubt)));
     }
 }

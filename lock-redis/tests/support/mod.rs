@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Certainty, Claim, CoreHandle, Event, Grant, LockBackend,
-    OnContention, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, SystemClock,
+    AcquireRequest, Acquisition, Answer, Answers, Claim, CoreHandle, Delivery, Event, Grant, LockBackend, OnContention,
+    OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, SystemClock,
 };
 use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
@@ -269,11 +269,11 @@ impl Backend {
     }
 
     pub(crate) async fn release(&self, claim: &Claim) -> leasehold_core::Result<Release> {
-        self.inner.release(&ReleaseRequest::new(claim.clone(), Certainty::Sure)).await
+        self.inner.release(&ReleaseRequest::new(claim.clone(), Delivery::Confirmed)).await
     }
 
     pub(crate) async fn withdraw(&self, claim: &Claim) -> leasehold_core::Result<Release> {
-        self.inner.release(&ReleaseRequest::new(claim.clone(), Certainty::Unsure)).await
+        self.inner.release(&ReleaseRequest::new(claim.clone(), Delivery::InDoubt)).await
     }
 
     /// Renews, and returns the replies in the order of the leases.

@@ -1,6 +1,6 @@
 //! A disposal ends, and never later than it should.
 
-use leasehold_core::backend::{Certainty, Stamp};
+use leasehold_core::backend::{Delivery, Stamp};
 use leasehold_core::machines::{Disposal, Due, Ended, Ending, Next, Why};
 use leasehold_core::{Error, ErrorKind};
 use proptest::prelude::*;
@@ -30,16 +30,16 @@ proptest! {
     #![proptest_config(crate::config())]
 
     #[test]
-    fn a_disposal_calls_until_it_is_answered_or_the_ttl_is_over(inputs in inputs(), unsure: bool, overdue: bool) {
+    fn a_disposal_calls_until_it_is_answered_or_the_ttl_is_over(inputs in inputs(), in_doubt: bool, overdue: bool) {
         let rules = rules(false);
-        let certainty = if unsure { Certainty::Unsure } else { Certainty::Sure };
+        let delivery = if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed };
         let mut now = 1000;
         let begin = if overdue { now + 500 } else { now };
         let (mut disposal, wake) = match overdue {
-            true => Disposal::when_overdue(Ending::now(certainty, TTL), Why::Withdraw, at(begin)),
-            false => Disposal::new(Ending::now(certainty, TTL), Why::Withdraw, at(now)),
+            true => Disposal::when_overdue(Ending::now(delivery, TTL), Why::Withdraw, at(begin)),
+            false => Disposal::new(Ending::now(delivery, TTL), Why::Withdraw, at(now)),
         };
-        let (mut wake, mut calls, mut doubt) = (exactly(wake), 0, unsure);
+        let (mut wake, mut calls, mut doubt) = (exactly(wake), 0, in_doubt);
         let mut in_flight = false;
         for input in inputs {
             match input {
@@ -52,7 +52,7 @@ proptest! {
                         Due::Send(ending, next) => {
                             // A call that has no answer leaves the claim in doubt, and doubt does not go away.
                             doubt |= in_flight;
-                            prop_assert_eq!(ending.certainty == Certainty::Unsure, doubt);
+                            prop_assert_eq!(ending.delivery == Delivery::InDoubt, doubt);
                             prop_assert!(!disposal.awaits_call());
                             calls += 1;
                             in_flight = true;

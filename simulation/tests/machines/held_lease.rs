@@ -1,7 +1,7 @@
 //! A lease ends once, is believed in no longer than the store has promised, and is never left without a time to be woken.
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Certainty, Grant, LeaseKind, PlaceNumber, Stamp};
+use leasehold_core::backend::{Delivery, Grant, LeaseKind, PlaceNumber, Stamp};
 use leasehold_core::machines::{Check, GivenUp, HeldLease, LeaseOutput, Outputs, Phase, Start};
 use proptest::prelude::*;
 
@@ -99,16 +99,16 @@ proptest! {
         inputs in inputs(),
         (fixed, max_hold, min_hold) in holds(),
         sessions: bool,
-        unsure: bool,
+        in_doubt: bool,
         waited: bool,
     ) {
         let rules = rules(sessions);
         let mut now = 10_000;
         let kind = if fixed { LeaseKind::Fixed } else { LeaseKind::Kept };
         let terms = terms(kind, max_hold, min_hold);
-        let certainty = if unsure { Certainty::Unsure } else { Certainty::Sure };
+        let delivery = if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed };
         let grant = Grant::new(FencingToken::new(2), confirmation(now, 50, PLACE, TTL));
-        let start = Start { grant, terms, asked: TTL, certainty, waited };
+        let start = Start { grant, terms, asked: TTL, delivery, waited };
         let (mut lease, wake, _) = HeldLease::new(&rules, &start, at(now));
         lease.add_guard();
         let promised = grant.confirmation.sent.plus(TTL);
@@ -153,7 +153,7 @@ proptest! {
                     }
                     if let Some(GivenUp::Now(ending)) = given_up {
                         prop_assert!(ending.ttl >= TTL);
-                        prop_assert!(!unsure || ending.certainty == Certainty::Unsure);
+                        prop_assert!(!in_doubt || ending.delivery == Delivery::InDoubt);
                     }
                 }
                 Input::Close => lease.close(&rules, at(now), &mut out),

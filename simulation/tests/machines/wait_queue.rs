@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use leasehold_core::backend::{Acquisition, Certainty, Grant, LeaseKind, OnContention, PlaceNumber, Stamp};
+use leasehold_core::backend::{Acquisition, Delivery, Grant, LeaseKind, OnContention, PlaceNumber, Stamp};
 use leasehold_core::machines::{Joining, Outputs, QueueOutput, WaitQueue};
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ impl Observed {
                 QueueOutput::Acquire(call) => {
                     prop_assert!(!self.in_flight, "two acquires at once");
                     self.in_flight = true;
-                    self.at_store |= call.certainty == Certainty::Unsure;
+                    self.at_store |= call.delivery == Delivery::InDoubt;
                 }
                 QueueOutput::Renew { .. } => prop_assert!(due, "a renewal in answer to something else than a wake-up"),
                 QueueOutput::Withdraw { .. } | QueueOutput::WithdrawOverdue { .. } => self.at_store = false,

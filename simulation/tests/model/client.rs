@@ -1,7 +1,7 @@
 //! A client: the machines that ship in the keeper, and what the keeper does around them.
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Confirmation, Grant, LeaseKind, Mode, OnContention, PlaceNumber, Stamp,
+    Acquisition, Answer, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, Stamp,
 };
 use leasehold_core::machines::{
     Disposal, Due, EndCall, Ended, Ending, GivenUp, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput, Rules,
@@ -162,7 +162,7 @@ impl Client {
             Due::Send(ending, wake) => {
                 closing.wake = wake.resolve(|pause| pause);
                 match ending.call(&rules, now) {
-                    EndCall::Release(certainty) => self.release(scene, claim, certainty),
+                    EndCall::Release(delivery) => self.release(scene, claim, delivery),
                     EndCall::RunOut { .. } => unreachable!("no lease has a min_hold"),
                 }
             }
@@ -192,7 +192,7 @@ impl Client {
         let (machine, call) = WaitQueue::new(joining, now);
         let claim = self.draw();
         self.queue = Some(Queue { claim, machine, takers: vec![taker], wake: Some(now.plus(rules.call_bound)) });
-        self.send(scene, claim, Verb::Acquire { unsure: call.certainty == Certainty::Unsure });
+        self.send(scene, claim, Verb::Acquire { in_doubt: call.delivery == Delivery::InDoubt });
     }
 
     pub(super) fn cancel(&mut self, scene: &mut Scene<'_>) {
@@ -233,16 +233,16 @@ impl Client {
                 let answer = self.acquisition(scene, request, reply);
                 self.feed(scene, |queue, out| queue.acquired(&rules, answer, now, out));
             }
-            Verb::Acquire { unsure } => {
+            Verb::Acquire { in_doubt } => {
                 // Everybody left meanwhile.
                 self.disposals.retain(|closing| closing.claim != claim || !closing.machine.awaits_call());
-                let certainty = match reply {
-                    Reply::Holds { .. } | Reply::Waits { .. } if !unsure => Some(Certainty::Sure),
-                    Reply::Holds { .. } | Reply::Waits { .. } | Reply::Unknown => Some(Certainty::Unsure),
+                let delivery = match reply {
+                    Reply::Holds { .. } | Reply::Waits { .. } if !in_doubt => Some(Delivery::Confirmed),
+                    Reply::Holds { .. } | Reply::Waits { .. } | Reply::Unknown => Some(Delivery::InDoubt),
                     Reply::Lost | Reply::Ended { .. } => None,
                 };
-                if let Some(certainty) = certainty {
-                    self.withdraw(scene, claim, certainty);
+                if let Some(delivery) = delivery {
+                    self.withdraw(scene, claim, delivery);
                 }
             }
             Verb::Renew { held: false, place } if waits => {
@@ -347,17 +347,17 @@ impl Client {
         scene.sent.requests.push(Request { claim, sent: scene.now, verb, is_abandoned: false });
     }
 
-    fn release(&mut self, scene: &mut Scene<'_>, claim: u8, certainty: Certainty) {
-        let unsure = match scene.world.sabotage {
+    fn release(&mut self, scene: &mut Scene<'_>, claim: u8, delivery: Delivery) {
+        let in_doubt = match scene.world.sabotage {
             Some(Sabotage::NoTombstone) => false,
             Some(Sabotage::TombstoneOnlyIfNothingWasAnswered) => !self.answered.contains(&claim),
-            _ => certainty == Certainty::Unsure,
+            _ => delivery == Delivery::InDoubt,
         };
-        self.send(scene, claim, Verb::Release { unsure });
+        self.send(scene, claim, Verb::Release { in_doubt });
     }
 
-    fn withdraw(&mut self, scene: &Scene<'_>, claim: u8, certainty: Certainty) {
-        let ending = Ending::now(certainty, ticks(scene.world.ttl));
+    fn withdraw(&mut self, scene: &Scene<'_>, claim: u8, delivery: Delivery) {
+        let ending = Ending::now(delivery, ticks(scene.world.ttl));
         self.dispose(claim, Disposal::new(ending, Why::Withdraw, scene.stamp()));
     }
 
@@ -383,14 +383,14 @@ impl Client {
                 self.queue.iter_mut().for_each(|queue| queue.claim = claim);
             }
             QueueOutput::Acquire(call) => {
-                self.send(scene, claim, Verb::Acquire { unsure: call.certainty == Certainty::Unsure });
+                self.send(scene, claim, Verb::Acquire { in_doubt: call.delivery == Delivery::InDoubt });
             }
             QueueOutput::Renew { place, .. } => {
                 self.send(scene, claim, Verb::Renew { held: false, place: place.get() })
             }
-            QueueOutput::Withdraw { certainty, .. } => self.withdraw(scene, claim, certainty),
-            QueueOutput::WithdrawOverdue { certainty, ttl, overdue } => {
-                self.dispose(claim, Disposal::when_overdue(Ending::now(certainty, ttl), Why::Withdraw, overdue));
+            QueueOutput::Withdraw { delivery, .. } => self.withdraw(scene, claim, delivery),
+            QueueOutput::WithdrawOverdue { delivery, ttl, overdue } => {
+                self.dispose(claim, Disposal::when_overdue(Ending::now(delivery, ttl), Why::Withdraw, overdue));
             }
             QueueOutput::Granted { start, to } => {
                 let (mut machine, wake, _) = HeldLease::new(&scene.rules(), &start, scene.stamp());

@@ -91,9 +91,9 @@ pub(crate) enum Broken {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Verb {
-    /// `unsure`: an earlier acquire of the claim was never answered.
+    /// `in_doubt`: an earlier acquire of the claim was never answered.
     Acquire {
-        unsure: bool,
+        in_doubt: bool,
     },
     /// Renews the place with this number, or the lease that came from it.
     Renew {
@@ -101,7 +101,7 @@ enum Verb {
         place: u64,
     },
     Release {
-        unsure: bool,
+        in_doubt: bool,
     },
 }
 

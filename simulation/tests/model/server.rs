@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Certainty, Extend, PlaceNumber, Stamp};
+use leasehold_core::backend::{Delivery, Extend, PlaceNumber, Stamp};
 use leasehold_core::memory::{HeldLease, LockRecord, Standing};
 
 use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
@@ -44,9 +44,9 @@ fn by_the_rules(
     let standing = match request.verb {
         Verb::Acquire { .. } => record.acquire(party, ttl, Some(place_ttl), now, handoffs),
         Verb::Renew { .. } => record.renew(party, ttl, place_ttl, Extend::AtLeast, now, handoffs),
-        Verb::Release { unsure } => {
-            let certainty = if unsure { Certainty::Unsure } else { Certainty::Sure };
-            let had = record.release(party, certainty, now, handoffs);
+        Verb::Release { in_doubt } => {
+            let delivery = if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed };
+            let had = record.release(party, delivery, now, handoffs);
             return Some(Reply::Ended { had });
         }
     };
@@ -89,7 +89,7 @@ fn broken(
             other => other,
         },
         (Sabotage::RenewCreatesAPlace, Verb::Renew { .. }) => {
-            let acquire = Request { verb: Verb::Acquire { unsure: false }, ..request };
+            let acquire = Request { verb: Verb::Acquire { in_doubt: false }, ..request };
             by_the_rules(world, record, if before.is_none() { acquire } else { request }, now, handoffs)
         }
         (Sabotage::OnlyTheHeadsLookServes, Verb::Acquire { .. } | Verb::Renew { .. })

@@ -32,8 +32,8 @@ pub(crate) enum Rule {
     ToldRightly,
     /// 8: no renewal after the end.
     Silence,
-    /// 9: a claim with an open acquire is released as unsure.
-    Certainty,
+    /// 9: a claim with an open acquire is released as in doubt.
+    Delivery,
     /// 9, 12: what was taken back stays away, nothing is left behind.
     NothingLeft,
     /// 8, 9: a lease that nobody wants is released, and does not just run out.

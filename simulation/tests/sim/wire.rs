@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Certainty, Claim, Confirmation, CoreHandle,
+    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery,
     Event, Extensions, Grant, LockBackend, Release, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::memory::MemoryBackend;
@@ -252,18 +252,18 @@ impl LockBackend for Wire {
         }
     }
 
-    async fn release(&self, ReleaseRequest { claim, certainty, .. }: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, ReleaseRequest { claim, delivery, .. }: &ReleaseRequest) -> Result<Release> {
         if self.sabotaged(Sabotage::ClaimsAreAbandoned) {
             return Ok(Release::Released);
         }
         let oracle = &self.world.oracle;
-        let certainty = if self.sabotaged(Sabotage::UnsureIsForgotten) { Certainty::Sure } else { *certainty };
-        oracle.note("release", id(claim.owner()), u64::from(certainty == Certainty::Unsure));
-        oracle.release_begins(claim.owner(), certainty, &self.process);
+        let delivery = if self.sabotaged(Sabotage::UnsureIsForgotten) { Delivery::Confirmed } else { *delivery };
+        oracle.note("release", id(claim.owner()), u64::from(delivery == Delivery::InDoubt));
+        oracle.release_begins(claim.owner(), delivery, &self.process);
         if self.sabotaged(Sabotage::ReleasesAreNotSent) {
             return Ok(Release::Released);
         }
-        let kept = if self.sabotaged(Sabotage::NoTombstones) { Certainty::Sure } else { certainty };
+        let kept = if self.sabotaged(Sabotage::NoTombstones) { Delivery::Confirmed } else { delivery };
         let outcome = self
             .call({
                 let (inner, world) = (self.inner.clone(), self.world.clone());
@@ -272,7 +272,7 @@ impl LockBackend for Wire {
                     let (inner, request, world) = (inner.clone(), request.clone(), world.clone());
                     Box::pin(async move {
                         let answer = inner.release(&request).await;
-                        world.oracle.release_served(request.claim.owner(), certainty);
+                        world.oracle.release_served(request.claim.owner(), delivery);
                         answer
                     })
                 }

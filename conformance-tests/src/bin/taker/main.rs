@@ -175,7 +175,7 @@ async fn run(options: &Options) -> u8 {
             },
         }
     }
-    // What was dropped or found unsure is released before the exit.
+    // What was dropped or in doubt is released before the exit.
     match store.client.shutdown().await {
         Ok(()) => code,
         Err(error) => failed("shut down", &error),

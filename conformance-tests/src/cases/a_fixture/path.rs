@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Certainty, Event, Waiting};
+use leasehold_core::backend::{Acquisition, Delivery, Event, Waiting};
 use leasehold_core::{ErrorKind, LockName};
 
 use super::{becomes_unavailable, fails, is_answered, long};
@@ -129,7 +129,7 @@ async fn notified_after(
     }
     waiter.take_events();
     let watch = Watch::start();
-    holder.release(&held, Certainty::Sure).await.expect("the holder's route is clear");
+    holder.release(&held, Delivery::Confirmed).await.expect("the holder's route is clear");
     let mut notified = None;
     while notified.is_none() && watch.elapsed() < AT_ONCE * 2 + delay * 2 + watch.lag() {
         tokio::time::sleep(LOOK / 5).await;
@@ -138,7 +138,7 @@ async fn notified_after(
     }
     fixture.heal().await;
     // It may just be connecting again.
-    while waiter.release(&waiting, Certainty::Sure).await.is_err() {
+    while waiter.release(&waiting, Delivery::Confirmed).await.is_err() {
         watch.within(Duration::from_secs(5), "Fixture::heal: a release is answered again");
     }
     notified
@@ -183,7 +183,7 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
         let answer = ann.acquire(&claim, long(fixture)).await;
         assert!(answer.is_ok(), "{WHAT}: the first answer is the answer: {answer:?}");
         tokio::time::sleep(AT_ONCE).await;
-        ann.release(&claim, Certainty::Sure).await.unwrap_or_else(|error| panic!("{WHAT}: a release: {error:?}"));
+        ann.release(&claim, Delivery::Confirmed).await.unwrap_or_else(|error| panic!("{WHAT}: a release: {error:?}"));
         tokio::time::sleep(AT_ONCE).await;
         fixture.served().await - before
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Certainty, StoreClock};
+use leasehold_core::backend::{Acquisition, Delivery, StoreClock};
 
 use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
 use crate::direct::Direct;
@@ -176,7 +176,7 @@ async fn is_unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("unreadable"));
     let claim = ann.claim(&name);
     ann.granted(&claim, long(fixture)).await;
-    ann.release(&claim, Certainty::Sure).await.expect("a release");
+    ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     if !is_offered(fixture.tamper(&name, tamper).await, &what) {
         return;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Certainty, RenewRequest, Waiting};
+use leasehold_core::backend::{Acquisition, Delivery, RenewRequest, Waiting};
 
 use super::long;
 use crate::clients::LONG;
@@ -55,7 +55,7 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
     let cycle = async |name| {
         let claim = ann.claim(&name);
         ann.granted(&claim, ttl).await;
-        ann.release(&claim, Certainty::Sure).await.expect("a release");
+        ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     };
     cycle(name.clone()).await;
     let watch = Watch::start();
@@ -119,10 +119,10 @@ pub async fn reads_the_record(fixture: &dyn Fixture) {
         let waiter = bob.claim(&name);
         bob.not_granted(&waiter, ttl).await;
         assert_eq!(fixture.record(&name).await.waiting(), 1, "{WHAT}: one waits");
-        bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
+        bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
         assert_eq!(fixture.record(&name).await.waiting(), 0, "{WHAT}: nobody waits any more");
     }
-    ann.release(&claim, Certainty::Sure).await.expect("a release");
+    ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     assert_eq!(fixture.record(&name).await.lease(), None, "{WHAT}: the lease was released");
 }
 
@@ -146,15 +146,15 @@ pub async fn counts_what_the_server_holds(fixture: &dyn Fixture) {
     let places = u64::from(bob.capabilities().waiting == Waiting::ServerQueue);
     let waiting = fixture.census().await;
     assert_eq!(waiting.places, before.places + places, "{WHAT}: places, when one waits: {waiting:?}");
-    bob.release(&waiter, Certainty::Sure).await.expect("a waiter leaves");
+    bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
     for claim in &claims {
-        ann.release(claim, Certainty::Sure).await.expect("a release");
+        ann.release(claim, Delivery::Confirmed).await.expect("a release");
     }
     let after = becomes(AT_ONCE, WHAT, async || fixture.census().await, Census::is_clean).await;
     if after.fences == 0 {
         fixture.empty("its census shows no counters of free locks");
     }
-    ann.release(&ann.claim(&name("withdrawn")), Certainty::Unsure).await.expect("a withdraw");
+    ann.release(&ann.claim(&name("withdrawn")), Delivery::InDoubt).await.expect("a withdraw");
     if fixture.census().await.tombstones == after.tombstones {
         fixture.empty("its census shows no notes about withdrawn claims");
     }
@@ -179,7 +179,7 @@ pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     rises("an acquire").await;
     ann.renew(RenewRequest::new(claim.clone(), grant.confirmation.place, ttl)).await;
     rises("a renewal").await;
-    ann.release(&claim, Certainty::Sure).await.expect("a release");
+    ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     rises("a release").await;
     fixture.record(&name).await;
     fixture.census().await;

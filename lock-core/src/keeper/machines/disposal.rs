@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::outputs::Wake;
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{Answer, Certainty, PlaceNumber, Release};
+use crate::backend::{Answer, Delivery, PlaceNumber, Release};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How a claim is to end at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
-    pub certainty: Certainty,
+    pub delivery: Delivery,
     /// The longest ttl that a request of the claim asked for: after it the store has ended by itself whatever it granted.
     pub ttl: Duration,
     /// The lease was given up within its `min_hold`: it is left to run out then.
@@ -30,7 +30,7 @@ pub struct RunOut {
 /// The call that ends a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndCall {
-    Release(Certainty),
+    Release(Delivery),
     /// Renews the lease to exactly this ttl, and leaves it to run out.
     RunOut {
         place: PlaceNumber,
@@ -51,8 +51,8 @@ pub enum Ended {
 
 impl Ending {
     /// Ends the claim at once.
-    pub fn now(certainty: Certainty, ttl: Duration) -> Self {
-        Self { certainty, ttl, run_out: None }
+    pub fn now(delivery: Delivery, ttl: Duration) -> Self {
+        Self { delivery, ttl, run_out: None }
     }
 
     /// When the end begins: at once, or at the end of a `min_hold` that the store has confirmed.
@@ -66,14 +66,14 @@ impl Ending {
         let left = left.map(|run_out| (run_out.place, run_out.at.since(now))).filter(|(_, left)| !left.is_zero());
         match left {
             Some((place, left)) => EndCall::RunOut { place, ttl: left.max(rules.min_ttl) },
-            None => EndCall::Release(self.certainty),
+            None => EndCall::Release(self.delivery),
         }
     }
 
     /// What is left to do after the store has said this: a claim of which a request has no answer is withdrawn when its `min_hold` is
     /// over, or at once where nothing runs out.
     pub fn rest(&self, ended: Ended) -> Option<Self> {
-        if self.certainty == Certainty::Sure {
+        if self.delivery == Delivery::Confirmed {
             return None;
         }
         match ended {
@@ -178,7 +178,7 @@ impl Disposal {
         }
         if self.phase == Phase::InFlight {
             // It has no answer.
-            self.ending.certainty = Certainty::Unsure;
+            self.ending.delivery = Delivery::InDoubt;
         }
         self.phase = Phase::InFlight;
         self.failures += 1;
@@ -192,7 +192,7 @@ impl Disposal {
             Err(error) => {
                 self.phase = Phase::Pauses;
                 if error.kind() != ErrorKind::Unavailable {
-                    self.ending.certainty = Certainty::Unsure;
+                    self.ending.delivery = Delivery::InDoubt;
                 }
                 Next::Again(Wake::after(now, backoff(PATIENCE, self.failures)))
             }
@@ -242,29 +242,29 @@ mod tests {
 
     #[test]
     fn a_call_without_an_answer_leaves_the_claim_in_doubt() {
-        let (mut disposal, wake) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Release, at(1));
+        let (mut disposal, wake) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Release, at(1));
         assert_eq!(wake, Wake::at(at(1)));
-        assert_eq!(lost_call(&mut disposal, at(1)).certainty, Certainty::Sure);
-        assert_eq!(lost_call(&mut disposal, at(6)).certainty, Certainty::Unsure);
+        assert_eq!(lost_call(&mut disposal, at(1)).delivery, Delivery::Confirmed);
+        assert_eq!(lost_call(&mut disposal, at(6)).delivery, Delivery::InDoubt);
         assert_eq!(disposal.ended(Ok(Ended::Released), at(7)), Next::Done(Why::Release, None));
     }
 
     #[test]
     fn an_error_without_an_effect_leaves_no_doubt_and_others_do() {
-        for (kind, certainty) in
-            [(ErrorKind::Unavailable, Certainty::Sure), (ErrorKind::Indeterminate, Certainty::Unsure)]
+        for (kind, delivery) in
+            [(ErrorKind::Unavailable, Delivery::Confirmed), (ErrorKind::Indeterminate, Delivery::InDoubt)]
         {
-            let (mut disposal, _) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Withdraw, at(1));
+            let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
             lost_call(&mut disposal, at(1));
             let next = disposal.ended(Err(&Error::new(kind, "refused")), at(2));
             assert!(matches!(next, Next::Again(_)));
-            assert_eq!(lost_call(&mut disposal, at(3)).certainty, certainty);
+            assert_eq!(lost_call(&mut disposal, at(3)).delivery, delivery);
         }
     }
 
     #[test]
     fn it_is_given_up_after_the_ttl_and_one_attempt() {
-        let (mut disposal, _) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Withdraw, at(1));
+        let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
         // The machine was suspended meanwhile: the store is asked once all the same.
         lost_call(&mut disposal, at(60));
         assert_eq!(disposal.due(&rules(), Stamp::ZERO, at(65)), Due::GivenUp);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_a_session_keeps_alive_is_not_given_up() {
-        let (mut disposal, _) = Disposal::new(Ending::now(Certainty::Sure, TTL), Why::Withdraw, at(1));
+        let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
         lost_call(&mut disposal, at(1));
         let rules = Rules { sessions: true, ..rules() };
         assert!(matches!(disposal.due(&rules, at(40), at(70)), Due::Send(..)));
@@ -282,29 +282,29 @@ mod tests {
     #[test]
     fn a_lease_within_its_min_hold_runs_out_and_is_withdrawn_then_if_in_doubt() {
         let place = PlaceNumber::new(3);
-        for certainty in [Certainty::Sure, Certainty::Unsure] {
+        for delivery in [Delivery::Confirmed, Delivery::InDoubt] {
             let run_out = Some(RunOut { at: at(10), place, begun: false });
-            let ending = Ending { certainty, ttl: TTL, run_out };
+            let ending = Ending { delivery, ttl: TTL, run_out };
             assert_eq!(ending.call(&rules(), at(4)), EndCall::RunOut { place, ttl: Duration::from_secs(6) });
-            assert_eq!(ending.call(&rules(), at(10)), EndCall::Release(certainty));
+            assert_eq!(ending.call(&rules(), at(10)), EndCall::Release(delivery));
             let (mut disposal, _) = Disposal::new(ending, Why::Release, at(4));
             assert!(!disposal.can_go_on_at_once());
             lost_call(&mut disposal, at(4));
             let Next::Done(Why::Release, rest) = disposal.ended(Ok(Ended::RunsOut), at(5)) else {
                 panic!("it has ended")
             };
-            assert_eq!(rest.is_some(), certainty == Certainty::Unsure);
+            assert_eq!(rest.is_some(), delivery == Delivery::InDoubt);
             if let Some(rest) = rest {
                 let (disposal, wake) = Disposal::new(rest, Why::Withdraw, at(5));
                 assert_eq!((wake, disposal.until), (Wake::at(at(10)), at(40)));
-                assert_eq!(rest.call(&rules(), at(10)), EndCall::Release(Certainty::Unsure));
+                assert_eq!(rest.call(&rules(), at(10)), EndCall::Release(Delivery::InDoubt));
             }
         }
     }
 
     #[test]
     fn only_what_waits_for_a_call_ends_with_it() {
-        let ending = Ending::now(Certainty::Unsure, TTL);
+        let ending = Ending::now(Delivery::InDoubt, TTL);
         let (mut disposal, wake) = Disposal::when_overdue(ending, Why::Withdraw, at(9));
         assert_eq!(wake, Wake::at(at(9)));
         assert!(disposal.awaits_call() && disposal.can_go_on_at_once());

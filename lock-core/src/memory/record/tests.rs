@@ -25,8 +25,8 @@ impl Lock {
         self.record.renew(&party, TTL, PLACE_TTL, Extend::AtLeast, at(now), &mut self.told)
     }
 
-    fn release(&mut self, party: u8, certainty: Certainty, now: u64) -> bool {
-        self.record.release(&party, certainty, at(now), &mut self.told)
+    fn release(&mut self, party: u8, delivery: Delivery, now: u64) -> bool {
+        self.record.release(&party, delivery, at(now), &mut self.told)
     }
 
     fn told(&mut self) -> Vec<(u8, u64, u64)> {
@@ -54,7 +54,7 @@ fn a_release_hands_the_lock_to_the_oldest_live_place_with_its_own_deadline() {
     assert_eq!(lock.acquire(3, 2), waits(3, 28));
     assert_eq!(lock.renew(3, 10), waits(3, 20));
     // Place 2 ended at 11.
-    assert!(lock.release(1, Certainty::Sure, 12));
+    assert!(lock.release(1, Delivery::Confirmed, 12));
     assert_eq!(lock.told(), [(3, 3, 2)]);
     assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(20)));
     assert_eq!(lock.renew(3, 13), holds(2, 3, true));
@@ -101,7 +101,7 @@ fn renew_creates_nothing_and_revives_nothing() {
     assert_eq!(lock.renew(1, 0), absent(0));
     lock.acquire(1, 0);
     assert_eq!(lock.renew(1, 30), absent(0));
-    assert!(!lock.release(1, Certainty::Sure, 30));
+    assert!(!lock.release(1, Delivery::Confirmed, 30));
     assert!(lock.record.is_idle(at(30)));
     assert_eq!(lock.acquire(1, 31), holds(2, 2, false));
 }
@@ -120,14 +120,14 @@ fn a_renewal_shortens_only_when_it_is_asked_to() {
 #[test]
 fn a_withdrawn_claim_stays_away() {
     let mut lock = Lock::default();
-    assert!(!lock.release(1, Certainty::Unsure, 0));
+    assert!(!lock.release(1, Delivery::InDoubt, 0));
     assert_eq!(lock.acquire(1, 1), Standing::Withdrawn);
     assert_eq!(lock.record.holders, []);
     assert!(!lock.record.is_idle(at(59)));
     assert!(lock.record.is_idle(at(60)));
     // A sure release needs none.
     lock.acquire(2, 60);
-    assert!(lock.release(2, Certainty::Sure, 61));
+    assert!(lock.release(2, Delivery::Confirmed, 61));
     assert!(lock.record.is_idle(at(61)));
 }
 
@@ -154,9 +154,9 @@ fn a_waiter_that_leaves_changes_nothing_for_the_others() {
     lock.acquire(1, 0);
     lock.acquire(2, 0);
     lock.acquire(3, 0);
-    assert!(lock.release(2, Certainty::Sure, 1));
-    assert!(!lock.release(2, Certainty::Sure, 1));
-    assert!(lock.release(1, Certainty::Sure, 2));
+    assert!(lock.release(2, Delivery::Confirmed, 1));
+    assert!(!lock.release(2, Delivery::Confirmed, 1));
+    assert!(lock.release(1, Delivery::Confirmed, 2));
     assert_eq!(lock.told(), [(3, 3, 2)]);
 }
 
@@ -172,7 +172,7 @@ fn a_deadline_is_the_first_moment_that_is_too_late() {
     assert_eq!(lock.told(), []);
 
     let mut lock = Lock::default();
-    lock.release(1, Certainty::Unsure, 0);
+    lock.release(1, Delivery::InDoubt, 0);
     assert_eq!(lock.acquire(1, 59), Standing::Withdrawn);
     assert_eq!(lock.acquire(1, 60), holds(1, 1, false));
 }
@@ -182,7 +182,7 @@ fn a_deadline_is_the_first_moment_that_is_too_late() {
 fn a_withdrawal_forgets_no_other() {
     let mut lock = Lock::default();
     for party in [1, 2, 1] {
-        lock.release(party, Certainty::Unsure, 0);
+        lock.release(party, Delivery::InDoubt, 0);
     }
     assert_eq!(lock.record.live_tombstones(at(1)).copied().collect::<Vec<_>>(), [2, 1]);
 }

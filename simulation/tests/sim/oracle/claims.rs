@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Certainty, Claim, Extend, OwnerToken, RenewRequest};
+use leasehold_core::backend::{Acquisition, Claim, Delivery, Extend, OwnerToken, RenewRequest};
 use leasehold_core::{FencingToken, LockName};
 
 use super::super::process::Process;
@@ -28,7 +28,7 @@ pub(super) struct ClaimBook {
     pub(super) open_renewals: u32,
     /// It was given back, and how that went.
     pub(super) releases: Option<Releases>,
-    /// The store has worked on an unsure release.
+    /// The store has worked on a release in doubt.
     pub(super) withdrawn: bool,
     /// At this step a user had it in hands.
     pub(super) granted: Option<u64>,
@@ -47,7 +47,7 @@ pub(super) struct ClaimBook {
 pub(super) struct Releases {
     pub(super) first: Duration,
     pub(super) last: Duration,
-    pub(super) unsure: bool,
+    pub(super) in_doubt: bool,
     pub(super) answered: bool,
     pub(super) process: Arc<Process>,
 }
@@ -97,20 +97,21 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn release_begins(&self, owner: &OwnerToken, certainty: Certainty, process: &Arc<Process>) {
+    pub(crate) fn release_begins(&self, owner: &OwnerToken, delivery: Delivery, process: &Arc<Process>) {
         let now = self.now();
         let (open, withdraws) = {
             let mut state = self.state();
             let claim = state.claims.entry(*owner).or_default();
-            let fresh = || Releases { first: now, last: now, unsure: false, answered: false, process: process.clone() };
+            let fresh =
+                || Releases { first: now, last: now, in_doubt: false, answered: false, process: process.clone() };
             let releases = claim.releases.get_or_insert_with(fresh);
             releases.last = now;
-            releases.unsure |= certainty == Certainty::Unsure;
-            (claim.open, releases.unsure)
+            releases.in_doubt |= delivery == Delivery::InDoubt;
+            (claim.open, releases.in_doubt)
         };
         // An unanswered acquire is taken back at once when everybody leaves, and its own late answer takes it back a second
-        // time. A sure release takes no tombstone away, and `check_releases` sees that the unsure one goes on.
-        self.check(open == 0 || withdraws, Rule::Certainty, || {
+        // time. A release without doubt takes no tombstone away, and `check_releases` sees that the other goes on.
+        self.check(open == 0 || withdraws, Rule::Delivery, || {
             format!("claim {:016x} is released as sure with {open} acquires unanswered", id(owner))
         });
     }
@@ -132,7 +133,7 @@ impl Oracle {
         for (owner, ttl, Releases { first, last, answered, process, .. }) in given_back {
             // By a fast clock the ttl passes earlier, and the last call may have been unanswered for its whole bound and a pause after it.
             let long = *last + CALL_BOUND * 2 >= *first + ttl * 9 / 10;
-            self.check(*answered || long || process.was_paused_since(*first), Rule::Certainty, || {
+            self.check(*answered || long || process.was_paused_since(*first), Rule::Delivery, || {
                 format!("claim {:016x} is given back unanswered from {first:?} to {last:?} only", id(owner))
             });
         }
@@ -140,10 +141,10 @@ impl Oracle {
         let mut doubtful: Vec<_> = claims.iter().filter(|(_, claim)| claim.open + claim.open_renewals > 0).collect();
         doubtful.sort_unstable_by_key(|(owner, _)| id(owner));
         for (owner, claim) in doubtful {
-            let unsure = claim.releases.as_ref().is_some_and(|releases| releases.unsure);
+            let in_doubt = claim.releases.as_ref().is_some_and(|releases| releases.in_doubt);
             // A pause may outlast the time in which the lease was to run out.
             let paused = claim.ended.zip(claim.process.as_ref()).is_some_and(|(at, it)| it.was_paused_since(at));
-            self.check(unsure || paused, Rule::Certainty, || {
+            self.check(in_doubt || paused, Rule::Delivery, || {
                 let (acquires, renewals) = (claim.open, claim.open_renewals);
                 format!("claim {:016x} ends with {acquires} acquires and {renewals} renewals unanswered", id(owner))
             });
@@ -152,8 +153,8 @@ impl Oracle {
         self.state().claims = claims;
     }
 
-    pub(crate) fn release_served(&self, owner: &OwnerToken, certainty: Certainty) {
-        if certainty == Certainty::Unsure {
+    pub(crate) fn release_served(&self, owner: &OwnerToken, delivery: Delivery) {
+        if delivery == Delivery::InDoubt {
             self.state().claims.entry(*owner).or_default().withdrawn = true;
         }
     }

@@ -15,7 +15,7 @@ use super::disposal::{Ending, RunOut, Why};
 use super::outputs::{Outputs, Wake};
 use super::rules::{Rules, backoff};
 use super::wait_queue::Start;
-use crate::backend::{Answer, Certainty, Confirmation, LeaseKind, PlaceNumber};
+use crate::backend::{Answer, Confirmation, Delivery, LeaseKind, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::loss::{Loss, LossReason};
@@ -65,7 +65,7 @@ pub struct HeldLease {
     reaches_max_hold: bool,
     guards: u32,
     /// Whether every request of the claim has an answer, but for the renewal that is under way.
-    certainty: Certainty,
+    delivery: Delivery,
     renewal: Renewal,
 }
 
@@ -97,7 +97,7 @@ const TOP_UP_DELAY: Duration = Duration::from_millis(100);
 impl HeldLease {
     /// A lease that was just granted, when it wants to be woken, and the end of its validity.
     pub fn new(rules: &Rules, start: &Start, now: Stamp) -> (Self, Wake, Stamp) {
-        let Start { grant, terms, asked, certainty, waited } = *start;
+        let Start { grant, terms, asked, delivery, waited } = *start;
         let confirmation = grant.confirmation;
         let used_up = waited && now.since(confirmation.sent) > TOP_UP_DELAY;
         let active = Active {
@@ -118,7 +118,7 @@ impl HeldLease {
             // A fixed lease whose ttl is `max_hold` ends by that, though it was sent a little earlier than it was granted.
             reaches_max_hold: terms.kind == LeaseKind::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl),
             guards: 0,
-            certainty,
+            delivery,
             renewal: Renewal::Active(active),
         };
         lease.count(rules, &confirmation);
@@ -184,7 +184,7 @@ impl HeldLease {
             Some(_) => {
                 active.in_flight = None;
                 active.failures += 1;
-                self.certainty = Certainty::Unsure;
+                self.delivery = Delivery::InDoubt;
                 out.push(LeaseOutput::Note(LeaseNote::RenewalUnanswered { failures: active.failures }));
                 Wake::after(now, backoff(period(active.confirmed), active.failures))
             }
@@ -270,14 +270,14 @@ impl HeldLease {
 
     /// The store says that the lease is gone.
     pub fn gone(&mut self, out: &mut Outputs<LeaseOutput>) {
-        let in_doubt = self.phase == Phase::Held && self.certainty == Certainty::Unsure;
+        let in_doubt = self.phase == Phase::Held && self.delivery == Delivery::InDoubt;
         if self.phase == Phase::Held {
             self.lose(LossReason::Gone, out);
         }
         self.stop(out);
         if in_doubt {
             // A late copy of its acquire may still take the lock.
-            out.push(LeaseOutput::End(Ending::now(Certainty::Unsure, self.claim_ttl), Why::Withdraw));
+            out.push(LeaseOutput::End(Ending::now(Delivery::InDoubt, self.claim_ttl), Why::Withdraw));
         }
     }
 
@@ -375,7 +375,7 @@ impl HeldLease {
     fn note_failure(&mut self, error: &Error, out: &mut Outputs<LeaseOutput>) {
         out.push(LeaseOutput::Note(LeaseNote::RenewalError));
         if error.kind() != ErrorKind::Unavailable {
-            self.certainty = Certainty::Unsure;
+            self.delivery = Delivery::InDoubt;
         }
     }
 
@@ -429,7 +429,7 @@ impl HeldLease {
     fn end_with_session(&mut self, why: Why, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(_) = self.renewal {
             self.stop(out);
-            out.push(LeaseOutput::End(Ending::now(self.certainty, self.claim_ttl), why));
+            out.push(LeaseOutput::End(Ending::now(self.delivery, self.claim_ttl), why));
         }
     }
 
@@ -437,7 +437,7 @@ impl HeldLease {
     fn stop(&mut self, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(active) = std::mem::replace(&mut self.renewal, Renewal::Done) {
             if active.in_flight.is_some() {
-                self.certainty = Certainty::Unsure;
+                self.delivery = Delivery::InDoubt;
             }
             out.push(LeaseOutput::Unschedule);
         }
@@ -456,7 +456,7 @@ impl HeldLease {
     /// How the lease is to end that is given up now.
     fn ending(&self, now: Stamp) -> Ending {
         let run_out = self.min_hold_ends(now).map(|at| RunOut { at, place: self.place, begun: false });
-        Ending { certainty: self.certainty, ttl: self.claim_ttl, run_out }
+        Ending { delivery: self.delivery, ttl: self.claim_ttl, run_out }
     }
 
     /// When the lease may end that is given up within its `min_hold`.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::output::AcquireCall;
 use super::waiters::Waiter;
-use crate::backend::{Certainty, Confirmation, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
+use crate::backend::{Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
 use crate::terms::Terms;
@@ -25,7 +25,7 @@ pub(super) struct CurrentClaim {
     pub(super) place: PlaceNumber,
     /// The token of a grant of that place, which the store has pushed without a confirmation.
     pub(super) pushed: Option<FencingToken>,
-    pub(super) certainty: Certainty,
+    pub(super) delivery: Delivery,
     /// The store may have a place or a lease of the claim, going by its answers.
     pub(super) at_store: bool,
     pub(super) failures: u32,
@@ -48,7 +48,7 @@ impl CurrentClaim {
             confirmation: None,
             place: PlaceNumber::NONE,
             pushed: None,
-            certainty: Certainty::Sure,
+            delivery: Delivery::Confirmed,
             at_store: false,
             failures: 0,
             last_error: None,
@@ -63,8 +63,8 @@ impl CurrentClaim {
 
     /// Its next acquire.
     pub(super) fn call(&self) -> AcquireCall {
-        let &Self { mode, ttl, kind, on_contention, attempt, certainty, .. } = self;
-        AcquireCall { mode, ttl, kind, on_contention, attempt, certainty }
+        let &Self { mode, ttl, kind, on_contention, attempt, delivery, .. } = self;
+        AcquireCall { mode, ttl, kind, on_contention, attempt, delivery }
     }
 
     /// Whether it cannot become a lease with these terms.

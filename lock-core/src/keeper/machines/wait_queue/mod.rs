@@ -18,7 +18,7 @@ pub use self::waiters::{Joining, TakerId};
 use self::waiters::{Waiter, Waiters};
 use super::outputs::{Outputs, Wake};
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{Acquisition, Answer, Certainty, Confirmation, Grant, OnContention, PlaceNumber};
+use crate::backend::{Acquisition, Answer, Confirmation, Delivery, Grant, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
@@ -92,7 +92,7 @@ impl<T> WaitQueue<T> {
         out: &mut Outputs<QueueOutput<T>>,
     ) -> Option<Error> {
         let confirm_after = self.waiters.remove(taker)?;
-        let in_doubt = self.claim.certainty == Certainty::Unsure || self.claim.at_store || now < self.in_doubt_until;
+        let in_doubt = self.claim.delivery == Delivery::InDoubt || self.claim.at_store || now < self.in_doubt_until;
         // A place may have become a lease since, and whoever held the lock may have released it.
         let is_known = self.newest_answer().is_some_and(|newest| newest >= confirm_after);
         let why = match &self.claim.last_error {
@@ -214,7 +214,7 @@ impl<T> WaitQueue<T> {
             Answer::Unknown(error) => {
                 out.push(QueueOutput::Note(QueueNote::RenewalFailed));
                 if error.kind() != ErrorKind::Unavailable {
-                    self.claim.certainty = Certainty::Unsure;
+                    self.claim.delivery = Delivery::InDoubt;
                 }
                 self.failed(rules, error, now, out);
             }
@@ -292,7 +292,7 @@ impl<T> WaitQueue<T> {
             Some(sent) if now < sent.plus(bound) => out.wake_at(sent.plus(bound)),
             Some(_) => {
                 self.phase = Phase::Queued { renewal: None };
-                self.claim.certainty = Certainty::Unsure;
+                self.claim.delivery = Delivery::InDoubt;
                 out.push(QueueOutput::Note(QueueNote::RenewalFailed));
                 self.failed(rules, no_answer(), now, out);
             }
@@ -319,9 +319,9 @@ impl<T> WaitQueue<T> {
             return self.start_over(rules, now, out);
         }
         let Some((terms, to)) = self.waiters.pop_front() else { return };
-        let (asked, certainty, waited) = (self.claim.ttl, self.certainty(), self.claim.confirmation.is_some());
+        let (asked, delivery, waited) = (self.claim.ttl, self.delivery(), self.claim.confirmation.is_some());
         self.answer(grant.confirmation.sent);
-        out.push(QueueOutput::Granted { start: Start { grant, terms, asked, certainty, waited }, to });
+        out.push(QueueOutput::Granted { start: Start { grant, terms, asked, delivery, waited }, to });
         self.next_claim(rules, now, out);
     }
 
@@ -353,11 +353,11 @@ impl<T> WaitQueue<T> {
     /// Withdraws the claim, where the store may have anything of it. What a first acquire under way leaves at the store is seen from its
     /// answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
     fn withdraw(&self, rules: &Rules, out: &mut Outputs<QueueOutput<T>>) {
-        let (certainty, ttl) = (self.certainty(), self.claim.ttl);
-        if self.claim.at_store || self.claim.certainty == Certainty::Unsure {
-            out.push(QueueOutput::Withdraw { certainty, ttl });
+        let (delivery, ttl) = (self.delivery(), self.claim.ttl);
+        if self.claim.at_store || self.claim.delivery == Delivery::InDoubt {
+            out.push(QueueOutput::Withdraw { delivery, ttl });
         } else if let Phase::Acquiring { since } = self.phase {
-            out.push(QueueOutput::WithdrawOverdue { certainty, ttl, overdue: since.plus(rules.call_bound) });
+            out.push(QueueOutput::WithdrawOverdue { delivery, ttl, overdue: since.plus(rules.call_bound) });
         }
     }
 
@@ -439,7 +439,7 @@ impl<T> WaitQueue<T> {
 
     /// An acquire of the claim has no answer.
     fn doubt(&mut self, now: Stamp) {
-        self.claim.certainty = Certainty::Unsure;
+        self.claim.delivery = Delivery::InDoubt;
         self.in_doubt_until = now.plus(self.claim.ttl);
     }
 
@@ -453,10 +453,10 @@ impl<T> WaitQueue<T> {
     }
 
     /// A call that is under way has no answer either.
-    fn certainty(&self) -> Certainty {
+    fn delivery(&self) -> Delivery {
         match self.phase {
-            Phase::Acquiring { .. } | Phase::Queued { renewal: Some(_) } => Certainty::Unsure,
-            Phase::Queued { renewal: None } | Phase::Retrying => self.claim.certainty,
+            Phase::Acquiring { .. } | Phase::Queued { renewal: Some(_) } => Delivery::InDoubt,
+            Phase::Queued { renewal: None } | Phase::Retrying => self.claim.delivery,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{Certainty, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
+use crate::backend::{Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
 use crate::keeper::machines::outputs::{Outputs, Wake};
@@ -18,9 +18,9 @@ pub enum QueueOutput<T> {
     /// Sends a renewal of the claim's place. Only in answer to a wake-up, so that renewals go out together.
     Renew { place: PlaceNumber, ttl: Duration },
     /// Withdraws the claim, beginning at once.
-    Withdraw { certainty: Certainty, ttl: Duration },
+    Withdraw { delivery: Delivery, ttl: Duration },
     /// Leaves the claim to the acquire that is under way, and withdraws it when that has no answer at `overdue`.
-    WithdrawOverdue { certainty: Certainty, ttl: Duration, overdue: Stamp },
+    WithdrawOverdue { delivery: Delivery, ttl: Duration, overdue: Stamp },
     /// The claim has become a lease, which these acquires share.
     Granted { start: Start, to: Vec<T> },
     /// This acquire fails.
@@ -45,8 +45,8 @@ pub struct AcquireCall {
     pub kind: LeaseKind,
     pub on_contention: OnContention,
     pub attempt: u32,
-    /// Unsure when an earlier acquire of the claim was never answered.
-    pub certainty: Certainty,
+    /// In doubt when an earlier acquire of the claim was never answered.
+    pub delivery: Delivery,
 }
 
 /// What a lease begins with.
@@ -56,7 +56,7 @@ pub struct Start {
     pub terms: Terms,
     /// The ttl that the acquires of its claim asked for.
     pub asked: Duration,
-    pub certainty: Certainty,
+    pub delivery: Delivery,
     /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.
     pub waited: bool,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Certainty, Confirmation, PlaceNumber, Release, RenewRequest, Waiting,
+    Acquisition, Answer, Confirmation, Delivery, PlaceNumber, Release, RenewRequest, Waiting,
 };
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
@@ -34,7 +34,7 @@ pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixtu
     assert_eq!(kind_of(&stuck), ErrorKind::Indeterminate, "the request may still arrive");
     fixture.heal().await;
     ann.granted(&claim, ttl).await;
-    let released = ann.release(&claim, Certainty::Unsure).await.expect("a release");
+    let released = ann.release(&claim, Delivery::InDoubt).await.expect("a release");
     assert_eq!(released, Release::Released);
     fixture.deliver().await;
     let record = fixture.record(&name).await;
@@ -53,7 +53,7 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
         fixture.path(PathFault::Hold).await;
         assert_eq!(kind_of(&ann.acquire(&claim, ttl).await), ErrorKind::Indeterminate);
         fixture.heal().await;
-        let withdrawn = ann.release(&claim, Certainty::Unsure).await.expect("a withdraw");
+        let withdrawn = ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
         assert_eq!(withdrawn, Release::NotHeld, "nothing of it has arrived");
         fixture.deliver().await;
         // Whatever the store answers to it now, the claim gets nothing.
@@ -74,7 +74,7 @@ pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
     bob.granted(&holder, LATE * 2).await;
     let claims = [&free, &held].map(|name| ann.claim(name));
     for claim in &claims {
-        ann.release(claim, Certainty::Unsure).await.expect("a withdraw");
+        ann.release(claim, Delivery::InDoubt).await.expect("a withdraw");
     }
     tokio::time::sleep(LATE).await;
     for claim in &claims {
@@ -91,7 +91,7 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("crash"), fixture.ttl());
     let claim = ann.claim(&name);
-    ann.release(&claim, Certainty::Unsure).await.expect("a withdraw");
+    ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
     if fixture.server(ServerFault::Kill).await.is_ok() {
         fixture.server(ServerFault::Start(Data::Kept)).await.expect("what was killed can be started");
     }
