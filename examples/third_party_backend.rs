@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Confirmation, CoreHandle, Delivery, Extend,
-    Extensions, Grant, LockBackend, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Scope, StoreClock,
-    WITHDRAWN_TTL,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, Confirmation, CoreHandle, Delivery,
+    Extend, Extensions, Grant, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest,
+    Scope, StoreClock, WITHDRAWN_TTL,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -70,7 +70,7 @@ impl LockBackend for TableBackend {
         self.core.attach(core);
     }
 
-    async fn acquire(&self, AcquireRequest { claim, ttl, .. }: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, AcquireRequest { claim, ttl, .. }: &AcquireRequest) -> Result<AcquireOutcome> {
         // The validity counts from here: before the request is on its way.
         let sent = self.core.core()?.stamp();
         self.table.change(claim.name(), |row, now| {
@@ -80,7 +80,7 @@ impl LockBackend for TableBackend {
             let until = match row.lease {
                 // A second copy of the request of whoever holds: the same grant, and at least the ttl that it wants.
                 Some((owner, until)) if owner == *claim.owner() => until.max(now + *ttl),
-                Some((_, until)) => return Ok(Acquisition::Held { retry_after: POLL.min(until - now) }),
+                Some((_, until)) => return Ok(AcquireOutcome::Contended { retry_after: POLL.min(until - now) }),
                 None => {
                     row.token += 1;
                     now + *ttl
@@ -88,7 +88,7 @@ impl LockBackend for TableBackend {
             };
             row.lease = Some((*claim.owner(), until));
             let confirmation = Confirmation { ttl: *ttl, sent, place: PlaceNumber::NONE };
-            Ok(Acquisition::Granted(Grant::new(FencingToken::new(row.token), confirmation)))
+            Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(row.token), confirmation)))
         })
     }
 
@@ -107,12 +107,14 @@ impl LockBackend for TableBackend {
         }
     }
 
-    async fn release(&self, ReleaseRequest { claim, delivery, .. }: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, ReleaseRequest { claim, delivery, .. }: &ReleaseRequest) -> Result<ReleaseOutcome> {
         Ok(self.table.change(claim.name(), |row, now| {
             if *delivery == Delivery::InDoubt {
                 row.withdrawn.push((*claim.owner(), now + WITHDRAWN_TTL));
             }
-            row.lease.take_if(|(owner, _)| owner == claim.owner()).map_or(Release::NotHeld, |_| Release::Released)
+            row.lease
+                .take_if(|(owner, _)| owner == claim.owner())
+                .map_or(ReleaseOutcome::NotHeld, |_| ReleaseOutcome::Released)
         }))
     }
 

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant,
-    LockBackend, OnContention, OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, SystemClock,
-    TtlScope, Waiting, WatchGuard,
+    AcquireOutcome, AcquireRequest, Answer, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant,
+    LockBackend, OnContention, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
+    SystemClock, TtlScope, Waiting, WatchGuard,
 };
 use leasehold_core::{HolderInfo, LockName, Result};
 
@@ -87,7 +87,7 @@ impl Direct {
     ///
     /// # Errors
     /// What the backend says.
-    pub async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    pub async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<AcquireOutcome> {
         self.request(&AcquireRequest::new(claim.clone(), ttl)).await
     }
 
@@ -95,7 +95,7 @@ impl Direct {
     ///
     /// # Errors
     /// What the backend says.
-    pub async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<Acquisition> {
+    pub async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<AcquireOutcome> {
         self.request(&AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)).await
     }
 
@@ -103,20 +103,21 @@ impl Direct {
     ///
     /// # Errors
     /// What the backend says.
-    pub async fn request(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    pub async fn request(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let before = self.now();
         let answer = self.bounded("acquire", self.backend.acquire(request)).await;
-        if let Ok(Acquisition::Granted(Grant { confirmation, .. }) | Acquisition::Queued { confirmation, .. }) = &answer
+        if let Ok(AcquireOutcome::Granted(Grant { confirmation, .. }) | AcquireOutcome::Queued { confirmation, .. }) =
+            &answer
         {
             self.check(before, confirmation);
         }
         let (claim, mut watches) = (&request.claim, lock(&self.watches));
         match (&answer, self.backend.extensions().watch) {
-            (Ok(Acquisition::Held { .. }), Some(names)) if request.on_contention == OnContention::Queue => {
+            (Ok(AcquireOutcome::Contended { .. }), Some(names)) if request.on_contention == OnContention::Queue => {
                 let former = watches.insert(*claim.owner(), names.watch(claim));
                 drop(former);
             }
-            (Ok(Acquisition::Granted(_)), _) => drop(watches.remove(claim.owner())),
+            (Ok(AcquireOutcome::Granted(_)), _) => drop(watches.remove(claim.owner())),
             _ => {}
         }
         drop(watches);
@@ -126,7 +127,7 @@ impl Direct {
     /// One attempt that has to be granted.
     pub async fn granted(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
-            Ok(Acquisition::Granted(grant)) => grant,
+            Ok(AcquireOutcome::Granted(grant)) => grant,
             other => panic!("the lock {} is free and was not granted: {other:?}", claim.name()),
         }
     }
@@ -135,8 +136,8 @@ impl Direct {
     /// has told to come again: then that moment is over at the second attempt.
     pub async fn granted_soon(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
-            Ok(Acquisition::Granted(grant)) => return grant,
-            Ok(Acquisition::Held { retry_after })
+            Ok(AcquireOutcome::Granted(grant)) => return grant,
+            Ok(AcquireOutcome::Contended { retry_after })
                 if self.capabilities.waiting != Waiting::ServerQueue && retry_after <= kit::AT_ONCE =>
             {
                 tokio::time::sleep(retry_after).await;
@@ -149,8 +150,8 @@ impl Direct {
     /// One attempt that has to get a place or be told to come again.
     pub async fn not_granted(&self, claim: &Claim, ttl: Duration) -> PlaceNumber {
         match self.acquire(claim, ttl).await {
-            Ok(Acquisition::Queued { confirmation, .. }) => confirmation.place,
-            Ok(Acquisition::Held { .. }) => PlaceNumber::NONE,
+            Ok(AcquireOutcome::Queued { confirmation, .. }) => confirmation.place,
+            Ok(AcquireOutcome::Contended { .. }) => PlaceNumber::NONE,
             other => panic!("the lock {} is held by another: {other:?}", claim.name()),
         }
     }
@@ -177,7 +178,7 @@ impl Direct {
     ///
     /// # Errors
     /// What the backend says.
-    pub async fn release(&self, claim: &Claim, delivery: Delivery) -> Result<Release> {
+    pub async fn release(&self, claim: &Claim, delivery: Delivery) -> Result<ReleaseOutcome> {
         let request = ReleaseRequest::new(claim.clone(), delivery);
         self.bounded("release", self.backend.release(&request)).await
     }
@@ -192,7 +193,7 @@ impl Direct {
         let (watch, bound) = (Watch::start(), ttl + self.capabilities.takeover_slack);
         loop {
             match self.acquire(claim, own).await {
-                Ok(Acquisition::Granted(grant)) => {
+                Ok(AcquireOutcome::Granted(grant)) => {
                     watch.within(bound, "a dead holder is taken over from");
                     return grant;
                 }

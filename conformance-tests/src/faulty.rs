@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::{ListedName, Listing};
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Confirmation, CoreHandle, Event, Extensions, Grant,
-    List, LockBackend, Release, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Confirmation, CoreHandle, Event, Extensions, Grant,
+    List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
@@ -72,7 +72,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         self.inner.attach(core.clone().with_events(move |event| push(&faults, route, &core, event)));
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (inner, request, faults) = (self.inner.clone(), request.clone(), self.faults.clone());
         let line = self.line();
         let sent = self.latest_stamp(&line);
@@ -84,9 +84,9 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
             }
         };
         Ok(match line.call(Verb::Acquire, call).await?? {
-            Acquisition::Granted(grant) => Acquisition::Granted(sent_by(grant, sent)),
-            Acquisition::Queued { confirmation, retry_after } => {
-                Acquisition::Queued { confirmation: not_after(confirmation, sent), retry_after }
+            AcquireOutcome::Granted(grant) => AcquireOutcome::Granted(sent_by(grant, sent)),
+            AcquireOutcome::Queued { confirmation, retry_after } => {
+                AcquireOutcome::Queued { confirmation: not_after(confirmation, sent), retry_after }
             }
             other => other,
         })
@@ -119,7 +119,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         }
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let (inner, request, faults) = (self.inner.clone(), request.clone(), self.faults.clone());
         let call = move || {
             let (inner, request, faults) = (inner.clone(), request.clone(), faults.clone());

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, CoreHandle, Event, Extensions, LockBackend,
-    Release, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, CoreHandle, Event, Extensions,
+    LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -15,7 +15,7 @@ use crate::faulty::renew_collected;
 #[async_trait]
 pub trait Hooks: Send + Sync + 'static {
     /// [`LockBackend::acquire`].
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         inner.backend.acquire(request).await
     }
 
@@ -25,7 +25,7 @@ pub trait Hooks: Send + Sync + 'static {
     }
 
     /// [`LockBackend::release`].
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(request).await
     }
 
@@ -111,7 +111,7 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
         self.hooks.attached(&self.inner);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.hooks.acquire(&self.inner, request).await
     }
 
@@ -121,7 +121,7 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
         }
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.hooks.release(&self.inner, request).await
     }
 

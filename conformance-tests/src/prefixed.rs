@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::Finding;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answers, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
-    LockBackend, Release, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Answers, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions,
+    Inspect, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{FencingToken, LockInfo, LockName, Result};
 
@@ -43,7 +43,7 @@ impl LockBackend for Prefixed {
         }));
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.inner.acquire(&request.by(below(&request.claim))).await
     }
 
@@ -52,7 +52,7 @@ impl LockBackend for Prefixed {
         self.inner.renew(&requests, answers).await;
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.inner.release(&request.by(below(&request.claim))).await
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Event, Extensions, LockBackend, Release,
+    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Event, Extensions, LockBackend, ReleaseOutcome,
     ReleaseRequest, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
@@ -42,7 +42,7 @@ impl LockBackend for Resyncing {
         self.0.attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(request).await
     }
 
@@ -50,7 +50,7 @@ impl LockBackend for Resyncing {
         self.0.renew(requests, answers).await;
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.0.release(request).await
     }
 

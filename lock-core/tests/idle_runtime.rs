@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Extensions, LockBackend, Release, ReleaseRequest,
-    RenewRequest,
+    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockName, Result};
@@ -25,7 +25,7 @@ impl LockBackend for Slow {
         self.0.attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = self.0.acquire(request).await;
         tokio::time::sleep(DELAY).await;
         answer
@@ -35,7 +35,7 @@ impl LockBackend for Slow {
         self.0.renew(requests, answers).await;
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.0.release(request).await
     }
 

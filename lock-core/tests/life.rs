@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Extensions, LockBackend, Release, ReleaseRequest,
-    RenewRequest,
+    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, HolderId, LockClient, LossReason, Result};
@@ -184,7 +184,7 @@ impl LockBackend for Endless {
         self.0.attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(request).await
     }
 
@@ -192,7 +192,7 @@ impl LockBackend for Endless {
         self.0.renew(requests, answers).await;
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.0.release(request).await
     }
 

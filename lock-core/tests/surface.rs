@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use leasehold_core::admin::Listing;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answers, Capabilities, CoreHandle, Extensions, Inspect, List, LockBackend, Release,
-    ReleaseRequest, RenewRequest, async_trait,
+    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Extensions, Inspect, List, LockBackend,
+    ReleaseOutcome, ReleaseRequest, RenewRequest, async_trait,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{
@@ -138,14 +138,14 @@ impl Drop for NoteDrop {
 impl LockBackend for Slow {
     fn attach(&self, _: CoreHandle) {}
 
-    async fn acquire(&self, _: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, _: &AcquireRequest) -> Result<AcquireOutcome> {
         std::future::pending().await
     }
 
     async fn renew(&self, _: &[RenewRequest], _: &Answers) {}
 
-    async fn release(&self, _: &ReleaseRequest) -> Result<Release> {
-        Ok(Release::NotHeld)
+    async fn release(&self, _: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        Ok(ReleaseOutcome::NotHeld)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
-    Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, Release, ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
+    Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest,
+    RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::Handle;
@@ -163,7 +164,7 @@ impl LockBackend for RedisBackend {
         }
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
         let options = AcquireOptions { ttl, queue: on_contention == OnContention::Queue };
         tombstones::acquiring(claim, ttl);
@@ -171,12 +172,13 @@ impl LockBackend for RedisBackend {
         let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
         match body {
             ReplyBody::Acquired(Acquired::Granted { place, token }) => {
-                Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
+                Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
             }
-            ReplyBody::Acquired(Acquired::Queued { place, retry_after }) => {
-                Ok(Acquisition::Queued { confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place), retry_after })
-            }
-            ReplyBody::Acquired(Acquired::Held { retry_after }) => Ok(Acquisition::Held { retry_after }),
+            ReplyBody::Acquired(Acquired::Queued { place, retry_after }) => Ok(AcquireOutcome::Queued {
+                confirmation: confirmation(ttl.min(LONGEST_PLACE_TTL), place),
+                retry_after,
+            }),
+            ReplyBody::Acquired(Acquired::Held { retry_after }) => Ok(AcquireOutcome::Contended { retry_after }),
             ReplyBody::Acquired(Acquired::Withdrawn) => {
                 Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
             }
@@ -188,14 +190,14 @@ impl LockBackend for RedisBackend {
         answers.put_all(self.try_renew(requests).await);
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let ReleaseRequest { ref claim, delivery, .. } = *request;
         let tombstone_ttl = (delivery == Delivery::InDoubt).then(|| tombstones::ttl_of(claim));
         let ReplyBody::Released(was_held) = self.send_request(claim, Operation::Release(tombstone_ttl)).await?.body
         else {
             return Err(Failure::UnexpectedReply.into());
         };
-        Ok(if was_held { Release::Released } else { Release::NotHeld })
+        Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -6,7 +6,9 @@ use std::error::Error as _;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_core::backend::{AcquireRequest, Acquisition, Answer, LockBackend, PlaceNumber, Release, RenewRequest};
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, Answer, LockBackend, PlaceNumber, ReleaseOutcome, RenewRequest,
+};
 use leasehold_core::{Error, ErrorKind};
 use leasehold_redis::RedisBackend;
 use redis::Value;
@@ -31,7 +33,7 @@ async fn forgotten_scripts_are_loaded_again() {
     flush().await;
     assert!(matches!(backend.renew_one(&claim("job", 1), place, LONG).await, Answer::Renewed(_)));
     flush().await;
-    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
     flush().await;
     backend.granted(&claim("job", 2), LONG).await;
 }
@@ -65,8 +67,10 @@ async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
         let mut backend = Backend::new(connect().await?);
         let subscribed = tokio::time::timeout(PUSH_TIMEOUT, backend.subscribed()).await;
         subscribed.map_err(|_| Error::new(ErrorKind::Auth, "it receives no pushes"))?;
-        let Acquisition::Granted(grant) = backend.acquire(&claim("job", 1), LONG).await? else { panic!("not granted") };
-        let Acquisition::Queued { confirmation, .. } = backend.acquire(&claim("job", 2), LONG).await? else {
+        let AcquireOutcome::Granted(grant) = backend.acquire(&claim("job", 1), LONG).await? else {
+            panic!("not granted")
+        };
+        let AcquireOutcome::Queued { confirmation, .. } = backend.acquire(&claim("job", 2), LONG).await? else {
             panic!("not queued")
         };
         backend.acquire(&claim("job", 3), LONG).await?;
@@ -144,8 +148,8 @@ async fn a_full_server_grants_nothing_and_ends_nothing() {
     // This one needs a later expiry of the record.
     assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(20 * 3600 * 1000)).await, Answer::Renewed(_)));
     assert!(matches!(backend.renew_one(&claim("contended", 1), place(&bob), LONG).await, Answer::Renewed(_)));
-    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
-    assert_eq!(backend.withdraw(&claim("contended", 1)).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(backend.withdraw(&claim("contended", 1)).await.unwrap(), ReleaseOutcome::Released);
     server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     assert!(matches!(backend.renew_one(&claim("contended", 2), waiter, LONG).await, Answer::Granted(_)));
     backend.granted(&claim("job", 2), LONG).await;
@@ -164,7 +168,7 @@ async fn a_replica_refuses_locks() {
     let answer = backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await;
     assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unavailable), "{answer:?}");
     server.command(&["REPLICAOF", "NO", "ONE"]).await;
-    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
 }
 
 #[tokio::test]
@@ -215,7 +219,7 @@ async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_w
             tokio::time::sleep(ms(5)).await;
         }
         let direct = server.backend("").await;
-        let granted = matches!(direct.try_acquire(&claim(name, 2), LONG).await.unwrap(), Acquisition::Granted(_));
+        let granted = matches!(direct.try_acquire(&claim(name, 2), LONG).await.unwrap(), AcquireOutcome::Granted(_));
         assert_eq!(granted, withdrawn, "{name}");
     }
 }
@@ -337,7 +341,7 @@ async fn after_a_restart_without_data_nothing_is_granted_until_old_leases_have_e
     let new = server.backend("").await;
     assert_eq!(kind(new.try_acquire(&claim("job", 3), ttl).await), ErrorKind::Unavailable);
     // A client with `restart=trust` does not wait.
-    assert!(matches!(until_it_is_back(&careless).await, Ok(Acquisition::Granted(_))));
+    assert!(matches!(until_it_is_back(&careless).await, Ok(AcquireOutcome::Granted(_))));
     careless.release(&claim("job", 2)).await.unwrap();
     assert_eq!(kind(new.try_acquire(&claim("job", 3), ttl).await), ErrorKind::Unavailable);
 
@@ -363,7 +367,7 @@ async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_waits() {
     server.start_again();
     backend.subscribed().await;
     assert!(matches!(backend.renew_one(&claim("job", 1), place, ttl).await, Answer::Renewed(_)));
-    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
     // The record may be older than what was acknowledged, so not even the queue gets the lock yet.
     match backend.renew_one(&claim("job", 2), second, ttl).await {
         Answer::Waiting { retry_after, .. } => assert!(retry_after > ms(500), "{retry_after:?}"),

@@ -5,7 +5,8 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Claim, Extend, LockBackend, OwnerToken, PlaceNumber, Release, RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Claim, Extend, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome,
+    RenewRequest,
 };
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
@@ -32,15 +33,15 @@ async fn a_lease_is_granted_renewed_and_released() {
 
     let held = backend.try_acquire(&bob, ms(30_000)).await.unwrap();
     assert!(
-        matches!(held, Acquisition::Held { retry_after } if retry_after > ms(25_000) && retry_after <= ms(30_000)),
+        matches!(held, AcquireOutcome::Contended { retry_after } if retry_after > ms(25_000) && retry_after <= ms(30_000)),
         "{held:?}"
     );
-    assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
+    assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);
     assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, Answer::Lost));
 
     assert_eq!(confirmed(&backend.renew_one(&ann, first.confirmation.place, ms(20_000)).await), ms(20_000));
-    assert_eq!(backend.release(&ann).await.unwrap(), Release::Released);
-    assert_eq!(backend.release(&ann).await.unwrap(), Release::NotHeld);
+    assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::NotHeld);
     assert!(matches!(backend.renew_one(&ann, first.confirmation.place, ms(30_000)).await, Answer::Lost));
 
     let second = backend.granted(&bob, ms(30_000)).await;
@@ -55,17 +56,17 @@ async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
     let (ann, bob) = (claim("job", 1), claim("job", 2));
     let started = std::time::Instant::now();
     let grant = backend.granted(&ann, ms(200)).await;
-    while matches!(backend.try_acquire(&bob, ms(100)).await.unwrap(), Acquisition::Held { .. }) {
+    while matches!(backend.try_acquire(&bob, ms(100)).await.unwrap(), AcquireOutcome::Contended { .. }) {
         tokio::time::sleep(ms(5)).await;
     }
     assert!(started.elapsed() >= ms(200), "ended after {:?}", started.elapsed());
     assert!(matches!(backend.renew_one(&ann, grant.confirmation.place, ms(200)).await, Answer::Lost));
-    assert_eq!(backend.release(&ann).await.unwrap(), Release::NotHeld);
+    assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::NotHeld);
 
     // Also when nobody has taken it.
     tokio::time::sleep(ms(120)).await;
     assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(200)).await, Answer::Lost));
-    assert_eq!(backend.release(&bob).await.unwrap(), Release::NotHeld);
+    assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);
 }
 
 #[tokio::test]
@@ -147,11 +148,11 @@ async fn waiting_requests_share_calls_and_each_gets_its_own_reply() {
     while let Some(done) = tasks.join_next().await {
         let (name, ttl, answer) = done.unwrap();
         match answer {
-            Ok(Acquisition::Granted(grant)) => {
+            Ok(AcquireOutcome::Granted(grant)) => {
                 assert_eq!(grant.confirmation.ttl, ttl);
                 granted += 1;
             }
-            Ok(Acquisition::Held { .. }) => held += 1,
+            Ok(AcquireOutcome::Contended { .. }) => held += 1,
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
@@ -296,7 +297,7 @@ async fn each_of_many_acquires_at_once_stores_its_own_holder() {
         calls.spawn(async move { backend.acquire(&AcquireRequest::new(claim, ms(30_000))).await });
     }
     for answer in calls.join_all().await {
-        assert!(matches!(answer, Ok(Acquisition::Granted(_))), "{answer:?}");
+        assert!(matches!(answer, Ok(AcquireOutcome::Granted(_))), "{answer:?}");
     }
     let Value::Array(keys) = server.command(&["KEYS", "test:{*}"]).await else { panic!("no keys") };
     let mut stored = Vec::new();

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Answer, Claim, OwnerToken, PlaceNumber, Release};
+use leasehold_core::backend::{AcquireOutcome, Answer, Claim, OwnerToken, PlaceNumber, ReleaseOutcome};
 use redis::Value;
 use support::{Redis, claim, ms};
 
@@ -28,13 +28,13 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_notified() {
     assert!(first.confirmation.place < second && second < third);
     assert_eq!(bob.queued(&claim("job", 2), LONG).await.0, second, "a repeated request keeps its place");
 
-    assert_eq!(ann.release(&claim("job", 1)).await.unwrap(), Release::Released);
+    assert_eq!(ann.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
     let (pushed, place, token) = bob.pushed().await;
     assert_eq!((pushed, place), (owner(2), second));
     assert!(token > first.token.get());
     // The place's own deadline is kept: nobody has renewed it to the ttl of a lease yet.
     let held = bob.try_acquire(&claim("job", 4), LONG).await.unwrap();
-    assert!(matches!(held, Acquisition::Held { retry_after } if retry_after <= ms(10_000)), "{held:?}");
+    assert!(matches!(held, AcquireOutcome::Contended { retry_after } if retry_after <= ms(10_000)), "{held:?}");
     match bob.renew_one(&claim("job", 2), second, LONG).await {
         Answer::Granted(grant) => {
             assert_eq!((grant.confirmation.place, grant.token.get(), grant.confirmation.ttl), (second, token, LONG));
@@ -117,7 +117,7 @@ async fn any_request_hands_the_lock_of_a_dead_holder_to_the_queue_and_none_passe
     tokio::time::sleep(ms(200)).await;
     // A newcomer tries to acquire: the lock goes to the waiter.
     let held = backend.try_acquire(&claim("job", 3), LONG).await.unwrap();
-    assert!(matches!(held, Acquisition::Held { .. }), "{held:?}");
+    assert!(matches!(held, AcquireOutcome::Contended { .. }), "{held:?}");
     let (pushed, place, _) = backend.pushed().await;
     assert_eq!((pushed, place), (owner(2), second));
 }
@@ -129,14 +129,14 @@ async fn an_abandoned_place_is_gone_and_delays_nobody() {
     backend.granted(&claim("job", 1), LONG).await;
     backend.queued(&claim("job", 2), LONG).await;
     let (third, _) = backend.queued(&claim("job", 3), LONG).await;
-    assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::Released);
-    assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::NotHeld);
+    assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), ReleaseOutcome::NotHeld);
     backend.release(&claim("job", 1)).await.unwrap();
     assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, Answer::Granted(_)));
 
     // Removing the last place deletes the queue.
     backend.queued(&claim("job", 4), LONG).await;
-    assert_eq!(backend.release(&claim("job", 4)).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&claim("job", 4)).await.unwrap(), ReleaseOutcome::Released);
     assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
 }
 
@@ -151,19 +151,19 @@ async fn a_withdrawn_claim_does_not_come_back() {
     backend.granted(&claim("queue", 9), LONG).await;
     backend.queued(&claim("queue", 1), LONG).await;
     for (name, outcome) in [
-        ("fresh", Release::NotHeld),
-        ("free", Release::NotHeld),
-        ("held", Release::Released),
-        ("queue", Release::Released),
+        ("fresh", ReleaseOutcome::NotHeld),
+        ("free", ReleaseOutcome::NotHeld),
+        ("held", ReleaseOutcome::Released),
+        ("queue", ReleaseOutcome::Released),
     ] {
         assert_eq!(backend.withdraw(&claim(name, 1)).await.unwrap(), outcome, "{name}");
         let error = backend.acquire(&claim(name, 1), LONG).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{name}: {error:?}");
-        assert_eq!(backend.withdraw(&claim(name, 1)).await.unwrap(), Release::NotHeld, "{name}");
+        assert_eq!(backend.withdraw(&claim(name, 1)).await.unwrap(), ReleaseOutcome::NotHeld, "{name}");
         // Other claims are not affected.
         match backend.acquire(&claim(name, 2), LONG).await.unwrap() {
-            Acquisition::Granted(_) => assert_ne!(name, "queue"),
-            Acquisition::Queued { .. } => assert_eq!(name, "queue"),
+            AcquireOutcome::Granted(_) => assert_ne!(name, "queue"),
+            AcquireOutcome::Queued { .. } => assert_eq!(name, "queue"),
             other => panic!("{name}: {other:?}"),
         }
         backend.release(&claim(name, 2)).await.unwrap();
@@ -256,12 +256,12 @@ async fn a_handoff_does_not_scan_abandoned_places() {
         let mut order: Vec<_> = (0..gone).collect();
         order.sort_by_key(|number| (number % 3, number.wrapping_mul(7919) % 1009));
         for number in order {
-            assert_eq!(backend.release(&party(number)).await.unwrap(), Release::Released);
+            assert_eq!(backend.release(&party(number)).await.unwrap(), ReleaseOutcome::Released);
         }
         let (last, _) = backend.queued(&claim("job", 3), LONG).await;
-        assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), Release::Released);
+        assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
         let before = server.sent("hget").await;
-        assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), Release::Released);
+        assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), ReleaseOutcome::Released);
         let reads = server.sent("hget").await - before;
         assert!(reads <= 10, "{reads} fields were read after {gone} abandoned places");
         assert!(matches!(backend.renew_one(&claim("job", 3), last, LONG).await, Answer::Granted(_)));

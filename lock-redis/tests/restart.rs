@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::Acquisition;
+use leasehold_core::backend::AcquireOutcome;
 use leasehold_redis::RedisBackend;
 use support::{Backend, Redis, claim, ms};
 
@@ -31,7 +31,7 @@ async fn granted_at(backend: &Backend, ttl: Duration) -> Instant {
     let until = Instant::now() + ms(60_000);
     loop {
         match backend.try_acquire(&claim("job", 2), ttl).await {
-            Ok(Acquisition::Granted(_)) => return Instant::now(),
+            Ok(AcquireOutcome::Granted(_)) => return Instant::now(),
             other => assert!(Instant::now() < until, "it waits for ever: {other:?}"),
         }
         tokio::time::sleep(ms(5)).await;

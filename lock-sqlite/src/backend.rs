@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
-    Extensions, Grant, LockBackend, OnContention, PlaceNumber, Release, ReleaseRequest, RenewRequest, WatchGuard,
-    WatchNames,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
+    Extensions, Grant, LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest,
+    WatchGuard, WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -20,7 +20,7 @@ use crate::errors::Failure;
 use crate::file::File;
 use crate::settings::{Location, Settings, parse_url, resolve_path};
 use crate::shared::{ClaimState, Shared};
-use crate::store::{AcquireOutcome, Attempt, ReleaseOutcome, Store};
+use crate::store::{AcquiredRow, Attempt, ReleasedRow, Store};
 use crate::watcher::Watcher;
 use crate::worker::Worker;
 
@@ -150,7 +150,7 @@ impl LockBackend for SqliteBackend {
         self.shared.core.attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
         let shared = &self.shared;
         let sent = shared.core()?.stamp();
@@ -167,16 +167,16 @@ impl LockBackend for SqliteBackend {
             }
         });
         match outcome.await? {
-            AcquireOutcome::Granted(token) => {
-                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
+            AcquiredRow::Granted(token) => {
+                Ok(AcquireOutcome::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
             }
-            AcquireOutcome::Held(left) => {
+            AcquiredRow::Held(left) => {
                 // Retry before the lease expires: a release may go unnoticed, and nothing notifies of a lease that expires early.
                 let retry_after = left.min(ttl / 3).min(MAX_RETRY_AFTER);
                 state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
-                Ok(Acquisition::Held { retry_after })
+                Ok(AcquireOutcome::Contended { retry_after })
             }
-            AcquireOutcome::Reserved(retry_after) => Ok(Acquisition::Held { retry_after }),
+            AcquiredRow::Reserved(retry_after) => Ok(AcquireOutcome::Contended { retry_after }),
         }
     }
 
@@ -184,7 +184,7 @@ impl LockBackend for SqliteBackend {
         answers.put_all(self.try_renew(requests).await);
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let ReleaseRequest { ref claim, delivery, .. } = *request;
         let release = {
             let claim = claim.clone();
@@ -198,10 +198,10 @@ impl LockBackend for SqliteBackend {
                 self.worker.run(self.until(), release).await?
             }
         };
-        if ended == ReleaseOutcome::HasWaiters {
+        if ended == ReleasedRow::HasWaiters {
             self.shared.watcher.notifier.notify();
         }
-        Ok(if ended == ReleaseOutcome::NotHeld { Release::NotHeld } else { Release::Released })
+        Ok(if ended == ReleasedRow::NotHeld { ReleaseOutcome::NotHeld } else { ReleaseOutcome::Released })
     }
 
     fn capabilities(&self) -> Capabilities {

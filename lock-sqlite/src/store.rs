@@ -104,7 +104,7 @@ pub(crate) enum Attempt {
 
 /// The outcome of an acquire.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum AcquireOutcome {
+pub(crate) enum AcquiredRow {
     Granted(FencingToken),
     /// Another claim holds the lock for this long.
     Held(Duration),
@@ -114,7 +114,7 @@ pub(crate) enum AcquireOutcome {
 
 /// The outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReleaseOutcome {
+pub(crate) enum ReleasedRow {
     NotHeld,
     /// The claim held the lease, and nobody waits.
     NoWaiters,
@@ -255,12 +255,12 @@ impl Store {
     }
 
     /// Acquires the lock if it is free.
-    pub(crate) fn acquire(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquireOutcome> {
+    pub(crate) fn acquire(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquiredRow> {
         let claim = &request.claim;
         if attempt == Attempt::Retry {
             // A read costs an eighth of a write, and does not wait for a writer.
             let outcome = self.check(request, attempt, now)?;
-            if outcome != AcquireOutcome::Held(Duration::ZERO) {
+            if outcome != AcquiredRow::Held(Duration::ZERO) {
                 return Ok(outcome);
             }
         }
@@ -281,33 +281,33 @@ impl Store {
         self.last_token.store(now.wall, Ordering::Relaxed);
         match self.execute(ACQUIRE, row)? {
             0 => self.check(request, attempt, now),
-            _ => Ok(AcquireOutcome::Granted(token(self.last_token.load(Ordering::Relaxed)))),
+            _ => Ok(AcquiredRow::Granted(token(self.last_token.load(Ordering::Relaxed)))),
         }
     }
 
     /// Reads who holds the lock, for a claim that was refused or has waited. `Held` for a zero duration means that it is free.
-    fn check(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquireOutcome> {
+    fn check(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquiredRow> {
         let AcquireRequest { claim, on_contention, .. } = request;
-        let Some(row) = self.lock_row(claim.name())? else { return Ok(AcquireOutcome::Held(Duration::ZERO)) };
+        let Some(row) = self.lock_row(claim.name())? else { return Ok(AcquiredRow::Held(Duration::ZERO)) };
         let name = name_of(claim.name());
         if row.is_free(now) {
             let reserved = row.until.saturating_add(micros(RESERVED_FOR_WAITERS)).saturating_sub(now.boottime);
             let is_reserved = row.boot == now.boot && row.waiter_until > now.boottime && reserved > 0;
             return Ok(match attempt {
                 Attempt::First if is_reserved && *on_contention == OnContention::Queue => {
-                    AcquireOutcome::Reserved(duration(reserved))
+                    AcquiredRow::Reserved(duration(reserved))
                 }
-                _ => AcquireOutcome::Held(Duration::ZERO),
+                _ => AcquiredRow::Held(Duration::ZERO),
             });
         }
         if row.boot != now.boot {
             self.execute(ADOPT, params![name, row.owner, row.boot, now.boottime, now.boot])?;
-            return Ok(AcquireOutcome::Held(duration(row.ttl)));
+            return Ok(AcquiredRow::Held(duration(row.ttl)));
         }
         let left = duration(row.until - now.boottime);
         let is_current_lease = *on_contention == OnContention::Fail || self.note_waiter(claim.name(), &row, now)?;
         // Otherwise the lease ended between the two statements, before the waiter was recorded.
-        Ok(AcquireOutcome::Held(if is_current_lease { left } else { Duration::ZERO }))
+        Ok(AcquiredRow::Held(if is_current_lease { left } else { Duration::ZERO }))
     }
 
     /// Records a waiter, so that the end of the lease is notified. Returns whether the lease is still the current one.
@@ -333,16 +333,16 @@ impl Store {
     }
 
     /// Ends the lease of a claim.
-    pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<ReleaseOutcome> {
+    pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<ReleasedRow> {
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot];
         if self.execute(RELEASE, row)? > 0 {
-            return Ok(ReleaseOutcome::NoWaiters);
+            return Ok(ReleasedRow::NoWaiters);
         }
         if self.execute(RELEASE_WITH_WAITERS, row)? > 0 {
-            return Ok(ReleaseOutcome::HasWaiters);
+            return Ok(ReleasedRow::HasWaiters);
         }
         self.lock_row(claim.name())?;
-        Ok(ReleaseOutcome::NotHeld)
+        Ok(ReleasedRow::NotHeld)
     }
 
     /// Ends the lease with this token, whoever holds it. Returns the raised token.

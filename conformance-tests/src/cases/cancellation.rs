@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireRequest, Acquisition, Answers, Delivery, PlaceNumber, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Answers, Delivery, PlaceNumber, RenewRequest};
 use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
 use tokio::sync::oneshot;
 
@@ -97,7 +97,7 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     for index in 0..3 {
         let claim = ann.claim(&name(&format!("later {index}")));
         let request = AcquireRequest::new(claim.clone(), ttl);
-        let granted = async || matches!(ann.backend().acquire(&request).await, Ok(Acquisition::Granted(_)));
+        let granted = async || matches!(ann.backend().acquire(&request).await, Ok(AcquireOutcome::Granted(_)));
         eventually(bound, "a call after many that were dropped is answered", granted).await;
         ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use leasehold_core::ErrorKind;
 use leasehold_core::admin::{ListedName, Listing, Verdict};
 use leasehold_core::backend::{
-    Acquisition, Answer, Delivery, LossNotice, PlaceNumber, RenewRequest, TtlScope, Waiting,
+    AcquireOutcome, Answer, Delivery, LossNotice, PlaceNumber, RenewRequest, TtlScope, Waiting,
 };
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
@@ -58,7 +58,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
     let waiters = fixture.record(&name).await.waiting();
     let claimed = bob.capabilities().clone();
     match (claimed.waiting, answer) {
-        (Waiting::ServerQueue, Acquisition::Queued { confirmation, retry_after }) => {
+        (Waiting::ServerQueue, AcquireOutcome::Queued { confirmation, retry_after }) => {
             assert_eq!(waiters, 1, "the server has no such place");
             assert!(confirmation.place > PlaceNumber::NONE && confirmation.ttl <= claimed.max_place_ttl);
             assert!(retry_after <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {retry_after:?}");
@@ -72,13 +72,13 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
                 "the place was handed the lock, and its renewal says {answer:?}"
             );
         }
-        (Waiting::Notification, Acquisition::Held { .. } | Acquisition::Queued { .. }) => {
+        (Waiting::Notification, AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }) => {
             bob.take_events();
             ann.release(&holder, Delivery::Confirmed).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
             eventually(AT_ONCE, "whoever waits is told", pushed).await;
         }
-        (Waiting::Poll, Acquisition::Held { retry_after }) => {
+        (Waiting::Poll, AcquireOutcome::Contended { retry_after }) => {
             assert!(waiters == 0 && retry_after <= ttl);
         }
         (claimed, answer) => panic!("claimed is {claimed:?}, and whoever waits is told {answer:?}"),

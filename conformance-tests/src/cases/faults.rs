@@ -1,7 +1,7 @@
 //! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Answer, Delivery, Release, RenewRequest, StoreClock};
+use leasehold_core::backend::{Answer, Delivery, ReleaseOutcome, RenewRequest, StoreClock};
 
 use crate::clients::{
     PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
@@ -210,7 +210,7 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     ann.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
     settle().await;
     assert_eq!(fixture.record(&name).await.waiting(), 0);
-    assert_eq!(ann.release(&first, Delivery::Confirmed).await.expect("a release"), Release::Released);
+    assert_eq!(ann.release(&first, Delivery::Confirmed).await.expect("a release"), ReleaseOutcome::Released);
     let next = bob.claim(&name);
     let grant = bob.granted_soon(&next, ttl).await;
     settle().await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Acquisition, Answer, Delivery, RenewRequest, Scope};
+use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, RenewRequest, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::control::in_time;
@@ -145,7 +145,7 @@ pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     assert!(second.token > first.token);
     // By an acquire of the same claim, and by a renewal.
     let again = ann.acquire(&claim, ttl).await;
-    assert!(!matches!(again, Ok(Acquisition::Granted(_))), "a stale claim was granted: {again:?}");
+    assert!(!matches!(again, Ok(AcquireOutcome::Granted(_))), "a stale claim was granted: {again:?}");
     let renewed = ann.renew(RenewRequest::new(claim.clone(), first.confirmation.place, ttl)).await;
     assert!(!matches!(renewed, Answer::Granted(_) | Answer::Renewed(_)), "{renewed:?}");
     let _ = ann.release(&claim, Delivery::Confirmed).await;

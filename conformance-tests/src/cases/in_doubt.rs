@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    Acquisition, Answer, Confirmation, Delivery, PlaceNumber, Release, RenewRequest, Waiting,
+    AcquireOutcome, Answer, Confirmation, Delivery, PlaceNumber, ReleaseOutcome, RenewRequest, Waiting,
 };
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
@@ -35,7 +35,7 @@ pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixtu
     fixture.heal().await;
     ann.granted(&claim, ttl).await;
     let released = ann.release(&claim, Delivery::InDoubt).await.expect("a release");
-    assert_eq!(released, Release::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
     fixture.deliver().await;
     let record = fixture.record(&name).await;
     assert_eq!((record.lease(), record.waiting()), (None, 0), "the stuck request took effect after the release");
@@ -54,11 +54,11 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
         assert_eq!(kind_of(&ann.acquire(&claim, ttl).await), ErrorKind::Indeterminate);
         fixture.heal().await;
         let withdrawn = ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
-        assert_eq!(withdrawn, Release::NotHeld, "nothing of it has arrived");
+        assert_eq!(withdrawn, ReleaseOutcome::NotHeld, "nothing of it has arrived");
         fixture.deliver().await;
         // Whatever the store answers to it now, the claim gets nothing.
         let answer = ann.acquire(&claim, ttl).await;
-        assert!(!matches!(answer, Ok(Acquisition::Granted(_))), "a withdrawn claim was granted");
+        assert!(!matches!(answer, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted");
     }
     assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock");
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue");
@@ -80,7 +80,10 @@ pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
     for claim in &claims {
         // A late copy of its request is a request like any.
         let answer = ann.acquire(claim, ttl).await;
-        assert!(!matches!(answer, Ok(Acquisition::Granted(_))), "a claim was granted {LATE:?} after it was withdrawn");
+        assert!(
+            !matches!(answer, Ok(AcquireOutcome::Granted(_))),
+            "a claim was granted {LATE:?} after it was withdrawn"
+        );
     }
     assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock {LATE:?} later");
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue {LATE:?} later");
@@ -96,11 +99,11 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
         fixture.server(ServerFault::Start(Data::Kept)).await.expect("what was killed can be started");
     }
     let other = ann.claim(&kit::name("after the crash"));
-    let again = async || matches!(ann.acquire(&other, ttl).await, Ok(Acquisition::Granted(_)));
+    let again = async || matches!(ann.acquire(&other, ttl).await, Ok(AcquireOutcome::Granted(_)));
     eventually(PATIENCE, "the server grants again", again).await;
     // A late copy of its request, through the client that all requests of the claim go through.
     let answer = ann.acquire(&claim, ttl).await;
-    assert!(!matches!(answer, Ok(Acquisition::Granted(_))), "a crash made a withdrawn claim one to be granted");
+    assert!(!matches!(answer, Ok(AcquireOutcome::Granted(_))), "a crash made a withdrawn claim one to be granted");
     assert_eq!(fixture.record(&name).await.lease(), None, "after a crash a withdrawn request took the lock");
 }
 

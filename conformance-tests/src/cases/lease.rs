@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Confirmation, Delivery, Extend, RenewRequest, TtlScope};
+use leasehold_core::backend::{AcquireOutcome, Answer, Confirmation, Delivery, Extend, RenewRequest, TtlScope};
 use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::{LockClient, LossReason};
 
@@ -184,7 +184,7 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     let (held, waits) = (holder.claim(&name), waiter.claim(&name));
     holder.granted(&held, ttl).await;
     let place = match waiter.acquire(&waits, ttl).await.expect("nothing is broken") {
-        Acquisition::Queued { confirmation, .. } => confirmation,
+        AcquireOutcome::Queued { confirmation, .. } => confirmation,
         _ => {
             fixture.empty("no claim has a place in a queue of the server");
             return;

@@ -1,6 +1,8 @@
 //! Whose lease it is: what is said of a claim touches that claim and nothing else.
 
-use leasehold_core::backend::{Acquisition, Answer, Delivery, PlaceNumber, Release, RenewRequest, TtlScope, Waiting};
+use leasehold_core::backend::{
+    AcquireOutcome, Answer, Delivery, PlaceNumber, ReleaseOutcome, RenewRequest, TtlScope, Waiting,
+};
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
@@ -14,7 +16,10 @@ pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
-    assert_eq!(ann.release(&old, Delivery::Confirmed).await.expect("a stale release is no error"), Release::NotHeld);
+    assert_eq!(
+        ann.release(&old, Delivery::Confirmed).await.expect("a stale release is no error"),
+        ReleaseOutcome::NotHeld
+    );
     kit::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
@@ -26,7 +31,10 @@ pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
-    assert_eq!(ann.release(&old, Delivery::InDoubt).await.expect("a stale withdraw is no error"), Release::NotHeld);
+    assert_eq!(
+        ann.release(&old, Delivery::InDoubt).await.expect("a stale withdraw is no error"),
+        ReleaseOutcome::NotHeld
+    );
     kit::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
@@ -64,10 +72,10 @@ pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
     let name = name("double release");
     let (claim, next) = (ann.claim(&name), ann.claim(&name));
     ann.granted(&claim, fixture.ttl() * 20).await;
-    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("a release"), Release::Released);
-    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), Release::NotHeld);
+    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("a release"), ReleaseOutcome::Released);
+    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
     let grant = ann.granted(&next, fixture.ttl() * 20).await;
-    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), Release::NotHeld);
+    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
     kit::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
 }
 
@@ -78,7 +86,7 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
     let grant = ann.granted(&ann.claim(&held), fixture.ttl() * 20).await;
     for name in [&held, &free] {
         let stranger = bob.claim(name);
-        assert_eq!(bob.release(&stranger, Delivery::Confirmed).await.expect("no error"), Release::NotHeld);
+        assert_eq!(bob.release(&stranger, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
     }
     kit::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
     assert_eq!(fixture.census().await.leases, 1, "only the one that was granted is held");
@@ -159,7 +167,7 @@ pub async fn a_claim_that_wants_no_place_leaves_none(fixture: &dyn Fixture) {
     let holder = ann.claim(&name);
     ann.granted(&holder, ttl).await;
     let answer = bob.try_acquire(&bob.claim(&name), ttl).await;
-    assert!(matches!(answer, Ok(Acquisition::Held { .. })), "the lock is held, no place is wanted: {answer:?}");
+    assert!(matches!(answer, Ok(AcquireOutcome::Contended { .. })), "the lock is held, no place is wanted: {answer:?}");
     assert_eq!(fixture.record(&name).await.waiting(), 0, "there is a place that nobody wanted");
     ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Claim, Delivery, Event, Waiting};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Claim, Delivery, Event, Waiting};
 use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
@@ -178,9 +178,9 @@ struct ReleasedMeanwhile {
 
 #[async_trait]
 impl Hooks for ReleasedMeanwhile {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
-        let refused = matches!(answer, Ok(Acquisition::Held { .. } | Acquisition::Queued { .. }));
+        let refused = matches!(answer, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }));
         if refused && !self.released.swap(true, Ordering::SeqCst) {
             self.holder.release(&self.held, Delivery::Confirmed).await.expect("a release");
             tokio::time::sleep(AT_ONCE / 2).await;

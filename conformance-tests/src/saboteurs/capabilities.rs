@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::{Finding, Listing, Verdict};
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Break, Capabilities, Examine, Extensions, Inspect, List, LossNotice, StoreClock,
+    AcquireOutcome, AcquireRequest, Break, Capabilities, Examine, Extensions, Inspect, List, LossNotice, StoreClock,
     TtlScope, Waiting,
 };
 use leasehold_core::{Error, FencingToken, LockInfo, LockName, Result};
@@ -45,7 +45,7 @@ stateful! {
 
 #[async_trait]
 impl Hooks for TakesFewerLater {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.acquired.store(true, Ordering::Relaxed);
         inner.backend.acquire(request).await
     }
@@ -99,7 +99,7 @@ claiming! {
 
 #[async_trait]
 impl Hooks for RefusesShortTtls {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         if request.ttl < Duration::from_millis(50) {
             return Err(Error::invalid("planted: too short"));
         }

@@ -1,7 +1,7 @@
 //! Errors that say too little or too much.
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest};
 use leasehold_core::{Error, Result};
 
 use super::plain;
@@ -16,7 +16,7 @@ plain! {
 
 #[async_trait]
 impl Hooks for SpeaksInSentences {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
         answer.map_err(|error| Error::new(error.kind(), "Something went wrong."))
     }
@@ -24,7 +24,7 @@ impl Hooks for SpeaksInSentences {
 
 #[async_trait]
 impl Hooks for LogsTheOwner {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let owner: String = request.claim.owner().as_bytes().iter().map(|byte| format!("{byte:02X}")).collect();
         tracing::debug!(owner, "acquire");
         inner.backend.acquire(request).await

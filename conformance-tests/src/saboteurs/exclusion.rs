@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Claim, Confirmation, Delivery, Grant, OnContention, OwnerToken, PlaceNumber,
-    Release, ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Claim, Confirmation, Delivery, Grant, OnContention, OwnerToken,
+    PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -18,14 +18,14 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
 /// A grant that no store has given.
-pub(super) fn made_up(inner: &Inner, ttl: Duration) -> Acquisition {
+pub(super) fn made_up(inner: &Inner, ttl: Duration) -> AcquireOutcome {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
     let token = FencingToken::new(NEXT.fetch_add(1, Ordering::Relaxed));
-    Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent: inner.now(), place: PlaceNumber::NONE }))
+    AcquireOutcome::Granted(Grant::new(token, Confirmation { ttl, sent: inner.now(), place: PlaceNumber::NONE }))
 }
 
 /// Grants a claim that the store has not: its place must not get in the way.
-async fn grant_all_the_same(inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+async fn grant_all_the_same(inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
     inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await?;
     Ok(made_up(inner, request.ttl))
 }
@@ -49,15 +49,15 @@ plain! {
 
 #[async_trait]
 impl Hooks for GrantsEverybody {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await? {
-            Acquisition::Granted(grant) => Ok(Acquisition::Granted(grant)),
+            AcquireOutcome::Granted(grant) => Ok(AcquireOutcome::Granted(grant)),
             _ => grant_all_the_same(inner, request).await,
         }
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        inner.backend.release(request).await.map(|_| Release::Released)
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        inner.backend.release(request).await.map(|_| ReleaseOutcome::Released)
     }
 }
 
@@ -73,16 +73,16 @@ stateful! {
 
 #[async_trait]
 impl Hooks for GrantsEveryTenth {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await? {
-            Acquisition::Granted(grant) => Ok(Acquisition::Granted(grant)),
+            AcquireOutcome::Granted(grant) => Ok(AcquireOutcome::Granted(grant)),
             _ if self.refused.fetch_add(1, Ordering::Relaxed) % 10 == 9 => grant_all_the_same(inner, request).await,
             other => Ok(other),
         }
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        inner.backend.release(request).await.map(|_| Release::Released)
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        inner.backend.release(request).await.map(|_| ReleaseOutcome::Released)
     }
 }
 
@@ -95,7 +95,7 @@ macro_rules! renaming {
     ($($name:ident)*) => {
         $(#[async_trait]
         impl Hooks for $name {
-            async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+            async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
                 inner.backend.acquire(&request.by(self.renamed(inner, &request.claim))).await
             }
 
@@ -107,7 +107,7 @@ macro_rules! renaming {
                 inner.renew(&leases).await
             }
 
-            async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+            async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
                 inner.backend.release(&request.by(self.renamed(inner, &request.claim))).await
             }
         })*
@@ -165,7 +165,7 @@ impl Renames for OneOwnerPerClient {
 
 #[async_trait]
 impl Hooks for QueuesEverybody {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         inner.backend.acquire(&request.clone().on_contention(OnContention::Queue)).await
     }
 }
@@ -182,17 +182,17 @@ stateful! {
 
 #[async_trait]
 impl Hooks for TellsTheCurrentToken {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await?;
         let mut last = lock(&self.last);
         let (token, owners) = last.entry(request.claim.name().clone()).or_insert((FencingToken::new(0), Vec::new()));
         Ok(match answer {
-            Acquisition::Granted(grant) => {
+            AcquireOutcome::Granted(grant) => {
                 *token = grant.token;
                 owners.push(*request.claim.owner());
-                Acquisition::Granted(grant)
+                AcquireOutcome::Granted(grant)
             }
-            _ if owners.contains(request.claim.owner()) => Acquisition::Granted(Grant::new(
+            _ if owners.contains(request.claim.owner()) => AcquireOutcome::Granted(Grant::new(
                 *token,
                 Confirmation { ttl: request.ttl, sent: inner.now(), place: PlaceNumber::NONE },
             )),
@@ -208,7 +208,7 @@ plain! {
 
 #[async_trait]
 impl Hooks for GrantsOnError {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await {
             Err(error) if error.kind() != ErrorKind::InvalidInput => Ok(made_up(inner, request.ttl)),
             answer => answer,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::admin::Listing;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Capabilities, Extensions, List, StoreClock};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Capabilities, Extensions, List, StoreClock};
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
 use super::{Saboteur, plain};
@@ -182,7 +182,7 @@ plain! {
 
 #[async_trait]
 impl Hooks for SharesNothing {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let own = LockName::new(format!("{} of {}", inner.nth, request.claim.name())).expect("a short name");
         inner.backend.acquire(&request.by(request.claim.renamed(own))).await
     }

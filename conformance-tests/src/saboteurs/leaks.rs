@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Claim, Delivery, LockBackend, OwnerToken, Release, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Claim, Delivery, LockBackend, OwnerToken, ReleaseOutcome, ReleaseRequest,
 };
 use leasehold_core::{LockName, Result};
 use tokio::runtime::Handle;
@@ -48,7 +48,7 @@ fn stranger(inner: &Inner, like: &Claim, number: u64) -> Claim {
 
 #[async_trait]
 impl Hooks for LeavesLeases {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let number = self.acquired.fetch_add(1, Ordering::Relaxed);
         if number % 5 == 4 {
             let stranger = stranger(inner, &request.claim, number);
@@ -60,7 +60,7 @@ impl Hooks for LeavesLeases {
 
 #[async_trait]
 impl Hooks for KeepsBackends {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         lock(&self.kept).push(inner.backend.clone());
         inner.backend.acquire(request).await
     }
@@ -68,7 +68,7 @@ impl Hooks for KeepsBackends {
 
 #[async_trait]
 impl Hooks for LeavesTasks {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         tokio::spawn(tokio::time::sleep(Duration::from_secs(20)));
         inner.backend.acquire(request).await
     }
@@ -102,7 +102,7 @@ impl Hooks for Chatters {
         });
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(request).await
     }
 }
@@ -120,7 +120,7 @@ impl Saboteur for LeaksPermits {
 
 #[async_trait]
 impl Hooks for LeaksPermits {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.connections.acquire().await.expect("it is never closed").forget();
         let answer = inner.backend.acquire(request).await;
         self.connections.add_permits(1);
@@ -143,7 +143,7 @@ const RETENTION: Duration = Duration::from_secs(1);
 
 #[async_trait]
 impl Hooks for SweepsHeldLeases {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let old: Vec<_> = lock(&self.granted)
             .extract_if(|_, (_, since)| since.elapsed() > RETENTION)
             .map(|(_, (claim, _))| claim)
@@ -152,7 +152,7 @@ impl Hooks for SweepsHeldLeases {
             inner.backend.release(&ReleaseRequest::new(claim, Delivery::Confirmed)).await?;
         }
         let answer = inner.backend.acquire(request).await;
-        if let Ok(Acquisition::Granted(_)) = &answer {
+        if let Ok(AcquireOutcome::Granted(_)) = &answer {
             lock(&self.granted).insert(*request.claim.owner(), (request.claim.clone(), Instant::now()));
         }
         answer

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Claim, CoreHandle, Delivery, Event, OwnerToken, Release, ReleaseRequest,
-    RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Claim, CoreHandle, Delivery, Event, OwnerToken, ReleaseOutcome,
+    ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{LockName, Result};
 
@@ -22,10 +22,10 @@ struct Holders {
 }
 
 impl Holders {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         lock(&self.asked).insert(*request.claim.owner(), request.claim.clone());
         let answer = inner.backend.acquire(request).await;
-        if let Ok(Acquisition::Granted(_)) = answer {
+        if let Ok(AcquireOutcome::Granted(_)) = answer {
             self.holds(&request.claim);
         }
         answer
@@ -64,7 +64,7 @@ stateful! {
 
 #[async_trait]
 impl Hooks for ReleasesByName {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request).await
     }
 
@@ -82,14 +82,14 @@ impl Hooks for ReleasesByName {
         answers
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&request.by(self.0.of(&request.claim))).await
     }
 }
 
 #[async_trait]
 impl Hooks for RenewsByName {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request).await
     }
 
@@ -129,7 +129,7 @@ async fn revive(inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> 
     for (index, answer) in &mut answers {
         let lease = &leases[*index];
         if let Answer::Lost = answer
-            && let Ok(Acquisition::Granted(grant)) =
+            && let Ok(AcquireOutcome::Granted(grant)) =
                 inner.backend.acquire(&AcquireRequest::new(lease.claim.clone(), lease.ttl)).await
         {
             *answer = Answer::Renewed(grant.confirmation);
@@ -152,15 +152,15 @@ impl Hooks for RenewalRevivesAtServer {
     }
 
     /// A withdrawn claim could not be revived.
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
 }
 
 #[async_trait]
 impl Hooks for AlwaysReleased {
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        inner.backend.release(request).await.map(|_| Release::Released)
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        inner.backend.release(request).await.map(|_| ReleaseOutcome::Released)
     }
 }
 
@@ -177,7 +177,7 @@ impl Saboteur for NewGrantEachTime {
 
 #[async_trait]
 impl Hooks for NewGrantEachTime {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await?;
         inner.backend.acquire(request).await
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
-    Release, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Answer, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
+    ReleaseOutcome, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
 
@@ -111,9 +111,9 @@ impl Hooks for BlindLooks {
 
 #[async_trait]
 impl Hooks for SlowToRefuse {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
-        if !matches!(answer, Ok(Acquisition::Granted(_))) {
+        if !matches!(answer, Ok(AcquireOutcome::Granted(_))) {
             tokio::time::sleep(inner.backend.capabilities().call_bound * 3).await;
         }
         answer
@@ -122,9 +122,9 @@ impl Hooks for SlowToRefuse {
 
 #[async_trait]
 impl Hooks for GivesUpEarly {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await {
-            Ok(Acquisition::Granted(grant)) => Ok(Acquisition::Granted(grant)),
+            Ok(AcquireOutcome::Granted(grant)) => Ok(AcquireOutcome::Granted(grant)),
             _ => Err(refused(ErrorKind::Capacity)),
         }
     }
@@ -132,7 +132,7 @@ impl Hooks for GivesUpEarly {
 
 #[async_trait]
 impl Hooks for NeverGivesUp {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         inner.backend.acquire(request).await.map_err(|error| error.with_kind(ErrorKind::Unavailable))
     }
 }
@@ -171,7 +171,7 @@ impl Hooks for KeepsPlacesInWords {
 
 #[async_trait]
 impl Hooks for SkipsTheHead {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         lock(&self.seen).insert(*request.claim.owner(), request.claim.clone());
         inner.backend.acquire(request).await
     }
@@ -194,16 +194,16 @@ impl Hooks for SkipsTheHead {
 
 #[async_trait]
 impl Hooks for WakesEverybody {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
-        if let Ok(Acquisition::Queued { confirmation: Confirmation { place, .. }, .. }) = &answer {
+        if let Ok(AcquireOutcome::Queued { confirmation: Confirmation { place, .. }, .. }) = &answer {
             let lease = RenewRequest::new(request.claim.clone(), *place, request.ttl);
             lock(&self.seen).entry(request.claim.name().clone()).or_default().push(lease);
         }
         answer
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let answer = inner.backend.release(request).await;
         let waiting = lock(&self.seen).get(request.claim.name()).cloned().unwrap_or_default();
         for lease in &waiting {

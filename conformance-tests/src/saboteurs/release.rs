@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use leasehold_core::Result;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Delivery, OwnerToken, Release, ReleaseRequest};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Delivery, OwnerToken, ReleaseOutcome, ReleaseRequest};
 
 use super::{plain, stateful};
 use crate::faulty::lock;
@@ -22,9 +22,9 @@ plain! {
 
 #[async_trait]
 impl Hooks for ForgetsReleases {
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if inner.nth == 0 {
-            return Ok(Release::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         inner.backend.release(request).await
     }
@@ -32,7 +32,7 @@ impl Hooks for ForgetsReleases {
 
 #[async_trait]
 impl Hooks for IgnoresCertainty {
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
 }
@@ -56,17 +56,17 @@ stateful! {
 
 #[async_trait]
 impl Hooks for ForgetsWaiters {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
-        if let Ok(Acquisition::Queued { .. }) = &answer {
+        if let Ok(AcquireOutcome::Queued { .. }) = &answer {
             lock(&self.waited).insert(*request.claim.owner());
         }
         answer
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if lock(&self.waited).contains(request.claim.owner()) {
-            return Ok(Release::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         inner.backend.release(request).await
     }
@@ -74,16 +74,16 @@ impl Hooks for ForgetsWaiters {
 
 #[async_trait]
 impl Hooks for DoubtsEveryRelease {
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::InDoubt)).await
     }
 }
 
 #[async_trait]
 impl Hooks for TriesReleasesOnce {
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if !lock(&self.tried).insert(*request.claim.owner()) {
-            return Ok(Release::NotHeld);
+            return Ok(ReleaseOutcome::NotHeld);
         }
         inner.backend.release(request).await
     }

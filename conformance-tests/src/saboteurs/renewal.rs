@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Confirmation, Event, OwnerToken, Release, ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Confirmation, Event, OwnerToken, ReleaseOutcome, ReleaseRequest,
+    RenewRequest,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
 use tokio::runtime::Handle;
@@ -101,9 +102,9 @@ impl Hooks for RenewsHalfABatch {
 
 #[async_trait]
 impl Hooks for TakesSilenceForAnAnswer {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await {
-            Err(_) => Ok(Acquisition::Held { retry_after: request.ttl / 4 }),
+            Err(_) => Ok(AcquireOutcome::Contended { retry_after: request.ttl / 4 }),
             answer => answer,
         }
     }
@@ -121,8 +122,8 @@ impl Hooks for TakesSilenceForAnAnswer {
         answers
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
-        Ok(inner.backend.release(request).await.unwrap_or(Release::Released))
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        Ok(inner.backend.release(request).await.unwrap_or(ReleaseOutcome::Released))
     }
 }
 
@@ -151,7 +152,7 @@ impl StaysBroken {
 
 #[async_trait]
 impl Hooks for StaysBroken {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         if self.is_broken(inner.nth) {
             return Err(refused(ErrorKind::Unavailable));
         }
@@ -187,11 +188,11 @@ impl Saboteur for RenewsByItself {
 
 #[async_trait]
 impl Hooks for RenewsByItself {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
         let place = match &answer {
-            Ok(Acquisition::Granted(grant)) => grant.confirmation.place,
-            Ok(Acquisition::Queued { confirmation, .. }) => confirmation.place,
+            Ok(AcquireOutcome::Granted(grant)) => grant.confirmation.place,
+            Ok(AcquireOutcome::Queued { confirmation, .. }) => confirmation.place,
             _ => return answer,
         };
         let (backend, ttl) = (inner.backend.clone(), request.ttl);
@@ -218,7 +219,7 @@ stateful! {
 
 #[async_trait]
 impl Hooks for RenewsOnTheUsersRuntime {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         lock(&self.user).get_or_insert_with(Handle::current);
         inner.backend.acquire(request).await
     }
@@ -244,9 +245,9 @@ stateful! {
 
 #[async_trait]
 impl Hooks for CriesWolf {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let answer = inner.backend.acquire(request).await;
-        if let (Ok(Acquisition::Granted(_)), Some(core), false) =
+        if let (Ok(AcquireOutcome::Granted(_)), Some(core), false) =
             (&answer, inner.core(), self.cried.swap(true, Ordering::SeqCst))
         {
             let (core, owner, ttl) = (core.clone(), *request.claim.owner(), request.ttl);
@@ -272,7 +273,7 @@ stateful! {
 
 #[async_trait]
 impl Hooks for LosesARenewalWithTheUsersRuntime {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         lock(&self.user).get_or_insert_with(Handle::current);
         inner.backend.acquire(request).await
     }

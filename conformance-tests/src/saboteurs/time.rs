@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Capabilities, Clock, Confirmation, Delivery, Extend, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Answer, Capabilities, Clock, Confirmation, Delivery, Extend, ReleaseRequest,
     RenewRequest, Stamp, StoreClock, SystemClock,
 };
 use leasehold_core::{LockClientBuilder, Result};
@@ -51,12 +51,16 @@ fn with_ttl(request: &AcquireRequest, ttl: Duration) -> AcquireRequest {
 }
 
 /// Changes what an acquire confirms.
-async fn confirmed(inner: &Inner, request: &AcquireRequest, change: impl Fn(&mut Confirmation)) -> Result<Acquisition> {
+async fn confirmed(
+    inner: &Inner,
+    request: &AcquireRequest,
+    change: impl Fn(&mut Confirmation),
+) -> Result<AcquireOutcome> {
     let mut answer = inner.backend.acquire(request).await;
-    if let Ok(Acquisition::Granted(grant)) = &mut answer {
+    if let Ok(AcquireOutcome::Granted(grant)) = &mut answer {
         change(&mut grant.confirmation);
     }
-    if let Ok(Acquisition::Queued { confirmation, .. }) = &mut answer {
+    if let Ok(AcquireOutcome::Queued { confirmation, .. }) = &mut answer {
         change(confirmation);
     }
     answer
@@ -77,7 +81,7 @@ async fn renewed(inner: &Inner, leases: &[RenewRequest], change: impl Fn(&mut Co
 
 #[async_trait]
 impl Hooks for ShortLeases {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let half = with_ttl(request, request.ttl / 2);
         confirmed(inner, &half, |confirmation| confirmation.ttl = request.ttl).await
     }
@@ -85,7 +89,7 @@ impl Hooks for ShortLeases {
 
 #[async_trait]
 impl Hooks for LongLeases {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let thrice = with_ttl(request, request.ttl * 3);
         confirmed(inner, &thrice, |confirmation| confirmation.ttl = request.ttl).await
     }
@@ -93,14 +97,14 @@ impl Hooks for LongLeases {
 
 #[async_trait]
 impl Hooks for ReportsTooMuch {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         confirmed(inner, request, |confirmation| confirmation.ttl *= 2).await
     }
 }
 
 #[async_trait]
 impl Hooks for RoundsDown {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let ttl = Duration::from_millis(u64::try_from(request.ttl.as_millis()).unwrap_or(u64::MAX));
         inner.backend.acquire(&with_ttl(request, ttl)).await
     }
@@ -108,7 +112,7 @@ impl Hooks for RoundsDown {
 
 #[async_trait]
 impl Hooks for StampsTheAnswer {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         confirmed(inner, request, |confirmation| confirmation.sent = inner.now()).await
     }
 
@@ -126,7 +130,7 @@ impl Hooks for StampsRenewalsLate {
 
 #[async_trait]
 impl Hooks for ConfirmsTheWholeTtl {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         confirmed(inner, request, |confirmation| confirmation.ttl = request.ttl).await
     }
 }
@@ -137,7 +141,7 @@ fn from_the_future(inner: &Inner, confirmation: &mut Confirmation) {
 
 #[async_trait]
 impl Hooks for StampsTheFuture {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         confirmed(inner, request, |confirmation| from_the_future(inner, confirmation)).await
     }
 
@@ -289,7 +293,7 @@ impl Saboteur for SendsTheClientsClock {
 
 #[async_trait]
 impl Hooks for SendsTheClientsClock {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let at_server = with_ttl(request, self.server.by_this_clock(request.ttl));
         confirmed(inner, &at_server, |confirmation| confirmation.ttl = request.ttl).await
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Answer, CoreHandle, Event, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Answer, CoreHandle, Event, RenewRequest};
 use leasehold_core::{FencingToken, Result};
 
 use super::{plain, stateful};
@@ -64,9 +64,9 @@ macro_rules! mapping {
     ($($name:ident)*) => {
         $(#[async_trait]
         impl Hooks for $name {
-            async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+            async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
                 let mut answer = inner.backend.acquire(request).await;
-                if let Ok(Acquisition::Granted(grant)) = &mut answer {
+                if let Ok(AcquireOutcome::Granted(grant)) = &mut answer {
                     grant.token = self.map(inner.nth, grant.token);
                 }
                 answer

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireRequest, Acquisition, Delivery, OwnerToken, Release, ReleaseRequest};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Delivery, OwnerToken, ReleaseOutcome, ReleaseRequest};
 use leasehold_core::{ErrorKind, Result};
 
 use super::exclusion::refused;
@@ -19,14 +19,14 @@ use crate::hooks::{Hooks, Inner};
 struct Notes(Mutex<HashMap<OwnerToken, Instant>>);
 
 impl Notes {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest, kept: Duration) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest, kept: Duration) -> Result<AcquireOutcome> {
         if lock(&self.0).get(request.claim.owner()).is_some_and(|since| since.elapsed() < kept) {
             return Err(refused(ErrorKind::Lost));
         }
         inner.backend.acquire(request).await
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if request.delivery == Delivery::InDoubt {
             lock(&self.0).insert(*request.claim.owner(), Instant::now());
         }
@@ -44,11 +44,11 @@ stateful! {
 
 #[async_trait]
 impl Hooks for ForgetsWithdrawnClaims {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request, Duration::from_secs(2)).await
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.0.release(inner, request).await
     }
 }
@@ -72,11 +72,11 @@ impl Saboteur for CrashForgetsWithdrawnClaims {
 
 #[async_trait]
 impl Hooks for CrashForgetsWithdrawnClaims {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request, Duration::MAX).await
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.0.release(inner, request).await
     }
 }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use leasehold_conformance::hooks::{Hooks, Inner};
 use leasehold_core::Result;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, CoreHandle, Delivery, Event, Extend, OnContention, Release, ReleaseRequest,
-    RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, CoreHandle, Delivery, Event, Extend, OnContention, ReleaseOutcome,
+    ReleaseRequest, RenewRequest,
 };
 
 /// What the memory store does otherwise.
@@ -40,7 +40,7 @@ impl Difference {
 
 #[async_trait]
 impl Hooks for Difference {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match self {
             Self::NoPlaces => inner.backend.acquire(&request.clone().on_contention(OnContention::Fail)).await,
             _ => inner.backend.acquire(request).await,
@@ -64,7 +64,7 @@ impl Hooks for Difference {
         answers
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let delivery = match self {
             Self::NoTombstones => Delivery::Confirmed,
             Self::AlwaysTombstones => Delivery::InDoubt,

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Claim, Delivery, Event, Extend, OnContention, OwnerToken, PlaceNumber,
-    Release, RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Claim, Delivery, Event, Extend, OnContention, OwnerToken, PlaceNumber,
+    ReleaseOutcome, RenewRequest,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
@@ -195,8 +195,8 @@ impl<'a> Sequence<'a> {
             self.log.push(format!("{} acquires for {ttl:?}: {memory:?}", who(claim)));
             let withdrawn = memory.is_err();
             self.note(match &memory {
-                Ok(Acquisition::Granted(_)) => "granted",
-                Ok(Acquisition::Queued { .. }) => "queued",
+                Ok(AcquireOutcome::Granted(_)) => "granted",
+                Ok(AcquireOutcome::Queued { .. }) => "queued",
                 Ok(_) => "held",
                 Err(_) => "withdrawn",
             });
@@ -213,24 +213,24 @@ impl<'a> Sequence<'a> {
         &mut self,
         lock: usize,
         claim: &Claim,
-        memory: Result<Acquisition>,
-        redis: Result<Acquisition>,
+        memory: Result<AcquireOutcome>,
+        redis: Result<AcquireOutcome>,
     ) -> Compared {
         match (memory, redis) {
-            (Ok(Acquisition::Granted(memory)), Ok(Acquisition::Granted(redis))) => {
+            (Ok(AcquireOutcome::Granted(memory)), Ok(AcquireOutcome::Granted(redis))) => {
                 agree("the ttl", memory.confirmation.ttl, redis.confirmation.ttl)?;
                 self.token(lock, memory.token, redis.token)?;
                 self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
             }
             (
-                Ok(Acquisition::Queued { confirmation: memory, retry_after }),
-                Ok(Acquisition::Queued { confirmation: redis, retry_after: other }),
+                Ok(AcquireOutcome::Queued { confirmation: memory, retry_after }),
+                Ok(AcquireOutcome::Queued { confirmation: redis, retry_after: other }),
             ) => {
                 agree("the ttl of a place", memory.ttl, redis.ttl)?;
                 near("the next look", retry_after, other)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
-            (Ok(Acquisition::Held { retry_after }), Ok(Acquisition::Held { retry_after: other })) => {
+            (Ok(AcquireOutcome::Contended { retry_after }), Ok(AcquireOutcome::Contended { retry_after: other })) => {
                 near("the next look", retry_after, other)
             }
             (Err(memory), Err(redis)) if memory.kind() == ErrorKind::Lost => {
@@ -314,8 +314,8 @@ impl<'a> Sequence<'a> {
         for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
             let memory = self.clients(claim)[0].release(claim, delivery).await;
             self.log.push(format!("{} releases, {delivery:?}: {memory:?}", who(claim)));
-            self.note(if matches!(memory, Ok(Release::Released)) { "released" } else { "not held" });
-            let answered = |answer: Result<Release>| answer.map_err(|error| error.kind());
+            self.note(if matches!(memory, Ok(ReleaseOutcome::Released)) { "released" } else { "not held" });
+            let answered = |answer: Result<ReleaseOutcome>| answer.map_err(|error| error.kind());
             agree("release", answered(memory), answered(redis))?;
             self.locks[*lock].places.remove(claim.owner());
             // Most claims are used once; what comes late meets a tombstone, or finds its way as before.

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery,
-    Event, Extensions, Grant, LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, Release, ReleaseRequest,
-    RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting, WatchGuard, WatchNames, Watches,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle,
+    Delivery, Event, Extensions, Grant, LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, ReleaseOutcome,
+    ReleaseRequest, RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting, WatchGuard,
+    WatchNames, Watches,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -184,7 +185,7 @@ impl LockBackend for SessionBackend {
         self.client.core.attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let AcquireRequest { ref claim, ttl, .. } = *request;
         let sent = self.client.core.core()?.stamp();
         let mut state = self.store.state();
@@ -195,7 +196,7 @@ impl LockBackend for SessionBackend {
         }
         let held = match state.rows.get(claim.name()).and_then(|row| state.holder(row)) {
             Some((owner, session, _)) if owner == *claim.owner() => Some(session),
-            Some((.., left)) => return Ok(Acquisition::Held { retry_after: left.min(ttl / 3) }),
+            Some((.., left)) => return Ok(AcquireOutcome::Contended { retry_after: left.min(ttl / 3) }),
             None => None,
         };
         let session = self.session(&mut state, request, held, sent);
@@ -205,7 +206,7 @@ impl LockBackend for SessionBackend {
             row.token += 1;
         }
         let confirmation = Confirmation { ttl, sent, place: PlaceNumber::NONE };
-        Ok(Acquisition::Granted(Grant::new(FencingToken::new(row.token), confirmation)))
+        Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(row.token), confirmation)))
     }
 
     async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
@@ -217,7 +218,7 @@ impl LockBackend for SessionBackend {
         }
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let ReleaseRequest { claim, delivery, .. } = request;
         let was_held = {
             let mut state = self.store.state();
@@ -233,10 +234,10 @@ impl LockBackend for SessionBackend {
             was_held
         };
         if !was_held {
-            return Ok(Release::NotHeld);
+            return Ok(ReleaseOutcome::NotHeld);
         }
         self.store.changed(claim.name());
-        Ok(Release::Released)
+        Ok(ReleaseOutcome::Released)
     }
 
     fn capabilities(&self) -> Capabilities {

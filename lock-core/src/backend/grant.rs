@@ -68,7 +68,7 @@ impl Grant {
 /// The outcome of one attempt to acquire. An outcome that is not known is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Acquisition {
+pub enum AcquireOutcome {
     /// The claim holds the lock.
     Granted(Grant),
     /// The claim has a place in the server's queue.
@@ -80,7 +80,7 @@ pub enum Acquisition {
     },
     /// Another holds the lock, and the claim has no place, because the server keeps none or the claim wants
     /// none. The keeper asks again after `retry_after`, or earlier on an event.
-    Held {
+    Contended {
         /// How long the keeper waits before it asks again.
         retry_after: Duration,
     },
@@ -89,7 +89,7 @@ pub enum Acquisition {
 /// The outcome of a release. An outcome that is not known is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Release {
+pub enum ReleaseOutcome {
     /// The lease or place was this claim's and has ended.
     Released,
     /// This claim had neither lease nor place; nothing was changed.

@@ -32,7 +32,7 @@ pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreCloc
 pub use self::claim::Claim;
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
-pub use self::grant::{Acquisition, Confirmation, Grant, PlaceNumber, Release};
+pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseOutcome};
 pub use self::per_runtime::PerRuntime;
 pub use self::renewal::{Answer, Answers};
 pub use self::requests::{
@@ -78,7 +78,7 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 ///   [`Capabilities::max_ttl`], and so does that of a renewal. A [`LockName`](crate::LockName) is valid by its type.
 /// - **One batch.** A call renews one to [`Capabilities::renew_batch`] leases and places.
 /// - **Context.** lock-core adds the lock, the backend and the action to the errors about a lock that it hands on.
-/// - **Nothing is left.** An acquire that is answered [`Granted`](Acquisition::Granted) or [`Queued`](Acquisition::Queued), or fails with
+/// - **Nothing is left.** An acquire that is answered [`Granted`](AcquireOutcome::Granted) or [`Queued`](AcquireOutcome::Queued), or fails with
 ///   [`Indeterminate`](crate::ErrorKind::Indeterminate), is followed by a release of its claim, unless the backend itself reports the
 ///   claim as lost. The release is repeated until it is answered or the ttl is over.
 #[async_trait]
@@ -87,7 +87,7 @@ pub trait LockBackend: Send + Sync + 'static {
     fn attach(&self, core: CoreHandle);
 
     /// Tries once to get the lock.
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition>;
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome>;
 
     /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
     /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
@@ -97,7 +97,7 @@ pub trait LockBackend: Send + Sync + 'static {
 
     /// Ends the lease or place of a claim. With [`Delivery::InDoubt`] also makes sure that a request of this claim that
     /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release>;
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome>;
 
     /// What this backend promises. Constant once it is attached.
     fn capabilities(&self) -> Capabilities;
@@ -112,7 +112,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Arc<B> {
         (**self).attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         (**self).acquire(request).await
     }
 
@@ -120,7 +120,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Arc<B> {
         (**self).renew(requests, answers).await;
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         (**self).release(request).await
     }
 

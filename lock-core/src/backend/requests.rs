@@ -33,7 +33,7 @@ pub enum OnContention {
     /// A place in the server's queue, where the server keeps one.
     #[default]
     Queue,
-    /// Nothing: the answer is [`Held`](crate::backend::Acquisition::Held), and nothing is kept at the store.
+    /// Nothing: the answer is [`Held`](crate::backend::AcquireOutcome::Contended), and nothing is kept at the store.
     Fail,
 }
 
@@ -52,7 +52,7 @@ pub struct AcquireRequest {
     pub kind: LeaseKind,
     /// What is wanted while another claim holds the lock.
     pub on_contention: OnContention,
-    /// How many earlier acquires of this claim were answered [`Held`](crate::backend::Acquisition::Held).
+    /// How many earlier acquires of this claim were answered [`Held`](crate::backend::AcquireOutcome::Contended).
     pub attempt: u32,
 }
 

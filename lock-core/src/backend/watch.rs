@@ -10,7 +10,7 @@ use crate::sync::lock;
 
 /// Reports when a lock may be free.
 pub trait WatchNames: Send + Sync {
-    /// Watches the lock of a claim that was answered [`Held`](crate::backend::Acquisition::Held) and wants to wait. Sends at most one
+    /// Watches the lock of a claim that was answered [`Held`](crate::backend::AcquireOutcome::Contended) and wants to wait. Sends at most one
     /// [`Event::Changed`] for it, also when the lock became free before this call. lock-core calls this after every such answer, in place
     /// of the former watch of that lock. Dropping the guard ends the watch.
     ///

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::LeaseKeeper;
 use super::machines::wait_queue::no_answer;
-use crate::backend::{AcquireRequest, Acquisition, Claim, Delivery};
+use crate::backend::{AcquireOutcome, AcquireRequest, Claim, Delivery};
 use crate::error::{ErrorKind, Result};
 
 /// An acquire that is to be sent.
@@ -47,7 +47,7 @@ impl LeaseKeeper {
     }
 
     /// Takes the answer of an attempt.
-    fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<Acquisition>) {
+    fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<AcquireOutcome>) {
         let Attempt { request: AcquireRequest { claim, ttl, .. }, delivery } = attempt;
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
@@ -59,13 +59,13 @@ impl LeaseKeeper {
             // Everybody left meanwhile.
             self.call_ended(state, claim.owner());
             match answer {
-                Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => {
+                Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) => {
                     self.withdraw(state, claim, *delivery, *ttl);
                 }
                 Err(error) if error.kind() == ErrorKind::Indeterminate => {
                     self.withdraw(state, claim, Delivery::InDoubt, *ttl);
                 }
-                Ok(Acquisition::Held { .. }) | Err(_) => {}
+                Ok(AcquireOutcome::Contended { .. }) | Err(_) => {}
             }
         });
     }

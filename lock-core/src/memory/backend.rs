@@ -9,9 +9,9 @@ use super::record::Standing;
 use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
 use crate::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Break, Capabilities, Confirmation, CoreHandle,
-    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, List, LockBackend, Release, ReleaseRequest, RenewRequest, Scope,
-    StoreClock, Waiting,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Break, Capabilities, Confirmation, CoreHandle,
+    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest,
+    Scope, StoreClock, Waiting,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -52,17 +52,17 @@ impl LockBackend for MemoryBackend {
         self.line.attach(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (sent, ttl) = (self.stamp()?, request.ttl);
         match self.store.acquire(request, &self.line) {
             Standing::Holds { token, place, .. } => {
-                Ok(Acquisition::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
+                Ok(AcquireOutcome::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
             }
             Standing::Waits { place, retry_after } => {
                 let confirmation = Confirmation { ttl: ttl.min(LONGEST_PLACE_TTL), sent, place };
-                Ok(Acquisition::Queued { confirmation, retry_after })
+                Ok(AcquireOutcome::Queued { confirmation, retry_after })
             }
-            Standing::Absent { retry_after } => Ok(Acquisition::Held { retry_after }),
+            Standing::Absent { retry_after } => Ok(AcquireOutcome::Contended { retry_after }),
             Standing::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")),
         }
     }
@@ -78,9 +78,9 @@ impl LockBackend for MemoryBackend {
         }
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let ended = self.store.release(request, &self.line);
-        Ok(if ended { Release::Released } else { Release::NotHeld })
+        Ok(if ended { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -176,11 +176,11 @@ mod tests {
             Self { backend, told }
         }
 
-        async fn acquire(&self, claim: &Claim) -> Acquisition {
+        async fn acquire(&self, claim: &Claim) -> AcquireOutcome {
             self.backend.acquire(&AcquireRequest::new(claim.clone(), TTL)).await.unwrap()
         }
 
-        async fn release(&self, claim: &Claim) -> Release {
+        async fn release(&self, claim: &Claim) -> ReleaseOutcome {
             self.backend.release(&ReleaseRequest::new(claim.clone(), Delivery::Confirmed)).await.unwrap()
         }
 
@@ -200,9 +200,9 @@ mod tests {
         Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([owner; 16]), holder)
     }
 
-    fn token_of(acquisition: Acquisition) -> u64 {
+    fn token_of(acquisition: AcquireOutcome) -> u64 {
         match acquisition {
-            Acquisition::Granted(grant) => grant.token.get(),
+            AcquireOutcome::Granted(grant) => grant.token.get(),
             other => panic!("{other:?}"),
         }
     }
@@ -213,10 +213,10 @@ mod tests {
         let [first, second] = [Client::new(&store), Client::new(&store)];
         let [a, b] = [claim("n", 1), claim("n", 2)];
         assert_eq!(token_of(first.acquire(&a).await), 1);
-        assert!(matches!(second.acquire(&b).await, Acquisition::Queued { .. }));
+        assert!(matches!(second.acquire(&b).await, AcquireOutcome::Queued { .. }));
         assert!(matches!(first.renew(&a, 1).await, Answer::Renewed(_)));
         assert!(matches!(second.renew(&b, 2).await, Answer::Waiting { .. }));
-        assert_eq!(first.release(&a).await, Release::Released);
+        assert_eq!(first.release(&a).await, ReleaseOutcome::Released);
         assert_eq!(*second.told.lock().unwrap(), [(*b.owner(), 2)]);
         assert!(first.told.lock().unwrap().is_empty());
         assert!(matches!(second.renew(&b, 2).await, Answer::Granted(grant) if grant.token == FencingToken::new(2)));
@@ -245,7 +245,7 @@ mod tests {
             }
             assert!(matches!(client.renew(&a, 1).await, Answer::Lost));
         }
-        assert_eq!(client.release(&claim("n", 3)).await, Release::NotHeld);
+        assert_eq!(client.release(&claim("n", 3)).await, ReleaseOutcome::NotHeld);
     }
 
     #[tokio::test]
@@ -253,11 +253,11 @@ mod tests {
         let store = MemoryStore::default();
         let client = Client::new(&store);
         let [a, b] = [claim("a", 1), claim("b", 2)];
-        assert_eq!(client.release(&a).await, Release::NotHeld);
+        assert_eq!(client.release(&a).await, ReleaseOutcome::NotHeld);
         assert_eq!(store.census().records, 0);
         for claim in [&a, &b] {
             let withdraw = ReleaseRequest::new(claim.clone(), Delivery::InDoubt);
-            assert_eq!(client.backend.release(&withdraw).await.unwrap(), Release::NotHeld);
+            assert_eq!(client.backend.release(&withdraw).await.unwrap(), ReleaseOutcome::NotHeld);
         }
         assert_eq!((store.census().records, store.census().tombstones), (2, 2));
         let seen = client.backend.inspect(a.name()).await.unwrap().unwrap();
@@ -317,7 +317,9 @@ mod tests {
         client.acquire(&claim("n", 1)).await;
         let request = AcquireRequest::new(claim("n", 2), TTL).on_contention(OnContention::Fail);
         let answer = client.backend.acquire(&request).await.unwrap();
-        assert!(matches!(answer, Acquisition::Held { retry_after } if retry_after > TTL / 2 && retry_after <= TTL));
+        assert!(
+            matches!(answer, AcquireOutcome::Contended { retry_after } if retry_after > TTL / 2 && retry_after <= TTL)
+        );
         assert_eq!(store.census().places, 0);
     }
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use leasehold_core::LossReason;
-use leasehold_core::backend::{Answer, Delivery, Release};
+use leasehold_core::backend::{Answer, Delivery, ReleaseOutcome};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -127,7 +127,7 @@ async fn a_claim_with_an_unanswered_acquire_is_withdrawn_in_doubt() {
         let (withdrawn, delivery, answer) = store.release().await;
         assert_eq!(withdrawn.owner(), claim.owner());
         assert_eq!(delivery, Delivery::InDoubt, "the first request may still arrive");
-        answer.send(Ok(Release::Released)).unwrap();
+        answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     }
     store.is_silent(TTL * 2).await;
 }
@@ -143,7 +143,7 @@ async fn what_is_renewed_just_now_is_ended_in_doubt() {
     drop(guard);
     let (_, delivery, answer) = store.release().await;
     assert_eq!(delivery, Delivery::InDoubt, "a renewal is under way");
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     drop(renewal);
 
     let waiter = acquire(&client);
@@ -157,7 +157,7 @@ async fn what_is_renewed_just_now_is_ended_in_doubt() {
     drop(guard);
     let (_, delivery, answer) = store.release().await;
     assert_eq!(delivery, Delivery::InDoubt, "the renewal of the place is under way");
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     drop(renewal);
 
     let waiter = acquire(&client);
@@ -235,7 +235,7 @@ async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     answer.send(Answer::Lost).map_err(drop).unwrap();
     let (_, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
     assert_eq!((delivery, guard.is_held()), (Delivery::InDoubt, false));
-    answer.send(Ok(Release::NotHeld)).unwrap();
+    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     drop(guard);
     store.is_silent(TTL * 2).await;
 }
@@ -314,7 +314,7 @@ async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     store.push(&claim, 3, 1);
     let (withdrawn, _, answer) = timeout(AT_ONCE, store.release()).await.expect("the withdraw goes on at once");
     assert_eq!(withdrawn.owner(), claim.owner());
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_silent(TTL * 2).await;
 }
 

@@ -3,7 +3,7 @@
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Confirmation, Delivery, Grant, Release, Stamp};
+use leasehold_core::backend::{AcquireOutcome, Confirmation, Delivery, Grant, ReleaseOutcome, Stamp};
 use leasehold_core::{ErrorKind, FencingToken, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -23,7 +23,7 @@ async fn an_acquire_that_was_dropped_and_never_ends_is_withdrawn() {
     let (withdrawn, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
     assert_eq!((withdrawn.owner(), delivery), (claim.owner(), Delivery::InDoubt));
     assert!(begun.elapsed() >= CALL_BOUND && begun.elapsed() <= CALL_BOUND * 3 / 2, "after {:?}", begun.elapsed());
-    answer.send(Ok(Release::NotHeld)).unwrap();
+    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
     drop(client);
     store.is_silent(TTL).await;
@@ -40,7 +40,7 @@ async fn a_shutdown_outlasts_an_acquire_that_never_ends() {
     let shutdown = tokio::spawn(async move { client.shutdown().await });
     let (_, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
     assert_eq!(delivery, Delivery::InDoubt);
-    answer.send(Ok(Release::NotHeld)).unwrap();
+    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     timeout(CALL_BOUND, shutdown).await.expect("the shutdown ends").unwrap().unwrap();
 }
 
@@ -55,12 +55,12 @@ async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_m
         waiter.abort();
         sleep(10 * MS).await;
         if granted {
-            answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+            answer.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
             let (_, delivery, answer) = timeout(MS * 5, store.release()).await.expect("it is taken back at once");
             assert_eq!(delivery, Delivery::Confirmed);
-            answer.send(Ok(Release::Released)).unwrap();
+            answer.send(Ok(ReleaseOutcome::Released)).unwrap();
         } else {
-            answer.send(Ok(Acquisition::Held { retry_after: TTL })).unwrap();
+            answer.send(Ok(AcquireOutcome::Contended { retry_after: TTL })).unwrap();
         }
         store.is_silent(TTL).await;
     }
@@ -74,12 +74,12 @@ async fn an_acquire_that_is_granted_after_its_withdraw_is_taken_back() {
     let waiter = tokio::spawn(async move { lock.acquire().await });
     let (claim, late) = store.acquire().await;
     waiter.abort();
-    store.release().await.2.send(Ok(Release::NotHeld)).unwrap();
+    store.release().await.2.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     sleep(TTL).await;
-    late.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    late.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
     let (withdrawn, _, answer) = timeout(MS * 5, store.release()).await.expect("it is taken back at once");
     assert_eq!(withdrawn.owner(), claim.owner());
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
 }
 
 /// The same for a release: it is sent again, in doubt, by the keeper.
@@ -97,7 +97,7 @@ async fn a_release_that_was_dropped_and_never_ends_is_sent_again() {
     let (_, delivery, answer) = timeout(TTL, store.release()).await.expect("it is sent again");
     assert_eq!(delivery, Delivery::InDoubt);
     assert!(begun.elapsed() >= CALL_BOUND && begun.elapsed() <= CALL_BOUND * 3 / 2, "after {:?}", begun.elapsed());
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
 }
 
@@ -112,7 +112,7 @@ async fn a_lease_that_was_lost_during_a_renewal_is_released_in_doubt() {
     sleep(TTL / 2).await;
     let confirmation = Confirmation { sent: Stamp::from_start(Duration::ZERO), ..store.confirms(1) };
     sleep(TTL * 35 / 100).await;
-    answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
     let guard = acquire.await.unwrap().unwrap();
     let (_, _never) = store.renew().await;
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
@@ -136,7 +136,7 @@ async fn a_stalled_first_acquire_holds_nobody_up() {
         match timeout(CALL_BOUND * 2, store.call()).await.expect("the stalled claim is withdrawn, and a new one drawn")
         {
             Call::Release(claim, delivery, answer) => {
-                answer.send(Ok(Release::NotHeld)).unwrap();
+                answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
                 withdrawn = Some((*claim.owner(), delivery));
             }
             Call::Acquire(claim, answer) => next = Some((claim, answer)),
@@ -147,7 +147,7 @@ async fn a_stalled_first_acquire_holds_nobody_up() {
     let (second, answer) = next.unwrap();
     assert_ne!(first.owner(), second.owner());
     drop(stalls);
-    answer.send(Ok(Acquisition::Granted(store.grant(2, 1)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(store.grant(2, 1)))).unwrap();
     let guard = timeout(5 * MS, waits).await.expect("granted").unwrap().unwrap();
     assert!(guard.is_held());
 }
@@ -173,7 +173,7 @@ async fn an_acquire_past_its_bound_leaves_a_doubt() {
             }
             Ok(Call::Release(claim, delivery, answer)) => {
                 withdrawn = Some((*claim.owner(), delivery));
-                answer.send(Ok(Release::NotHeld)).unwrap();
+                answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
             }
             Ok(Call::Renew(..)) => panic!("nothing was granted"),
             Err(_) => {}
@@ -221,7 +221,7 @@ async fn a_release_past_its_bound_leaves_a_doubt() {
     assert_eq!(delivery, Delivery::Confirmed);
     let (_, delivery, answer) = timeout(OVERDUE, store.release()).await.expect("it is sent again");
     assert_eq!(delivery, Delivery::InDoubt);
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_silent(TTL * 2).await;
 }
 
@@ -238,6 +238,6 @@ async fn an_awaited_release_past_its_bound_leaves_a_doubt() {
     assert_eq!(released.unwrap_err().kind(), ErrorKind::Indeterminate);
     let (_, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is sent again");
     assert_eq!(delivery, Delivery::InDoubt);
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_silent(TTL * 2).await;
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_core::backend::{Acquisition, Answer, Delivery, Event, OnContention, Release};
+use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, Event, OnContention, ReleaseOutcome};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -20,10 +20,10 @@ async fn an_acquire_that_outlives_its_client_is_taken_back() {
     drop(waiter.await);
     drop(client);
     sleep(10 * MS).await;
-    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
     let (released, _, answer) = store.release().await;
     assert_eq!(released.owner(), claim.owner());
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_over().await;
 }
 
@@ -42,7 +42,7 @@ async fn a_release_that_outlives_its_client_goes_on() {
     drop(release.await);
     sleep(10 * MS).await;
     answer.send(Err(refused())).unwrap();
-    store.release().await.2.send(Ok(Release::Released)).unwrap();
+    store.release().await.2.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_over().await;
 }
 
@@ -58,10 +58,10 @@ async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unavailable);
     sleep(10 * MS).await;
     assert!(!shutdown.is_finished(), "the acquire may yet be granted");
-    acquired.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    acquired.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
     let (_, _, answer) = store.release().await;
     assert!(!shutdown.is_finished(), "the lease is not released");
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     shutdown.await.unwrap().unwrap();
 }
 
@@ -78,7 +78,9 @@ async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
         sleep(MS).await;
         tries.abort();
         drop(tries.await);
-        answer.send(if unanswered { Err(refused()) } else { Ok(Acquisition::Held { retry_after: TTL * 10 }) }).unwrap();
+        answer
+            .send(if unanswered { Err(refused()) } else { Ok(AcquireOutcome::Contended { retry_after: TTL * 10 }) })
+            .unwrap();
         let (next, _answer) = timeout(TTL, store.acquire()).await.expect("the waiter asks for itself");
         assert_eq!(store.asked().on_contention, OnContention::Queue);
         assert_ne!(next.owner(), claim.owner());
@@ -98,7 +100,7 @@ async fn a_fixed_lease_that_inherits_a_shorter_ttl_gets_its_own() {
     drop(short.await);
     let mut grant = store.grant(1, 1);
     grant.confirmation.ttl = TTL / 3;
-    answer.send(Ok(Acquisition::Granted(grant))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(grant))).unwrap();
     let guard = timeout(AT_ONCE, long).await.expect("it holds").unwrap().unwrap();
     let (lease, answer) = timeout(110 * MS, store.renew()).await.expect("it is renewed once, soon after the grant");
     assert_eq!(lease.ttl, TTL);
@@ -147,16 +149,16 @@ async fn a_late_answer_ends_no_other_withdraw() {
     waiter.abort();
     let (_, _, late) = store.release().await;
     let (_, _, answer) = store.release().await;
-    answer.send(Ok(Release::NotHeld)).unwrap();
+    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     sleep(MS).await;
     second.send(Ok(store.queued(1))).unwrap();
     let (_, delivery, answer) = store.release().await;
     assert_eq!(delivery, Delivery::InDoubt);
-    late.send(Ok(Release::NotHeld)).unwrap();
+    late.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     sleep(MS).await;
     // It is not over yet: it fails, and is tried again.
     answer.send(Err(refused())).unwrap();
-    store.release().await.2.send(Ok(Release::Released)).unwrap();
+    store.release().await.2.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_silent(TTL).await;
 }
 
@@ -191,7 +193,7 @@ async fn each_loss_is_counted_once() {
         assert_eq!((client.stats().held, client.stats().lost), (0, token));
         drop(guard);
         if reason != LossReason::Gone {
-            store.release().await.2.send(Ok(Release::Released)).unwrap();
+            store.release().await.2.send(Ok(ReleaseOutcome::Released)).unwrap();
         }
         if let Some(shutdown) = shutdown {
             shutdown.await.unwrap().unwrap();
@@ -244,7 +246,7 @@ async fn an_expired_lease_is_released_when_its_guard_goes() {
         let (released, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is released");
         assert_eq!(released.owner(), claim.owner());
         assert_eq!(delivery, if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed });
-        answer.send(Ok(Release::NotHeld)).unwrap();
+        answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
         store.is_silent(TTL).await;
     }
 }

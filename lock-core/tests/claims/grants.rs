@@ -1,7 +1,7 @@
 //! Which grants and confirmations count for a claim, and which end it.
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Confirmation, Delivery, Event, Grant, OwnerToken, PlaceNumber, Release,
+    AcquireOutcome, Answer, Confirmation, Delivery, Event, Grant, OwnerToken, PlaceNumber, ReleaseOutcome,
 };
 use leasehold_core::{FencingToken, LossReason, Result};
 use tokio::sync::oneshot;
@@ -100,10 +100,10 @@ async fn a_grant_that_arrives_after_its_validity_is_taken_back() {
     let (claim, answer) = store.acquire().await;
     let confirmation = Confirmation { ttl: MS * 500, sent: store.now(), place: PlaceNumber::new(1) };
     sleep(MS * 455).await;
-    answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
     let next = taken_back_and_drawn_anew(&mut store, claim.owner()).await;
     assert_eq!((client.stats().granted, client.stats().lost), (0, 0));
-    next.send(Ok(Acquisition::Granted(store.grant(2, 2)))).unwrap();
+    next.send(Ok(AcquireOutcome::Granted(store.grant(2, 2)))).unwrap();
     assert_eq!(granted(waiter).await.fencing_token().get(), 2);
 }
 
@@ -127,17 +127,17 @@ async fn a_grant_with_an_inherited_longer_ttl_is_taken_back() {
         } else {
             long.abort();
             sleep(MS).await;
-            answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+            answer.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
         }
         let next = taken_back_and_drawn_anew(&mut store, claim.owner()).await;
         assert_eq!(store.asked().ttl, TTL / 3);
         let confirmation = Confirmation { ttl: TTL / 3, ..store.confirms(2) };
-        next.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(2), confirmation)))).unwrap();
+        next.send(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(2), confirmation)))).unwrap();
         assert_eq!(granted(short).await.fencing_token().get(), 2);
     }
 }
 
-type Granting = oneshot::Sender<Result<Acquisition>>;
+type Granting = oneshot::Sender<Result<AcquireOutcome>>;
 
 /// The claim of this owner is withdrawn, and another one asks. Nothing is in doubt.
 async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Granting {
@@ -146,7 +146,7 @@ async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Gra
         match timeout(AT_ONCE, store.call()).await.expect("the claim goes back, and another one is drawn") {
             Call::Release(claim, delivery, answer) => {
                 withdrawn = Some((*claim.owner(), delivery));
-                answer.send(Ok(Release::Released)).unwrap();
+                answer.send(Ok(ReleaseOutcome::Released)).unwrap();
             }
             Call::Acquire(claim, answer) => {
                 assert_ne!(claim.owner(), owner);
@@ -175,7 +175,7 @@ async fn a_grant_during_an_acquire_is_joined_with_its_answer() {
     store.push(&claim, 3, 1);
     sleep(MS).await;
     assert!(!waiter.is_finished(), "an acquire is under way");
-    answer.send(Ok(Acquisition::Granted(sent))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(sent))).unwrap();
     let guard = granted(waiter).await;
     assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
     store.is_silent(TTL / 4).await;

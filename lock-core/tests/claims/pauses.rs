@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Delivery, Release};
+use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, ReleaseOutcome};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -143,7 +143,7 @@ async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_ef
         };
         let (withdrawn, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn at once");
         assert_eq!((withdrawn.owner(), delivery), (claim.owner(), expected));
-        answer.send(Ok(Release::NotHeld)).unwrap();
+        answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
         store.is_silent(TTL).await;
     }
 }
@@ -187,7 +187,7 @@ async fn a_wait_that_ends_in_doubt_says_so() {
     let lock = client.lock("job").wait(MS * 50);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     let (_, answer) = store.acquire().await;
-    answer.send(Ok(Acquisition::Held { retry_after: TTL })).unwrap();
+    answer.send(Ok(AcquireOutcome::Contended { retry_after: TTL })).unwrap();
     let outcome = timeout(MS * 60, waiter).await.expect("the wait ends").unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
 }

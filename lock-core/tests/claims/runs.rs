@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Release};
+use leasehold_core::backend::{AcquireOutcome, Answer, ReleaseOutcome};
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::{sleep, timeout};
 
@@ -12,8 +12,8 @@ use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unk
 #[tokio::test(start_paused = true)]
 async fn a_run_fails_where_the_lease_was_lost() {
     for (released, expected) in [
-        (Ok(Release::Released), None),
-        (Ok(Release::NotHeld), Some(ErrorKind::Lost)),
+        (Ok(ReleaseOutcome::Released), None),
+        (Ok(ReleaseOutcome::NotHeld), Some(ErrorKind::Lost)),
         (Err(unknown()), None),
         (Err(refused()), None),
         (Err(Error::new(ErrorKind::Auth, "planted")), None),
@@ -39,7 +39,7 @@ async fn every_call_and_every_end_is_counted() {
     let waiter = acquire(&client);
     store.grants(1, 1).await;
     let _guard = granted(waiter).await;
-    for answer in [Ok(Acquisition::Held { retry_after: TTL }), Err(refused())] {
+    for answer in [Ok(AcquireOutcome::Contended { retry_after: TTL }), Err(refused())] {
         let lock = client.lock("other");
         let trial = tokio::spawn(async move { lock.try_acquire().await });
         let (_, reply) = store.acquire().await;

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery,
-    Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, Release, ReleaseRequest, RenewRequest, Stamp, TtlScope,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery,
+    Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
+    TtlScope,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
@@ -23,9 +24,9 @@ pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 
 /// A call that waits for its answer. Each lease of a renewal is a call here.
 pub(crate) enum Call {
-    Acquire(Claim, oneshot::Sender<Result<Acquisition>>),
+    Acquire(Claim, oneshot::Sender<Result<AcquireOutcome>>),
     Renew(RenewRequest, oneshot::Sender<Answer>),
-    Release(Claim, Delivery, oneshot::Sender<Result<Release>>),
+    Release(Claim, Delivery, oneshot::Sender<Result<ReleaseOutcome>>),
 }
 
 struct Scripted {
@@ -54,7 +55,7 @@ impl LockBackend for Scripted {
         let _ = self.core.set(core);
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         *self.asked.lock().unwrap() = Some(request.clone());
         self.ask(|send| Call::Acquire(request.claim.clone(), send)).await.unwrap_or_else(|| Err(no_answer()))
     }
@@ -77,7 +78,7 @@ impl LockBackend for Scripted {
         .await;
     }
 
-    async fn release(&self, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         self.ask(|send| Call::Release(request.claim.clone(), request.delivery, send))
             .await
             .unwrap_or_else(|| Err(no_answer()))
@@ -167,7 +168,7 @@ impl Store {
         timeout(Duration::from_secs(60), self.calls.recv()).await.expect("a call").expect("a client")
     }
 
-    pub(crate) async fn acquire(&mut self) -> (Claim, oneshot::Sender<Result<Acquisition>>) {
+    pub(crate) async fn acquire(&mut self) -> (Claim, oneshot::Sender<Result<AcquireOutcome>>) {
         match self.call().await {
             Call::Acquire(claim, answer) => (claim, answer),
             other => panic!("{}", other.name()),
@@ -184,7 +185,7 @@ impl Store {
     /// The next acquire is granted.
     pub(crate) async fn grants(&mut self, place: u64, token: u64) -> Claim {
         let (claim, answer) = self.acquire().await;
-        answer.send(Ok(Acquisition::Granted(self.grant(place, token)))).expect("somebody waits for it");
+        answer.send(Ok(AcquireOutcome::Granted(self.grant(place, token)))).expect("somebody waits for it");
         claim
     }
 
@@ -195,7 +196,7 @@ impl Store {
         }
     }
 
-    pub(crate) async fn release(&mut self) -> (Claim, Delivery, oneshot::Sender<Result<Release>>) {
+    pub(crate) async fn release(&mut self) -> (Claim, Delivery, oneshot::Sender<Result<ReleaseOutcome>>) {
         match self.call().await {
             Call::Release(claim, delivery, answer) => (claim, delivery, answer),
             other => panic!("{}", other.name()),
@@ -233,8 +234,8 @@ impl Store {
         Confirmation { ttl: TTL, sent: self.now(), place: PlaceNumber::new(place) }
     }
 
-    pub(crate) fn queued(&self, place: u64) -> Acquisition {
-        Acquisition::Queued { confirmation: self.confirms(place), retry_after: TTL * 10 }
+    pub(crate) fn queued(&self, place: u64) -> AcquireOutcome {
+        AcquireOutcome::Queued { confirmation: self.confirms(place), retry_after: TTL * 10 }
     }
 
     pub(crate) fn grant(&self, place: u64, token: u64) -> Grant {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Answer, Delivery, Extend, LeaseKind, Release, TtlScope};
+use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, Extend, LeaseKind, ReleaseOutcome, TtlScope};
 use leasehold_core::{LockClient, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -55,7 +55,7 @@ async fn a_lease_that_is_released_within_min_hold_is_renewed_until_then() {
         let Call::Release(released, delivery, answer) = last else { panic!("the lease is released") };
         assert_eq!((released.owner(), delivery), (claim.owner(), Delivery::Confirmed));
         assert!(begun.elapsed() >= TTL * 2, "released after {:?}", begun.elapsed());
-        answer.send(Ok(Release::Released)).unwrap();
+        answer.send(Ok(ReleaseOutcome::Released)).unwrap();
         drop(client);
         store.is_over().await;
     }
@@ -79,7 +79,7 @@ async fn a_lease_that_is_held_over_outlasts_failed_renewals() {
                     answer.send(Answer::Unknown(error())).map_err(drop).unwrap();
                 }
                 Call::Release(_, delivery, answer) => {
-                    answer.send(Ok(Release::NotHeld)).unwrap();
+                    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
                     break delivery;
                 }
                 Call::Acquire(..) => panic!("nobody acquires"),
@@ -117,7 +117,7 @@ async fn a_lease_that_has_reached_max_hold_is_released_at_once() {
     assert_eq!((released.owner(), delivery), (claim.owner(), Delivery::Confirmed));
     assert!(begun.elapsed() >= TTL * 3 / 2, "released after {:?}", begun.elapsed());
     assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
-    answer.send(Ok(Release::Released)).unwrap();
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     drop(guard);
     store.is_silent(TTL * 2).await;
 }
@@ -147,7 +147,7 @@ async fn a_lease_that_the_clock_ends_is_released_once() {
                 Call::Release(_, delivery, answer) => {
                     released += 1;
                     assert_eq!(delivery, Delivery::InDoubt);
-                    answer.send(Ok(Release::NotHeld)).unwrap();
+                    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
                 }
                 Call::Acquire(..) => panic!("nobody acquires"),
             }
@@ -173,9 +173,9 @@ async fn a_claim_is_not_used_for_a_lease_of_another_session() {
             match timeout(AT_ONCE, store.call()).await.expect("a withdraw and an acquire") {
                 Call::Release(claim, _, answer) => {
                     withdrawn = Some(*claim.owner());
-                    answer.send(Ok(Release::Released)).unwrap();
+                    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
                 }
-                Call::Acquire(_, answer) => answer.send(Ok(Acquisition::Granted(store.grant(2, 2)))).unwrap(),
+                Call::Acquire(_, answer) => answer.send(Ok(AcquireOutcome::Granted(store.grant(2, 2)))).unwrap(),
                 Call::Renew(..) => panic!("nothing is due"),
             }
             sleep(MS).await;
@@ -203,7 +203,7 @@ async fn a_failed_release_goes_on_while_the_session_lives() {
         match store.call().await {
             Call::Renew(_, answer) => answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap(),
             Call::Release(.., answer) if begun.elapsed() > TTL * 3 => {
-                break answer.send(Ok(Release::Released)).unwrap();
+                break answer.send(Ok(ReleaseOutcome::Released)).unwrap();
             }
             Call::Release(.., answer) => answer.send(Err(unknown())).unwrap(),
             Call::Acquire(..) => panic!("nobody acquires"),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Claim, Confirmation, Delivery, Extend, Grant, Mode, OnContention, Release,
+    AcquireOutcome, Answer, Claim, Confirmation, Delivery, Extend, Grant, Mode, OnContention, ReleaseOutcome,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason};
@@ -23,7 +23,7 @@ async fn a_lease_is_asked_for_no_longer_than_max_hold() {
         let confirmation = Confirmation { ttl: first, ..store.confirms(1) };
         sleep(AT_ONCE).await;
         let begun = Instant::now();
-        answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+        answer.send(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
         let guard = acquire.await.unwrap().unwrap();
         let mut asked = Duration::ZERO;
         while begun.elapsed() + asked + MS < max_hold {
@@ -49,7 +49,7 @@ async fn a_fixed_lease_is_asked_for_no_longer_than_max_hold() {
     let (_, answer) = store.acquire().await;
     assert_eq!(store.asked().ttl, TTL / 3);
     let confirmation = Confirmation { ttl: TTL / 3, ..store.confirms(1) };
-    answer.send(Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(1), confirmation)))).unwrap();
     let guard = acquire.await.unwrap().unwrap();
     store.is_silent(TTL / 4).await;
     assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
@@ -79,7 +79,7 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
     assert_eq!(store.asked().on_contention, OnContention::Fail);
     let waits = tokio::spawn(async move { waits.acquire().await });
     sleep(MS).await;
-    answer.send(Ok(Acquisition::Held { retry_after: TTL * 10 })).unwrap();
+    answer.send(Ok(AcquireOutcome::Contended { retry_after: TTL * 10 })).unwrap();
     let refused = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
     assert!(refused.unwrap().is_none());
     let _answer = timeout(AT_ONCE, store.acquire()).await.expect("the waiter asks for a place").1;
@@ -97,7 +97,7 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_shares_its_grant() {
     let (_, answer) = store.acquire().await;
     let waits = tokio::spawn(async move { waits.acquire().await });
     sleep(MS).await;
-    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
     let tried = timeout(AT_ONCE, tries).await.expect("granted").unwrap().unwrap().expect("granted");
     let waited = timeout(AT_ONCE, waits).await.expect("granted").unwrap().unwrap();
     assert_eq!(tried.fencing_token(), waited.fencing_token());
@@ -118,7 +118,7 @@ async fn acquires_of_one_holder_agree_in_max_hold_and_min_hold() {
         let refused = timeout(AT_ONCE, other.acquire()).await.expect("refused at once");
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidInput);
     }
-    answer.send(Ok(Acquisition::Granted(store.grant(1, 1)))).unwrap();
+    answer.send(Ok(AcquireOutcome::Granted(store.grant(1, 1)))).unwrap();
     let _guard = first.await.unwrap().unwrap();
     for other in &others {
         let refused = timeout(AT_ONCE, other.acquire()).await.expect("refused at once");
@@ -156,7 +156,7 @@ async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
         assert!(begun.elapsed() >= shortest, "withdrawn within `min_hold`, after {:?}", begun.elapsed());
         assert!(begun.elapsed() <= shortest + 20 * MS, "withdrawn late, after {:?}", begun.elapsed());
         assert_eq!((withdrawn.owner(), delivery), (claim.owner(), Delivery::InDoubt));
-        answer.send(Ok(Release::NotHeld)).unwrap();
+        answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
         store.is_silent(TTL * 2).await;
     }
 }
@@ -189,11 +189,11 @@ async fn takes_back_and_shares(store: &mut Store, first: &Claim) {
         match store.call().await {
             Call::Release(claim, delivery, answer) => {
                 assert_eq!((claim.owner(), delivery), (first.owner(), Delivery::Confirmed));
-                answer.send(Ok(Release::Released)).unwrap();
+                answer.send(Ok(ReleaseOutcome::Released)).unwrap();
             }
             Call::Acquire(_, answer) => {
                 assert_eq!(store.asked().mode, Mode::Shared);
-                answer.send(Ok(Acquisition::Granted(store.grant(2, 2)))).unwrap();
+                answer.send(Ok(AcquireOutcome::Granted(store.grant(2, 2)))).unwrap();
             }
             Call::Renew(..) => panic!("nothing is held"),
         }
@@ -227,7 +227,7 @@ async fn a_grant_in_the_mode_of_somebody_who_left_goes_back() {
         sleep(MS).await;
         exclusive.abort();
         sleep(MS).await;
-        let outcome = if is_granted { Acquisition::Granted(store.grant(1, 1)) } else { store.queued(1) };
+        let outcome = if is_granted { AcquireOutcome::Granted(store.grant(1, 1)) } else { store.queued(1) };
         answer.send(Ok(outcome)).unwrap();
         takes_back_and_shares(&mut store, &first).await;
         drop(granted(shared).await);

@@ -1,7 +1,7 @@
 //! How waits end, and what is sent for those who wait.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Answer, Delivery, OnContention, Release};
+use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, OnContention, ReleaseOutcome};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -46,7 +46,7 @@ async fn a_wait_without_a_place_asks_once_more_before_its_end() {
         let (client, mut store) = scripted();
         let lock = client.lock("job").wait(TTL / 2);
         let waiter = tokio::spawn(async move { lock.acquire().await });
-        let held = || Ok(Acquisition::Held { retry_after: TTL * 10 });
+        let held = || Ok(AcquireOutcome::Contended { retry_after: TTL * 10 });
         store.acquire().await.1.send(held()).unwrap();
         // Another, whose wait ends before the first one's.
         sleep(MS).await;
@@ -104,11 +104,11 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
             match timeout(AT_ONCE, store.call()).await.expect("the place is taken back, and the other one asks") {
                 Call::Release(claim, delivery, answer) => {
                     withdrawn = Some((*claim.owner(), delivery));
-                    answer.send(Ok(Release::Released)).unwrap();
+                    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
                 }
                 Call::Acquire(_, answer) => {
                     assert_eq!(store.asked().on_contention, OnContention::Queue);
-                    answer.send(Ok(Acquisition::Granted(store.grant(2, 1)))).unwrap();
+                    answer.send(Ok(AcquireOutcome::Granted(store.grant(2, 1)))).unwrap();
                 }
                 Call::Renew(..) => panic!("nobody wants that place"),
             }
@@ -141,7 +141,7 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
                 Call::Acquire(_, answer) => answer.send(Err(refused())).unwrap(),
                 Call::Release(claim, delivery, answer) => {
                     withdrawn = Some((*claim.owner(), delivery));
-                    answer.send(Ok(Release::NotHeld)).unwrap();
+                    answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
                 }
                 Call::Renew(..) => panic!("nothing was granted"),
             }

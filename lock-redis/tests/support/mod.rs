@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Claim, CoreHandle, Delivery, Event, Grant, LockBackend, OnContention,
-    OwnerToken, PlaceNumber, Release, ReleaseRequest, RenewRequest, SystemClock,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Claim, CoreHandle, Delivery, Event, Grant, LockBackend,
+    OnContention, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest, SystemClock,
 };
 use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
@@ -245,34 +245,34 @@ impl Backend {
         Self { inner: Arc::new(backend), events }
     }
 
-    pub(crate) async fn acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<Acquisition> {
+    pub(crate) async fn acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<AcquireOutcome> {
         self.inner.acquire(&AcquireRequest::new(claim.clone(), ttl)).await
     }
 
     /// Does not queue.
-    pub(crate) async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<Acquisition> {
+    pub(crate) async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> leasehold_core::Result<AcquireOutcome> {
         self.inner.acquire(&try_request(claim, ttl)).await
     }
 
     pub(crate) async fn granted(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
-            Ok(Acquisition::Granted(grant)) => grant,
+            Ok(AcquireOutcome::Granted(grant)) => grant,
             other => panic!("not granted but {other:?}"),
         }
     }
 
     pub(crate) async fn queued(&self, claim: &Claim, ttl: Duration) -> (PlaceNumber, Duration) {
         match self.acquire(claim, ttl).await {
-            Ok(Acquisition::Queued { confirmation, retry_after }) => (confirmation.place, retry_after),
+            Ok(AcquireOutcome::Queued { confirmation, retry_after }) => (confirmation.place, retry_after),
             other => panic!("not queued but {other:?}"),
         }
     }
 
-    pub(crate) async fn release(&self, claim: &Claim) -> leasehold_core::Result<Release> {
+    pub(crate) async fn release(&self, claim: &Claim) -> leasehold_core::Result<ReleaseOutcome> {
         self.inner.release(&ReleaseRequest::new(claim.clone(), Delivery::Confirmed)).await
     }
 
-    pub(crate) async fn withdraw(&self, claim: &Claim) -> leasehold_core::Result<Release> {
+    pub(crate) async fn withdraw(&self, claim: &Claim) -> leasehold_core::Result<ReleaseOutcome> {
         self.inner.release(&ReleaseRequest::new(claim.clone(), Delivery::InDoubt)).await
     }
 

@@ -37,15 +37,15 @@ impl File {
         Self { store, _folder: folder }
     }
 
-    fn acquire(&self, claim: &Claim, now: &Reading) -> AcquireOutcome {
+    fn acquire(&self, claim: &Claim, now: &Reading) -> AcquiredRow {
         self.store.acquire(&request(claim), Attempt::First, now).unwrap()
     }
 
-    fn tries(&self, claim: &Claim, now: &Reading) -> AcquireOutcome {
+    fn tries(&self, claim: &Claim, now: &Reading) -> AcquiredRow {
         self.store.acquire(&request(claim).on_contention(OnContention::Fail), Attempt::First, now).unwrap()
     }
 
-    fn retries(&self, claim: &Claim, now: &Reading) -> AcquireOutcome {
+    fn retries(&self, claim: &Claim, now: &Reading) -> AcquiredRow {
         self.store.acquire(&request(claim), Attempt::Retry, now).unwrap()
     }
 
@@ -55,7 +55,7 @@ impl File {
         self.store.renew(&request, now).unwrap()
     }
 
-    fn release(&self, claim: &Claim, now: &Reading) -> ReleaseOutcome {
+    fn release(&self, claim: &Claim, now: &Reading) -> ReleasedRow {
         self.store.release(claim, now).unwrap()
     }
 
@@ -87,12 +87,12 @@ fn request(claim: &Claim) -> AcquireRequest {
     AcquireRequest::new(claim.clone(), TTL)
 }
 
-fn granted(token: u64) -> AcquireOutcome {
-    AcquireOutcome::Granted(FencingToken::new(token))
+fn granted(token: u64) -> AcquiredRow {
+    AcquiredRow::Granted(FencingToken::new(token))
 }
 
-fn held(seconds: u64) -> AcquireOutcome {
-    AcquireOutcome::Held(Duration::from_secs(seconds))
+fn held(seconds: u64) -> AcquiredRow {
+    AcquiredRow::Held(Duration::from_secs(seconds))
 }
 
 #[test]
@@ -100,21 +100,21 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
     assert_eq!(file.acquire(&a, &at(100)), granted(0));
     assert_eq!(file.acquire(&b, &at(110)), held(20));
-    assert_eq!(file.release(&b, &at(111)), ReleaseOutcome::NotHeld);
+    assert_eq!(file.release(&b, &at(111)), ReleasedRow::NotHeld);
     // b waits, so it has to be notified.
-    assert_eq!(file.release(&a, &at(112)), ReleaseOutcome::HasWaiters);
-    assert_eq!(file.release(&a, &at(112)), ReleaseOutcome::NotHeld);
+    assert_eq!(file.release(&a, &at(112)), ReleasedRow::HasWaiters);
+    assert_eq!(file.release(&a, &at(112)), ReleasedRow::NotHeld);
     assert_eq!(file.retries(&b, &at(112)), granted(1));
     // Nobody waits any more.
-    assert_eq!(file.release(&b, &at(113)), ReleaseOutcome::NoWaiters);
+    assert_eq!(file.release(&b, &at(113)), ReleasedRow::NoWaiters);
     // A silent holder is taken over from at the end of its ttl, and not before.
     assert_eq!(file.acquire(&a, &at(113)), granted(2));
     assert_eq!(
         file.acquire(&b, &Reading { boottime: 143 * SECOND - 1, ..at(0) }),
-        AcquireOutcome::Held(Duration::from_micros(1))
+        AcquiredRow::Held(Duration::from_micros(1))
     );
     assert_eq!(file.retries(&b, &at(143)), granted(3));
-    assert_eq!(file.release(&a, &at(144)), ReleaseOutcome::NotHeld);
+    assert_eq!(file.release(&a, &at(144)), ReleasedRow::NotHeld);
     assert_eq!(file.left(&at(144)), 29);
 }
 
@@ -147,7 +147,7 @@ fn a_repeated_acquire_returns_the_same_grant_and_never_shortens() {
     // It takes nothing away from waiters.
     file.acquire(&claim(2), &at(112));
     file.acquire(&a, &at(113));
-    assert_eq!(file.release(&a, &at(114)), ReleaseOutcome::HasWaiters);
+    assert_eq!(file.release(&a, &at(114)), ReleasedRow::HasWaiters);
     // After the lease has ended, the same claim gets a new grant.
     assert_eq!(file.retries(&claim(2), &at(114)), granted(1));
     assert_eq!(file.acquire(&a, &at(144)), granted(2));
@@ -216,7 +216,7 @@ fn a_holder_that_lives_on_in_another_boot_learns_of_it_before_the_takeover() {
     // Two kernels, or two time namespaces, share the file. They must not, but even then no two claims hold the lock.
     assert_eq!(file.acquire(&b, &after_a_reboot(5_000)), held(30));
     assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(110)), "the holder learns of it within a third of its ttl");
-    assert_eq!(file.release(&a, &at(110)), ReleaseOutcome::NotHeld);
+    assert_eq!(file.release(&a, &at(110)), ReleasedRow::NotHeld);
     assert_eq!(file.retries(&b, &after_a_reboot(5_029)), held(1));
 }
 
@@ -237,15 +237,15 @@ fn a_lock_that_became_free_is_reserved_for_waiters() {
     file.acquire(&b, &at(105));
     file.release(&a, &soon(0));
     // A client that released the lock and acquires it again at once is not first.
-    assert_eq!(file.acquire(&c, &soon(4_000)), AcquireOutcome::Reserved(Duration::from_millis(6)));
+    assert_eq!(file.acquire(&c, &soon(4_000)), AcquiredRow::Reserved(Duration::from_millis(6)));
     assert_eq!(file.retries(&b, &soon(5_000)), granted(1));
     // Nobody waits, so there is no delay.
-    assert_eq!(file.release(&b, &soon(6_000)), ReleaseOutcome::NoWaiters);
+    assert_eq!(file.release(&b, &soon(6_000)), ReleasedRow::NoWaiters);
     assert_eq!(file.acquire(&a, &soon(6_000)), granted(2));
     // The waiter is gone. This delays one newcomer once.
     file.acquire(&b, &soon(7_000));
     file.release(&a, &soon(8_000));
-    assert_eq!(file.acquire(&c, &soon(17_999)), AcquireOutcome::Reserved(Duration::from_micros(1)));
+    assert_eq!(file.acquire(&c, &soon(17_999)), AcquiredRow::Reserved(Duration::from_micros(1)));
     assert_eq!(file.acquire(&c, &soon(18_000)), granted(3));
     file.release(&c, &soon(18_001));
     assert_eq!(file.acquire(&c, &soon(18_002)), granted(4));
@@ -283,12 +283,12 @@ fn a_watcher_of_a_lock_is_notified_of_the_end_of_every_lease() {
     assert!(watch(&at(99)));
     file.acquire(&a, &at(100));
     assert_eq!(file.acquire(&c, &at(101)), held(29));
-    assert_eq!(file.release(&a, &at(102)), ReleaseOutcome::HasWaiters);
+    assert_eq!(file.release(&a, &at(102)), ReleasedRow::HasWaiters);
     assert!(watch(&at(102)));
     // Before it wakes up, b takes the lock, and does not know of c. c reads again and finds it held.
     assert_eq!(file.retries(&b, &at(102)), granted(1));
     assert!(!watch(&at(102)));
-    assert_eq!(file.release(&b, &at(103)), ReleaseOutcome::HasWaiters);
+    assert_eq!(file.release(&b, &at(103)), ReleasedRow::HasWaiters);
 }
 
 #[test]
@@ -368,13 +368,13 @@ fn a_write_is_refused_as_busy_and_a_read_is_not() {
     file.acquire(&b, &at(100));
     let other = Store::open(&file.store.path).unwrap();
     other.begin().unwrap();
-    let busy = |failed: Result<AcquireOutcome>| matches!(failed, Err(Failure::Busy));
+    let busy = |failed: Result<AcquiredRow>| matches!(failed, Err(Failure::Busy));
     assert!(busy(file.store.acquire(&request(&b), Attempt::First, &at(101))));
     assert_eq!(file.retries(&b, &at(101)), held(29));
     assert!(busy(file.store.acquire(&request(&b), Attempt::Retry, &at(131))));
     assert!(matches!(file.store.release(&a, &at(101)), Err(Failure::Busy)));
     other.commit().unwrap();
-    assert_eq!(file.release(&a, &at(102)), ReleaseOutcome::HasWaiters);
+    assert_eq!(file.release(&a, &at(102)), ReleasedRow::HasWaiters);
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn a_full_disk_is_reported_and_leaves_the_store_working() {
     assert!(!failure.closes_connection());
     assert_eq!(Error::from(failure).kind(), ErrorKind::Capacity);
     // A held lock can be released, which needs no disk space.
-    assert_eq!(file.release(&claim(1), &at(101)), ReleaseOutcome::NoWaiters);
+    assert_eq!(file.release(&claim(1), &at(101)), ReleasedRow::NoWaiters);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use leasehold_core::backend::{Acquisition, Delivery, Grant, LeaseKind, OnContention, PlaceNumber, Stamp};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Grant, LeaseKind, OnContention, PlaceNumber, Stamp};
 use leasehold_core::machines::{Joining, Outputs, QueueOutput, WaitQueue};
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use proptest::prelude::*;
@@ -43,18 +43,18 @@ fn inputs() -> impl Strategy<Value = Vec<Input>> {
     prop::collection::vec(input, 1..60)
 }
 
-fn acquisition(reply: Reply, now: u64) -> Result<Acquisition, Error> {
+fn acquisition(reply: Reply, now: u64) -> Result<AcquireOutcome, Error> {
     match reply {
         Reply::Renewed { ago, place } => {
-            Ok(Acquisition::Granted(Grant::new(FencingToken::new(1), confirmation(now, ago, place, TTL))))
+            Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(1), confirmation(now, ago, place, TTL))))
         }
         Reply::Granted { ago, place, token } => {
-            Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation(now, ago, place, TTL))))
+            Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation(now, ago, place, TTL))))
         }
         Reply::Waiting { ago, place } => {
-            Ok(Acquisition::Queued { confirmation: confirmation(now, ago, place, PLACE_TTL), retry_after: TTL })
+            Ok(AcquireOutcome::Queued { confirmation: confirmation(now, ago, place, PLACE_TTL), retry_after: TTL })
         }
-        Reply::Free => Ok(Acquisition::Held { retry_after: TTL }),
+        Reply::Free => Ok(AcquireOutcome::Contended { retry_after: TTL }),
         Reply::Lost => Err(Error::new(ErrorKind::Auth, "refused for good")),
         Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
         Reply::NotSent => Err(Error::new(ErrorKind::Unavailable, "refused")),
@@ -154,7 +154,7 @@ proptest! {
                     seen.in_flight = false;
                     let answer = acquisition(reply, now);
                     seen.at_store |= match &answer {
-                        Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) => true,
+                        Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) => true,
                         Ok(_) => false,
                         Err(error) => error.kind() == ErrorKind::Indeterminate,
                     };

@@ -1,7 +1,7 @@
 //! A client: the machines that ship in the keeper, and what the keeper does around them.
 
 use leasehold_core::backend::{
-    Acquisition, Answer, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, Stamp,
+    AcquireOutcome, Answer, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, Stamp,
 };
 use leasehold_core::machines::{
     Disposal, Due, EndCall, Ended, Ending, GivenUp, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput, Rules,
@@ -303,15 +303,15 @@ impl Client {
         Confirmation { ttl: ticks(ttl), sent: at(sent), place: self.place(scene, place) }
     }
 
-    fn acquisition(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Result<Acquisition, Error> {
+    fn acquisition(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Result<AcquireOutcome, Error> {
         match reply {
             Reply::Holds { token, place } => {
                 let confirmation = self.confirmation(scene, request, place, scene.world.ttl);
-                Ok(Acquisition::Granted(Grant::new(FencingToken::new(token), confirmation)))
+                Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation)))
             }
             Reply::Waits { place } => {
                 let confirmation = self.confirmation(scene, request, place, scene.world.place_ttl);
-                Ok(Acquisition::Queued { confirmation, retry_after: ticks(1) })
+                Ok(AcquireOutcome::Queued { confirmation, retry_after: ticks(1) })
             }
             Reply::Lost | Reply::Ended { .. } => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn")),
             Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
@@ -320,8 +320,8 @@ impl Client {
 
     fn answer(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Answer {
         match self.acquisition(scene, request, reply) {
-            Ok(Acquisition::Granted(grant)) => Answer::Granted(grant),
-            Ok(Acquisition::Queued { confirmation, retry_after }) => Answer::Waiting { confirmation, retry_after },
+            Ok(AcquireOutcome::Granted(grant)) => Answer::Granted(grant),
+            Ok(AcquireOutcome::Queued { confirmation, retry_after }) => Answer::Waiting { confirmation, retry_after },
             Ok(_) => Answer::Free,
             Err(error) if error.kind() == ErrorKind::Lost => Answer::Lost,
             Err(error) => Answer::Unknown(error),

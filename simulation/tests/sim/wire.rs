@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery,
-    Event, Extensions, Grant, LockBackend, Release, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle,
+    Delivery, Event, Extensions, Grant, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
 };
 use leasehold_core::memory::MemoryBackend;
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -167,7 +167,7 @@ impl LockBackend for Wire {
         self.inner.attach(core.clone().with_events(move |event| push(&world, &process, &core, event)));
     }
 
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let AcquireRequest { ref claim, ttl, .. } = *request;
         let (sent, owner) = (self.stamp(), *claim.owner());
         let oracle = &self.world.oracle;
@@ -192,11 +192,11 @@ impl LockBackend for Wire {
         let mut answer = outcome.and_then(|answer| answer);
         oracle.note("acquire answered", id(&owner), answer_code(&answer));
         match &mut answer {
-            Ok(Acquisition::Granted(grant)) => self.grant(claim, grant, sent),
-            Ok(Acquisition::Queued { confirmation, retry_after }) => {
+            Ok(AcquireOutcome::Granted(grant)) => self.grant(claim, grant, sent),
+            Ok(AcquireOutcome::Queued { confirmation, retry_after }) => {
                 if self.sabotaged(Sabotage::WaitersAreGranted) {
                     let token = FencingToken::new(1_000_000 + confirmation.place.get());
-                    return Ok(Acquisition::Granted(Grant::new(token, Confirmation { sent, ..*confirmation })));
+                    return Ok(AcquireOutcome::Granted(Grant::new(token, Confirmation { sent, ..*confirmation })));
                 }
                 self.confirm(claim, confirmation, sent);
                 *retry_after = self.retry_after(*retry_after);
@@ -252,16 +252,16 @@ impl LockBackend for Wire {
         }
     }
 
-    async fn release(&self, ReleaseRequest { claim, delivery, .. }: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, ReleaseRequest { claim, delivery, .. }: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if self.sabotaged(Sabotage::ClaimsAreAbandoned) {
-            return Ok(Release::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         let oracle = &self.world.oracle;
         let delivery = if self.sabotaged(Sabotage::UnsureIsForgotten) { Delivery::Confirmed } else { *delivery };
         oracle.note("release", id(claim.owner()), u64::from(delivery == Delivery::InDoubt));
         oracle.release_begins(claim.owner(), delivery, &self.process);
         if self.sabotaged(Sabotage::ReleasesAreNotSent) {
-            return Ok(Release::Released);
+            return Ok(ReleaseOutcome::Released);
         }
         let kept = if self.sabotaged(Sabotage::NoTombstones) { Delivery::Confirmed } else { delivery };
         let outcome = self
@@ -283,7 +283,7 @@ impl LockBackend for Wire {
         if answer.is_ok() {
             oracle.release_answered(claim.owner());
         }
-        if self.sabotaged(Sabotage::ReleasesAreGivenUp) { Ok(Release::NotHeld) } else { answer }
+        if self.sabotaged(Sabotage::ReleasesAreGivenUp) { Ok(ReleaseOutcome::NotHeld) } else { answer }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -338,10 +338,10 @@ async fn renew_collected(backend: &MemoryBackend, leases: &[RenewRequest]) -> Ve
     std::mem::take(&mut *collected.lock().expect("no panic while it is locked"))
 }
 
-fn answer_code(answer: &Result<Acquisition>) -> u64 {
+fn answer_code(answer: &Result<AcquireOutcome>) -> u64 {
     match answer {
-        Ok(Acquisition::Granted(grant)) => 1000 + grant.token.get(),
-        Ok(Acquisition::Queued { .. }) => 1,
+        Ok(AcquireOutcome::Granted(grant)) => 1000 + grant.token.get(),
+        Ok(AcquireOutcome::Queued { .. }) => 1,
         Ok(_) => 2,
         Err(error) if error.kind() == ErrorKind::Unavailable => 3,
         Err(_) => 4,

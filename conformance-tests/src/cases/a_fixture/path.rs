@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Delivery, Event, Waiting};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Event, Waiting};
 use leasehold_core::{ErrorKind, LockName};
 
 use super::{becomes_unavailable, fails, is_answered, long};
@@ -26,7 +26,7 @@ pub async fn breaks_one_route_only(fixture: &dyn Fixture) {
     fixture.path(PathFault::Silence).await;
     let answer = ann.acquire(&ann.claim(&name), long(fixture)).await;
     assert!(
-        matches!(answer, Ok(Acquisition::Granted(_))),
+        matches!(answer, Ok(AcquireOutcome::Granted(_))),
         "Fixture::backend(Route::Clear): a fault of the path breaks the clear route: {answer:?}"
     );
 }
@@ -96,7 +96,7 @@ pub async fn loses_pushes(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
     fixture.path(PathFault::LosePushes).await;
     let answer = ann.acquire(&ann.claim(&name("answered")), long(fixture)).await;
-    assert!(matches!(answer, Ok(Acquisition::Granted(_))), "{WHAT}: requests and answers arrive: {answer:?}");
+    assert!(matches!(answer, Ok(AcquireOutcome::Granted(_))), "{WHAT}: requests and answers arrive: {answer:?}");
     fixture.heal().await;
     if ann.capabilities().waiting == Waiting::Poll {
         return fixture.empty("its waiters poll: there is no push to lose");
@@ -169,7 +169,7 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
     let answer = ann.acquire(&first, ttl).await;
     assert!(
-        matches!(answer, Ok(Acquisition::Granted(_))),
+        matches!(answer, Ok(AcquireOutcome::Granted(_))),
         "Fixture::deliver: requests have not arrived in the order in which they were sent: {answer:?}"
     );
 }

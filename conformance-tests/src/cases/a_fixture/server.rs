@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Acquisition, Delivery, StoreClock};
+use leasehold_core::backend::{AcquireOutcome, Delivery, StoreClock};
 
 use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
 use crate::direct::Direct;
@@ -182,7 +182,7 @@ async fn is_unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     }
     assert_eq!(fails(&ann, &name, long(fixture), &what).await, ErrorKind::Unsupported, "{what}");
     let other = ann.acquire(&ann.claim(&crate::kit::name("readable")), long(fixture)).await;
-    assert!(matches!(other, Ok(Acquisition::Granted(_))), "{what}: another lock was changed too: {other:?}");
+    assert!(matches!(other, Ok(AcquireOutcome::Granted(_))), "{what}: another lock was changed too: {other:?}");
 }
 
 /// `Fixture::server(ForgetScripts)`: whoever uses the server is served all the same. That anything was forgotten shows to nobody.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Delivery, RenewRequest, Waiting};
+use leasehold_core::backend::{AcquireOutcome, Delivery, RenewRequest, Waiting};
 
 use super::long;
 use crate::clients::LONG;
@@ -37,7 +37,7 @@ pub async fn has_one_namespace(fixture: &dyn Fixture) {
     ann.granted(&ann.claim(&name), long(fixture)).await;
     let answer = bob.acquire(&bob.claim(&name), long(fixture)).await;
     assert!(
-        matches!(answer, Ok(Acquisition::Held { .. } | Acquisition::Queued { .. })),
+        matches!(answer, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. })),
         "Fixture::backend: a second backend does not see the lease of the first: {answer:?}"
     );
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireRequest, Acquisition, Answer, Capabilities, CoreHandle, Event, LockBackend, Mode, OwnerToken, Release,
-    ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Answer, Capabilities, CoreHandle, Event, LockBackend, Mode, OwnerToken,
+    ReleaseOutcome, ReleaseRequest, RenewRequest,
 };
 use leasehold_core::{ErrorKind, LockClient, LockName, Result};
 
@@ -41,7 +41,7 @@ impl Watched {
 
 #[async_trait]
 impl Hooks for Watched {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<Acquisition> {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let claimed = inner.backend.capabilities();
         let AcquireRequest { ref claim, mode, ttl, .. } = *request;
         self.expect(inner.core().is_some(), || "an acquire before `attach`".to_owned());
@@ -50,7 +50,7 @@ impl Hooks for Watched {
         lock(&self.open).insert(*claim.owner(), claim.name().clone());
         let answer = inner.backend.acquire(request).await;
         let without_effect = match &answer {
-            Ok(Acquisition::Held { .. }) => true,
+            Ok(AcquireOutcome::Contended { .. }) => true,
             Ok(_) => false,
             Err(error) => error.kind() != ErrorKind::Indeterminate,
         };
@@ -75,7 +75,7 @@ impl Hooks for Watched {
         answers
     }
 
-    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<Release> {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let answer = inner.backend.release(request).await;
         if answer.is_ok() {
             lock(&self.open).remove(request.claim.owner());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::outputs::Wake;
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{Answer, Delivery, PlaceNumber, Release};
+use crate::backend::{Answer, Delivery, PlaceNumber, ReleaseOutcome};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -89,10 +89,10 @@ impl Ending {
 
 impl Ended {
     /// What the answer to [`EndCall::Release`] says.
-    pub fn by_release(release: Release) -> Self {
+    pub fn by_release(release: ReleaseOutcome) -> Self {
         match release {
-            Release::Released => Self::Released,
-            Release::NotHeld => Self::NotHeld,
+            ReleaseOutcome::Released => Self::Released,
+            ReleaseOutcome::NotHeld => Self::NotHeld,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{Acquisition, Claim, Delivery, Extend, OwnerToken, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, Claim, Delivery, Extend, OwnerToken, RenewRequest};
 use leasehold_core::{FencingToken, LockName};
 
 use super::super::process::Process;
@@ -84,15 +84,15 @@ impl Oracle {
     }
 
     /// The store has worked on an acquire.
-    pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &leasehold_core::Result<Acquisition>) {
-        if let Ok(Acquisition::Granted(grant)) = answer {
+    pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &leasehold_core::Result<AcquireOutcome>) {
+        if let Ok(AcquireOutcome::Granted(grant)) = answer {
             self.granted_by_store(owner, grant.token);
         }
         if let Some(claim) = self.state().claims.get_mut(owner) {
             claim.served += 1;
         }
         let withdrawn = self.state().claims.get(owner).is_some_and(|claim| claim.withdrawn);
-        if withdrawn && let Ok(Acquisition::Granted(_) | Acquisition::Queued { .. }) = answer {
+        if withdrawn && let Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) = answer {
             self.broken(Rule::NothingLeft, "a late acquire of a withdrawn claim took effect");
         }
     }

@@ -18,7 +18,7 @@ pub use self::waiters::{Joining, TakerId};
 use self::waiters::{Waiter, Waiters};
 use super::outputs::{Outputs, Wake};
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{Acquisition, Answer, Confirmation, Delivery, Grant, OnContention, PlaceNumber};
+use crate::backend::{AcquireOutcome, Answer, Confirmation, Delivery, Grant, OnContention, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
@@ -127,7 +127,7 @@ impl<T> WaitQueue<T> {
     pub fn acquired(
         &mut self,
         rules: &Rules,
-        answer: Result<Acquisition>,
+        answer: Result<AcquireOutcome>,
         now: Stamp,
         out: &mut Outputs<QueueOutput<T>>,
     ) {
@@ -138,15 +138,15 @@ impl<T> WaitQueue<T> {
         };
         self.phase = Phase::Retrying;
         match answer {
-            Ok(Acquisition::Granted(grant)) => self.granted(rules, grant, now, out),
-            Ok(Acquisition::Queued { confirmation, retry_after }) => {
+            Ok(AcquireOutcome::Granted(grant)) => self.granted(rules, grant, now, out),
+            Ok(AcquireOutcome::Queued { confirmation, retry_after }) => {
                 self.claim.at_store = true;
                 if !self.refuse_tries(rules, &held_by_another(), now, out) {
                     out.push(QueueOutput::Note(QueueNote::Queued(confirmation.place)));
                     self.queued(rules, confirmation, retry_after, now, out);
                 }
             }
-            Ok(Acquisition::Held { retry_after }) => {
+            Ok(AcquireOutcome::Contended { retry_after }) => {
                 self.answer(sent);
                 self.claim.attempt += 1;
                 if self.refuse_tries(rules, &held_by_another(), now, out) {
