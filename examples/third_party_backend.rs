@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, Confirmation, CoreHandle, Delivery,
-    Extend, Extensions, Grant, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest,
-    Scope, StoreClock, WITHDRAWN_TTL,
+    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Confirmation, CoreHandle, Delivery, Extend, Extensions,
+    Grant, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
+    RenewRequest, Scope, StoreClock, WITHDRAWN_TTL,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -92,16 +92,16 @@ impl LockBackend for TableBackend {
         })
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         let Ok(core) = self.core.core() else { return };
         for (index, RenewRequest { claim, ttl, extend, .. }) in requests.iter().enumerate() {
             let sent = core.stamp();
             let answer = self.table.change(claim.name(), |row, now| match &mut row.lease {
                 Some((owner, until)) if owner == claim.owner() => {
                     *until = if *extend == Extend::Exactly { now + *ttl } else { (*until).max(now + *ttl) };
-                    Answer::Renewed(Confirmation { ttl: *ttl, sent, place: PlaceNumber::NONE })
+                    RenewReply::Renewed(Confirmation { ttl: *ttl, sent, place: PlaceNumber::NONE })
                 }
-                _ => Answer::Lost,
+                _ => RenewReply::Lost,
             });
             answers.put(index, answer);
         }

@@ -1,11 +1,11 @@
 //! What the types promise to a program that moves them between tasks and threads, at compile time.
 
 use leasehold::admin::{Finding, Listed, Listing};
-use leasehold::backend::{Answers, Capabilities, Claim, CoreHandle, Event, LockBackend, Stamp, SystemClock};
+use leasehold::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewReplies, Stamp, SystemClock};
 use leasehold::memory::{MemoryBackend, MemoryStore};
 use leasehold::{
-    Error, FencingToken, HolderId, HolderInfo, KeeperHome, LeaseKeeper, Lock, LockClient, LockClientBuilder, LockGuard,
-    LockInfo, LockName, Loss, Stats,
+    Error, FencingToken, HolderId, HolderInfo, KeeperRuntime, LeaseKeeper, Lock, LockClient, LockClientBuilder,
+    LockGuard, LockInfo, LockName, Loss, Stats,
 };
 
 const fn moves<T: Send + Sync + Unpin + 'static>() {}
@@ -19,7 +19,7 @@ const _: () = {
     moves::<Lock>();
     moves::<LockGuard>();
     moves::<LeaseKeeper>();
-    moves::<KeeperHome>();
+    moves::<KeeperRuntime>();
     moves::<LockName>();
     moves::<LockInfo>();
     moves::<HolderInfo>();
@@ -34,7 +34,7 @@ const _: () = {
     moves::<Capabilities>();
     moves::<Claim>();
     moves::<CoreHandle>();
-    moves::<Answers>();
+    moves::<RenewReplies>();
     moves::<Event>();
     moves::<Stamp>();
     moves::<SystemClock>();

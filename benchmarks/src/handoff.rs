@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use leasehold_conformance::harness::RedisSettings;
-use leasehold_core::{KeeperHome, LockClient};
+use leasehold_core::{KeeperRuntime, LockClient};
 use redis::aio::MultiplexedConnection;
 
 use crate::report::{Figure, Goal, Unit};
@@ -35,7 +35,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     // Connected beforehand: a round is no storm of connections.
     let mut clients = Vec::new();
     for number in 0..most {
-        let client = peers::client(&server.url(), KeeperHome::CurrentRuntime).await?;
+        let client = peers::client(&server.url(), KeeperRuntime::CurrentRuntime).await?;
         client.lock(format!("connect/{number}")).acquire().await?.release().await?;
         clients.push(client);
     }

@@ -56,7 +56,7 @@ pub(crate) async fn redis() -> Result<Vec<Figure>> {
     tokio::time::sleep(WATCHED / 3).await;
     let idle = (usage::server_processor(&mut side).await? - before) * 3;
 
-    let client = peers::client(&server.url(), leasehold_core::KeeperHome::OwnThread).await?;
+    let client = peers::client(&server.url(), leasehold_core::KeeperRuntime::OwnThread).await?;
     let begin = Instant::now();
     let guards = acquire(&client, "held", LEASES).await?;
     let acquiring = begin.elapsed();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use leasehold_core::{KeeperHome, LockClient};
+use leasehold_core::{KeeperRuntime, LockClient};
 use leasehold_redis::RedisBackend;
 use redis::Script;
 use redis::aio::MultiplexedConnection;
@@ -15,7 +15,7 @@ use crate::overheard::{self, Call};
 const TTL: Duration = Duration::from_secs(30);
 
 /// A client of Leasehold with its defaults.
-pub(crate) async fn client(url: &str, keeper: KeeperHome) -> Result<LockClient> {
+pub(crate) async fn client(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
     Ok(LockClient::builder(RedisBackend::connect(url).await?).keeper(keeper).build()?)
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Peer {
 impl Peer {
     /// All of them, by the URL that they are to use. Leasehold is the first. `server` is where the server itself listens.
     pub(crate) async fn all(url: &str, server: SocketAddr) -> Result<Vec<Self>> {
-        let client = client(url, KeeperHome::OwnThread).await?;
+        let client = client(url, KeeperRuntime::OwnThread).await?;
         let [acquire, release] = overheard::pair(&client, server).await?;
         let locker = async_redis_lock::Locker::from_redis_url(url).await?;
         Ok(vec![

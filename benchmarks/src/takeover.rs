@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use leasehold_conformance::harness::{Canary, ChildProcess, RedisSettings};
-use leasehold_core::KeeperHome;
+use leasehold_core::KeeperRuntime;
 
 use crate::peers;
 use crate::report::{Figure, Goal, Unit};
@@ -18,7 +18,7 @@ const TTL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut server = RedisSettings::new().start()?;
-    let client = peers::client(&server.url(), KeeperHome::OwnThread).await?;
+    let client = peers::client(&server.url(), KeeperRuntime::OwnThread).await?;
     let canary = Canary::start();
     let (mut killed, mut fixed, mut silent) = (Vec::new(), Vec::new(), Vec::new());
 
@@ -112,7 +112,7 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
     let ttl = Duration::from_millis(ttl.parse()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = peers::client(url, KeeperHome::OwnThread).await?;
+        let client = peers::client(url, KeeperRuntime::OwnThread).await?;
         let guard = client.lock(name).ttl(ttl).acquire().await?;
         println!("held");
         std::io::stdout().flush()?;

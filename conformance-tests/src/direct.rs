@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant,
-    LockBackend, OnContention, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant, LockBackend,
+    OnContention, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReply, RenewRequest, Stamp,
     SystemClock, TtlScope, Waiting, WatchGuard,
 };
 use leasehold_core::{HolderInfo, LockName, Result};
@@ -157,17 +157,17 @@ impl Direct {
     }
 
     /// Renews one lease or place.
-    pub async fn renew(&self, lease: RenewRequest) -> Answer {
+    pub async fn renew(&self, lease: RenewRequest) -> RenewReply {
         self.renew_all(&[lease]).await.remove(0)
     }
 
     /// Renews in one call; the answers stand in the order of the questions.
-    pub async fn renew_all(&self, leases: &[RenewRequest]) -> Vec<Answer> {
+    pub async fn renew_all(&self, leases: &[RenewRequest]) -> Vec<RenewReply> {
         let before = self.now();
         let mut answers = self.bounded("renew", renew_collected(&*self.backend, leases)).await;
         answers.sort_by_key(|(index, _)| *index);
         for (_, answer) in &answers {
-            if let Answer::Renewed(confirmation) | Answer::Waiting { confirmation, .. } = answer {
+            if let RenewReply::Renewed(confirmation) | RenewReply::Waiting { confirmation, .. } = answer {
                 self.check(before, confirmation);
             }
         }

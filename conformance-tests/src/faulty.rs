@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::{ListedName, Listing};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Confirmation, CoreHandle, Event, Extensions, Grant,
-    List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Capabilities, Confirmation, CoreHandle, Event, Extensions, Grant, List,
+    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
@@ -92,7 +92,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         })
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         let (inner, faults) = (self.inner.clone(), self.faults.clone());
         let line = self.line();
         let sent = self.latest_stamp(&line);
@@ -105,10 +105,10 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
             Ok(collected) => {
                 for (index, answer) in collected {
                     let answer = match answer {
-                        Answer::Renewed(confirmation) => Answer::Renewed(not_after(confirmation, sent)),
-                        Answer::Granted(grant) => Answer::Granted(sent_by(grant, sent)),
-                        Answer::Waiting { confirmation, retry_after } => {
-                            Answer::Waiting { confirmation: not_after(confirmation, sent), retry_after }
+                        RenewReply::Renewed(confirmation) => RenewReply::Renewed(not_after(confirmation, sent)),
+                        RenewReply::Granted(grant) => RenewReply::Granted(sent_by(grant, sent)),
+                        RenewReply::Waiting { confirmation, retry_after } => {
+                            RenewReply::Waiting { confirmation: not_after(confirmation, sent), retry_after }
                         }
                         other => other,
                     };
@@ -162,7 +162,7 @@ async fn renew_readable<B: LockBackend + ?Sized>(
     inner: &B,
     faults: &Shared,
     requests: &[RenewRequest],
-) -> Vec<(usize, Answer)> {
+) -> Vec<(usize, RenewReply)> {
     let mut collected = Vec::with_capacity(requests.len());
     let mut asked = Vec::with_capacity(requests.len());
     let mut indexes = Vec::with_capacity(requests.len());
@@ -172,7 +172,7 @@ async fn renew_readable<B: LockBackend + ?Sized>(
                 asked.push(request.clone());
                 indexes.push(index);
             }
-            Err(error) => collected.push((index, Answer::Unknown(error))),
+            Err(error) => collected.push((index, RenewReply::Unknown(error))),
         }
     }
     if !asked.is_empty() {
@@ -186,9 +186,9 @@ async fn renew_readable<B: LockBackend + ?Sized>(
 pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(
     backend: &B,
     requests: &[RenewRequest],
-) -> Vec<(usize, Answer)> {
+) -> Vec<(usize, RenewReply)> {
     let collected = Arc::new(Mutex::new(Vec::with_capacity(requests.len())));
-    let answers = Answers::new(requests.len(), {
+    let answers = RenewReplies::new(requests.len(), {
         let collected = collected.clone();
         move |index, answer| lock(&collected).push((index, answer))
     });

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, CoreHandle, Event, Extensions,
-    LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Attachment, Capabilities, CoreHandle, Event, Extensions, LockBackend,
+    ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -20,7 +20,7 @@ pub trait Hooks: Send + Sync + 'static {
     }
 
     /// [`LockBackend::renew`], with the answers as a list.
-    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         inner.renew(requests).await
     }
 
@@ -69,15 +69,15 @@ impl Inner {
     }
 
     /// Renews in one call.
-    pub async fn renew(&self, requests: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    pub async fn renew(&self, requests: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         renew_collected(&*self.backend, requests).await
     }
 
     /// Renews one.
-    pub async fn renew_one(&self, request: &RenewRequest) -> Answer {
+    pub async fn renew_one(&self, request: &RenewRequest) -> RenewReply {
         let mut answers = self.renew(std::slice::from_ref(request)).await;
         answers.pop().map_or_else(
-            || Answer::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer")),
+            || RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer")),
             |(_, answer)| answer,
         )
     }
@@ -115,7 +115,7 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
         self.hooks.acquire(&self.inner, request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         for (index, answer) in self.hooks.renew(&self.inner, requests).await {
             answers.put(index, answer);
         }

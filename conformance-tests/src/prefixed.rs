@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::Finding;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answers, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions,
-    Inspect, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
+    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{FencingToken, LockInfo, LockName, Result};
 
@@ -47,7 +47,7 @@ impl LockBackend for Prefixed {
         self.inner.acquire(&request.by(below(&request.claim))).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         let requests: Vec<_> = requests.iter().map(|request| request.by(below(&request.claim))).collect();
         self.inner.renew(&requests, answers).await;
     }

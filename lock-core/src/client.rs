@@ -14,7 +14,7 @@ use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::holder_info::HolderInfo;
-use crate::keeper::{KeeperHome, LeaseKeeper, Parts};
+use crate::keeper::{KeeperRuntime, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::lock_info::LockInfo;
 use crate::name::LockName;
@@ -63,7 +63,7 @@ impl LockClient {
             backend: Arc::new(backend),
             clock: None,
             seed: None,
-            home: KeeperHome::default(),
+            home: KeeperRuntime::default(),
             ttl: DEFAULT_TTL,
             wait: DEFAULT_WAIT,
             margin_percent: DEFAULT_MARGIN_PERCENT,
@@ -223,7 +223,7 @@ pub struct LockClientBuilder {
     backend: Arc<dyn LockBackend>,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
-    home: KeeperHome,
+    home: KeeperRuntime,
     ttl: Duration,
     wait: Duration,
     margin_percent: u8,
@@ -251,7 +251,7 @@ impl LockClientBuilder {
     }
 
     /// Where the lease keeper runs; on a thread of its own by default.
-    pub fn keeper(mut self, home: KeeperHome) -> Self {
+    pub fn keeper(mut self, home: KeeperRuntime) -> Self {
         self.home = home;
         self
     }

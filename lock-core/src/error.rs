@@ -9,7 +9,7 @@ use crate::name::LockName;
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Answers "what do I know about the lock now?". The same situation gives the same kind on every backend.
+/// RenewReplies "what do I know about the lock now?". The same situation gives the same kind on every backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -38,7 +38,7 @@
 //!
 //! # Runtimes
 //! Futures of this crate run on any executor. Inside tokio calls run on the caller's runtime, which needs timers (`enable_time`):
-//! else they fail with [`InvalidInput`](ErrorKind::InvalidInput). Elsewhere they run on the keeper's runtime. The keeper has a thread of its own unless [`KeeperHome`] says otherwise.
+//! else they fail with [`InvalidInput`](ErrorKind::InvalidInput). Elsewhere they run on the keeper's runtime. The keeper has a thread of its own unless [`KeeperRuntime`] says otherwise.
 //!
 //! # Logs
 //! Events of `tracing`: `debug` for granted, queued and withdrawn, `warn` for a lease that is lost or cannot be renewed.
@@ -77,7 +77,7 @@ pub use holder_id::HolderId;
 pub use holder_info::HolderInfo;
 #[doc(hidden)]
 pub use keeper::machines;
-pub use keeper::{KeeperHome, LeaseKeeper};
+pub use keeper::{KeeperRuntime, LeaseKeeper};
 pub use lock::Lock;
 pub use lock_info::{LeaseInfo, LockInfo};
 pub use loss::{Loss, LossReason};

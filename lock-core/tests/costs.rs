@@ -4,11 +4,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Event, Extensions, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Event, Extensions, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{KeeperHome, LockClient, Result};
+use leasehold_core::{KeeperRuntime, LockClient, Result};
 
 /// An uncontended acquire and its release make a claim, a lease, the channel of the outcome and the futures of the two calls, and
 /// nothing for a schedule, a timer or a task of their own.
@@ -17,7 +17,7 @@ fn an_uncontended_pair_allocates_little() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let store = MemoryStore::default();
     let client = runtime.block_on(async {
-        LockClient::builder(MemoryBackend::new(&store)).keeper(KeeperHome::CurrentRuntime).build().unwrap()
+        LockClient::builder(MemoryBackend::new(&store)).keeper(KeeperRuntime::CurrentRuntime).build().unwrap()
     });
     let pairs = |count: u32| {
         runtime.block_on(async {
@@ -46,7 +46,7 @@ impl LockBackend for Resyncing {
         self.0.acquire(request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         self.0.renew(requests, answers).await;
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockName, Result};
@@ -16,7 +16,7 @@ use leasehold_core::{LockClient, LockName, Result};
 const MS: Duration = Duration::from_millis(1);
 const DELAY: Duration = Duration::from_millis(50);
 
-/// Answers acquires late.
+/// RenewReplies acquires late.
 struct Slow(MemoryBackend);
 
 #[async_trait]
@@ -31,7 +31,7 @@ impl LockBackend for Slow {
         answer
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         self.0.renew(requests, answers).await;
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, HolderId, LockClient, LossReason, Result};
@@ -188,7 +188,7 @@ impl LockBackend for Endless {
         self.0.acquire(request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         self.0.renew(requests, answers).await;
     }
 

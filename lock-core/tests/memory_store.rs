@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Clock, Stamp};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{FencingToken, KeeperHome, LockClient, LockName};
+use leasehold_core::{FencingToken, KeeperRuntime, LockClient, LockName};
 
 /// A clock that a test sets.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ async fn everything_is_counted_once() {
     let store = MemoryStore::new(clock.clone());
     let client = || {
         let builder = LockClient::builder(MemoryBackend::new(&store)).clock(clock.clone());
-        builder.keeper(KeeperHome::CurrentRuntime).build().unwrap()
+        builder.keeper(KeeperRuntime::CurrentRuntime).build().unwrap()
     };
     let (ann, bob) = (client(), client());
     let held = [ann.lock("a").acquire().await.unwrap(), ann.lock("b").acquire().await.unwrap()];

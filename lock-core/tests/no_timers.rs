@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockName};
+use leasehold_core::{ErrorKind, KeeperRuntime, LockClient, LockName};
 use tokio::runtime::{Builder, Runtime};
 
 const MS: Duration = Duration::from_millis(1);
@@ -55,7 +55,7 @@ fn a_release_that_is_refused_goes_on_in_the_background() {
 fn a_keeper_is_refused() {
     without_timers().block_on(async {
         let builder = LockClient::builder(MemoryBackend::new(&MemoryStore::default()));
-        let built = builder.keeper(KeeperHome::CurrentRuntime).build();
+        let built = builder.keeper(KeeperRuntime::CurrentRuntime).build();
         assert_eq!(built.map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
     });
 }

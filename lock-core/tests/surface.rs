@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use leasehold_core::admin::Listing;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answers, Capabilities, CoreHandle, Extensions, Inspect, List, LockBackend,
-    ReleaseOutcome, ReleaseRequest, RenewRequest, async_trait,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, Inspect, List, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewRequest, async_trait,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{
-    Error, ErrorKind, FencingToken, HolderInfo, KeeperHome, LockClient, LockInfo, LockName, Loss, LossReason, Result,
+    Error, ErrorKind, FencingToken, HolderInfo, KeeperRuntime, LockClient, LockInfo, LockName, Loss, LossReason, Result,
 };
 
 fn client() -> LockClient {
@@ -142,7 +142,7 @@ impl LockBackend for Slow {
         std::future::pending().await
     }
 
-    async fn renew(&self, _: &[RenewRequest], _: &Answers) {}
+    async fn renew(&self, _: &[RenewRequest], _: &RenewReplies) {}
 
     async fn release(&self, _: &ReleaseRequest) -> Result<ReleaseOutcome> {
         Ok(ReleaseOutcome::NotHeld)
@@ -189,7 +189,7 @@ async fn reads_end_within_their_bounds() {
         (second * 13, Some(ErrorKind::Unavailable), Some(ErrorKind::Unavailable)),
     ] {
         let slow = Slow { call_bound: second, takes, ..Slow::default() };
-        let client = LockClient::builder(slow).keeper(KeeperHome::CurrentRuntime).build().unwrap();
+        let client = LockClient::builder(slow).keeper(KeeperRuntime::CurrentRuntime).build().unwrap();
         assert_eq!(kind(client.inspect("job").await), inspected, "{takes:?}");
         assert_eq!(kind(client.list("", 1).await), listed, "{takes:?}");
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
-    Extensions, Grant, LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend, Extensions, Grant,
+    LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
     RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -106,7 +106,7 @@ impl RedisBackend {
         self.manager()?.send_request(Request { claim: claim.clone(), operation }, until).await
     }
 
-    async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
+    async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>> {
         let (shared, until) = (&self.shared, Instant::now() + self.shared.bound());
         let connection = self.manager()?.connection(until).await?;
         let longest = requests.iter().map(|request| request.ttl).max().unwrap_or_default();
@@ -136,17 +136,17 @@ impl RedisBackend {
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
             let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
             match renewed {
-                Renewed::Held => Answer::Renewed(confirmation(request.ttl, request.place)),
+                Renewed::Held => RenewReply::Renewed(confirmation(request.ttl, request.place)),
                 Renewed::Granted { place, token } => {
-                    Answer::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
+                    RenewReply::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
                 // A retry before the end of the quarantine is of no use.
-                Renewed::Waiting { place, retry_after } => Answer::Waiting {
+                Renewed::Waiting { place, retry_after } => RenewReply::Waiting {
                     confirmation: confirmation(request.ttl.min(LONGEST_PLACE_TTL), place),
                     retry_after: retry_after.max(quarantine.unwrap_or_default()),
                 },
-                Renewed::Lost => Answer::Lost,
-                Renewed::Failed(text) => Answer::Unknown(refused(&text)),
+                Renewed::Lost => RenewReply::Lost,
+                Renewed::Failed(text) => RenewReply::Unknown(refused(&text)),
             }
         };
         Ok(requests.iter().zip(renewals).map(answer).collect())
@@ -186,7 +186,7 @@ impl LockBackend for RedisBackend {
         }
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         answers.put_all(self.try_renew(requests).await);
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, LockBackend, PlaceNumber, ReleaseOutcome, RenewRequest,
+    AcquireOutcome, AcquireRequest, LockBackend, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind};
 use leasehold_redis::RedisBackend;
@@ -31,7 +31,7 @@ async fn forgotten_scripts_are_loaded_again() {
     let flush = || server.command(&["SCRIPT", "FLUSH"]);
     let place = backend.granted(&claim("job", 1), LONG).await.confirmation.place;
     flush().await;
-    assert!(matches!(backend.renew_one(&claim("job", 1), place, LONG).await, Answer::Renewed(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 1), place, LONG).await, RenewReply::Renewed(_)));
     flush().await;
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
     flush().await;
@@ -80,11 +80,12 @@ async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
         let leases = [(1, grant.confirmation.place), (2, confirmation.place)]
             .map(|(number, place)| RenewRequest::new(claim("job", number), place, LONG));
         for answer in backend.renew(&leases).await {
-            if let Answer::Unknown(error) = answer {
+            if let RenewReply::Unknown(error) = answer {
                 return Err(error);
             }
         }
-        if let Answer::Unknown(error) = backend.renew_one(&claim("job", 1), grant.confirmation.place, ms(60_000)).await
+        if let RenewReply::Unknown(error) =
+            backend.renew_one(&claim("job", 1), grant.confirmation.place, ms(60_000)).await
         {
             return Err(error);
         }
@@ -144,14 +145,17 @@ async fn a_full_server_grants_nothing_and_ends_nothing() {
     let error = backend.acquire(&claim("more", 1), LONG).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Capacity, "{error:?}");
     let place = |grant: &leasehold_core::backend::Grant| grant.confirmation.place;
-    assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(60_000)).await, Answer::Renewed(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(60_000)).await, RenewReply::Renewed(_)));
     // This one needs a later expiry of the record.
-    assert!(matches!(backend.renew_one(&claim("job", 1), place(&ann), ms(20 * 3600 * 1000)).await, Answer::Renewed(_)));
-    assert!(matches!(backend.renew_one(&claim("contended", 1), place(&bob), LONG).await, Answer::Renewed(_)));
+    assert!(matches!(
+        backend.renew_one(&claim("job", 1), place(&ann), ms(20 * 3600 * 1000)).await,
+        RenewReply::Renewed(_)
+    ));
+    assert!(matches!(backend.renew_one(&claim("contended", 1), place(&bob), LONG).await, RenewReply::Renewed(_)));
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
     assert_eq!(backend.withdraw(&claim("contended", 1)).await.unwrap(), ReleaseOutcome::Released);
     server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    assert!(matches!(backend.renew_one(&claim("contended", 2), waiter, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("contended", 2), waiter, LONG).await, RenewReply::Granted(_)));
     backend.granted(&claim("job", 2), LONG).await;
     let Value::Int(left) = server.command(&["PTTL", "test:{job}"]).await else { panic!("no time") };
     assert!(left > 0, "a record that never goes: {left}");
@@ -166,7 +170,7 @@ async fn a_replica_refuses_locks() {
     assert_eq!(kind(backend.acquire(&claim("other", 1), LONG).await), ErrorKind::Unavailable);
     assert_eq!(kind(backend.release(&claim("job", 1)).await), ErrorKind::Unavailable);
     let answer = backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await;
-    assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unavailable), "{answer:?}");
+    assert!(matches!(&answer, RenewReply::Unknown(error) if error.kind() == ErrorKind::Unavailable), "{answer:?}");
     server.command(&["REPLICAOF", "NO", "ONE"]).await;
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
 }
@@ -366,18 +370,18 @@ async fn after_a_restart_with_data_leases_are_renewed_and_the_queue_waits() {
     server.kill();
     server.start_again();
     backend.subscribed().await;
-    assert!(matches!(backend.renew_one(&claim("job", 1), place, ttl).await, Answer::Renewed(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 1), place, ttl).await, RenewReply::Renewed(_)));
     assert_eq!(backend.release(&claim("job", 1)).await.unwrap(), ReleaseOutcome::Released);
     // The record may be older than what was acknowledged, so not even the queue gets the lock yet.
     match backend.renew_one(&claim("job", 2), second, ttl).await {
-        Answer::Waiting { retry_after, .. } => assert!(retry_after > ms(500), "{retry_after:?}"),
+        RenewReply::Waiting { retry_after, .. } => assert!(retry_after > ms(500), "{retry_after:?}"),
         other => panic!("{other:?}"),
     }
     let until = Instant::now() + ms(15_000);
     loop {
         match backend.renew_one(&claim("job", 2), second, ttl).await {
-            Answer::Waiting { .. } => assert!(Instant::now() < until, "it waits for ever"),
-            Answer::Granted(_) => break,
+            RenewReply::Waiting { .. } => assert!(Instant::now() < until, "it waits for ever"),
+            RenewReply::Granted(_) => break,
             other => panic!("{other:?}"),
         }
         tokio::time::sleep(ms(50)).await;

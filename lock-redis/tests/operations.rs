@@ -5,16 +5,16 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Claim, Extend, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome,
+    AcquireOutcome, AcquireRequest, Claim, Extend, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, RenewReply,
     RenewRequest,
 };
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
 use support::{Redis, claim, ms, try_request};
 
-fn confirmed(answer: &Answer) -> std::time::Duration {
+fn confirmed(answer: &RenewReply) -> std::time::Duration {
     match answer {
-        Answer::Renewed(confirmation) => confirmation.ttl,
+        RenewReply::Renewed(confirmation) => confirmation.ttl,
         other => panic!("not renewed but {other:?}"),
     }
 }
@@ -37,12 +37,12 @@ async fn a_lease_is_granted_renewed_and_released() {
         "{held:?}"
     );
     assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);
-    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, RenewReply::Lost));
 
     assert_eq!(confirmed(&backend.renew_one(&ann, first.confirmation.place, ms(20_000)).await), ms(20_000));
     assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::Released);
     assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::NotHeld);
-    assert!(matches!(backend.renew_one(&ann, first.confirmation.place, ms(30_000)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&ann, first.confirmation.place, ms(30_000)).await, RenewReply::Lost));
 
     let second = backend.granted(&bob, ms(30_000)).await;
     assert!(second.token > first.token);
@@ -60,12 +60,12 @@ async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
         tokio::time::sleep(ms(5)).await;
     }
     assert!(started.elapsed() >= ms(200), "ended after {:?}", started.elapsed());
-    assert!(matches!(backend.renew_one(&ann, grant.confirmation.place, ms(200)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&ann, grant.confirmation.place, ms(200)).await, RenewReply::Lost));
     assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::NotHeld);
 
     // Also when nobody has taken it.
     tokio::time::sleep(ms(120)).await;
-    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(200)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(200)).await, RenewReply::Lost));
     assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);
 }
 
@@ -87,7 +87,7 @@ async fn a_renewal_shortens_only_on_request() {
         RenewRequest::new(ann.clone(), place, ms(1000)),
     ];
     let answers = backend.renew(&leases).await;
-    assert!(matches!(answers[0], Answer::Lost));
+    assert!(matches!(answers[0], RenewReply::Lost));
     assert_eq!(confirmed(&answers[1]), ms(1000));
     assert!(left().await > ms(25_000));
 
@@ -184,8 +184,8 @@ async fn one_poisoned_lease_of_a_batch_fails_alone() {
     server.command(&["SET", "test:{n4}", "short"]).await;
     for (number, answer) in backend.renew(&leases).await.into_iter().enumerate() {
         match (number, answer) {
-            (3 | 4, Answer::Unknown(error)) => assert_eq!(error.kind(), ErrorKind::Unsupported),
-            (120, Answer::Lost) => {}
+            (3 | 4, RenewReply::Unknown(error)) => assert_eq!(error.kind(), ErrorKind::Unsupported),
+            (120, RenewReply::Lost) => {}
             (3 | 4 | 120, other) => panic!("{number}: {other:?}"),
             (_, answer) => assert_eq!(confirmed(&answer), ms(30_000), "{number}"),
         }
@@ -200,7 +200,7 @@ async fn the_same_lock_twice_in_a_batch_is_read_twice() {
     let place = backend.granted(&ann, ms(1000)).await.confirmation.place;
     let lease = |ttl| RenewRequest::new(ann.clone(), place, ttl);
     let answers = backend.renew(&[lease(ms(9000)), lease(ms(2000)), lease(ms(9000))]).await;
-    assert!(answers.iter().all(|answer| matches!(answer, Answer::Renewed(_))), "{answers:?}");
+    assert!(answers.iter().all(|answer| matches!(answer, RenewReply::Renewed(_))), "{answers:?}");
     let Value::BulkString(record) = server.command(&["GET", "test:{job}"]).await else { panic!("no record") };
     let deadline = u64::from_be_bytes(record[4..12].try_into().unwrap());
     let Value::Array(time) = server.command(&["TIME"]).await else { panic!("no time") };
@@ -336,7 +336,7 @@ async fn a_record_of_another_format_is_an_error_and_never_a_grant() {
         assert_eq!(backend.release(&claim("job", 1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(backend.withdraw(&claim("job", 1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
         let answer = backend.renew_one(&claim("job", 1), PlaceNumber::NONE, ms(1000)).await;
-        assert!(matches!(&answer, Answer::Unknown(error) if error.kind() == ErrorKind::Unsupported), "{answer:?}");
+        assert!(matches!(&answer, RenewReply::Unknown(error) if error.kind() == ErrorKind::Unsupported), "{answer:?}");
         assert_eq!(server.command(&["GET", "test:{job}"]).await, Value::BulkString(odd));
     }
 }

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{AcquireOutcome, Answer, Claim, OwnerToken, PlaceNumber, ReleaseOutcome};
+use leasehold_core::backend::{AcquireOutcome, Claim, OwnerToken, PlaceNumber, ReleaseOutcome, RenewReply};
 use redis::Value;
 use support::{Redis, claim, ms};
 
@@ -36,7 +36,7 @@ async fn a_released_lock_goes_to_the_oldest_place_and_its_client_is_notified() {
     let held = bob.try_acquire(&claim("job", 4), LONG).await.unwrap();
     assert!(matches!(held, AcquireOutcome::Contended { retry_after } if retry_after <= ms(10_000)), "{held:?}");
     match bob.renew_one(&claim("job", 2), second, LONG).await {
-        Answer::Granted(grant) => {
+        RenewReply::Granted(grant) => {
             assert_eq!((grant.confirmation.place, grant.token.get(), grant.confirmation.ttl), (second, token, LONG));
         }
         other => panic!("{other:?}"),
@@ -70,7 +70,7 @@ async fn a_place_is_renewed_like_a_lease_and_dies_like_one() {
     let started = std::time::Instant::now();
     while started.elapsed() < ms(500) {
         match backend.renew_one(&claim("job", 3), third, ms(300)).await {
-            Answer::Waiting { confirmation, retry_after } => {
+            RenewReply::Waiting { confirmation, retry_after } => {
                 assert_eq!((confirmation.place, confirmation.ttl), (third, ms(300)));
                 assert!(retry_after > ms(25_000));
             }
@@ -78,16 +78,18 @@ async fn a_place_is_renewed_like_a_lease_and_dies_like_one() {
         }
         tokio::time::sleep(ms(20)).await;
     }
-    assert!(matches!(backend.renew_one(&claim("job", 2), second, ms(300)).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&claim("job", 2), second, ms(300)).await, RenewReply::Lost));
     // A dead place is gone. Its owner may queue again at the end.
     let (anew, _) = backend.queued(&claim("job", 2), LONG).await;
     assert!(anew > third);
     backend.renew_one(&claim("job", 3), third, LONG).await;
     backend.release(&claim("job", 1)).await.unwrap();
-    assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, Answer::Granted(_)));
-    assert!(matches!(backend.renew_one(&claim("job", 2), anew, LONG).await, Answer::Waiting { .. }));
+    assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, RenewReply::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 2), anew, LONG).await, RenewReply::Waiting { .. }));
     backend.release(&claim("job", 3)).await.unwrap();
-    let Answer::Granted(last) = backend.renew_one(&claim("job", 2), anew, LONG).await else { panic!("not granted") };
+    let RenewReply::Granted(last) = backend.renew_one(&claim("job", 2), anew, LONG).await else {
+        panic!("not granted")
+    };
     assert!(last.token > holder.token);
 }
 
@@ -102,7 +104,7 @@ async fn dead_places_at_the_head_are_skipped() {
     let (living, _) = backend.queued(&claim("job", 10), LONG).await;
     tokio::time::sleep(ms(150)).await;
     backend.release(&claim("job", 1)).await.unwrap();
-    assert!(matches!(backend.renew_one(&claim("job", 10), living, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 10), living, LONG).await, RenewReply::Granted(_)));
     backend.release(&claim("job", 10)).await.unwrap();
     assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
 }
@@ -132,7 +134,7 @@ async fn an_abandoned_place_is_gone_and_delays_nobody() {
     assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), ReleaseOutcome::Released);
     assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), ReleaseOutcome::NotHeld);
     backend.release(&claim("job", 1)).await.unwrap();
-    assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 3), third, LONG).await, RenewReply::Granted(_)));
 
     // Removing the last place deletes the queue.
     backend.queued(&claim("job", 4), LONG).await;
@@ -199,20 +201,20 @@ async fn a_removed_record_removes_its_queue() {
     backend.granted(&claim("job", 1), LONG).await;
     let (second, _) = backend.queued(&claim("job", 2), LONG).await;
     server.command(&["DEL", "test:{job}"]).await;
-    assert!(matches!(backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await, Answer::Lost));
-    assert!(matches!(backend.renew_one(&claim("job", 2), second, LONG).await, Answer::Lost));
+    assert!(matches!(backend.renew_one(&claim("job", 1), PlaceNumber::NONE, LONG).await, RenewReply::Lost));
+    assert!(matches!(backend.renew_one(&claim("job", 2), second, LONG).await, RenewReply::Lost));
     backend.granted(&claim("job", 3), LONG).await;
     // The new queue does not contain the old places.
     let (fourth, _) = backend.queued(&claim("job", 4), LONG).await;
     assert!(fourth > second);
     backend.release(&claim("job", 3)).await.unwrap();
-    assert!(matches!(backend.renew_one(&claim("job", 4), fourth, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 4), fourth, LONG).await, RenewReply::Granted(_)));
     // And a queue that was removed under its record is an empty one.
     backend.queued(&claim("job", 5), LONG).await;
     server.command(&["DEL", "test:{job}:q"]).await;
     let (sixth, _) = backend.queued(&claim("job", 6), LONG).await;
     backend.release(&claim("job", 4)).await.unwrap();
-    assert!(matches!(backend.renew_one(&claim("job", 6), sixth, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 6), sixth, LONG).await, RenewReply::Granted(_)));
 }
 
 #[tokio::test]
@@ -264,7 +266,7 @@ async fn a_handoff_does_not_scan_abandoned_places() {
         assert_eq!(backend.release(&claim("job", 2)).await.unwrap(), ReleaseOutcome::Released);
         let reads = server.sent("hget").await - before;
         assert!(reads <= 10, "{reads} fields were read after {gone} abandoned places");
-        assert!(matches!(backend.renew_one(&claim("job", 3), last, LONG).await, Answer::Granted(_)));
+        assert!(matches!(backend.renew_one(&claim("job", 3), last, LONG).await, RenewReply::Granted(_)));
         backend.release(&claim("job", 3)).await.unwrap();
         assert_eq!(server.command(&["EXISTS", "test:{job}:q"]).await, Value::Int(0));
     }

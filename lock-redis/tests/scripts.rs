@@ -3,7 +3,7 @@
 mod support;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Answer, LockBackend};
+use leasehold_core::backend::{LockBackend, RenewReply};
 use redis::Value;
 use support::{Redis, claim, ms};
 
@@ -42,7 +42,8 @@ async fn tokens_rise_and_are_kept_while_the_clock_is_behind_the_last_one() {
     assert!(kept(&server, "test:{job}").await >= hour + 590_000);
     let (_, _) = backend.queued(&claim("job", 2), LONG).await;
     backend.release(&claim("job", 1)).await.unwrap();
-    let Answer::Granted(next) = backend.renew_one(&claim("job", 2), grant.confirmation.place.next(), LONG).await else {
+    let RenewReply::Granted(next) = backend.renew_one(&claim("job", 2), grant.confirmation.place.next(), LONG).await
+    else {
         panic!("not handed over")
     };
     assert_eq!(next.token.get(), last + 2);
@@ -68,7 +69,7 @@ async fn a_queue_keeps_its_record_for_as_long_as_a_place_lasts_however_short_the
     let (place, _) = backend.queued(&claim("job", 2), LONG).await;
     assert!(kept(&server, "test:{job}").await >= 9_500, "the place would be lost with its record");
     tokio::time::sleep(ms(150)).await;
-    assert!(matches!(backend.renew_one(&claim("job", 2), place, LONG).await, Answer::Granted(_)));
+    assert!(matches!(backend.renew_one(&claim("job", 2), place, LONG).await, RenewReply::Granted(_)));
 }
 
 #[tokio::test]

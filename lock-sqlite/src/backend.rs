@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend,
-    Extensions, Grant, LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend, Extensions, Grant,
+    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
     WatchGuard, WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
@@ -120,7 +120,7 @@ impl SqliteBackend {
         }
     }
 
-    async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<Answer>> {
+    async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>> {
         let sent = self.shared.core()?.stamp();
         let shorter = requests.iter().any(|request| request.extend == Extend::Exactly);
         let renewed = self.worker.run(self.until(), {
@@ -136,9 +136,9 @@ impl SqliteBackend {
             self.shared.watcher.notifier.notify();
         }
         let answer = |(request, renewed): (&RenewRequest, Result<bool>)| match renewed {
-            Ok(true) => Answer::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE }),
-            Ok(false) => Answer::Lost,
-            Err(error) => Answer::Unknown(error),
+            Ok(true) => RenewReply::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE }),
+            Ok(false) => RenewReply::Lost,
+            Err(error) => RenewReply::Unknown(error),
         };
         Ok(requests.iter().zip(renewed).map(answer).collect())
     }
@@ -180,7 +180,7 @@ impl LockBackend for SqliteBackend {
         }
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         answers.put_all(self.try_renew(requests).await);
     }
 

@@ -9,7 +9,7 @@ mod wait_queue;
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Answer, Confirmation, Grant, LeaseKind, Mode, PlaceNumber, Stamp};
+use leasehold_core::backend::{Confirmation, Grant, LeaseKind, Mode, PlaceNumber, RenewReply, Stamp};
 use leasehold_core::machines::{Rules, Terms, Wake};
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use proptest::prelude::*;
@@ -77,19 +77,19 @@ fn confirmation(now: u64, ago: u64, place: u64, ttl: Duration) -> Confirmation {
 }
 
 impl Reply {
-    fn answer(self, now: u64) -> Answer {
+    fn answer(self, now: u64) -> RenewReply {
         match self {
-            Self::Renewed { ago, place } => Answer::Renewed(confirmation(now, ago, place, TTL)),
+            Self::Renewed { ago, place } => RenewReply::Renewed(confirmation(now, ago, place, TTL)),
             Self::Granted { ago, place, token } => {
-                Answer::Granted(Grant::new(FencingToken::new(token), confirmation(now, ago, place, TTL)))
+                RenewReply::Granted(Grant::new(FencingToken::new(token), confirmation(now, ago, place, TTL)))
             }
             Self::Waiting { ago, place } => {
-                Answer::Waiting { confirmation: confirmation(now, ago, place, PLACE_TTL), retry_after: PLACE_TTL }
+                RenewReply::Waiting { confirmation: confirmation(now, ago, place, PLACE_TTL), retry_after: PLACE_TTL }
             }
-            Self::Free => Answer::Free,
-            Self::Lost => Answer::Lost,
-            Self::Unknown => Answer::Unknown(Error::new(ErrorKind::Indeterminate, "no answer")),
-            Self::NotSent => Answer::Unknown(Error::new(ErrorKind::Unavailable, "refused")),
+            Self::Free => RenewReply::Free,
+            Self::Lost => RenewReply::Lost,
+            Self::Unknown => RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "no answer")),
+            Self::NotSent => RenewReply::Unknown(Error::new(ErrorKind::Unavailable, "refused")),
         }
     }
 }

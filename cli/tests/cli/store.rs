@@ -172,7 +172,7 @@ impl Store {
         }
     }
 
-    /// Answers again.
+    /// RenewReplies again.
     pub(crate) fn speak_again(&self) {
         match &self.kind {
             #[cfg(feature = "redis")]

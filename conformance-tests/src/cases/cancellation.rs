@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Answers, Delivery, PlaceNumber, RenewRequest};
-use leasehold_core::{ErrorKind, KeeperHome, LockClient, LockGuard, LockName, LossReason, Stats};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Delivery, PlaceNumber, RenewReplies, RenewRequest};
+use leasehold_core::{ErrorKind, KeeperRuntime, LockClient, LockGuard, LockName, LossReason, Stats};
 use tokio::sync::oneshot;
 
 use crate::clients::{
@@ -84,7 +84,8 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
         if index % 2 == 0 {
             drop(polled(1, ann.backend().acquire(&AcquireRequest::new(claim, ttl))).await);
         } else {
-            let (lease, answers) = ([RenewRequest::new(claim, PlaceNumber::NONE, ttl)], Answers::new(1, |_, _| {}));
+            let (lease, answers) =
+                ([RenewRequest::new(claim, PlaceNumber::NONE, ttl)], RenewReplies::new(1, |_, _| {}));
             polled(1, ann.backend().renew(&lease, &answers)).await;
         }
     }
@@ -275,7 +276,7 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixt
     let acquire = runtime.spawn({
         let name = name.clone();
         async move {
-            let ann = build(builder.keeper(KeeperHome::CurrentRuntime));
+            let ann = build(builder.keeper(KeeperRuntime::CurrentRuntime));
             hold(&ann, &name).await
         }
     });

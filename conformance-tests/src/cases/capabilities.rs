@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use leasehold_core::ErrorKind;
 use leasehold_core::admin::{ListedName, Listing, Verdict};
 use leasehold_core::backend::{
-    AcquireOutcome, Answer, Delivery, LossNotice, PlaceNumber, RenewRequest, TtlScope, Waiting,
+    AcquireOutcome, Delivery, LossNotice, PlaceNumber, RenewReply, RenewRequest, TtlScope, Waiting,
 };
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
@@ -68,7 +68,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
             eventually(AT_ONCE, "the head of the queue is told", pushed).await;
             let answer = bob.renew(RenewRequest::new(waiter, confirmation.place, ttl)).await;
             assert!(
-                matches!(answer, Answer::Granted(_)),
+                matches!(answer, RenewReply::Granted(_)),
                 "the place was handed the lock, and its renewal says {answer:?}"
             );
         }
@@ -99,7 +99,7 @@ pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
     }
     let answer = ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await;
     let stands = fixture.record(&name).await.lease().is_some();
-    assert_eq!(matches!(answer, Answer::Renewed(_)), stands, "the next renewal says {answer:?}");
+    assert_eq!(matches!(answer, RenewReply::Renewed(_)), stands, "the next renewal says {answer:?}");
 }
 
 /// Whether each lease has its own ttl is as claimed.
@@ -174,7 +174,7 @@ pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
     let answers = ann.renew_all(&leases).await;
     assert_eq!(answers.len(), count, "each is answered once");
     for (index, answer) in answers.iter().enumerate() {
-        let renewed = matches!(answer, Answer::Renewed(_));
+        let renewed = matches!(answer, RenewReply::Renewed(_));
         assert_eq!(renewed, index != gone, "lease {index} of {count}: {answer:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{Answer, Delivery, ReleaseOutcome, RenewRequest, StoreClock};
+use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply, RenewRequest, StoreClock};
 
 use crate::clients::{
     PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
@@ -201,7 +201,7 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     let first = ann.claim(&name);
     let place = ann.granted(&first, ttl).await.confirmation.place;
     settle().await;
-    assert!(matches!(ann.renew(RenewRequest::new(first.clone(), place, ttl)).await, Answer::Renewed(_)));
+    assert!(matches!(ann.renew(RenewRequest::new(first.clone(), place, ttl)).await, RenewReply::Renewed(_)));
     settle().await;
     let waiter = ann.claim(&name);
     ann.not_granted(&waiter, ttl).await;

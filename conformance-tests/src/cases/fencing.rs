@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, RenewRequest, Scope};
+use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::control::in_time;
@@ -147,7 +147,7 @@ pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     let again = ann.acquire(&claim, ttl).await;
     assert!(!matches!(again, Ok(AcquireOutcome::Granted(_))), "a stale claim was granted: {again:?}");
     let renewed = ann.renew(RenewRequest::new(claim.clone(), first.confirmation.place, ttl)).await;
-    assert!(!matches!(renewed, Answer::Granted(_) | Answer::Renewed(_)), "{renewed:?}");
+    assert!(!matches!(renewed, RenewReply::Granted(_) | RenewReply::Renewed(_)), "{renewed:?}");
     let _ = ann.release(&claim, Delivery::Confirmed).await;
     assert_eq!(fixture.record(&name).await.last_token, Some(second.token), "a stale claim raised the counter");
 

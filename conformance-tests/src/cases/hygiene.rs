@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{ErrorKind, KeeperHome, LockClient};
+use leasehold_core::{ErrorKind, KeeperRuntime, LockClient};
 
 use crate::clients::{build, builder, hold, kind_of, long_client, queued};
 use crate::fixture::{Census, Fixture, Route};
@@ -117,7 +117,7 @@ pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     let runtime = OwnRuntime::new(1);
     let (held, ttl) = (name("held by another"), fixture.ttl() * 20);
     let guard = hold(&bob, &held).await;
-    let ann = join(runtime.spawn(async move { build(builder.ttl(ttl).keeper(KeeperHome::CurrentRuntime)) })).await;
+    let ann = join(runtime.spawn(async move { build(builder.ttl(ttl).keeper(KeeperRuntime::CurrentRuntime)) })).await;
     let work = |cycles: usize| {
         let (ann, held) = (ann.clone(), held.clone());
         async move {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, Answer, Confirmation, Delivery, PlaceNumber, ReleaseOutcome, RenewRequest, Waiting,
+    AcquireOutcome, Confirmation, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, Waiting,
 };
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
@@ -139,18 +139,18 @@ pub async fn a_grant_whose_answer_was_lost_is_withdrawn(fixture: &dyn Fixture) {
     eventually(bound, "nothing is left", async || fixture.census().await.is_clean()).await;
 }
 
-/// Answers every renewal itself, with a fresh confirmation of the place before the lease's own.
+/// RenewReplies every renewal itself, with a fresh confirmation of the place before the lease's own.
 struct OlderPlace;
 
 #[async_trait]
 impl Hooks for OlderPlace {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answer = |lease: &RenewRequest| match lease.place.get().checked_sub(1) {
             // A backend without places cannot confirm an older one.
-            None => Answer::Lost,
+            None => RenewReply::Lost,
             Some(older) => {
                 let place = PlaceNumber::new(older);
-                Answer::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place })
+                RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place })
             }
         };
         leases.iter().map(answer).enumerate().collect()

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::LossNotice;
-use leasehold_core::{ErrorKind, KeeperHome, LossReason};
+use leasehold_core::{ErrorKind, KeeperRuntime, LossReason};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
@@ -227,7 +227,7 @@ pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) 
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async move {
                 // One thread for everything: while it sleeps, client and keeper stand still, as in a stopped process.
-                let ann = build(builder.keeper(KeeperHome::CurrentRuntime));
+                let ann = build(builder.keeper(KeeperRuntime::CurrentRuntime));
                 let guard = hold(&ann, &name).await;
                 let _ = holds.send(guard.fencing_token());
                 std::thread::sleep(ttl * 3);

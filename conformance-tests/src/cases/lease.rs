@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Answer, Confirmation, Delivery, Extend, RenewRequest, TtlScope};
+use leasehold_core::backend::{AcquireOutcome, Confirmation, Delivery, Extend, RenewReply, RenewRequest, TtlScope};
 use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::{LockClient, LossReason};
 
@@ -38,7 +38,7 @@ pub async fn every_renewal_restarts_the_ttl(fixture: &dyn Fixture) {
     for round in 0..8 {
         tokio::time::sleep(ttl / 4).await;
         match ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await {
-            Answer::Renewed(confirmation) => assert!(confirmation.ttl >= ttl, "renewed to {:?}", confirmation.ttl),
+            RenewReply::Renewed(confirmation) => assert!(confirmation.ttl >= ttl, "renewed to {:?}", confirmation.ttl),
             other => panic!("renewal {round} of a lease that stands: {other:?}"),
         }
         let left = fixture.record(&name).await.lease().expect("it was just renewed");
@@ -55,7 +55,7 @@ pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
     let claim = ann.claim(&name);
     let grant = ann.granted(&claim, ttl * LONG).await;
     let answer = ann.renew(RenewRequest::new(claim, grant.confirmation.place, ttl)).await;
-    assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
+    assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
     kit::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
 }
 
@@ -75,7 +75,7 @@ pub async fn a_renewal_shortens_when_it_is_told_to(fixture: &dyn Fixture) {
     last.extend = Extend::Exactly;
     let watch = Watch::start();
     let answer = ann.renew(last).await;
-    assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
+    assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
     bob.takes_over(&bob.claim(&name), ttl, ttl).await;
     watch.not_before(ttl, "the lease that was to run out ended at once");
 }
@@ -93,7 +93,7 @@ pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
         leases.push(RenewRequest::new(claim, place, *ttl));
     }
     for answer in ann.renew_all(&leases).await {
-        assert!(matches!(answer, Answer::Renewed(_)), "{answer:?}");
+        assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
     }
     for (lease, ttl) in leases.iter().zip(wanted) {
         let left = fixture.record(lease.claim.name()).await.lease().expect("it was just renewed");
@@ -197,7 +197,7 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     let valid = believed(&place);
     assert!(valid <= left, "a place confirms {valid:?} for a lease that has {left:?}");
     match waiter.renew(RenewRequest::new(waits.clone(), place.place, ttl)).await {
-        Answer::Granted(grant) => {
+        RenewReply::Granted(grant) => {
             let left = fixture.record(&name).await.lease().expect("it was just renewed");
             let valid = believed(&grant.confirmation);
             assert!(

@@ -1,7 +1,7 @@
 //! Whose lease it is: what is said of a claim touches that claim and nothing else.
 
 use leasehold_core::backend::{
-    AcquireOutcome, Answer, Delivery, PlaceNumber, ReleaseOutcome, RenewRequest, TtlScope, Waiting,
+    AcquireOutcome, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, TtlScope, Waiting,
 };
 
 use crate::direct::Direct;
@@ -47,7 +47,7 @@ pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
     let grant = bob.takes_over(&new, ttl, ttl * 5).await;
 
     let answer = ann.renew(RenewRequest::new(old, place, ttl * 50)).await;
-    assert!(matches!(answer, Answer::Lost), "another holds the lock, and the stale renewal says {answer:?}");
+    assert!(matches!(answer, RenewReply::Lost), "another holds the lock, and the stale renewal says {answer:?}");
     let left = kit::still_held(fixture, &name, grant.token, ttl).await;
     assert!(left <= ttl * 5, "the stale renewal gave the new holder {left:?} of {:?}", ttl * 5);
 }
@@ -62,7 +62,10 @@ pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
     eventually(bound, "the lease expires", async || fixture.record(&name).await.lease().is_none()).await;
 
     let answer = ann.renew(RenewRequest::new(claim, place, ttl)).await;
-    assert!(matches!(answer, Answer::Lost | Answer::Free), "the lease has expired, and its renewal says {answer:?}");
+    assert!(
+        matches!(answer, RenewReply::Lost | RenewReply::Free),
+        "the lease has expired, and its renewal says {answer:?}"
+    );
     assert_eq!(fixture.record(&name).await.lease(), None, "a late renewal revived the lease");
 }
 
@@ -140,8 +143,12 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
             RenewRequest::new(bob.claim(&free), PlaceNumber::NONE, ttl),
         ])
         .await;
-    assert!(matches!(answers[0], Answer::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
-    assert!(matches!(answers[1], Answer::Lost | Answer::Free), "a stranger renewed what is free: {:?}", answers[1]);
+    assert!(matches!(answers[0], RenewReply::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
+    assert!(
+        matches!(answers[1], RenewReply::Lost | RenewReply::Free),
+        "a stranger renewed what is free: {:?}",
+        answers[1]
+    );
     kit::still_held(fixture, &held, grant.token, ttl / 2).await;
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a renewal made a place");
     assert_eq!(fixture.record(&free).await.lease(), None, "a renewal made a lease");
@@ -155,7 +162,10 @@ pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
     let grant = ann.granted(&first, ttl).await;
     let place = ann.not_granted(&second, ttl).await;
     let answer = ann.renew(RenewRequest::new(second.clone(), place, ttl)).await;
-    assert!(!matches!(answer, Answer::Renewed(_) | Answer::Granted(_)), "the second claim holds as well: {answer:?}");
+    assert!(
+        !matches!(answer, RenewReply::Renewed(_) | RenewReply::Granted(_)),
+        "the second claim holds as well: {answer:?}"
+    );
     ann.release(&second, Delivery::Confirmed).await.expect("the second leaves");
     kit::still_held(fixture, &name, grant.token, ttl / 2).await;
 }

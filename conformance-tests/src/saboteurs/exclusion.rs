@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Claim, Confirmation, Delivery, Grant, OnContention, OwnerToken,
-    PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, Delivery, Grant, OnContention, OwnerToken, PlaceNumber,
+    ReleaseOutcome, ReleaseRequest, RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -99,7 +99,7 @@ macro_rules! renaming {
                 inner.backend.acquire(&request.by(self.renamed(inner, &request.claim))).await
             }
 
-            async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+            async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
                 let mut leases = leases.to_vec();
                 for lease in &mut leases {
                     lease.claim = self.renamed(inner, &lease.claim);

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Claim, CoreHandle, Delivery, Event, OwnerToken, ReleaseOutcome,
-    ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Claim, CoreHandle, Delivery, Event, OwnerToken, ReleaseOutcome, ReleaseRequest,
+    RenewReply, RenewRequest,
 };
 use leasehold_core::{LockName, Result};
 
@@ -72,10 +72,10 @@ impl Hooks for ReleasesByName {
         self.0.event(core, event);
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answers = inner.renew(leases).await;
         for (index, answer) in &answers {
-            if let Answer::Granted(_) | Answer::Renewed(_) = answer {
+            if let RenewReply::Granted(_) | RenewReply::Renewed(_) = answer {
                 self.0.holds(&leases[*index].claim);
             }
         }
@@ -97,7 +97,7 @@ impl Hooks for RenewsByName {
         self.0.event(core, event);
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut leases = leases.to_vec();
         for lease in &mut leases {
             lease.claim = self.0.of(&lease.claim);
@@ -124,15 +124,15 @@ impl Saboteur for RenewalRevivesAtServer {
     const AT_SERVER: bool = true;
 }
 
-async fn revive(inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+async fn revive(inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
     let mut answers = inner.renew(leases).await;
     for (index, answer) in &mut answers {
         let lease = &leases[*index];
-        if let Answer::Lost = answer
+        if let RenewReply::Lost = answer
             && let Ok(AcquireOutcome::Granted(grant)) =
                 inner.backend.acquire(&AcquireRequest::new(lease.claim.clone(), lease.ttl)).await
         {
-            *answer = Answer::Renewed(grant.confirmation);
+            *answer = RenewReply::Renewed(grant.confirmation);
         }
     }
     answers
@@ -140,14 +140,14 @@ async fn revive(inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> 
 
 #[async_trait]
 impl Hooks for RenewalRevives {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         revive(inner, leases).await
     }
 }
 
 #[async_trait]
 impl Hooks for RenewalRevivesAtServer {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         revive(inner, leases).await
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
-    ReleaseOutcome, ReleaseRequest, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
+    ReleaseOutcome, ReleaseRequest, RenewReply, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
 
@@ -22,7 +22,7 @@ plain! {
     PushesNothing;
     /// Offers to watch names, and never reports.
     WatchesNothing;
-    /// Answers that a lock is held only after more than the bound of a call.
+    /// RenewReplies that a lock is held only after more than the bound of a call.
     SlowToRefuse;
     /// Takes a lock that is held, or a server that is away, for a reason to give up at once.
     GivesUpEarly;
@@ -96,13 +96,13 @@ impl Hooks for LosesOnePush {
 
 #[async_trait]
 impl Hooks for BlindLooks {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
-            let (Answer::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
+            let (RenewReply::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
             let since = *lock(&self.granted).entry(*lease.claim.owner()).or_insert_with(Instant::now);
             if since.elapsed() < Duration::from_secs(3) {
-                *answer = Answer::Waiting { confirmation: grant.confirmation, retry_after: lease.ttl };
+                *answer = RenewReply::Waiting { confirmation: grant.confirmation, retry_after: lease.ttl };
             }
         }
         answers
@@ -139,15 +139,15 @@ impl Hooks for NeverGivesUp {
 
 #[async_trait]
 impl Hooks for LosesPlacesOfTheLast {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
-            if let (3, Answer::Waiting { .. }) = (inner.nth, &*answer) {
+            if let (3, RenewReply::Waiting { .. }) = (inner.nth, &*answer) {
                 let _ = inner
                     .backend
                     .release(&ReleaseRequest::new(leases[*index].claim.clone(), Delivery::Confirmed))
                     .await;
-                *answer = Answer::Lost;
+                *answer = RenewReply::Lost;
             }
         }
         answers
@@ -156,13 +156,13 @@ impl Hooks for LosesPlacesOfTheLast {
 
 #[async_trait]
 impl Hooks for KeepsPlacesInWords {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut answers = inner.renew(leases).await;
         for (index, answer) in &mut answers {
-            if let Answer::Unknown(_) = answer {
+            if let RenewReply::Unknown(_) = answer {
                 let RenewRequest { ttl, place, .. } = leases[*index];
                 let confirmation = Confirmation { ttl, sent: inner.now(), place };
-                *answer = Answer::Waiting { confirmation, retry_after: ttl };
+                *answer = RenewReply::Waiting { confirmation, retry_after: ttl };
             }
         }
         answers

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Confirmation, Event, OwnerToken, ReleaseOutcome, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Confirmation, Event, OwnerToken, ReleaseOutcome, ReleaseRequest, RenewReply,
     RenewRequest,
 };
 use leasehold_core::{ErrorKind, LockName, Result};
@@ -33,13 +33,13 @@ plain! {
     TakesSilenceForAnAnswer;
 }
 
-fn in_words(inner: &Inner, lease: &RenewRequest) -> Answer {
-    Answer::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place: lease.place })
+fn in_words(inner: &Inner, lease: &RenewRequest) -> RenewReply {
+    RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place: lease.place })
 }
 
 #[async_trait]
 impl Hooks for RenewsInWordsOnly {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         leases.iter().map(|lease| in_words(inner, lease)).enumerate().collect()
     }
 }
@@ -56,7 +56,7 @@ stateful! {
 
 #[async_trait]
 impl Hooks for RenewsTheFirstOnly {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut answers = Vec::with_capacity(leases.len());
         for (index, lease) in leases.iter().enumerate() {
             let first = *lock(&self.first).entry(lease.claim.name().clone()).or_insert(*lease.claim.owner());
@@ -69,7 +69,7 @@ impl Hooks for RenewsTheFirstOnly {
 
 #[async_trait]
 impl Hooks for RenewsTwice {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         inner.renew(leases).await;
         inner.renew(leases).await
     }
@@ -77,14 +77,14 @@ impl Hooks for RenewsTwice {
 
 #[async_trait]
 impl Hooks for RefusesRenewals {
-    async fn renew(&self, _: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
-        (0..leases.len()).map(|index| (index, Answer::Unknown(refused(ErrorKind::Unavailable)))).collect()
+    async fn renew(&self, _: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
+        (0..leases.len()).map(|index| (index, RenewReply::Unknown(refused(ErrorKind::Unavailable)))).collect()
     }
 }
 
 #[async_trait]
 impl Hooks for RenewsTooSlowly {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answers = inner.renew(leases).await;
         let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
         tokio::time::sleep(longest).await;
@@ -94,7 +94,7 @@ impl Hooks for RenewsTooSlowly {
 
 #[async_trait]
 impl Hooks for RenewsHalfABatch {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let half = inner.backend.capabilities().renew_batch / 2;
         inner.renew(&leases[..leases.len().min(half)]).await
     }
@@ -109,13 +109,13 @@ impl Hooks for TakesSilenceForAnAnswer {
         }
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let Ok(mut answers) = tokio::time::timeout(shortest / 8, inner.renew(leases)).await else {
             return RenewsInWordsOnly.renew(inner, leases).await;
         };
         for (index, answer) in &mut answers {
-            if let Answer::Unknown(_) = answer {
+            if let RenewReply::Unknown(_) = answer {
                 *answer = in_words(inner, &leases[*index]);
             }
         }
@@ -163,12 +163,12 @@ impl Hooks for StaysBroken {
         answer
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         if self.is_broken(inner.nth) {
             return RefusesRenewals.renew(inner, leases).await;
         }
         let answers = inner.renew(leases).await;
-        if answers.iter().any(|(_, answer)| matches!(answer, Answer::Unknown(_))) {
+        if answers.iter().any(|(_, answer)| matches!(answer, RenewReply::Unknown(_))) {
             self.breaks(inner.nth);
         }
         answers
@@ -224,7 +224,7 @@ impl Hooks for RenewsOnTheUsersRuntime {
         inner.backend.acquire(request).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let user = lock(&self.user).clone();
         if let Some(user) = user {
             let _ = user.spawn(async {}).await;
@@ -278,7 +278,7 @@ impl Hooks for LosesARenewalWithTheUsersRuntime {
         inner.backend.acquire(request).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let user = lock(&self.user).clone();
         if let Some(user) = user
             && tokio::time::timeout(Duration::from_millis(200), user.spawn(async {})).await.is_err()

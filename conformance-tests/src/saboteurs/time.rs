@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Capabilities, Clock, Confirmation, Delivery, Extend, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, Confirmation, Delivery, Extend, ReleaseRequest, RenewReply,
     RenewRequest, Stamp, StoreClock, SystemClock,
 };
 use leasehold_core::{LockClientBuilder, Result};
@@ -67,12 +67,16 @@ async fn confirmed(
 }
 
 /// Changes what a renewal confirms.
-async fn renewed(inner: &Inner, leases: &[RenewRequest], change: impl Fn(&mut Confirmation)) -> Vec<(usize, Answer)> {
+async fn renewed(
+    inner: &Inner,
+    leases: &[RenewRequest],
+    change: impl Fn(&mut Confirmation),
+) -> Vec<(usize, RenewReply)> {
     let mut answers = inner.renew(leases).await;
     for (_, answer) in &mut answers {
         match answer {
-            Answer::Renewed(confirmation) | Answer::Waiting { confirmation, .. } => change(confirmation),
-            Answer::Granted(grant) => change(&mut grant.confirmation),
+            RenewReply::Renewed(confirmation) | RenewReply::Waiting { confirmation, .. } => change(confirmation),
+            RenewReply::Granted(grant) => change(&mut grant.confirmation),
             _ => {}
         }
     }
@@ -116,14 +120,14 @@ impl Hooks for StampsTheAnswer {
         confirmed(inner, request, |confirmation| confirmation.sent = inner.now()).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         renewed(inner, leases, |confirmation| confirmation.sent = inner.now()).await
     }
 }
 
 #[async_trait]
 impl Hooks for StampsRenewalsLate {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         StampsTheAnswer.renew(inner, leases).await
     }
 }
@@ -145,12 +149,12 @@ impl Hooks for StampsTheFuture {
         confirmed(inner, request, |confirmation| from_the_future(inner, confirmation)).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         renewed(inner, leases, |confirmation| from_the_future(inner, confirmation)).await
     }
 }
 
-async fn extended(inner: &Inner, leases: &[RenewRequest], extend: Extend) -> Vec<(usize, Answer)> {
+async fn extended(inner: &Inner, leases: &[RenewRequest], extend: Extend) -> Vec<(usize, RenewReply)> {
     let mut leases = leases.to_vec();
     for lease in &mut leases {
         lease.extend = extend;
@@ -160,21 +164,21 @@ async fn extended(inner: &Inner, leases: &[RenewRequest], extend: Extend) -> Vec
 
 #[async_trait]
 impl Hooks for RenewalsShorten {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         extended(inner, leases, Extend::Exactly).await
     }
 }
 
 #[async_trait]
 impl Hooks for NeverShortens {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         extended(inner, leases, Extend::AtLeast).await
     }
 }
 
 #[async_trait]
 impl Hooks for OneTtlForAll {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut leases = leases.to_vec();
         let first = leases.first().map_or(Duration::ZERO, |lease| lease.ttl);
         for lease in &mut leases {
@@ -186,7 +190,7 @@ impl Hooks for OneTtlForAll {
 
 #[async_trait]
 impl Hooks for RunsOutAtOnce {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answers = inner.renew(leases).await;
         for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
             let _ = inner.backend.release(&ReleaseRequest::new(lease.claim.clone(), Delivery::Confirmed)).await;
@@ -298,7 +302,7 @@ impl Hooks for SendsTheClientsClock {
         confirmed(inner, &at_server, |confirmation| confirmation.ttl = request.ttl).await
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut sent = leases.to_vec();
         for lease in &mut sent {
             lease.ttl = self.server.by_this_clock(lease.ttl);

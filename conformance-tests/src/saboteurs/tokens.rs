@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Answer, CoreHandle, Event, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, CoreHandle, Event, RenewReply, RenewRequest};
 use leasehold_core::{FencingToken, Result};
 
 use super::{plain, stateful};
@@ -72,10 +72,10 @@ macro_rules! mapping {
                 answer
             }
 
-            async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+            async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
                 let mut answers = inner.renew(leases).await;
                 for (_, answer) in &mut answers {
-                    if let Answer::Granted(grant) = answer {
+                    if let RenewReply::Granted(grant) = answer {
                         grant.token = self.map(inner.nth, grant.token);
                     }
                 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_conformance::Fixture;
 use leasehold_conformance::harness::Monitor;
-use leasehold_core::{KeeperHome, LockClient, LockName};
+use leasehold_core::{KeeperRuntime, LockClient, LockName};
 
 use super::support::{Redis, SOON, builder, case, client, hold};
 
@@ -37,7 +37,7 @@ async fn per_handoff(fixture: &Redis, clients: usize, turns: usize) -> f64 {
     for _ in 0..clients {
         // As tasks of one runtime: a thread each would measure the machine.
         let builder = builder(fixture, "").await.ttl(TTL).wait(Duration::from_secs(60));
-        all.push(builder.keeper(KeeperHome::CurrentRuntime).build().expect("a client"));
+        all.push(builder.keeper(KeeperRuntime::CurrentRuntime).build().expect("a client"));
     }
     let name = format!("handoff among {clients}");
     let lock = LockName::new(&name).unwrap();

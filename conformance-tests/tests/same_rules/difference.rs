@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use leasehold_conformance::hooks::{Hooks, Inner};
 use leasehold_core::Result;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, CoreHandle, Delivery, Event, Extend, OnContention, ReleaseOutcome,
-    ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, CoreHandle, Delivery, Event, Extend, OnContention, ReleaseOutcome, ReleaseRequest,
+    RenewReply, RenewRequest,
 };
 
 /// What the memory store does otherwise.
@@ -47,7 +47,7 @@ impl Hooks for Difference {
         }
     }
 
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut leases = leases.to_vec();
         for lease in &mut leases {
             if *self == Self::RenewalsShorten {
@@ -56,7 +56,7 @@ impl Hooks for Difference {
         }
         let answers = inner.renew(&leases).await;
         for (index, answer) in &answers {
-            if let (Self::RenewalsCreate, Answer::Lost) = (self, answer) {
+            if let (Self::RenewalsCreate, RenewReply::Lost) = (self, answer) {
                 let RenewRequest { claim, ttl, .. } = leases[*index].clone();
                 let _ = inner.backend.acquire(&AcquireRequest::new(claim, ttl)).await;
             }

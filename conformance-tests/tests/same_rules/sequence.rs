@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Claim, Delivery, Event, Extend, OnContention, OwnerToken, PlaceNumber,
-    ReleaseOutcome, RenewRequest,
+    AcquireOutcome, AcquireRequest, Claim, Delivery, Event, Extend, OnContention, OwnerToken, PlaceNumber,
+    ReleaseOutcome, RenewReply, RenewRequest,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
@@ -265,9 +265,9 @@ impl<'a> Sequence<'a> {
         for (((lock, claim), lease), (memory, redis)) in asked.iter().zip(&leases[0]).zip(answers) {
             self.log.push(format!("{} renews to {:?}: {memory:?}", who(claim), lease.ttl));
             self.note(match &memory {
-                Answer::Renewed(_) => "renewed",
-                Answer::Granted(_) => "found granted",
-                Answer::Waiting { .. } => "waiting",
+                RenewReply::Renewed(_) => "renewed",
+                RenewReply::Granted(_) => "found granted",
+                RenewReply::Waiting { .. } => "waiting",
                 _ => "lost",
             });
             self.compare_renewal(*lock, claim, memory, redis)?;
@@ -275,26 +275,26 @@ impl<'a> Sequence<'a> {
         Ok(())
     }
 
-    fn compare_renewal(&mut self, lock: usize, claim: &Claim, memory: Answer, redis: Answer) -> Compared {
+    fn compare_renewal(&mut self, lock: usize, claim: &Claim, memory: RenewReply, redis: RenewReply) -> Compared {
         match (memory, redis) {
-            (Answer::Renewed(memory), Answer::Renewed(redis)) => {
+            (RenewReply::Renewed(memory), RenewReply::Renewed(redis)) => {
                 agree("the ttl", memory.ttl, redis.ttl)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
-            (Answer::Granted(memory), Answer::Granted(redis)) => {
+            (RenewReply::Granted(memory), RenewReply::Granted(redis)) => {
                 agree("the ttl", memory.confirmation.ttl, redis.confirmation.ttl)?;
                 self.token(lock, memory.token, redis.token)?;
                 self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
             }
             (
-                Answer::Waiting { confirmation: memory, retry_after },
-                Answer::Waiting { confirmation: redis, retry_after: other },
+                RenewReply::Waiting { confirmation: memory, retry_after },
+                RenewReply::Waiting { confirmation: redis, retry_after: other },
             ) => {
                 agree("the ttl of a place", memory.ttl, redis.ttl)?;
                 near("the next look", retry_after, other)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
-            (Answer::Lost, Answer::Lost) => {
+            (RenewReply::Lost, RenewReply::Lost) => {
                 self.locks[lock].places.remove(claim.owner());
                 Ok(())
             }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle,
-    Delivery, Event, Extensions, Grant, LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, ReleaseOutcome,
-    ReleaseRequest, RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting, WatchGuard,
-    WatchNames, Watches,
+    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event,
+    Extensions, Grant, LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewReply, RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting,
+    WatchGuard, WatchNames, Watches,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -165,16 +165,16 @@ impl SessionBackend {
         Some((opened.ttl, opened.sent))
     }
 
-    fn renew_one(&self, state: &mut State, request: &RenewRequest, now: Stamp) -> Answer {
+    fn renew_one(&self, state: &mut State, request: &RenewRequest, now: Stamp) -> RenewReply {
         let Some((owner, session, _)) = state.rows.get(request.claim.name()).and_then(|row| state.holder(row)) else {
-            return Answer::Lost;
+            return RenewReply::Lost;
         };
         if owner != *request.claim.owner() {
-            return Answer::Lost;
+            return RenewReply::Lost;
         }
         match self.confirmed(state, session, now) {
-            Some((ttl, sent)) => Answer::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE }),
-            None => Answer::Lost,
+            Some((ttl, sent)) => RenewReply::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE }),
+            None => RenewReply::Lost,
         }
     }
 }
@@ -209,7 +209,7 @@ impl LockBackend for SessionBackend {
         Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(row.token), confirmation)))
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         let Ok(core) = self.client.core.core() else { return };
         let now = core.stamp();
         for (index, request) in requests.iter().enumerate() {

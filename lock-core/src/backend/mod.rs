@@ -34,7 +34,7 @@ pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
 pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseOutcome};
 pub use self::per_runtime::PerRuntime;
-pub use self::renewal::{Answer, Answers};
+pub use self::renewal::{RenewReplies, RenewReply};
 pub use self::requests::{
     AcquireRequest, Delivery, Extend, LeaseKind, Mode, OnContention, ReleaseRequest, RenewRequest,
 };
@@ -93,7 +93,7 @@ pub trait LockBackend: Send + Sync + 'static {
     /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
     /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Changed`]: whoever waits
     /// holds when the lease ends, and not a part of its place's ttl later.
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers);
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies);
 
     /// Ends the lease or place of a claim. With [`Delivery::InDoubt`] also makes sure that a request of this claim that
     /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
@@ -116,7 +116,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Arc<B> {
         (**self).acquire(request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         (**self).renew(requests, answers).await;
     }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// What the store says about one lease or place that was to be renewed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Answer {
+pub enum RenewReply {
     /// The lease stands.
     Renewed(Confirmation),
     /// The place has become a lease.
@@ -32,21 +32,21 @@ pub enum Answer {
 
 /// Takes the answers of one renew call, each as soon as it is known.
 ///
-/// What is unanswered when this is dropped is answered [`Answer::Unknown`]. A second answer to the same question
+/// What is unanswered when this is dropped is answered [`RenewReply::Unknown`]. A second answer to the same question
 /// is dropped.
-pub struct Answers {
+pub struct RenewReplies {
     open: Mutex<Vec<bool>>,
-    sink: Box<dyn Fn(usize, Answer) + Send + Sync>,
+    sink: Box<dyn Fn(usize, RenewReply) + Send + Sync>,
 }
 
-impl Answers {
+impl RenewReplies {
     /// Takes `count` answers and hands each, with the index of its lease, to `sink`.
-    pub fn new(count: usize, sink: impl Fn(usize, Answer) + Send + Sync + 'static) -> Self {
+    pub fn new(count: usize, sink: impl Fn(usize, RenewReply) + Send + Sync + 'static) -> Self {
         Self { open: Mutex::new(vec![true; count]), sink: Box::new(sink) }
     }
 
-    /// Answers the lease at `index` of the slice that was to be renewed.
-    pub fn put(&self, index: usize, answer: Answer) {
+    /// RenewReplies the lease at `index` of the slice that was to be renewed.
+    pub fn put(&self, index: usize, answer: RenewReply) {
         let first = {
             let mut open = crate::sync::lock(&self.open);
             open.get_mut(index).is_some_and(|open| std::mem::replace(open, false))
@@ -56,8 +56,8 @@ impl Answers {
         }
     }
 
-    /// Answers a call whose answers come together: each in the order of the requests, or all with the same error.
-    pub fn put_all(&self, outcome: Result<Vec<Answer>>) {
+    /// RenewReplies a call whose answers come together: each in the order of the requests, or all with the same error.
+    pub fn put_all(&self, outcome: Result<Vec<RenewReply>>) {
         match outcome {
             Ok(answers) => answers.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
             Err(error) => self.fail_rest(&error),
@@ -70,23 +70,23 @@ impl Answers {
         (0..open.len()).filter(|&index| open[index]).collect()
     }
 
-    /// Answers everything that is still open with the same error.
+    /// RenewReplies everything that is still open with the same error.
     pub fn fail_rest(&self, error: &Error) {
         for index in self.take_open() {
-            (self.sink)(index, Answer::Unknown(error.clone()));
+            (self.sink)(index, RenewReply::Unknown(error.clone()));
         }
     }
 }
 
-impl Drop for Answers {
+impl Drop for RenewReplies {
     fn drop(&mut self) {
         self.fail_rest(&Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer"));
     }
 }
 
-impl fmt::Debug for Answers {
+impl fmt::Debug for RenewReplies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answers").finish_non_exhaustive()
+        f.debug_struct("RenewReplies").finish_non_exhaustive()
     }
 }
 
@@ -99,21 +99,21 @@ mod tests {
     #[test]
     fn each_question_is_answered_exactly_once() {
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let answers = Answers::new(3, {
+        let answers = RenewReplies::new(3, {
             let seen = seen.clone();
-            move |index, answer| seen.lock().unwrap().push((index, matches!(answer, Answer::Lost)))
+            move |index, answer| seen.lock().unwrap().push((index, matches!(answer, RenewReply::Lost)))
         });
-        answers.put(1, Answer::Lost);
-        answers.put(1, Answer::Free);
-        answers.put(7, Answer::Lost);
+        answers.put(1, RenewReply::Lost);
+        answers.put(1, RenewReply::Free);
+        answers.put(7, RenewReply::Lost);
         drop(answers);
         assert_eq!(*seen.lock().unwrap(), [(1, true), (0, false), (2, false)]);
-        let answers = Answers::new(3, {
+        let answers = RenewReplies::new(3, {
             let seen = seen.clone();
-            move |index, answer| seen.lock().unwrap().push((index + 10, matches!(answer, Answer::Lost)))
+            move |index, answer| seen.lock().unwrap().push((index + 10, matches!(answer, RenewReply::Lost)))
         });
         seen.lock().unwrap().clear();
-        answers.put_all(Ok(vec![Answer::Lost, Answer::Free]));
+        answers.put_all(Ok(vec![RenewReply::Lost, RenewReply::Free]));
         answers.put_all(Err(Error::new(ErrorKind::Unavailable, "planted")));
         assert_eq!(*seen.lock().unwrap(), [(10, true), (11, false), (12, false)]);
     }

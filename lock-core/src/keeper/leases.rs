@@ -14,7 +14,7 @@ use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Standing, State, Task};
-use crate::backend::{Answer, Claim, Confirmation, PlaceNumber, RenewRequest};
+use crate::backend::{Claim, Confirmation, PlaceNumber, RenewReply, RenewRequest};
 use crate::clock::Stamp;
 use crate::sync::lock;
 use crate::token::OwnerToken;
@@ -136,7 +136,7 @@ impl LeaseKeeper {
     }
 
     /// Takes the answer to the renewal of a lease.
-    pub(super) fn on_lease_answer(self: &Arc<Self>, lease: &Arc<Lease>, answer: Answer) {
+    pub(super) fn on_lease_answer(self: &Arc<Self>, lease: &Arc<Lease>, answer: RenewReply) {
         self.with_state(|state, effects| {
             self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.renewed(rules, answer, now, out));
         });
@@ -148,7 +148,7 @@ impl LeaseKeeper {
         state: &mut State,
         effects: &mut Effects,
         owner: &OwnerToken,
-        (asked, answer): (PlaceNumber, Answer),
+        (asked, answer): (PlaceNumber, RenewReply),
     ) {
         let Some(lease) = state.held_by(owner) else { return };
         self.feed_lease(state, effects, &lease, |lease, rules, now, out| {

@@ -31,7 +31,7 @@ use self::machines::wait_queue::QueueOutput;
 pub(crate) use self::queue::Entry;
 use self::queue::{Queue, Taker};
 use self::report::Reports;
-pub use self::run::KeeperHome;
+pub use self::run::KeeperRuntime;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
 use self::withdraw::Withdrawal;

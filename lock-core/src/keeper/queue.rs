@@ -18,7 +18,7 @@ use super::run::Target;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
 use crate::backend::{
-    AcquireRequest, Answer, Claim, Confirmation, OnContention, PlaceNumber, RenewRequest, WatchGuard,
+    AcquireRequest, Claim, Confirmation, OnContention, PlaceNumber, RenewReply, RenewRequest, WatchGuard,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -243,7 +243,7 @@ impl LeaseKeeper {
     }
 
     /// Takes the answer to the renewal of a place.
-    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: PlaceNumber, answer: Answer) {
+    pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: PlaceNumber, answer: RenewReply) {
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
                 self.feed(state, effects, claim.name(), |queue, rules, now, out| {

@@ -12,7 +12,7 @@ use super::lease::Lease;
 use super::machines::disposal::Ending;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Life, Parts, State, Task};
-use crate::backend::{Answer, Answers, Claim, PlaceNumber, RenewRequest};
+use crate::backend::{Claim, PlaceNumber, RenewReplies, RenewReply, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::timers::require_timers;
@@ -20,7 +20,7 @@ use crate::timers::require_timers;
 /// Where the lease keeper runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum KeeperHome {
+pub enum KeeperRuntime {
     /// On a thread of its own, with a small runtime of its own. Renewals go on while the user's executor is starved,
     /// and a guard that is dropped outside a runtime still releases.
     #[default]
@@ -94,9 +94,9 @@ impl Drop for OwnRuntime {
 const STEP: usize = 1024;
 
 impl LeaseKeeper {
-    pub(crate) fn start(parts: Parts, home: KeeperHome) -> Result<Arc<Self>> {
+    pub(crate) fn start(parts: Parts, home: KeeperRuntime) -> Result<Arc<Self>> {
         match home {
-            KeeperHome::OwnThread => {
+            KeeperRuntime::OwnThread => {
                 let broken = |error| {
                     Error::new(ErrorKind::Unavailable, "the keeper's thread cannot be started").with_source(error)
                 };
@@ -109,7 +109,7 @@ impl LeaseKeeper {
                     .map_err(broken)?;
                 Ok(keeper)
             }
-            KeeperHome::CurrentRuntime => {
+            KeeperRuntime::CurrentRuntime => {
                 let runtime = tokio::runtime::Handle::try_current().map_err(|error| {
                     Error::invalid("a keeper on the current runtime needs one: build the client inside tokio")
                         .with_source(error)
@@ -212,7 +212,7 @@ impl LeaseKeeper {
     /// along that happen to be due with it, again and again.
     async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<RenewRequest>)) {
         let targets: Arc<[Target]> = targets.into();
-        let answers = Answers::new(renewals.len(), {
+        let answers = RenewReplies::new(renewals.len(), {
             let (keeper, targets) = (self.clone(), targets.clone());
             move |index, answer| keeper.on_answer(&targets[index], answer)
         });
@@ -230,7 +230,7 @@ impl LeaseKeeper {
         }
     }
 
-    fn on_answer(self: &Arc<Self>, target: &Target, answer: Answer) {
+    fn on_answer(self: &Arc<Self>, target: &Target, answer: RenewReply) {
         match target {
             Target::Lease(lease) => self.on_lease_answer(lease, answer),
             Target::Place(claim, place) => self.on_place_answer(claim, *place, answer),

@@ -8,7 +8,7 @@ use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, Standing, State, Task};
-use crate::backend::{Answers, Claim, Delivery, Extend, ReleaseRequest, RenewRequest};
+use crate::backend::{Claim, Delivery, Extend, ReleaseRequest, RenewReplies, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -132,7 +132,7 @@ impl LeaseKeeper {
         };
         let renewal = RenewRequest { extend: Extend::Exactly, ..RenewRequest::new(claim.clone(), place, ttl) };
         let taken = Arc::new(Mutex::new(None));
-        let answers = Answers::new(1, {
+        let answers = RenewReplies::new(1, {
             let taken = taken.clone();
             move |_, answer| *lock(&taken) = Some(answer)
         });

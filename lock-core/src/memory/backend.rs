@@ -9,9 +9,9 @@ use super::record::Standing;
 use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Break, Capabilities, Confirmation, CoreHandle,
-    Extensions, Grant, Inspect, LONGEST_PLACE_TTL, List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest,
-    Scope, StoreClock, Waiting,
+    AcquireOutcome, AcquireRequest, Attachment, Break, Capabilities, Confirmation, CoreHandle, Extensions, Grant,
+    Inspect, LONGEST_PLACE_TTL, List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
+    RenewRequest, Scope, StoreClock, Waiting,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,7 +67,7 @@ impl LockBackend for MemoryBackend {
         }
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
         let sent = match self.stamp() {
             Ok(sent) => sent,
             Err(error) => return answers.fail_rest(&error),
@@ -126,22 +126,22 @@ impl Break for MemoryBackend {
     }
 }
 
-fn answer(request: &RenewRequest, standing: Standing, sent: Stamp) -> Answer {
+fn answer(request: &RenewRequest, standing: Standing, sent: Stamp) -> RenewReply {
     match standing {
         Standing::Holds { token, place, handed_off } => {
             let confirmation = Confirmation { ttl: request.ttl, sent, place };
             // Who was handed the lock, or granted it under another number, may not know the token yet.
             if handed_off || place != request.place {
-                Answer::Granted(Grant::new(token, confirmation))
+                RenewReply::Granted(Grant::new(token, confirmation))
             } else {
-                Answer::Renewed(confirmation)
+                RenewReply::Renewed(confirmation)
             }
         }
-        Standing::Waits { place, retry_after } => Answer::Waiting {
+        Standing::Waits { place, retry_after } => RenewReply::Waiting {
             confirmation: Confirmation { ttl: request.ttl.min(LONGEST_PLACE_TTL), sent, place },
             retry_after,
         },
-        Standing::Absent { .. } | Standing::Withdrawn => Answer::Lost,
+        Standing::Absent { .. } | Standing::Withdrawn => RenewReply::Lost,
     }
 }
 
@@ -184,10 +184,10 @@ mod tests {
             self.backend.release(&ReleaseRequest::new(claim.clone(), Delivery::Confirmed)).await.unwrap()
         }
 
-        async fn renew(&self, claim: &Claim, place: u64) -> Answer {
+        async fn renew(&self, claim: &Claim, place: u64) -> RenewReply {
             let (send, answered) = tokio::sync::oneshot::channel();
             let send = Mutex::new(Some(send));
-            let answers = Answers::new(1, move |_, answer| {
+            let answers = RenewReplies::new(1, move |_, answer| {
                 let _ = send.lock().unwrap().take().unwrap().send(answer);
             });
             self.backend.renew(&[RenewRequest::new(claim.clone(), PlaceNumber::new(place), TTL)], &answers).await;
@@ -214,13 +214,13 @@ mod tests {
         let [a, b] = [claim("n", 1), claim("n", 2)];
         assert_eq!(token_of(first.acquire(&a).await), 1);
         assert!(matches!(second.acquire(&b).await, AcquireOutcome::Queued { .. }));
-        assert!(matches!(first.renew(&a, 1).await, Answer::Renewed(_)));
-        assert!(matches!(second.renew(&b, 2).await, Answer::Waiting { .. }));
+        assert!(matches!(first.renew(&a, 1).await, RenewReply::Renewed(_)));
+        assert!(matches!(second.renew(&b, 2).await, RenewReply::Waiting { .. }));
         assert_eq!(first.release(&a).await, ReleaseOutcome::Released);
         assert_eq!(*second.told.lock().unwrap(), [(*b.owner(), 2)]);
         assert!(first.told.lock().unwrap().is_empty());
-        assert!(matches!(second.renew(&b, 2).await, Answer::Granted(grant) if grant.token == FencingToken::new(2)));
-        assert!(matches!(first.renew(&a, 1).await, Answer::Lost));
+        assert!(matches!(second.renew(&b, 2).await, RenewReply::Granted(grant) if grant.token == FencingToken::new(2)));
+        assert!(matches!(first.renew(&a, 1).await, RenewReply::Lost));
         assert_eq!(store.renewals_of(a.name()), 4);
         assert_eq!((store.counts().renew_calls, store.counts().renewals), (4, 4));
 
@@ -243,7 +243,7 @@ mod tests {
                 2 => store.forget_everything(),
                 _ => store.expire(a.name()),
             }
-            assert!(matches!(client.renew(&a, 1).await, Answer::Lost));
+            assert!(matches!(client.renew(&a, 1).await, RenewReply::Lost));
         }
         assert_eq!(client.release(&claim("n", 3)).await, ReleaseOutcome::NotHeld);
     }

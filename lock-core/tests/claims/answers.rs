@@ -1,4 +1,4 @@
-//! Answers that are missing, late, or overtaken by a message.
+//! RenewReplies that are missing, late, or overtaken by a message.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use leasehold_core::LossReason;
-use leasehold_core::backend::{Answer, Delivery, ReleaseOutcome};
+use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -24,7 +24,7 @@ async fn a_place_is_taken_back_in_every_stage() {
     let (_, renewal) = store.renew().await;
     store.push(&claim, 4, 1);
     // About a place that is gone: so it will be acquired again, and that fails for a while.
-    renewal.send(Answer::Granted(store.grant(3, 1))).map_err(drop).unwrap();
+    renewal.send(RenewReply::Granted(store.grant(3, 1))).map_err(drop).unwrap();
     let (_, answer) = store.acquire().await;
     answer.send(Err(refused())).unwrap();
     sleep(MS).await;
@@ -58,7 +58,7 @@ async fn a_fixed_lease_that_waited_gets_its_whole_ttl() {
     assert!(guard.validity() <= TTL * 65 / 100);
     let (lease, answer) = timeout(TOPPED_UP, store.renew()).await.expect("it is renewed once, soon after the grant");
     assert_eq!((lease.ttl, lease.place.get()), (TTL, 7));
-    answer.send(Answer::Renewed(store.confirms(7))).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(7))).unwrap();
     sleep(AT_ONCE).await;
     assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
     store.is_silent(TTL / 2).await;
@@ -77,7 +77,7 @@ async fn a_lease_that_waited_soon_has_its_whole_ttl() {
     store.is_silent(80 * MS).await;
     let (lease, answer) = timeout(TOPPED_UP, store.renew()).await.expect("it is renewed soon after the grant");
     assert_eq!((lease.ttl, lease.place.get()), (TTL, 7));
-    answer.send(Answer::Renewed(store.confirms(7))).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(7))).unwrap();
     sleep(AT_ONCE).await;
     assert!(guard.validity() > TTL * 85 / 100, "{:?}", guard.validity());
     store.is_silent(TTL / 4).await;
@@ -94,7 +94,7 @@ async fn a_lease_with_an_old_confirmation_is_renewed_at_once() {
     sleep(TTL / 4).await;
     store.push(&claim, 7, 1);
     let _guard = granted(waiter).await;
-    unanswered.send(Answer::Unknown(unknown())).map_err(drop).unwrap();
+    unanswered.send(RenewReply::Unknown(unknown())).map_err(drop).unwrap();
     timeout(AT_ONCE, store.renew()).await.expect("it is renewed at once");
 }
 
@@ -152,7 +152,7 @@ async fn what_is_renewed_just_now_is_ended_in_doubt() {
     store.push(&claim, 2, 2);
     let guard = granted(waiter).await;
     let (_, answer) = store.renew().await;
-    answer.send(Answer::Renewed(store.confirms(2))).map_err(drop).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(2))).map_err(drop).unwrap();
     sleep(MS).await;
     drop(guard);
     let (_, delivery, answer) = store.release().await;
@@ -176,7 +176,7 @@ async fn a_loss_that_a_push_overtook_is_told_at_once() {
         let (_, renewal) = store.renew().await;
         store.push(&claim, 4, 1);
         let guard = granted(waiter).await;
-        let answer = if lost { Answer::Lost } else { Answer::Granted(store.grant(5, 2)) };
+        let answer = if lost { RenewReply::Lost } else { RenewReply::Granted(store.grant(5, 2)) };
         renewal.send(answer).map_err(drop).unwrap();
         let loss = timeout(AT_ONCE, guard.lost()).await.expect("the loss is told at once");
         assert_eq!(loss.reason, LossReason::Gone);
@@ -195,8 +195,11 @@ async fn a_confirmation_that_a_push_overtook_counts() {
         store.push(&claim, 4, 1);
         let guard = granted(waiter).await;
         let before = guard.validity();
-        let answer =
-            if waits { Answer::Waiting { confirmation, retry_after: TTL } } else { Answer::Granted(store.grant(4, 1)) };
+        let answer = if waits {
+            RenewReply::Waiting { confirmation, retry_after: TTL }
+        } else {
+            RenewReply::Granted(store.grant(4, 1))
+        };
         renewal.send(answer).map_err(drop).unwrap();
         sleep(MS).await;
         assert!(guard.validity() > before + TTL / 4, "{:?} after {before:?}", guard.validity());
@@ -212,12 +215,12 @@ async fn a_late_answer_about_an_older_place_ends_nothing() {
     let (_, late) = store.renew().await;
     // It is sent again after the bound of a call, and the place is gone; the same claim gets another.
     let (_, renewal) = store.renew().await;
-    renewal.send(Answer::Free).map_err(drop).unwrap();
+    renewal.send(RenewReply::Free).map_err(drop).unwrap();
     store.queues(5).await;
     sleep(MS).await;
     store.push(&claim, 5, 1);
     let guard = granted(waiter).await;
-    late.send(Answer::Lost).map_err(drop).unwrap();
+    late.send(RenewReply::Lost).map_err(drop).unwrap();
     sleep(AT_ONCE).await;
     assert!(guard.is_held());
 }
@@ -232,7 +235,7 @@ async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     store.grants(1, 1).await;
     let guard = granted(waiter).await;
     let (_, answer) = store.renew().await;
-    answer.send(Answer::Lost).map_err(drop).unwrap();
+    answer.send(RenewReply::Lost).map_err(drop).unwrap();
     let (_, delivery, answer) = timeout(AT_ONCE, store.release()).await.expect("it is withdrawn");
     assert_eq!((delivery, guard.is_held()), (Delivery::InDoubt, false));
     answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
@@ -268,7 +271,7 @@ async fn a_grant_is_not_joined_with_the_answer_about_another_place() {
     answer.send(Ok(store.queued(2))).unwrap();
     let (lease, answer) = timeout(AT_ONCE, store.renew()).await.expect("it looks at once");
     assert_eq!((client.stats().held, lease.place.get()), (0, 3));
-    answer.send(Answer::Granted(store.grant(3, 1))).map_err(drop).unwrap();
+    answer.send(RenewReply::Granted(store.grant(3, 1))).map_err(drop).unwrap();
     sleep(MS).await;
     assert_eq!(client.stats().held, 1);
 }
@@ -286,13 +289,13 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
         if from.elapsed() > TTL {
             break renewal;
         }
-        renewal.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+        renewal.send(RenewReply::Unknown(refused())).map_err(drop).unwrap();
     };
     let confirmation = store.confirms(3);
     store.push(&claim, 3, 1);
     sleep(MS).await;
     assert_eq!(client.stats().held, 0, "nothing proves that the lease stands");
-    renewal.send(Answer::Waiting { confirmation, retry_after: TTL }).map_err(drop).unwrap();
+    renewal.send(RenewReply::Waiting { confirmation, retry_after: TTL }).map_err(drop).unwrap();
     assert_eq!(granted(waiter).await.fencing_token().get(), 1);
 }
 
@@ -326,10 +329,10 @@ async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     let claim = store.queues(4).await;
     let (_, late) = store.renew().await;
     let (_, renewal) = store.renew().await;
-    renewal.send(Answer::Free).map_err(drop).unwrap();
+    renewal.send(RenewReply::Free).map_err(drop).unwrap();
     store.queues(5).await;
     sleep(MS).await;
-    late.send(Answer::Lost).map_err(drop).unwrap();
+    late.send(RenewReply::Lost).map_err(drop).unwrap();
     let (lease, _answer) = store.renew().await;
     assert_eq!((lease.claim.owner(), lease.place.get()), (claim.owner(), 5));
 }

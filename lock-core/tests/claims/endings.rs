@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, Event, OnContention, ReleaseOutcome};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Event, OnContention, ReleaseOutcome, RenewReply};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -104,7 +104,7 @@ async fn a_fixed_lease_that_inherits_a_shorter_ttl_gets_its_own() {
     let guard = timeout(AT_ONCE, long).await.expect("it holds").unwrap().unwrap();
     let (lease, answer) = timeout(110 * MS, store.renew()).await.expect("it is renewed once, soon after the grant");
     assert_eq!(lease.ttl, TTL);
-    answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap();
     sleep(MS).await;
     assert!(guard.validity() > TTL / 2);
 }
@@ -174,7 +174,7 @@ async fn each_loss_is_counted_once() {
         assert_eq!((client.stats().held, client.stats().lost), (1, token - 1));
         let shutdown = match reason {
             LossReason::Gone => {
-                store.renew().await.1.send(Answer::Lost).map_err(drop).unwrap();
+                store.renew().await.1.send(RenewReply::Lost).map_err(drop).unwrap();
                 None
             }
             LossReason::Shutdown => {
@@ -186,7 +186,7 @@ async fn each_loss_is_counted_once() {
         };
         while reason == LossReason::Expired && guard.is_held() {
             if let Ok((_, answer)) = timeout(MS, store.renew()).await {
-                answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+                answer.send(RenewReply::Unknown(refused())).map_err(drop).unwrap();
             }
         }
         assert_eq!(guard.lost().await.reason, reason);
@@ -233,7 +233,7 @@ async fn an_expired_lease_is_released_when_its_guard_goes() {
         let mut error = if in_doubt { unknown() } else { refused() };
         while guard.is_held() {
             if let Ok((_, answer)) = timeout(MS, store.renew()).await {
-                answer.send(Answer::Unknown(std::mem::replace(&mut error, refused()))).map_err(drop).unwrap();
+                answer.send(RenewReply::Unknown(std::mem::replace(&mut error, refused()))).map_err(drop).unwrap();
             }
         }
         store.is_silent(TTL).await;
@@ -259,7 +259,7 @@ async fn a_lease_that_is_gone_is_not_released() {
         let waiter = acquire(&client);
         store.grants(1, 1).await;
         let guard = granted(waiter).await;
-        store.renew().await.1.send(Answer::Lost).map_err(drop).unwrap();
+        store.renew().await.1.send(RenewReply::Lost).map_err(drop).unwrap();
         assert_eq!(guard.lost().await.reason, LossReason::Gone);
         if awaited {
             assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);

@@ -1,7 +1,7 @@
 //! Which grants and confirmations count for a claim, and which end it.
 
 use leasehold_core::backend::{
-    AcquireOutcome, Answer, Confirmation, Delivery, Event, Grant, OwnerToken, PlaceNumber, ReleaseOutcome,
+    AcquireOutcome, Confirmation, Delivery, Event, Grant, OwnerToken, PlaceNumber, ReleaseOutcome, RenewReply,
 };
 use leasehold_core::{FencingToken, LossReason, Result};
 use tokio::sync::oneshot;
@@ -18,7 +18,7 @@ async fn another_grant_is_no_confirmation() {
         store.grants(4, 1).await;
         let guard = granted(waiter).await;
         let (_, answer) = store.renew().await;
-        answer.send(Answer::Granted(store.grant(place, token))).map_err(drop).unwrap();
+        answer.send(RenewReply::Granted(store.grant(place, token))).map_err(drop).unwrap();
         sleep(MS).await;
         assert_eq!(guard.is_held(), counts, "place {place}, token {token}");
         if counts {
@@ -40,7 +40,7 @@ async fn a_confirmation_of_another_place_does_not_count() {
         let guard = granted(waiter).await;
         let (_, answer) = store.renew().await;
         let before = guard.validity();
-        answer.send(Answer::Renewed(store.confirms(place))).map_err(drop).unwrap();
+        answer.send(RenewReply::Renewed(store.confirms(place))).map_err(drop).unwrap();
         sleep(MS).await;
         if place > 4 {
             assert_eq!(timeout(AT_ONCE, guard.lost()).await.expect("it is gone").reason, LossReason::Gone);
@@ -64,8 +64,8 @@ async fn an_overtaken_confirmation_of_another_place_does_not_count() {
             let guard = granted(waiter).await;
             let before = guard.validity();
             let confirmation = store.confirms(place);
-            let waiting = Answer::Waiting { confirmation, retry_after: TTL };
-            renewal.send(if waits { waiting } else { Answer::Renewed(confirmation) }).map_err(drop).unwrap();
+            let waiting = RenewReply::Waiting { confirmation, retry_after: TTL };
+            renewal.send(if waits { waiting } else { RenewReply::Renewed(confirmation) }).map_err(drop).unwrap();
             sleep(MS).await;
             assert_eq!(guard.is_held(), place < 4, "place {place}");
             assert!(guard.validity() < before, "{:?} after {before:?}", guard.validity());
@@ -167,7 +167,7 @@ async fn a_grant_during_an_acquire_is_joined_with_its_answer() {
     let waiter = acquire(&client);
     let claim = store.queues(3).await;
     let (_, renewal) = store.renew().await;
-    renewal.send(Answer::Free).map_err(drop).unwrap();
+    renewal.send(RenewReply::Free).map_err(drop).unwrap();
     let (again, answer) = store.acquire().await;
     assert_eq!(again.owner(), claim.owner());
     let sent = store.grant(3, 1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, ReleaseOutcome};
+use leasehold_core::backend::{AcquireOutcome, Delivery, ReleaseOutcome, RenewReply};
 use leasehold_core::{Error, ErrorKind, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -22,7 +22,7 @@ async fn pauses_between_failed_renewals_grow() {
     while guard.is_held() {
         if let Ok((_, answer)) = timeout(CALL_BOUND, store.renew()).await {
             tries += 1;
-            answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+            answer.send(RenewReply::Unknown(refused())).map_err(drop).unwrap();
         }
         sleep(MS).await;
     }
@@ -41,7 +41,7 @@ async fn pauses_between_failed_renewals_of_a_place_grow() {
     while begun.elapsed() < TTL {
         if let Ok((_, answer)) = timeout(CALL_BOUND, store.renew()).await {
             tries += 1;
-            answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+            answer.send(RenewReply::Unknown(refused())).map_err(drop).unwrap();
         }
     }
     assert!(TRIES.contains(&tries), "{tries} renewals");

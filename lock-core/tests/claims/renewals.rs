@@ -1,6 +1,6 @@
 //! Renewals that go out together.
 
-use leasehold_core::backend::{Answer, RenewRequest};
+use leasehold_core::backend::{RenewReply, RenewRequest};
 use leasehold_core::{LockClient, LockGuard, LossReason};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -21,7 +21,7 @@ async fn three(client: &LockClient, store: &mut Store) -> Vec<LockGuard> {
     guards
 }
 
-async fn batch(store: &mut Store) -> [(RenewRequest, oneshot::Sender<Answer>); 3] {
+async fn batch(store: &mut Store) -> [(RenewRequest, oneshot::Sender<RenewReply>); 3] {
     let first = store.renew().await;
     let mut next = async || timeout(AT_ONCE, store.renew()).await.expect("the others go along");
     [first, next().await, next().await]
@@ -38,14 +38,14 @@ async fn one_bad_lease_of_a_batch_harms_no_other() {
     let (client, mut store) = scripted();
     let guards = three(&client, &mut store).await;
     let [(_, _silent), (_, bob), (cat, answer)] = batch(&mut store).await;
-    bob.send(Answer::Lost).map_err(drop).unwrap();
-    answer.send(Answer::Renewed(store.confirms(cat.place.get()))).map_err(drop).unwrap();
+    bob.send(RenewReply::Lost).map_err(drop).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(cat.place.get()))).map_err(drop).unwrap();
     sleep(MS).await;
     assert!(guards[2].validity() > TTL * 85 / 100, "{:?}", guards[2].validity());
     assert_eq!(held(&guards), [true, false, true]);
     let (lease, answer) = timeout(TTL / 3, store.renew()).await.expect("the silent one is asked again");
     assert_eq!(lease.claim.name().as_str(), "ann");
-    answer.send(Answer::Unknown(unknown())).map_err(drop).unwrap();
+    answer.send(RenewReply::Unknown(unknown())).map_err(drop).unwrap();
     sleep(MS).await;
     assert_eq!(held(&guards), [true, false, true]);
 }
@@ -60,7 +60,7 @@ async fn one_poisoned_lease_of_a_batch_harms_no_other() {
     for name in ["ann", "cat"] {
         let (lease, answer) = timeout(TTL / 3 + AT_ONCE, store.renew()).await.expect("it is asked again at once");
         assert_eq!(lease.claim.name().as_str(), name);
-        answer.send(Answer::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();
+        answer.send(RenewReply::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();
     }
     sleep(MS).await;
     assert!(begun.elapsed() < TTL / 3 + AT_ONCE * 2, "after {:?}", begun.elapsed());
@@ -68,7 +68,7 @@ async fn one_poisoned_lease_of_a_batch_harms_no_other() {
     while begun.elapsed() < TTL * 2 {
         if let Ok((lease, answer)) = timeout(MS, store.renew()).await {
             assert_ne!(lease.claim.name(), guards[1].name());
-            answer.send(Answer::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();
+            answer.send(RenewReply::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();
         }
     }
     assert_eq!(held(&guards), [true, false, true]);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Answer, ReleaseOutcome};
+use leasehold_core::backend::{AcquireOutcome, ReleaseOutcome, RenewReply};
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::{sleep, timeout};
 
@@ -61,7 +61,7 @@ async fn the_lag_of_a_renewal_is_measured() {
     // Nothing runs while the clock goes on: the runtime is not driven.
     tokio::time::advance(TTL / 3 + MS * 500).await;
     let (lease, answer) = timeout(MS * 10, store.renew()).await.expect("it is overdue");
-    answer.send(Answer::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();
     sleep(MS).await;
     let lag = client.stats().max_renewal_lag;
     assert!(lag >= MS * 400 && lag <= Duration::from_secs(1), "{lag:?}");

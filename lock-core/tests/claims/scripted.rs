@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery,
-    Event, Extensions, Grant, LockBackend, Mode, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
-    TtlScope,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery, Event, Extensions,
+    Grant, LockBackend, Mode, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
+    Stamp, TtlScope,
 };
-use leasehold_core::{Error, ErrorKind, FencingToken, KeeperHome, LockClient, LockGuard, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, KeeperRuntime, LockClient, LockGuard, LockName, Result};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -25,7 +25,7 @@ pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 /// A call that waits for its answer. Each lease of a renewal is a call here.
 pub(crate) enum Call {
     Acquire(Claim, oneshot::Sender<Result<AcquireOutcome>>),
-    Renew(RenewRequest, oneshot::Sender<Answer>),
+    Renew(RenewRequest, oneshot::Sender<RenewReply>),
     Release(Claim, Delivery, oneshot::Sender<Result<ReleaseOutcome>>),
 }
 
@@ -60,7 +60,7 @@ impl LockBackend for Scripted {
         self.ask(|send| Call::Acquire(request.claim.clone(), send)).await.unwrap_or_else(|| Err(no_answer()))
     }
 
-    async fn renew(&self, leases: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, leases: &[RenewRequest], answers: &RenewReplies) {
         let poisoned = self.poisoned.lock().unwrap().clone();
         if leases.iter().any(|lease| Some(lease.claim.name()) == poisoned.as_ref()) {
             std::panic::resume_unwind(Box::new("planted"));
@@ -70,7 +70,7 @@ impl LockBackend for Scripted {
         poll_fn(|cx| {
             open.retain_mut(|(index, answer)| {
                 let Poll::Ready(answer) = Pin::new(answer).poll(cx) else { return true };
-                answers.put(*index, answer.unwrap_or_else(|| Answer::Unknown(no_answer())));
+                answers.put(*index, answer.unwrap_or_else(|| RenewReply::Unknown(no_answer())));
                 false
             });
             if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
@@ -134,7 +134,7 @@ pub(crate) fn scripted_in(ttl_scope: TtlScope) -> (LockClient, Store) {
         Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone(), ttl_scope };
     let client = LockClient::builder(backend)
         .clock(Arc::new(Paused(Instant::now())))
-        .keeper(KeeperHome::CurrentRuntime)
+        .keeper(KeeperRuntime::CurrentRuntime)
         .seed(1)
         .ttl(TTL)
         .build()
@@ -189,7 +189,7 @@ impl Store {
         claim
     }
 
-    pub(crate) async fn renew(&mut self) -> (RenewRequest, oneshot::Sender<Answer>) {
+    pub(crate) async fn renew(&mut self) -> (RenewRequest, oneshot::Sender<RenewReply>) {
         match self.call().await {
             Call::Renew(lease, answer) => (lease, answer),
             other => panic!("{}", other.name()),

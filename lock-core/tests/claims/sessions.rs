@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, Extend, LeaseKind, ReleaseOutcome, TtlScope};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Extend, LeaseKind, ReleaseOutcome, RenewReply, TtlScope};
 use leasehold_core::{LockClient, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -23,7 +23,7 @@ async fn renews_until(store: &mut Store, by: Duration) -> (Vec<Duration>, Call) 
             Call::Renew(request, answer) => {
                 assert_eq!(request.extend, Extend::AtLeast, "a lease of a session cannot be shortened");
                 ttls.push(request.ttl);
-                answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+                answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap();
             }
             other => return (ttls, other),
         }
@@ -76,7 +76,7 @@ async fn a_lease_that_is_held_over_outlasts_failed_renewals() {
             match store.call().await {
                 Call::Renew(_, answer) => {
                     failed += 1;
-                    answer.send(Answer::Unknown(error())).map_err(drop).unwrap();
+                    answer.send(RenewReply::Unknown(error())).map_err(drop).unwrap();
                 }
                 Call::Release(_, delivery, answer) => {
                     answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
@@ -99,7 +99,7 @@ async fn a_lease_that_is_held_over_and_gone_is_left_alone() {
     store.grants(1, 1).await;
     granted(acquire).await.release().await.unwrap();
     let (_, answer) = store.renew().await;
-    answer.send(Answer::Lost).map_err(drop).unwrap();
+    answer.send(RenewReply::Lost).map_err(drop).unwrap();
     store.is_silent(TTL * 3).await;
 }
 
@@ -143,7 +143,7 @@ async fn a_lease_that_the_clock_ends_is_released_once() {
                 continue;
             };
             match call {
-                Call::Renew(_, answer) => answer.send(Answer::Unknown(unknown())).map_err(drop).unwrap(),
+                Call::Renew(_, answer) => answer.send(RenewReply::Unknown(unknown())).map_err(drop).unwrap(),
                 Call::Release(_, delivery, answer) => {
                     released += 1;
                     assert_eq!(delivery, Delivery::InDoubt);
@@ -201,7 +201,7 @@ async fn a_failed_release_goes_on_while_the_session_lives() {
     let begun = Instant::now();
     loop {
         match store.call().await {
-            Call::Renew(_, answer) => answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap(),
+            Call::Renew(_, answer) => answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap(),
             Call::Release(.., answer) if begun.elapsed() > TTL * 3 => {
                 break answer.send(Ok(ReleaseOutcome::Released)).unwrap();
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, Answer, Claim, Confirmation, Delivery, Extend, Grant, Mode, OnContention, ReleaseOutcome,
+    AcquireOutcome, Claim, Confirmation, Delivery, Extend, Grant, Mode, OnContention, ReleaseOutcome, RenewReply,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason};
@@ -32,7 +32,7 @@ async fn a_lease_is_asked_for_no_longer_than_max_hold() {
             let left = max_hold - begun.elapsed();
             assert!(asked <= left.min(TTL) + MS, "{asked:?} asked for, {left:?} left");
             let confirmation = Confirmation { ttl: asked, ..store.confirms(1) };
-            answer.send(Answer::Renewed(confirmation)).map_err(drop).unwrap();
+            answer.send(RenewReply::Renewed(confirmation)).map_err(drop).unwrap();
         }
         assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
         let held = begun.elapsed();
@@ -150,7 +150,7 @@ async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
         let release = tokio::spawn(guard.release());
         let (lease, answer) = store.renew().await;
         assert_eq!(lease.extend, Extend::Exactly);
-        answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+        answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap();
         timeout(AT_ONCE, release).await.expect("a release does not wait for `min_hold`").unwrap().unwrap();
         let (withdrawn, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");
         assert!(begun.elapsed() >= shortest, "withdrawn within `min_hold`, after {:?}", begun.elapsed());
@@ -170,7 +170,7 @@ async fn min_hold_ends_in_silence_when_everything_was_answered() {
     store.grants(1, 1).await;
     let release = tokio::spawn(acquire.await.unwrap().unwrap().release());
     let (_, answer) = store.renew().await;
-    answer.send(Answer::Renewed(store.confirms(1))).map_err(drop).unwrap();
+    answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap();
     release.await.unwrap().unwrap();
     store.is_silent(TTL * 2).await;
 }

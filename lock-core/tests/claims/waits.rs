@@ -1,7 +1,7 @@
 //! How waits end, and what is sent for those who wait.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{AcquireOutcome, Answer, Delivery, OnContention, ReleaseOutcome};
+use leasehold_core::backend::{AcquireOutcome, Delivery, OnContention, ReleaseOutcome, RenewReply};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -18,7 +18,10 @@ async fn a_wait_that_ends_in_silence_is_indeterminate() {
         let (lease, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks once more before the end");
         assert_eq!(lease.claim.owner(), claim.owner());
         if answered {
-            answer.send(Answer::Waiting { confirmation: store.confirms(1), retry_after: TTL }).map_err(drop).unwrap();
+            answer
+                .send(RenewReply::Waiting { confirmation: store.confirms(1), retry_after: TTL })
+                .map_err(drop)
+                .unwrap();
         }
         assert_eq!(waiter.await.unwrap().unwrap_err().kind(), kind, "answered: {answered}");
         store.release().await;
@@ -73,11 +76,11 @@ async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
     store.queues(1).await;
     for _ in 0..3 {
         let (_, answer) = timeout(TTL / 4, store.renew()).await.expect("it asks again");
-        answer.send(Answer::Unknown(refused())).map_err(drop).unwrap();
+        answer.send(RenewReply::Unknown(refused())).map_err(drop).unwrap();
     }
     let outcome = loop {
         match store.call().await {
-            Call::Renew(_, answer) => answer.send(Answer::Unknown(refused())).map_err(drop).unwrap(),
+            Call::Renew(_, answer) => answer.send(RenewReply::Unknown(refused())).map_err(drop).unwrap(),
             Call::Release(..) => break waiter.await.unwrap(),
             Call::Acquire(..) => panic!("it has a place"),
         }

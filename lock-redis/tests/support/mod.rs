@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Claim, CoreHandle, Delivery, Event, Grant, LockBackend,
-    OnContention, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewRequest, SystemClock,
+    AcquireOutcome, AcquireRequest, Claim, CoreHandle, Delivery, Event, Grant, LockBackend, OnContention, OwnerToken,
+    PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, SystemClock,
 };
 use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
@@ -277,9 +277,9 @@ impl Backend {
     }
 
     /// Renews, and returns the replies in the order of the leases.
-    pub(crate) async fn renew(&self, leases: &[RenewRequest]) -> Vec<Answer> {
+    pub(crate) async fn renew(&self, leases: &[RenewRequest]) -> Vec<RenewReply> {
         let (sender, mut replies) = mpsc::unbounded_channel();
-        let answers = Answers::new(leases.len(), move |index, answer| {
+        let answers = RenewReplies::new(leases.len(), move |index, answer| {
             let _ = sender.send((index, answer));
         });
         self.inner.renew(leases, &answers).await;
@@ -293,7 +293,7 @@ impl Backend {
         all.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    pub(crate) async fn renew_one(&self, claim: &Claim, place: PlaceNumber, ttl: Duration) -> Answer {
+    pub(crate) async fn renew_one(&self, claim: &Claim, place: PlaceNumber, ttl: Duration) -> RenewReply {
         self.renew(&[RenewRequest::new(claim.clone(), place, ttl)]).await.remove(0)
     }
 

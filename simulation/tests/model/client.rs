@@ -1,7 +1,7 @@
 //! A client: the machines that ship in the keeper, and what the keeper does around them.
 
 use leasehold_core::backend::{
-    AcquireOutcome, Answer, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, Stamp,
+    AcquireOutcome, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, RenewReply, Stamp,
 };
 use leasehold_core::machines::{
     Disposal, Due, EndCall, Ended, Ending, GivenUp, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput, Rules,
@@ -318,13 +318,15 @@ impl Client {
         }
     }
 
-    fn answer(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> Answer {
+    fn answer(&self, scene: &Scene<'_>, request: Request, reply: Reply) -> RenewReply {
         match self.acquisition(scene, request, reply) {
-            Ok(AcquireOutcome::Granted(grant)) => Answer::Granted(grant),
-            Ok(AcquireOutcome::Queued { confirmation, retry_after }) => Answer::Waiting { confirmation, retry_after },
-            Ok(_) => Answer::Free,
-            Err(error) if error.kind() == ErrorKind::Lost => Answer::Lost,
-            Err(error) => Answer::Unknown(error),
+            Ok(AcquireOutcome::Granted(grant)) => RenewReply::Granted(grant),
+            Ok(AcquireOutcome::Queued { confirmation, retry_after }) => {
+                RenewReply::Waiting { confirmation, retry_after }
+            }
+            Ok(_) => RenewReply::Free,
+            Err(error) if error.kind() == ErrorKind::Lost => RenewReply::Lost,
+            Err(error) => RenewReply::Unknown(error),
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Clock, Event, Stamp};
 use leasehold_core::memory::MemoryStore;
-use leasehold_core::{KeeperHome, LockClient, LockName};
+use leasehold_core::{KeeperRuntime, LockClient, LockName};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::oracle::Oracle;
@@ -388,7 +388,7 @@ fn client(world: &Arc<World>, process: &Arc<Process>) -> LockClient {
     LockClient::builder(Wire::new(world, process))
         .clock(process.clone())
         .seed(world.chance().next())
-        .keeper(KeeperHome::CurrentRuntime)
+        .keeper(KeeperRuntime::CurrentRuntime)
         .ttl(world.ttl)
         .margin_percent(margin)
         .build()

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Answers, Attachment, Capabilities, Claim, Confirmation, CoreHandle,
-    Delivery, Event, Extensions, Grant, LockBackend, ReleaseOutcome, ReleaseRequest, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event,
+    Extensions, Grant, LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
 };
 use leasehold_core::memory::MemoryBackend;
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -131,27 +131,27 @@ impl Wire {
         if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { retry_after }
     }
 
-    fn rewrite(&self, lease: &RenewRequest, answer: Answer, sent: Stamp, begun: u64) -> Answer {
+    fn rewrite(&self, lease: &RenewRequest, answer: RenewReply, sent: Stamp, begun: u64) -> RenewReply {
         let claim = &lease.claim;
         match answer {
-            Answer::Renewed(mut confirmation) => {
+            RenewReply::Renewed(mut confirmation) => {
                 self.confirm(claim, &mut confirmation, sent);
-                Answer::Renewed(confirmation)
+                RenewReply::Renewed(confirmation)
             }
-            Answer::Granted(mut grant) => {
+            RenewReply::Granted(mut grant) => {
                 self.grant(claim, &mut grant, sent);
-                Answer::Granted(grant)
+                RenewReply::Granted(grant)
             }
-            Answer::Waiting { mut confirmation, retry_after } => {
+            RenewReply::Waiting { mut confirmation, retry_after } => {
                 self.confirm(claim, &mut confirmation, sent);
-                Answer::Waiting { confirmation, retry_after: self.retry_after(retry_after) }
+                RenewReply::Waiting { confirmation, retry_after: self.retry_after(retry_after) }
             }
-            Answer::Lost => {
+            RenewReply::Lost => {
                 self.world.oracle.told_gone(claim.owner(), begun);
                 if self.sabotaged(Sabotage::LossIsHidden) {
-                    return Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place });
+                    return RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place });
                 }
-                Answer::Lost
+                RenewReply::Lost
             }
             other => other,
         }
@@ -206,7 +206,7 @@ impl LockBackend for Wire {
         answer
     }
 
-    async fn renew(&self, leases: &[RenewRequest], answers: &Answers) {
+    async fn renew(&self, leases: &[RenewRequest], answers: &RenewReplies) {
         let sent = self.stamp();
         let oracle = &self.world.oracle;
         let begun = oracle.steps();
@@ -216,7 +216,7 @@ impl LockBackend for Wire {
         }
         if self.sabotaged(Sabotage::RenewalsAreInvented) {
             for (index, lease) in leases.iter().enumerate() {
-                answers.put(index, Answer::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place }));
+                answers.put(index, RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place }));
             }
             return;
         }
@@ -242,7 +242,7 @@ impl LockBackend for Wire {
                     if !self.world.loses() {
                         let lease = &leases[index];
                         let invented = self.sabotaged(Sabotage::LossIsInvented) && self.world.chance().permille(50);
-                        let answer = if invented { Answer::Lost } else { answer };
+                        let answer = if invented { RenewReply::Lost } else { answer };
                         oracle.note("renew answered", id(lease.claim.owner()), renewal_code(&answer));
                         oracle.renewal_answered(lease.claim.owner());
                         answers.put(index, self.rewrite(lease, answer, sent, begun));
@@ -327,9 +327,9 @@ fn push(world: &Arc<World>, process: &Arc<Process>, core: &CoreHandle, event: Ev
     }
 }
 
-async fn renew_collected(backend: &MemoryBackend, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+async fn renew_collected(backend: &MemoryBackend, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
     let collected = Arc::new(Mutex::new(Vec::with_capacity(leases.len())));
-    let answers = Answers::new(leases.len(), {
+    let answers = RenewReplies::new(leases.len(), {
         let collected = collected.clone();
         move |index, answer| collected.lock().expect("no panic while it is locked").push((index, answer))
     });
@@ -348,11 +348,11 @@ fn answer_code(answer: &Result<AcquireOutcome>) -> u64 {
     }
 }
 
-fn renewal_code(answer: &Answer) -> u64 {
+fn renewal_code(answer: &RenewReply) -> u64 {
     match answer {
-        Answer::Renewed(_) => 0,
-        Answer::Granted(grant) => 1000 + grant.token.get(),
-        Answer::Waiting { .. } => 1,
+        RenewReply::Renewed(_) => 0,
+        RenewReply::Granted(grant) => 1000 + grant.token.get(),
+        RenewReply::Waiting { .. } => 1,
         _ => 2,
     }
 }

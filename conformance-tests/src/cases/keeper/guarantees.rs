@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Answer, Capabilities, CoreHandle, Event, LockBackend, Mode, OwnerToken,
-    ReleaseOutcome, ReleaseRequest, RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Event, LockBackend, Mode, OwnerToken, ReleaseOutcome,
+    ReleaseRequest, RenewReply, RenewRequest,
 };
 use leasehold_core::{ErrorKind, LockClient, LockName, Result};
 
@@ -60,7 +60,7 @@ impl Hooks for Watched {
         answer
     }
 
-    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let claimed = inner.backend.capabilities();
         lock(&self.batches).push(requests.len());
         let fits = (1..=claimed.renew_batch).contains(&requests.len());
@@ -68,7 +68,7 @@ impl Hooks for Watched {
         requests.iter().for_each(|request| self.ttl_is_within(request, &claimed));
         let answers = inner.renew(requests).await;
         for (index, answer) in &answers {
-            if let Answer::Lost = answer {
+            if let RenewReply::Lost = answer {
                 lock(&self.open).remove(requests[*index].claim.owner());
             }
         }

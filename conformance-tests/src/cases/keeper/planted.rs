@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::LockName;
-use leasehold_core::backend::{Answer, RenewRequest};
+use leasehold_core::backend::{RenewReply, RenewRequest};
 use tokio::sync::Notify;
 
 use crate::faulty::lock;
@@ -21,7 +21,7 @@ pub(super) struct Panics {
 
 #[async_trait]
 impl Hooks for Panics {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         if leases.iter().any(|lease| *lease.claim.name() == self.name) {
             self.seen.fetch_add(1, Ordering::Relaxed);
             // Not by `panic!`: to print a backtrace takes the keeper's thread longer than a short ttl lasts.
@@ -40,7 +40,7 @@ pub(super) struct LateAnswers {
 
 #[async_trait]
 impl Hooks for LateAnswers {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answers = inner.renew(leases).await;
         *lock(&self.kept) += 1;
         self.go.notified().await;
@@ -60,7 +60,7 @@ pub(super) struct BlocksTheKeeper {
 
 #[async_trait]
 impl Hooks for BlocksTheKeeper {
-    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, Answer)> {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answers = inner.renew(leases).await;
         let since = *lock(&self.since);
         if let (Some(since), false) = (since, self.done.swap(true, Ordering::SeqCst)) {

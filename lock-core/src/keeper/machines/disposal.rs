@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::outputs::Wake;
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{Answer, Delivery, PlaceNumber, ReleaseOutcome};
+use crate::backend::{Delivery, PlaceNumber, ReleaseOutcome, RenewReply};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -97,11 +97,11 @@ impl Ended {
     }
 
     /// What the answer to [`EndCall::RunOut`] says.
-    pub fn by_renewal(answer: Option<Answer>) -> Result<Self> {
+    pub fn by_renewal(answer: Option<RenewReply>) -> Result<Self> {
         match answer {
-            Some(Answer::Renewed(_) | Answer::Granted(_)) => Ok(Self::RunsOut),
-            Some(Answer::Unknown(error)) => Err(error),
-            Some(Answer::Waiting { .. } | Answer::Free | Answer::Lost) | None => Ok(Self::NothingRunsOut),
+            Some(RenewReply::Renewed(_) | RenewReply::Granted(_)) => Ok(Self::RunsOut),
+            Some(RenewReply::Unknown(error)) => Err(error),
+            Some(RenewReply::Waiting { .. } | RenewReply::Free | RenewReply::Lost) | None => Ok(Self::NothingRunsOut),
         }
     }
 }

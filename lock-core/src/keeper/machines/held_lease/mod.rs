@@ -15,7 +15,7 @@ use super::disposal::{Ending, RunOut, Why};
 use super::outputs::{Outputs, Wake};
 use super::rules::{Rules, backoff};
 use super::wait_queue::Start;
-use crate::backend::{Answer, Confirmation, Delivery, LeaseKind, PlaceNumber};
+use crate::backend::{Confirmation, Delivery, LeaseKind, PlaceNumber, RenewReply};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 use crate::loss::{Loss, LossReason};
@@ -210,15 +210,17 @@ impl HeldLease {
     }
 
     /// The answer to a renewal of the lease.
-    pub fn renewed(&mut self, rules: &Rules, answer: Answer, now: Stamp, out: &mut Outputs<LeaseOutput>) {
+    pub fn renewed(&mut self, rules: &Rules, answer: RenewReply, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         match answer {
-            Answer::Renewed(confirmation) => self.confirmed(rules, &confirmation, now, out),
-            Answer::Granted(grant) if grant.token == self.token => self.confirmed(rules, &grant.confirmation, now, out),
-            Answer::Unknown(error) => {
+            RenewReply::Renewed(confirmation) => self.confirmed(rules, &confirmation, now, out),
+            RenewReply::Granted(grant) if grant.token == self.token => {
+                self.confirmed(rules, &grant.confirmation, now, out)
+            }
+            RenewReply::Unknown(error) => {
                 self.note_failure(&error, out);
                 self.renewal_failed(rules, Some(error), now, out);
             }
-            Answer::Granted(_) | Answer::Waiting { .. } | Answer::Free | Answer::Lost => self.gone(out),
+            RenewReply::Granted(_) | RenewReply::Waiting { .. } | RenewReply::Free | RenewReply::Lost => self.gone(out),
         }
     }
 
@@ -227,17 +229,17 @@ impl HeldLease {
         &mut self,
         rules: &Rules,
         asked: PlaceNumber,
-        answer: Answer,
+        answer: RenewReply,
         now: Stamp,
         out: &mut Outputs<LeaseOutput>,
     ) {
         let confirmation = match answer {
-            Answer::Waiting { confirmation, .. } | Answer::Renewed(confirmation) => confirmation,
-            Answer::Granted(grant) if grant.token == self.token => grant.confirmation,
-            Answer::Granted(grant) if grant.confirmation.place < self.place => return,
-            Answer::Lost | Answer::Free if asked < self.place => return,
-            Answer::Granted(_) | Answer::Lost | Answer::Free => return self.gone(out),
-            Answer::Unknown(error) => return self.note_failure(&error, out),
+            RenewReply::Waiting { confirmation, .. } | RenewReply::Renewed(confirmation) => confirmation,
+            RenewReply::Granted(grant) if grant.token == self.token => grant.confirmation,
+            RenewReply::Granted(grant) if grant.confirmation.place < self.place => return,
+            RenewReply::Lost | RenewReply::Free if asked < self.place => return,
+            RenewReply::Granted(_) | RenewReply::Lost | RenewReply::Free => return self.gone(out),
+            RenewReply::Unknown(error) => return self.note_failure(&error, out),
         };
         out.push(LeaseOutput::Note(LeaseNote::Renewed));
         match confirmation.place.cmp(&self.place) {

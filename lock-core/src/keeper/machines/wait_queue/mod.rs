@@ -18,7 +18,7 @@ pub use self::waiters::{Joining, TakerId};
 use self::waiters::{Waiter, Waiters};
 use super::outputs::{Outputs, Wake};
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{AcquireOutcome, Answer, Confirmation, Delivery, Grant, OnContention, PlaceNumber};
+use crate::backend::{AcquireOutcome, Confirmation, Delivery, Grant, OnContention, PlaceNumber, RenewReply};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
@@ -185,7 +185,7 @@ impl<T> WaitQueue<T> {
         &mut self,
         rules: &Rules,
         asked: PlaceNumber,
-        answer: Answer,
+        answer: RenewReply,
         now: Stamp,
         out: &mut Outputs<QueueOutput<T>>,
     ) {
@@ -195,23 +195,23 @@ impl<T> WaitQueue<T> {
         };
         self.phase = Phase::Queued { renewal: None };
         match answer {
-            Answer::Waiting { confirmation, retry_after } => {
+            RenewReply::Waiting { confirmation, retry_after } => {
                 out.push(QueueOutput::Note(QueueNote::Renewed));
                 self.queued(rules, confirmation, retry_after, now, out);
             }
-            Answer::Granted(grant) => self.granted(rules, grant, now, out),
+            RenewReply::Granted(grant) => self.granted(rules, grant, now, out),
             // About a place that is gone since longer: the answer about the present one is asked for.
-            Answer::Lost | Answer::Free if asked < self.claim.place => out.wake_at(now),
-            Answer::Free => {
+            RenewReply::Lost | RenewReply::Free if asked < self.claim.place => out.wake_at(now),
+            RenewReply::Free => {
                 self.claim.at_store = false;
                 self.retry_at(now, Wake::at(now), out);
             }
-            Answer::Renewed(_) => self.retry_at(now, Wake::at(now), out),
-            Answer::Lost => {
+            RenewReply::Renewed(_) => self.retry_at(now, Wake::at(now), out),
+            RenewReply::Lost => {
                 self.claim.at_store = false;
                 self.start_over(rules, now, out);
             }
-            Answer::Unknown(error) => {
+            RenewReply::Unknown(error) => {
                 out.push(QueueOutput::Note(QueueNote::RenewalFailed));
                 if error.kind() != ErrorKind::Unavailable {
                     self.claim.delivery = Delivery::InDoubt;
