@@ -92,7 +92,7 @@ impl LockBackend for TableBackend {
         })
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let Ok(core) = self.core.core() else { return };
         for (index, RenewRequest { claim, ttl, extend, .. }) in requests.iter().enumerate() {
             let sent = core.stamp();
@@ -103,7 +103,7 @@ impl LockBackend for TableBackend {
                 }
                 _ => RenewReply::Lost,
             });
-            answers.put(index, answer);
+            replies.put(index, answer);
         }
     }
 

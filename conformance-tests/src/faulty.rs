@@ -92,7 +92,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         })
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let (inner, faults) = (self.inner.clone(), self.faults.clone());
         let line = self.line();
         let sent = self.latest_stamp(&line);
@@ -112,10 +112,10 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
                         }
                         other => other,
                     };
-                    answers.put(index, answer);
+                    replies.put(index, answer);
                 }
             }
-            Err(error) => answers.fail_rest(&error),
+            Err(error) => replies.fail_rest(&error),
         }
     }
 
@@ -176,8 +176,8 @@ async fn renew_readable<B: LockBackend + ?Sized>(
         }
     }
     if !asked.is_empty() {
-        let answers = renew_collected(inner, &asked).await;
-        collected.extend(answers.into_iter().map(|(asked, answer)| (indexes[asked], answer)));
+        let replies = renew_collected(inner, &asked).await;
+        collected.extend(replies.into_iter().map(|(asked, answer)| (indexes[asked], answer)));
     }
     collected
 }
@@ -188,12 +188,12 @@ pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(
     requests: &[RenewRequest],
 ) -> Vec<(usize, RenewReply)> {
     let collected = Arc::new(Mutex::new(Vec::with_capacity(requests.len())));
-    let answers = RenewReplies::new(requests.len(), {
+    let replies = RenewReplies::new(requests.len(), {
         let collected = collected.clone();
         move |index, answer| lock(&collected).push((index, answer))
     });
-    backend.renew(requests, &answers).await;
-    drop(answers);
+    backend.renew(requests, &replies).await;
+    drop(replies);
     std::mem::take(&mut *lock(&collected))
 }
 

@@ -75,8 +75,8 @@ impl Inner {
 
     /// Renews one.
     pub async fn renew_one(&self, request: &RenewRequest) -> RenewReply {
-        let mut answers = self.renew(std::slice::from_ref(request)).await;
-        answers.pop().map_or_else(
+        let mut replies = self.renew(std::slice::from_ref(request)).await;
+        replies.pop().map_or_else(
             || RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer")),
             |(_, answer)| answer,
         )
@@ -115,9 +115,9 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
         self.hooks.acquire(&self.inner, request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         for (index, answer) in self.hooks.renew(&self.inner, requests).await {
-            answers.put(index, answer);
+            replies.put(index, answer);
         }
     }
 

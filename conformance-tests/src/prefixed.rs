@@ -47,9 +47,9 @@ impl LockBackend for Prefixed {
         self.inner.acquire(&request.by(below(&request.claim))).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let requests: Vec<_> = requests.iter().map(|request| request.by(below(&request.claim))).collect();
-        self.inner.renew(&requests, answers).await;
+        self.inner.renew(&requests, replies).await;
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -188,8 +188,8 @@ impl LockBackend for Endless {
         self.0.acquire(request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
-        self.0.renew(requests, answers).await;
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        self.0.renew(requests, replies).await;
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

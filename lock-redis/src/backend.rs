@@ -186,8 +186,8 @@ impl LockBackend for RedisBackend {
         }
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
-        answers.put_all(self.try_renew(requests).await);
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        replies.put_all(self.try_renew(requests).await);
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

@@ -84,9 +84,9 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
         if index % 2 == 0 {
             drop(polled(1, ann.backend().acquire(&AcquireRequest::new(claim, ttl))).await);
         } else {
-            let (lease, answers) =
+            let (lease, replies) =
                 ([RenewRequest::new(claim, PlaceNumber::NONE, ttl)], RenewReplies::new(1, |_, _| {}));
-            polled(1, ann.backend().renew(&lease, &answers)).await;
+            polled(1, ann.backend().renew(&lease, &replies)).await;
         }
     }
     if stands_still {

@@ -97,15 +97,15 @@ impl Hooks for LosesOnePush {
 #[async_trait]
 impl Hooks for BlindLooks {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let mut answers = inner.renew(leases).await;
-        for (index, answer) in &mut answers {
+        let mut replies = inner.renew(leases).await;
+        for (index, answer) in &mut replies {
             let (RenewReply::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
             let since = *lock(&self.granted).entry(*lease.claim.owner()).or_insert_with(Instant::now);
             if since.elapsed() < Duration::from_secs(3) {
                 *answer = RenewReply::Waiting { confirmation: grant.confirmation, retry_after: lease.ttl };
             }
         }
-        answers
+        replies
     }
 }
 
@@ -140,8 +140,8 @@ impl Hooks for NeverGivesUp {
 #[async_trait]
 impl Hooks for LosesPlacesOfTheLast {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let mut answers = inner.renew(leases).await;
-        for (index, answer) in &mut answers {
+        let mut replies = inner.renew(leases).await;
+        for (index, answer) in &mut replies {
             if let (3, RenewReply::Waiting { .. }) = (inner.nth, &*answer) {
                 let _ = inner
                     .backend
@@ -150,22 +150,22 @@ impl Hooks for LosesPlacesOfTheLast {
                 *answer = RenewReply::Lost;
             }
         }
-        answers
+        replies
     }
 }
 
 #[async_trait]
 impl Hooks for KeepsPlacesInWords {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let mut answers = inner.renew(leases).await;
-        for (index, answer) in &mut answers {
+        let mut replies = inner.renew(leases).await;
+        for (index, answer) in &mut replies {
             if let RenewReply::Unknown(_) = answer {
                 let RenewRequest { ttl, place, .. } = leases[*index];
                 let confirmation = Confirmation { ttl, sent: inner.now(), place };
                 *answer = RenewReply::Waiting { confirmation, retry_after: ttl };
             }
         }
-        answers
+        replies
     }
 }
 

@@ -209,12 +209,12 @@ impl LockBackend for SessionBackend {
         Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(row.token), confirmation)))
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let Ok(core) = self.client.core.core() else { return };
         let now = core.stamp();
         for (index, request) in requests.iter().enumerate() {
             let answer = self.renew_one(&mut self.store.state(), request, now);
-            answers.put(index, answer);
+            replies.put(index, answer);
         }
     }
 

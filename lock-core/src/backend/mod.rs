@@ -83,7 +83,7 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 ///   claim as lost. The release is repeated until it is answered or the ttl is over.
 #[async_trait]
 pub trait LockBackend: Send + Sync + 'static {
-    /// Hands over the line to lock-core. Called once, before every other call; a backend serves one client.
+    /// Takes the handle to lock-core. Called once, before every other call; a backend serves one client.
     fn attach(&self, core: CoreHandle);
 
     /// Tries once to get the lock.
@@ -93,7 +93,7 @@ pub trait LockBackend: Send + Sync + 'static {
     /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
     /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Changed`]: whoever waits
     /// holds when the lease ends, and not a part of its place's ttl later.
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies);
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies);
 
     /// Ends the lease or place of a claim. With [`Delivery::InDoubt`] also makes sure that a request of this claim that
     /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
@@ -116,8 +116,8 @@ impl<B: LockBackend + ?Sized> LockBackend for Arc<B> {
         (**self).acquire(request).await
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
-        (**self).renew(requests, answers).await;
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        (**self).renew(requests, replies).await;
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

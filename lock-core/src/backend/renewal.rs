@@ -59,7 +59,7 @@ impl RenewReplies {
     /// RenewReplies a call whose answers come together: each in the order of the requests, or all with the same error.
     pub fn put_all(&self, outcome: Result<Vec<RenewReply>>) {
         match outcome {
-            Ok(answers) => answers.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
+            Ok(replies) => replies.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
             Err(error) => self.fail_rest(&error),
         }
     }
@@ -99,22 +99,22 @@ mod tests {
     #[test]
     fn each_question_is_answered_exactly_once() {
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let answers = RenewReplies::new(3, {
+        let replies = RenewReplies::new(3, {
             let seen = seen.clone();
             move |index, answer| seen.lock().unwrap().push((index, matches!(answer, RenewReply::Lost)))
         });
-        answers.put(1, RenewReply::Lost);
-        answers.put(1, RenewReply::Free);
-        answers.put(7, RenewReply::Lost);
-        drop(answers);
+        replies.put(1, RenewReply::Lost);
+        replies.put(1, RenewReply::Free);
+        replies.put(7, RenewReply::Lost);
+        drop(replies);
         assert_eq!(*seen.lock().unwrap(), [(1, true), (0, false), (2, false)]);
-        let answers = RenewReplies::new(3, {
+        let replies = RenewReplies::new(3, {
             let seen = seen.clone();
             move |index, answer| seen.lock().unwrap().push((index + 10, matches!(answer, RenewReply::Lost)))
         });
         seen.lock().unwrap().clear();
-        answers.put_all(Ok(vec![RenewReply::Lost, RenewReply::Free]));
-        answers.put_all(Err(Error::new(ErrorKind::Unavailable, "planted")));
+        replies.put_all(Ok(vec![RenewReply::Lost, RenewReply::Free]));
+        replies.put_all(Err(Error::new(ErrorKind::Unavailable, "planted")));
         assert_eq!(*seen.lock().unwrap(), [(10, true), (11, false), (12, false)]);
     }
 }

@@ -212,19 +212,19 @@ impl LeaseKeeper {
     /// along that happen to be due with it, again and again.
     async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<RenewRequest>)) {
         let targets: Arc<[Target]> = targets.into();
-        let answers = RenewReplies::new(renewals.len(), {
+        let replies = RenewReplies::new(renewals.len(), {
             let (keeper, targets) = (self.clone(), targets.clone());
             move |index, answer| keeper.on_answer(&targets[index], answer)
         });
         // The schedule has long gone on when a call needs so long: this only keeps a backend that breaks its own bound
         // from piling calls up for ever.
-        let call = tokio::time::timeout(self.call_bound() * 10, self.backend.renew(&renewals, &answers));
+        let call = tokio::time::timeout(self.call_bound() * 10, self.backend.renew(&renewals, &replies));
         if !panics(call).await {
             return;
         }
         tracing::error!(renewals = renewals.len(), "the backend panicked in a renewal");
         if renewals.len() > 1 {
-            for index in answers.take_open() {
+            for index in replies.take_open() {
                 self.send((vec![targets[index].clone()], vec![renewals[index].clone()]));
             }
         }

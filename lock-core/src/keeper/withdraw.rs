@@ -132,12 +132,12 @@ impl LeaseKeeper {
         };
         let renewal = RenewRequest { extend: Extend::Exactly, ..RenewRequest::new(claim.clone(), place, ttl) };
         let taken = Arc::new(Mutex::new(None));
-        let answers = RenewReplies::new(1, {
+        let replies = RenewReplies::new(1, {
             let taken = taken.clone();
             move |_, answer| *lock(&taken) = Some(answer)
         });
-        self.backend.renew(&[renewal], &answers).await;
-        drop(answers);
+        self.backend.renew(&[renewal], &replies).await;
+        drop(replies);
         let answer = lock(&taken).take();
         Ended::by_renewal(answer)
     }

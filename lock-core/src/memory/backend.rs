@@ -67,14 +67,14 @@ impl LockBackend for MemoryBackend {
         }
     }
 
-    async fn renew(&self, requests: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let sent = match self.stamp() {
             Ok(sent) => sent,
-            Err(error) => return answers.fail_rest(&error),
+            Err(error) => return replies.fail_rest(&error),
         };
         let standings = self.store.renew(requests, &self.line);
         for (index, (request, standing)) in requests.iter().zip(standings).enumerate() {
-            answers.put(index, answer(request, standing, sent));
+            replies.put(index, answer(request, standing, sent));
         }
     }
 
@@ -187,10 +187,10 @@ mod tests {
         async fn renew(&self, claim: &Claim, place: u64) -> RenewReply {
             let (send, answered) = tokio::sync::oneshot::channel();
             let send = Mutex::new(Some(send));
-            let answers = RenewReplies::new(1, move |_, answer| {
+            let replies = RenewReplies::new(1, move |_, answer| {
                 let _ = send.lock().unwrap().take().unwrap().send(answer);
             });
-            self.backend.renew(&[RenewRequest::new(claim.clone(), PlaceNumber::new(place), TTL)], &answers).await;
+            self.backend.renew(&[RenewRequest::new(claim.clone(), PlaceNumber::new(place), TTL)], &replies).await;
             answered.await.unwrap()
         }
     }

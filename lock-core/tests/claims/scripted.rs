@@ -60,7 +60,7 @@ impl LockBackend for Scripted {
         self.ask(|send| Call::Acquire(request.claim.clone(), send)).await.unwrap_or_else(|| Err(no_answer()))
     }
 
-    async fn renew(&self, leases: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, leases: &[RenewRequest], replies: &RenewReplies) {
         let poisoned = self.poisoned.lock().unwrap().clone();
         if leases.iter().any(|lease| Some(lease.claim.name()) == poisoned.as_ref()) {
             std::panic::resume_unwind(Box::new("planted"));
@@ -70,7 +70,7 @@ impl LockBackend for Scripted {
         poll_fn(|cx| {
             open.retain_mut(|(index, answer)| {
                 let Poll::Ready(answer) = Pin::new(answer).poll(cx) else { return true };
-                answers.put(*index, answer.unwrap_or_else(|| RenewReply::Unknown(no_answer())));
+                replies.put(*index, answer.unwrap_or_else(|| RenewReply::Unknown(no_answer())));
                 false
             });
             if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }

@@ -278,14 +278,14 @@ impl Backend {
 
     /// Renews, and returns the replies in the order of the leases.
     pub(crate) async fn renew(&self, leases: &[RenewRequest]) -> Vec<RenewReply> {
-        let (sender, mut replies) = mpsc::unbounded_channel();
-        let answers = RenewReplies::new(leases.len(), move |index, answer| {
+        let (sender, mut received) = mpsc::unbounded_channel();
+        let replies = RenewReplies::new(leases.len(), move |index, answer| {
             let _ = sender.send((index, answer));
         });
-        self.inner.renew(leases, &answers).await;
-        drop(answers);
+        self.inner.renew(leases, &replies).await;
+        drop(replies);
         let mut all = Vec::new();
-        while let Some(one) = replies.recv().await {
+        while let Some(one) = received.recv().await {
             all.push(one);
         }
         all.sort_by_key(|(index, _)| *index);

@@ -206,7 +206,7 @@ impl LockBackend for Wire {
         answer
     }
 
-    async fn renew(&self, leases: &[RenewRequest], answers: &RenewReplies) {
+    async fn renew(&self, leases: &[RenewRequest], replies: &RenewReplies) {
         let sent = self.stamp();
         let oracle = &self.world.oracle;
         let begun = oracle.steps();
@@ -216,7 +216,7 @@ impl LockBackend for Wire {
         }
         if self.sabotaged(Sabotage::RenewalsAreInvented) {
             for (index, lease) in leases.iter().enumerate() {
-                answers.put(index, RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place }));
+                replies.put(index, RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place }));
             }
             return;
         }
@@ -234,7 +234,7 @@ impl LockBackend for Wire {
                 if error.kind() == ErrorKind::Unavailable {
                     leases.iter().for_each(|lease| oracle.renewal_answered(lease.claim.owner()));
                 }
-                answers.fail_rest(&error);
+                replies.fail_rest(&error);
             }
             Ok(collected) => {
                 for (index, answer) in collected {
@@ -245,7 +245,7 @@ impl LockBackend for Wire {
                         let answer = if invented { RenewReply::Lost } else { answer };
                         oracle.note("renew answered", id(lease.claim.owner()), renewal_code(&answer));
                         oracle.renewal_answered(lease.claim.owner());
-                        answers.put(index, self.rewrite(lease, answer, sent, begun));
+                        replies.put(index, self.rewrite(lease, answer, sent, begun));
                     }
                 }
             }
@@ -329,12 +329,12 @@ fn push(world: &Arc<World>, process: &Arc<Process>, core: &CoreHandle, event: Ev
 
 async fn renew_collected(backend: &MemoryBackend, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
     let collected = Arc::new(Mutex::new(Vec::with_capacity(leases.len())));
-    let answers = RenewReplies::new(leases.len(), {
+    let replies = RenewReplies::new(leases.len(), {
         let collected = collected.clone();
         move |index, answer| collected.lock().expect("no panic while it is locked").push((index, answer))
     });
-    backend.renew(leases, &answers).await;
-    drop(answers);
+    backend.renew(leases, &replies).await;
+    drop(replies);
     std::mem::take(&mut *collected.lock().expect("no panic while it is locked"))
 }
 
