@@ -142,11 +142,11 @@ saboteurs! {
         the_cost_of_a_handoff_is_flat: WakesEverybody, "requests per handoff";
     }
     in_doubt {
-        a_stuck_request_has_no_effect_after_the_release: IgnoresCertainty, "took effect after the release";
-        a_withdrawn_request_has_no_effect: IgnoresCertainty, "a withdrawn claim was granted";
+        a_stuck_request_has_no_effect_after_the_release: IgnoresDoubt, "took effect after the release";
+        a_withdrawn_request_has_no_effect: IgnoresDoubt, "a withdrawn claim was granted";
         a_withdrawn_claim_is_remembered: ForgetsWithdrawnClaims, "after it was withdrawn";
         a_withdrawn_claim_outlives_a_crash: CrashForgetsWithdrawnClaims, "a crash made";
-        an_acquire_given_up_in_flight_leaves_nothing: IgnoresCertainty, "took no effect";
+        an_acquire_given_up_in_flight_leaves_nothing: IgnoresDoubt, "took no effect";
         a_grant_whose_answer_was_lost_is_withdrawn: ForgetsReleases, "is withdrawn";
         a_late_answer_of_an_older_place_counts_for_nothing: StampsTheFuture, "do not prolong";
         tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "when it is their turn";

@@ -15,7 +15,7 @@ plain! {
     /// Says "released" to the first client and keeps its lease.
     ForgetsReleases;
     /// Leaves no note about a claim that is withdrawn.
-    IgnoresCertainty;
+    IgnoresDoubt;
     /// Leaves notes about claims that need none.
     DoubtsEveryRelease;
 }
@@ -31,7 +31,7 @@ impl Hooks for ForgetsReleases {
 }
 
 #[async_trait]
-impl Hooks for IgnoresCertainty {
+impl Hooks for IgnoresDoubt {
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
