@@ -25,7 +25,7 @@ impl Clock for JumpingClock {
         self.real.now().plus(Duration::from_nanos(self.ahead.load(Ordering::SeqCst)))
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         until.since(self.now()).min(Duration::from_millis(10))
     }
 }

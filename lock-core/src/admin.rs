@@ -65,7 +65,7 @@ impl std::fmt::Display for ListedName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at: `server version`. The same words at every look.
+    /// What was checked: `server version`. Every check of the same thing uses the same words.
     pub about: &'static str,
     /// What was found.
     pub found: String,
@@ -88,6 +88,6 @@ pub enum Verdict {
     Fine,
     /// Locks work, and promise less than they could: what to do about it.
     Doubtful(String),
-    /// Locks do not work, or exclusion ends: how to mend it.
+    /// Locks do not work, or exclusion ends: how to correct it.
     Wrong(String),
 }

@@ -145,10 +145,10 @@ impl LockClient {
         .await
     }
 
-    /// Whether the store is fit for locks: what an operator wants to know of it, and how to mend what is wrong.
+    /// Whether the store is fit for locks: what an operator wants to know of it, and how to correct what is wrong.
     ///
     /// # Errors
-    /// `Unsupported` when the backend cannot tell, else what the store says. Ends within three call bounds and a quarter.
+    /// `Unsupported` when the backend has no such check, else what the store says. Ends within three call bounds and a quarter.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -198,7 +198,7 @@ impl LockClient {
         self.shared.keeper.stats()
     }
 
-    /// Ends this client and its clones: pending acquires fail, every lease is released and its holder told
+    /// Ends this client and its clones: pending acquires fail, every lease is released and its holder notified
     /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has answered.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ impl LockClientBuilder {
         self
     }
 
-    /// A label in the holder information, for people who look at the store: at most 128 bytes.
+    /// A label in the holder information, for people who inspect the store: at most 128 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self

@@ -55,10 +55,10 @@ pub trait Clock: Send + Sync + 'static {
     /// The time now.
     fn now(&self) -> Stamp;
 
-    /// How long to sleep on the runtime's timer before this clock is worth another look, when the next thing
+    /// How long the keeper sleeps on the runtime's timer before it reads this clock again, when the next thing
     /// to do is at `until`. The runtime's timer stands still while the machine is suspended and may tick at
     /// another rate, so a clock may answer with less than the whole time.
-    fn nap(&self, until: Stamp) -> Duration;
+    fn sleep_time(&self, until: Stamp) -> Duration;
 }
 
 /// The machine's clock.
@@ -73,8 +73,8 @@ pub struct SystemClock {
 }
 
 /// The longest sleep while something is due: after a suspend, in which the runtime's timer stood still,
-/// a loss is told at most this late. Two wake-ups a second cost nothing that can be measured.
-const LONGEST_NAP: Duration = Duration::from_millis(500);
+/// a loss is reported at most this late. Two wake-ups a second cost nothing that can be measured.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 impl SystemClock {
     /// A clock that starts now.
@@ -94,8 +94,8 @@ impl Clock for SystemClock {
         Stamp::from_start(Reading::now().since(&self.start))
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
-        until.since(self.now()).min(LONGEST_NAP)
+    fn sleep_time(&self, until: Stamp) -> Duration {
+        until.since(self.now()).min(LONGEST_SLEEP)
     }
 }
 
@@ -200,6 +200,6 @@ mod tests {
         let before = clock.now();
         std::thread::sleep(Duration::from_millis(5));
         assert!(clock.now().since(before) >= Duration::from_millis(5));
-        assert!(clock.nap(clock.now().plus(Duration::from_secs(3600))) <= LONGEST_NAP);
+        assert!(clock.sleep_time(clock.now().plus(Duration::from_secs(3600))) <= LONGEST_SLEEP);
     }
 }

@@ -49,7 +49,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of a kind, with a fragment of text that says what happened and, where it can, how to mend it.
+    /// An error of a kind, with a fragment of text that says what happened and, where it can, how to correct it.
     pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Inner { kind, text: text.into(), action: None, lock: None, backend: None, source: None }))
     }

@@ -47,7 +47,7 @@ impl LockGuard {
 
     /// Whether the lease is valid now. Asks the clock and no task, so the first call after any pause is right.
     pub fn is_held(&self) -> bool {
-        self.hold.look().is_ok()
+        self.hold.check().is_ok()
     }
 
     /// How long the lease stays valid without another renewal; zero when it is lost.
@@ -57,7 +57,7 @@ impl LockGuard {
 
     /// Waits until the lease is lost, and says why. Never ends while it is held.
     ///
-    /// The keeper tells it by itself, at the latest 5 ms after the validity has passed while the process runs, and at once
+    /// The keeper reports the loss at the latest 5 ms after the validity has passed while the process runs, and at once
     /// when the store says that the lease is gone. Every call gives the same answer.
     ///
     /// # Cancel safety
@@ -66,7 +66,7 @@ impl LockGuard {
         loop {
             let mut ended = pin!(self.hold.lease().ended.notified());
             ended.as_mut().enable();
-            match self.hold.look() {
+            match self.hold.check() {
                 Err(Phase::Lost(loss)) => return loss,
                 Ok(_) | Err(Phase::Held | Phase::Released) => ended.await,
             }
@@ -89,7 +89,7 @@ impl LockGuard {
                 return Poll::Ready(Err(self.lost_error(loss)));
             }
             let Poll::Ready(output) = work.as_mut().poll(cx) else { return Poll::Pending };
-            Poll::Ready(match self.hold.look() {
+            Poll::Ready(match self.hold.check() {
                 Err(Phase::Lost(loss)) => Err(self.lost_error(loss)),
                 _ => Ok(output),
             })

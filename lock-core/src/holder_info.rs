@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::{Error, Result};
 use crate::name::LockName;
 
-/// Who holds or claims a lock, for people who look at the store. Never used for ownership.
+/// Who holds or claims a lock, for people who inspect the store. Never used for ownership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {

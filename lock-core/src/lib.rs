@@ -9,11 +9,11 @@
 //!   it writes. Hand the [`FencingToken`] to the resource, and let it refuse lower ones.
 //!
 //! What a lock of this kind does well: it keeps work from being done twice at the same time by mistake, on many
-//! machines, and tells a holder at once that it must stop.
+//! machines, and notifies a holder at once that it must stop.
 //!
 //! # What is where
 //! A [`LockClient`] is one [`LockBackend`](backend::LockBackend) and its defaults. It gives [`Lock`]s by name; acquiring one gives a
-//! [`LockGuard`]. The [`LeaseKeeper`] renews what is held and tells of a [`Loss`]. [`MemoryBackend`](memory::MemoryBackend) is the backend for
+//! [`LockGuard`]. The [`LeaseKeeper`] renews what is held and reports a [`Loss`]. [`MemoryBackend`](memory::MemoryBackend) is the backend for
 //! programs' own tests, and the reference that every other backend is held against.
 //!
 //! ```

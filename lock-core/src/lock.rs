@@ -76,7 +76,7 @@ impl Lock {
     /// The longest hold, counted from the grant. For work that hangs while its process lives.
     ///
     /// The lease is asked for with the smaller of its ttl and `max_hold`, and each renewal asks for no more than what is left
-    /// of `max_hold`. So the holder is told [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin
+    /// of `max_hold`. So the holder receives [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin
     /// of the ttl. At the store the lease is over by then too. It is later by at most the time that the last renewal was on its
     /// way, plus the rounding of a ttl, and never ends before the store's shortest ttl
     /// ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases share a session
@@ -122,13 +122,13 @@ impl Lock {
     /// - [`InvalidInput`](ErrorKind::InvalidInput): a bad name or duration, or a tokio runtime without timers (`enable_time`);
     ///   nothing was sent.
     /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
-    ///   once, since waiting does not mend them.
+    ///   once, since waiting does not cure them.
     ///
     /// Ends within the wait (or, with a wait of zero, the backend's call bound and a quarter).
     ///
     /// # Cancel safety
     /// Dropped at any await it leaves nothing held and nobody waiting: a request under way is finished in the
-    /// background and taken back.
+    /// background and withdrawn.
     pub async fn acquire(&self) -> Result<LockGuard> {
         let on_contention = if self.wait.is_zero() { OnContention::Fail } else { OnContention::Queue };
         self.begin(on_contention).await
@@ -246,7 +246,7 @@ async fn acquire(
     let waited = {
         let mut attempt = first.map(|first| RunToEnd::new(keeper.home(), keeper.clone().attempt(first), ()));
         let answered = poll_fn(|cx| {
-            // The attempt brings the outcome about, and a task that wakes itself costs another turn. So nobody is told of it
+            // The attempt brings the outcome about, and a task that wakes itself costs another turn. So nobody is notified of it
             // meanwhile, and it is looked at again afterwards. It may be known before, as at a shutdown.
             if attempt.is_some()
                 && let Poll::Ready(known) = ticket.poll_outcome(&mut Context::from_waker(Waker::noop()))

@@ -1,4 +1,4 @@
-//! How a holder is told that its lease is over.
+//! Why a lease is over, as its holder learns it.
 
 use std::fmt;
 

@@ -23,7 +23,7 @@ where
     abandoned: Option<A>,
 }
 
-/// Is told what becomes of a call that its caller dropped in the middle.
+/// Receives what becomes of a call that its caller dropped in the middle.
 pub(crate) trait Abandoned: Send + Unpin + 'static {
     /// It is about to go on in the background.
     fn begins(&self);

@@ -17,7 +17,7 @@ impl Clock for Set {
         Stamp::from_start(Duration::from_millis(self.0.load(Ordering::SeqCst)))
     }
 
-    fn nap(&self, _: Stamp) -> Duration {
+    fn sleep_time(&self, _: Stamp) -> Duration {
         Duration::from_secs(3600)
     }
 }

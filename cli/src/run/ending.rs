@@ -10,7 +10,7 @@ use crate::run::terms::Terms;
 const LEAD: Duration = Duration::from_millis(10);
 
 /// The longest sleep while a lease is held: timers stand still while the machine is suspended.
-const LONGEST_NAP: Duration = Duration::from_millis(500);
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// What is to be done now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(crate) struct Ending {
     /// The validity of a lease that was granted or renewed for the whole ttl.
     whole: Duration,
     lead: Duration,
-    nap: Duration,
+    sleep: Duration,
     on_lost: OnLost,
 }
 
@@ -73,7 +73,7 @@ impl Ending {
             whole: terms.ttl * 2 / 3,
             lead: LEAD.min(terms.grace / 2),
             // The watcher is told of a longer lease at each wake-up: long before the one that it knows ends.
-            nap: LONGEST_NAP.min(terms.ttl / 10),
+            sleep: LONGEST_SLEEP.min(terms.ttl / 10),
             on_lost: terms.on_lost,
         }
     }
@@ -100,12 +100,12 @@ impl Ending {
     /// When to look again.
     pub(crate) fn retry_after(&self, left: Left) -> Duration {
         let until = match (self.on_lost, self.stage) {
-            (_, Stage::Done) => LONGEST_NAP,
+            (_, Stage::Done) => LONGEST_SLEEP,
             (OnLost::Warn, _) => left.least(),
             (OnLost::Kill, Stage::Running) => self.until_ask(left),
             (OnLost::Kill, Stage::Asked) => left.least().saturating_sub(self.lead),
         };
-        until.min(self.nap)
+        until.min(self.sleep)
     }
 
     fn until_ask(&self, left: Left) -> Duration {

@@ -22,7 +22,7 @@ use crate::run::clock::Deadline;
 use crate::run::signals::block_all;
 
 /// The longest sleep before a deadline: timers stand still while the machine is suspended, its clock does not.
-const LONGEST_NAP: Duration = Duration::from_millis(500);
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// Watches until it is told `done` or has killed.
 pub(crate) fn watch() -> ExitCode {
@@ -51,8 +51,8 @@ fn obey() -> io::Result<()> {
             orders.kill();
             return Ok(());
         }
-        let nap = orders.nap().and_then(|nap| Timespec::try_from(nap).ok());
-        match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], nap.as_ref()) {
+        let sleep = orders.sleep().and_then(|sleep| Timespec::try_from(sleep).ok());
+        match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], sleep.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => {
@@ -112,8 +112,8 @@ impl Orders {
         self.until.is_some_and(|until| until.left().is_zero())
     }
 
-    fn nap(&self) -> Option<Duration> {
-        self.until.map(|until| until.left().min(LONGEST_NAP))
+    fn sleep(&self) -> Option<Duration> {
+        self.until.map(|until| until.left().min(LONGEST_SLEEP))
     }
 
     fn kill(&self) {
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn orders_come_in_pieces_and_the_last_deadline_counts() {
         let mut orders = Orders::default();
-        assert_eq!(orders.nap(), None);
+        assert_eq!(orders.sleep(), None);
         assert_eq!(orders.take(b"guard 12"), Word::GoOn);
         assert_eq!(orders.group, None);
         assert_eq!(orders.take(b"34\nuntil 1\n"), Word::GoOn);
@@ -139,7 +139,7 @@ mod tests {
         let later = Deadline::after(Duration::from_secs(60));
         assert_eq!(orders.take(format!("until {later}\n").as_bytes()), Word::GoOn);
         assert!(!orders.is_overdue());
-        assert_eq!(orders.nap(), Some(LONGEST_NAP));
+        assert_eq!(orders.sleep(), Some(LONGEST_SLEEP));
         assert_eq!(orders.take(b"done\nguard 1\n"), Word::Done);
     }
 }

@@ -149,10 +149,10 @@ fn search_path() -> String {
 }
 
 fn read_on(pty: &Pty, seen: &Mutex<String>) {
-    let nap = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let sleep = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     loop {
         // A look with an end, since a terminal that nobody has open any more never becomes readable on some systems.
-        let ready = poll(&mut [PollFd::from_borrowed_fd(pty.as_fd(), PollFlags::IN)], Some(&nap));
+        let ready = poll(&mut [PollFd::from_borrowed_fd(pty.as_fd(), PollFlags::IN)], Some(&sleep));
         if matches!(ready, Ok(0)) {
             continue;
         }

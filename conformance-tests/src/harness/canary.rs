@@ -48,7 +48,7 @@ pub struct Canary {
 struct Naps {
     start: Instant,
     stop: AtomicBool,
-    /// When the current nap should end, in nanoseconds after `start`.
+    /// When the current sleep should end, in nanoseconds after `start`.
     due: AtomicU64,
     /// Each lag worth remembering, with when it was seen. Newer and larger entries drive out older, smaller ones.
     worst: Mutex<Vec<(Instant, Duration)>>,
@@ -204,7 +204,7 @@ mod tests {
         let mut canary = Canary::start();
         canary.naps.stop.store(true, Ordering::Relaxed);
         canary.thread.take().unwrap().join().unwrap();
-        // A nap that should have ended now and never does: as if the machine did not wake it.
+        // A sleep that should have ended now and never does: as if the machine did not wake it.
         let now = u64::try_from(canary.naps.start.elapsed().as_nanos()).unwrap();
         canary.naps.due.store(now, Ordering::Release);
         std::thread::sleep(Duration::from_millis(60));

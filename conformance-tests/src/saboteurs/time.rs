@@ -220,7 +220,7 @@ impl Clock for Dozing {
         now
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         until.since(self.now()).min(NOTICED / 4)
     }
 }
@@ -264,7 +264,7 @@ impl Clock for Stepped {
         if step > 0 { now.plus(by) } else { now.minus(by) }
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         until.since(self.now())
     }
 }

@@ -42,7 +42,7 @@ impl Clock for Stepped {
         Stamp::from_start(UNIT * u32::try_from(self.0.load(Ordering::SeqCst)).expect("a few thousand units"))
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         until.since(self.now())
     }
 }

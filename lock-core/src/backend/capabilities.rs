@@ -54,9 +54,9 @@ pub enum TtlScope {
 pub enum Waiting {
     /// The server keeps a queue and hands the lock to its head.
     ServerQueue,
-    /// The server tells that the lock may be free.
+    /// The server notifies the client when the lock may be free.
     Notification,
-    /// The client looks again and again.
+    /// The client polls.
     Poll,
 }
 

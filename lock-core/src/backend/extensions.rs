@@ -68,7 +68,7 @@ pub trait Break: Send + Sync {
 /// Says whether the store is fit for locks.
 #[async_trait]
 pub trait Examine: Send + Sync {
-    /// What an operator wants to know of the store, and what is wrong with it, each with how to mend it. Only reads, and ends within
+    /// What an operator wants to know of the store, and what is wrong with it, each with how to correct it. Only reads, and ends within
     /// three call bounds. What the user may not ask is a finding that says so, and no error.
     async fn examine(&self) -> Result<Vec<Finding>>;
 }

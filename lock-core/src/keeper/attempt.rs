@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Nothing was sent, so there is nothing to take back.
+    /// Nothing was sent, so there is nothing to withdraw.
     #[tokio::test]
     async fn an_attempt_that_was_never_polled_leaves_nothing() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));

@@ -35,15 +35,15 @@ impl Hold {
     }
 
     /// Asks the clock.
-    pub(crate) fn look(&self) -> Held {
+    pub(crate) fn check(&self) -> Held {
         let mut reports = Reports::default();
-        let held = self.keeper.look(&mut reports, &self.lease);
+        let held = self.keeper.check(&mut reports, &self.lease);
         reports.emit();
         held
     }
 
     pub(crate) fn validity(&self) -> Duration {
-        self.look().map_or(Duration::ZERO, |valid_until| valid_until.since(self.keeper.now()))
+        self.check().map_or(Duration::ZERO, |valid_until| valid_until.since(self.keeper.now()))
     }
 
     /// Gives the share up; the last one waits for the store's answer.
@@ -118,7 +118,7 @@ impl LeaseKeeper {
     ) -> Result<Option<Hold>> {
         let Some(holder) = terms.holder else { return Ok(None) };
         let Some(lease) = state.reentrant.get(&(name.clone(), holder)) else { return Ok(None) };
-        if self.look(&mut state.reports, lease).is_err() {
+        if self.check(&mut state.reports, lease).is_err() {
             return Ok(None);
         }
         let mut machine = lock(&lease.machine);

@@ -36,7 +36,7 @@ impl Lease {
 
 impl LeaseKeeper {
     /// How a lease stands now. Locks the lease alone.
-    pub(super) fn look(&self, reports: &mut Reports, lease: &Lease) -> Held {
+    pub(super) fn check(&self, reports: &mut Reports, lease: &Lease) -> Held {
         let check = {
             let mut machine = lock(&lease.machine);
             machine.check(self.now())
@@ -51,7 +51,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Accounts for the loss of a lease, whoever found it, and tells its holder.
+    /// Accounts for the loss of a lease, whoever found it, and notifies its holder.
     pub(super) fn lost(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
         self.counters.lost.add();
         self.counters.held.sub();

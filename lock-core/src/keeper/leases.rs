@@ -13,7 +13,7 @@ use super::machines::wait_queue::Start;
 use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
-use super::{Effects, LeaseKeeper, Standing, State, Task};
+use super::{Effects, LeaseKeeper, OwnerState, State, Task};
 use crate::backend::{Claim, Confirmation, PlaceNumber, RenewReply, RenewRequest};
 use crate::clock::Stamp;
 use crate::sync::lock;
@@ -35,7 +35,7 @@ impl LeaseKeeper {
         });
         let id = state.schedule.insert(Task::Lease(lease.clone()));
         self.wake_at(state, id, wake);
-        state.owners.insert(*lease.claim.owner(), Standing::Holding(id));
+        state.owners.insert(*lease.claim.owner(), OwnerState::Holding(id));
         if let Some(holder) = start.terms.holder {
             state.reentrant.insert((lease.claim.name().clone(), holder), lease.clone());
         }
@@ -175,7 +175,7 @@ impl LeaseKeeper {
         self.with_state(|state, effects| {
             if let Some(lease) = state.held_by(owner) {
                 self.feed_lease(state, effects, &lease, |lease, _, _, out| lease.gone(out));
-            } else if let Some(Standing::Waiting(name)) = state.owners.get(owner) {
+            } else if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
                 let name = name.clone();
                 self.feed(state, effects, &name, |queue, rules, now, out| queue.gone(rules, now, out));
             }
@@ -201,7 +201,7 @@ impl LeaseKeeper {
 impl State {
     fn lease_task(&self, claim: &Claim) -> Option<TaskId> {
         match self.owners.get(claim.owner()) {
-            Some(&Standing::Holding(id)) => Some(id),
+            Some(&OwnerState::Holding(id)) => Some(id),
             _ => None,
         }
     }
@@ -215,7 +215,7 @@ impl State {
     }
 
     pub(super) fn held_by(&mut self, owner: &OwnerToken) -> Option<Arc<Lease>> {
-        let Some(&Standing::Holding(id)) = self.owners.get(owner) else { return None };
+        let Some(&OwnerState::Holding(id)) = self.owners.get(owner) else { return None };
         match self.schedule.get_mut(id) {
             Some(Task::Lease(lease)) => Some(lease.clone()),
             _ => None,

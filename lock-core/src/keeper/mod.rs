@@ -46,8 +46,8 @@ use crate::stats::{Counters, Stats};
 use crate::sync::lock;
 use crate::token::OwnerToken;
 
-/// The watchdog of a client: renews every lease and every place in a queue at a third of its ttl, tells holders of
-/// their loss, looks after waiters, and takes back claims whose outcome is unknown.
+/// The watchdog of a client: renews every lease and every place in a queue at a third of its ttl, notifies holders of
+/// their loss, serves waiters, and withdraws claims whose outcome is unknown.
 ///
 /// - One schedule in order of due time, no task or timer per lease: what is released leaves nothing behind.
 /// - Renewals go out in batches, each answer counts on its own, and no call holds up another: one slow, failing or
@@ -71,7 +71,7 @@ pub struct LeaseKeeper {
     /// Somebody waits for their end: a shutdown, or the keeper itself once the last client and guard are gone.
     ending: AtomicBool,
     wake: Notify,
-    /// Told at the end of each call and withdrawal, for a shutdown that waits for them.
+    /// Notified at the end of each call and withdrawal, for a shutdown that waits for them.
     progress: Notify,
 }
 
@@ -79,7 +79,7 @@ pub struct LeaseKeeper {
 struct State {
     schedule: Schedule<Task>,
     queues: HashMap<LockName, Queue>,
-    owners: HashMap<OwnerToken, Standing, BuildHasherDefault<TokenHasher>>,
+    owners: HashMap<OwnerToken, OwnerState, BuildHasherDefault<TokenHasher>>,
     reentrant: HashMap<(LockName, HolderId), Arc<Lease>>,
     next_waiter: u64,
     withdrawals: usize,
@@ -106,8 +106,8 @@ enum Life {
     Closing,
 }
 
-/// What stands behind an owner token.
-enum Standing {
+/// What a claim is, by its owner token.
+enum OwnerState {
     Waiting(LockName),
     Holding(TaskId),
     /// Being released or withdrawn in the background.

@@ -16,7 +16,7 @@ use super::machines::wait_queue::{AcquireCall, Joining, QueueNote, QueueOutput, 
 use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
-use super::{Effects, LeaseKeeper, Life, Standing, State, Task};
+use super::{Effects, LeaseKeeper, Life, OwnerState, State, Task};
 use crate::backend::{
     AcquireRequest, Claim, Confirmation, OnContention, PlaceNumber, RenewReply, RenewRequest, WatchGuard,
 };
@@ -26,7 +26,7 @@ use crate::name::LockName;
 use crate::terms::Terms;
 use crate::token::{FencingToken, OwnerToken};
 
-/// How an acquire is told its outcome.
+/// The channel of an acquire's outcome.
 pub(super) type Taker = oneshot::Sender<Result<Hold>>;
 
 /// A local queue, and what of it is not its own business.
@@ -137,7 +137,7 @@ impl LeaseKeeper {
     /// A claim that stands for a queue.
     fn draw_claim(&self, state: &mut State, name: &LockName) -> Claim {
         let claim = Claim::new(name.clone(), self.entropy.owner_token(), self.holder_info.clone());
-        state.owners.insert(*claim.owner(), Standing::Waiting(name.clone()));
+        state.owners.insert(*claim.owner(), OwnerState::Waiting(name.clone()));
         claim
     }
 
@@ -264,14 +264,14 @@ impl LeaseKeeper {
         own: Option<Confirmation>,
     ) {
         self.with_state(|state, effects| match state.owners.get(owner) {
-            Some(Standing::Waiting(name)) => {
+            Some(OwnerState::Waiting(name)) => {
                 let name = name.clone();
                 self.feed(state, effects, &name, |queue, rules, now, out| {
                     queue.grant_pushed(rules, (place, token), own, now, out);
                 });
             }
-            Some(Standing::Holding(_)) => self.on_grant_while_held(state, effects, owner, (place, own)),
-            Some(&Standing::Ending(id)) => self.hurry(state, id),
+            Some(OwnerState::Holding(_)) => self.on_grant_while_held(state, effects, owner, (place, own)),
+            Some(&OwnerState::Ending(id)) => self.expedite(state, id),
             None => {}
         });
     }
@@ -289,7 +289,7 @@ impl LeaseKeeper {
     /// The same for the queue for which this claim stands.
     pub(super) fn changed_for(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
-            if let Some(Standing::Waiting(name)) = state.owners.get(owner) {
+            if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
                 let name = name.clone();
                 self.feed(state, effects, &name, |queue, _, now, out| queue.changed(now, out));
             }
@@ -326,7 +326,7 @@ impl State {
 
     /// A claim stands for a queue no more, unless it has become something else.
     fn forget_waiting(&mut self, owner: &OwnerToken) {
-        if let Some(Standing::Waiting(_)) = self.owners.get(owner) {
+        if let Some(OwnerState::Waiting(_)) = self.owners.get(owner) {
             self.owners.remove(owner);
         }
     }

@@ -26,11 +26,11 @@ pub enum KeeperRuntime {
     #[default]
     OwnThread,
     /// As tasks on the tokio runtime that the client is built in. No thread more, but when that runtime is starved
-    /// nothing is renewed. When it is shut down every holder is told, and the leases end by their ttl.
+    /// nothing is renewed. When it is shut down every holder is notified, and the leases end by their ttl.
     CurrentRuntime,
 }
 
-/// What one look at the schedule brought up.
+/// What was due in the schedule.
 #[derive(Default)]
 struct Step {
     renewals: Vec<(Target, RenewRequest)>,
@@ -46,7 +46,7 @@ pub(super) enum Target {
     Place(Claim, PlaceNumber),
 }
 
-/// The keeper while it runs. When its runtime goes down with it nobody renews any more, so holders are told and
+/// The keeper while it runs. When its runtime goes down with it nobody renews any more, so holders are notified and
 /// no lease is begun.
 struct Running(Arc<LeaseKeeper>);
 
@@ -140,12 +140,12 @@ impl LeaseKeeper {
                 self.wake.notified().await;
                 continue;
             };
-            let nap = self.clock.nap(next);
-            if nap.is_zero() {
+            let sleep = self.clock.sleep_time(next);
+            if sleep.is_zero() {
                 tokio::task::yield_now().await;
             } else {
-                // Woken or not, the next step looks.
-                let _ = tokio::time::timeout(nap, self.wake.notified()).await;
+                // Woken or not, the next step reads the schedule.
+                let _ = tokio::time::timeout(sleep, self.wake.notified()).await;
             }
         }
     }
@@ -255,7 +255,7 @@ impl LeaseKeeper {
         OpenCall(self)
     }
 
-    /// Fails every acquire, tells every holder, and begins to take everything back.
+    /// Fails every acquire, notifies every holder, and begins to release and withdraw everything.
     fn end_everything(self: &Arc<Self>) {
         self.with_state(|state, effects| {
             if state.life == Life::Open {

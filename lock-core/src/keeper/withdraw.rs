@@ -7,7 +7,7 @@ use super::machines::disposal::{Disposal, Due, EndCall, Ended, Ending, Next, Why
 use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
-use super::{LeaseKeeper, Life, Standing, State, Task};
+use super::{LeaseKeeper, Life, OwnerState, State, Task};
 use crate::backend::{Claim, Delivery, Extend, ReleaseRequest, RenewReplies, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -40,13 +40,13 @@ impl LeaseKeeper {
     fn dispose(&self, state: &mut State, claim: &Claim, (machine, wake): (Disposal, Wake)) {
         let id = state.schedule.insert(Task::Withdraw(Box::new(Withdrawal { claim: claim.clone(), machine })));
         self.wake_at(state, id, wake);
-        state.owners.insert(*claim.owner(), Standing::Ending(id));
+        state.owners.insert(*claim.owner(), OwnerState::Ending(id));
         state.withdrawals += 1;
     }
 
     /// A call that was left to itself has ended: nobody has to end its claim when it is overdue.
     pub(super) fn call_ended(&self, state: &mut State, owner: &OwnerToken) {
-        let Some(&Standing::Ending(id)) = state.owners.get(owner) else { return };
+        let Some(&OwnerState::Ending(id)) = state.owners.get(owner) else { return };
         if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id)
             && withdrawal.machine.awaits_call()
         {
@@ -76,7 +76,7 @@ impl LeaseKeeper {
 
     /// The store has just handed the lock to a claim that is being ended: what pauses after a failure goes on at once,
     /// because others wait.
-    pub(super) fn hurry(&self, state: &mut State, id: TaskId) {
+    pub(super) fn expedite(&self, state: &mut State, id: TaskId) {
         if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id)
             && withdrawal.machine.can_go_on_at_once()
         {
@@ -87,7 +87,7 @@ impl LeaseKeeper {
     fn withdrawal_done(&self, state: &mut State, id: TaskId) {
         if let Some(Task::Withdraw(withdrawal)) = state.schedule.remove(id) {
             let owner = withdrawal.claim.owner();
-            if matches!(state.owners.get(owner), Some(Standing::Ending(last)) if *last == id) {
+            if matches!(state.owners.get(owner), Some(OwnerState::Ending(last)) if *last == id) {
                 state.owners.remove(owner);
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::record::Standing;
+use super::record::ClaimState;
 use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
 use crate::backend::{
@@ -55,15 +55,15 @@ impl LockBackend for MemoryBackend {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (sent, ttl) = (self.stamp()?, request.ttl);
         match self.store.acquire(request, &self.line) {
-            Standing::Holds { token, place, .. } => {
+            ClaimState::Holds { token, place, .. } => {
                 Ok(AcquireOutcome::Granted(Grant::new(token, Confirmation { ttl, sent, place })))
             }
-            Standing::Waits { place, retry_after } => {
+            ClaimState::Waits { place, retry_after } => {
                 let confirmation = Confirmation { ttl: ttl.min(LONGEST_PLACE_TTL), sent, place };
                 Ok(AcquireOutcome::Queued { confirmation, retry_after })
             }
-            Standing::Absent { retry_after } => Ok(AcquireOutcome::Contended { retry_after }),
-            Standing::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")),
+            ClaimState::Absent { retry_after } => Ok(AcquireOutcome::Contended { retry_after }),
+            ClaimState::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")),
         }
     }
 
@@ -126,9 +126,9 @@ impl Break for MemoryBackend {
     }
 }
 
-fn answer(request: &RenewRequest, standing: Standing, sent: Stamp) -> RenewReply {
+fn answer(request: &RenewRequest, standing: ClaimState, sent: Stamp) -> RenewReply {
     match standing {
-        Standing::Holds { token, place, handed_off } => {
+        ClaimState::Holds { token, place, handed_off } => {
             let confirmation = Confirmation { ttl: request.ttl, sent, place };
             // Who was handed the lock, or granted it under another number, may not know the token yet.
             if handed_off || place != request.place {
@@ -137,11 +137,11 @@ fn answer(request: &RenewRequest, standing: Standing, sent: Stamp) -> RenewReply
                 RenewReply::Renewed(confirmation)
             }
         }
-        Standing::Waits { place, retry_after } => RenewReply::Waiting {
+        ClaimState::Waits { place, retry_after } => RenewReply::Waiting {
             confirmation: Confirmation { ttl: request.ttl.min(LONGEST_PLACE_TTL), sent, place },
             retry_after,
         },
-        Standing::Absent { .. } | Standing::Withdrawn => RenewReply::Lost,
+        ClaimState::Absent { .. } | ClaimState::Withdrawn => RenewReply::Lost,
     }
 }
 
@@ -159,21 +159,21 @@ mod tests {
 
     struct Client {
         backend: MemoryBackend,
-        told: Arc<Mutex<Vec<(OwnerToken, u64)>>>,
+        pushed: Arc<Mutex<Vec<(OwnerToken, u64)>>>,
     }
 
     impl Client {
         fn new(store: &MemoryStore) -> Self {
-            let (backend, told) = (MemoryBackend::new(store), Arc::new(Mutex::new(Vec::new())));
+            let (backend, pushed) = (MemoryBackend::new(store), Arc::new(Mutex::new(Vec::new())));
             let handle = tokio::runtime::Handle::current();
             backend.attach(CoreHandle::new(Arc::new(SystemClock::new()), handle, {
-                let told = told.clone();
+                let pushed = pushed.clone();
                 move |event| match event {
-                    Event::Granted { owner, token, .. } => told.lock().unwrap().push((owner, token.get())),
+                    Event::Granted { owner, token, .. } => pushed.lock().unwrap().push((owner, token.get())),
                     other => panic!("{other:?}"),
                 }
             }));
-            Self { backend, told }
+            Self { backend, pushed }
         }
 
         async fn acquire(&self, claim: &Claim) -> AcquireOutcome {
@@ -217,8 +217,8 @@ mod tests {
         assert!(matches!(first.renew(&a, 1).await, RenewReply::Renewed(_)));
         assert!(matches!(second.renew(&b, 2).await, RenewReply::Waiting { .. }));
         assert_eq!(first.release(&a).await, ReleaseOutcome::Released);
-        assert_eq!(*second.told.lock().unwrap(), [(*b.owner(), 2)]);
-        assert!(first.told.lock().unwrap().is_empty());
+        assert_eq!(*second.pushed.lock().unwrap(), [(*b.owner(), 2)]);
+        assert!(first.pushed.lock().unwrap().is_empty());
         assert!(matches!(second.renew(&b, 2).await, RenewReply::Granted(grant) if grant.token == FencingToken::new(2)));
         assert!(matches!(first.renew(&a, 1).await, RenewReply::Lost));
         assert_eq!(store.renewals_of(a.name()), 4);

@@ -8,5 +8,5 @@ mod record;
 mod store;
 
 pub use self::backend::MemoryBackend;
-pub use self::record::{HeldLease, LockRecord, QueuedPlace, Standing};
+pub use self::record::{ClaimState, LeaseRecord, LockRecord, QueuedPlace};
 pub use self::store::{MemoryCensus, MemoryCounts, MemoryStore};

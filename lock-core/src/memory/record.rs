@@ -14,12 +14,12 @@ use crate::token::FencingToken;
 ///
 /// # Rules
 /// 1. Every operation first drops what has expired. If the lock is free then, the oldest live place becomes the
-///    lease: anybody's look serves all.
+///    lease: any client's request serves all.
 /// 2. A place is a lease of its own: a number that only grows, and a deadline. A lease keeps the number of the place
 ///    that it came from; one that was granted at once has a number too.
 /// 3. Acquire and renew move the deadline of what the party has to the later of the old one and now + ttl. Renew
 ///    creates nothing.
-/// 4. A handoff keeps the place's number and deadline and raises the token. It is told to the party, because it
+/// 4. A handoff keeps the place's number and deadline and raises the token. The store notifies the party, because it
 ///    cannot know otherwise, but proves nothing about when the ttl began.
 /// 5. A release of a claim in doubt leaves a tombstone: no late acquire of that claim has an effect.
 ///
@@ -27,7 +27,7 @@ use crate::token::FencingToken;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockRecord<P> {
     /// The current leases, one at most while every claim is exclusive. It may have expired unnoticed.
-    pub holders: Vec<HeldLease<P>>,
+    pub holders: Vec<LeaseRecord<P>>,
     /// The queue, oldest place first; some may have expired unnoticed.
     pub places: VecDeque<QueuedPlace<P>>,
     /// The token of the last grant. Outlives the lease.
@@ -40,7 +40,7 @@ pub struct LockRecord<P> {
 
 /// A lease at the store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HeldLease<P> {
+pub struct LeaseRecord<P> {
     /// Who holds.
     pub party: P,
     /// The place that it came from.
@@ -67,7 +67,7 @@ pub struct QueuedPlace<P> {
 /// How a party stands after an operation.
 #[expect(clippy::exhaustive_enums, reason = "a model has to know each")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum ClaimState {
     /// It holds the lock.
     Holds {
         /// The token of its grant.
@@ -106,7 +106,7 @@ impl<P> LockRecord<P> {
     }
 
     /// The lease, unless it has expired.
-    pub fn live_lease(&self, now: Stamp) -> Option<&HeldLease<P>> {
+    pub fn live_lease(&self, now: Stamp) -> Option<&LeaseRecord<P>> {
         self.holders.iter().find(|lease| now < lease.until)
     }
 
@@ -141,11 +141,11 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         ttl: Duration,
         place_ttl: Option<Duration>,
         now: Stamp,
-        handoffs: &mut Vec<HeldLease<P>>,
-    ) -> Standing {
+        handoffs: &mut Vec<LeaseRecord<P>>,
+    ) -> ClaimState {
         self.sweep(now, handoffs);
         if self.live_tombstones(now).any(|withdrawn| withdrawn == party) {
-            return Standing::Withdrawn;
+            return ClaimState::Withdrawn;
         }
         let found = self.extend(party, ttl, place_ttl.unwrap_or(ttl), Extend::AtLeast, now);
         if let Some(standing) = found {
@@ -159,12 +159,12 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         }
         let retry_after = self.retry_after(now);
         let Some(place_ttl) = place_ttl else {
-            return Standing::Absent { retry_after };
+            return ClaimState::Absent { retry_after };
         };
         self.last_place = self.last_place.next();
         let place = self.last_place;
         self.places.push_back(QueuedPlace { party: party.clone(), place, until: now.plus(place_ttl) });
-        Standing::Waits { place, retry_after }
+        ClaimState::Waits { place, retry_after }
     }
 
     /// Renews what `party` has: its lease to `ttl`, or its place to `place_ttl`.
@@ -175,15 +175,15 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         place_ttl: Duration,
         extend: Extend,
         now: Stamp,
-        handoffs: &mut Vec<HeldLease<P>>,
-    ) -> Standing {
+        handoffs: &mut Vec<LeaseRecord<P>>,
+    ) -> ClaimState {
         self.sweep(now, handoffs);
-        let absent = Standing::Absent { retry_after: self.retry_after(now) };
+        let absent = ClaimState::Absent { retry_after: self.retry_after(now) };
         self.extend(party, ttl, place_ttl, extend, now).unwrap_or(absent)
     }
 
     /// Ends the lease or place of `party`. Says whether it had one.
-    pub fn release(&mut self, party: &P, delivery: Delivery, now: Stamp, handoffs: &mut Vec<HeldLease<P>>) -> bool {
+    pub fn release(&mut self, party: &P, delivery: Delivery, now: Stamp, handoffs: &mut Vec<LeaseRecord<P>>) -> bool {
         self.sweep(now, handoffs);
         if delivery == Delivery::InDoubt {
             self.tombstones.retain(|(withdrawn, _)| withdrawn != party);
@@ -205,7 +205,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         &mut self,
         token: FencingToken,
         now: Stamp,
-        handoffs: &mut Vec<HeldLease<P>>,
+        handoffs: &mut Vec<LeaseRecord<P>>,
     ) -> Option<FencingToken> {
         self.sweep(now, handoffs);
         let broken = self.holders.iter().position(|lease| lease.token == token)?;
@@ -217,7 +217,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
     }
 
     /// Rule 1.
-    fn sweep(&mut self, now: Stamp, handoffs: &mut Vec<HeldLease<P>>) {
+    fn sweep(&mut self, now: Stamp, handoffs: &mut Vec<LeaseRecord<P>>) {
         self.holders.retain(|lease| now < lease.until);
         self.places.retain(|place| now < place.until);
         self.tombstones.retain(|(_, until)| now < *until);
@@ -229,10 +229,10 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         }
     }
 
-    fn grant(&mut self, QueuedPlace { party, place, until }: QueuedPlace<P>, handed_off: bool) -> &HeldLease<P> {
+    fn grant(&mut self, QueuedPlace { party, place, until }: QueuedPlace<P>, handed_off: bool) -> &LeaseRecord<P> {
         self.last_token += 1;
         let token = FencingToken::new(self.last_token);
-        self.holders.push(HeldLease { party, place, token, until, handed_off });
+        self.holders.push(LeaseRecord { party, place, token, until, handed_off });
         &self.holders[self.holders.len() - 1]
     }
 
@@ -243,7 +243,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         place_ttl: Duration,
         extend: Extend,
         now: Stamp,
-    ) -> Option<Standing> {
+    ) -> Option<ClaimState> {
         let until = |old: Stamp, ttl: Duration| match extend {
             Extend::AtLeast => old.max(now.plus(ttl)),
             Extend::Exactly => now.plus(ttl),
@@ -255,13 +255,13 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         }
         let place = self.places.iter_mut().find(|place| place.party == *party)?;
         place.until = until(place.until, place_ttl);
-        Some(Standing::Waits { place: place.place, retry_after })
+        Some(ClaimState::Waits { place: place.place, retry_after })
     }
 }
 
-impl<P> HeldLease<P> {
-    const fn standing(&self) -> Standing {
-        Standing::Holds { token: self.token, place: self.place, handed_off: self.handed_off }
+impl<P> LeaseRecord<P> {
+    const fn standing(&self) -> ClaimState {
+        ClaimState::Holds { token: self.token, place: self.place, handed_off: self.handed_off }
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::record::{HeldLease, LockRecord, Standing};
+use super::record::{ClaimState, LeaseRecord, LockRecord};
 use crate::admin::{Listed, ListedName};
 use crate::backend::{
     AcquireRequest, Attachment, Claim, Delivery, Event, Extend, LONGEST_PLACE_TTL, OnContention, PlaceNumber,
@@ -29,7 +29,7 @@ const FIRST_SWEEP: usize = 1 << 16;
 /// (at 65,536 names, so that a program that locks ever new names does not grow for ever), or the store is
 /// told to forget, new names begin above every token that was forgotten.
 ///
-/// Methods that tamper are for tests. No client is told of what they do: as with an operator who works on
+/// Methods that tamper are for tests. They notify no client of what they do: as with an operator who works on
 /// a server by hand, a holder learns of it with its next renewal.
 #[derive(Clone)]
 pub struct MemoryStore {
@@ -57,7 +57,7 @@ struct Entry {
 /// The way to the client of one backend; empty until the backend is attached.
 pub(super) type Line = Arc<Attachment>;
 
-/// A claim, and the client that is told of a handoff to it.
+/// A claim, and the client that is notified of a handoff to it.
 #[derive(Clone)]
 struct Party {
     claim: Claim,
@@ -157,7 +157,7 @@ impl MemoryStore {
         }
     }
 
-    /// Tampers: ends the lease of a lock as if its ttl had passed. The queue stays, and whoever looks next serves it.
+    /// Tampers: ends the lease of a lock as if its ttl had passed. The queue stays, and the next request serves it.
     pub fn expire(&self, name: &LockName) {
         if let Some(entry) = lock(&self.shared.state).names.get_mut(name) {
             entry.record.holders.clear();
@@ -173,7 +173,7 @@ impl MemoryStore {
         }
     }
 
-    pub(super) fn acquire(&self, request: &AcquireRequest, line: &Line) -> Standing {
+    pub(super) fn acquire(&self, request: &AcquireRequest, line: &Line) -> ClaimState {
         let AcquireRequest { claim, ttl, .. } = request;
         self.work(|state, now, handoffs| {
             state.counts.acquires += 1;
@@ -186,7 +186,7 @@ impl MemoryStore {
         })
     }
 
-    pub(super) fn renew(&self, requests: &[RenewRequest], line: &Line) -> Vec<Standing> {
+    pub(super) fn renew(&self, requests: &[RenewRequest], line: &Line) -> Vec<ClaimState> {
         let mut shortened = Vec::new();
         let standings = self.work(|state, now, handoffs| {
             state.counts.renew_calls += 1;
@@ -194,14 +194,14 @@ impl MemoryStore {
             let mut standings = Vec::with_capacity(requests.len());
             for request in requests {
                 let standing = match state.names.get_mut(request.claim.name()) {
-                    None => Standing::Absent { retry_after: Duration::ZERO },
+                    None => ClaimState::Absent { retry_after: Duration::ZERO },
                     Some(entry) => {
                         entry.renewals += 1;
                         let party = Party { claim: request.claim.clone(), line: line.clone() };
                         let RenewRequest { ttl, extend, .. } = *request;
                         let place_ttl = ttl.min(LONGEST_PLACE_TTL);
                         let standing = entry.record.renew(&party, ttl, place_ttl, extend, now, handoffs);
-                        if extend == Extend::Exactly && matches!(standing, Standing::Holds { .. }) {
+                        if extend == Extend::Exactly && matches!(standing, ClaimState::Holds { .. }) {
                             shortened.extend(entry.record.live_places(now).next().map(|place| place.party.clone()));
                         }
                         standing
@@ -236,15 +236,15 @@ impl MemoryStore {
         self.work(|state, now, handoffs| state.names.get_mut(name)?.record.break_lease(token, now, handoffs))
     }
 
-    /// One critical section, then what it has to tell. The clock is read inside, so that time never goes back for a record.
-    fn work<T>(&self, work: impl FnOnce(&mut State, Stamp, &mut Vec<HeldLease<Party>>) -> T) -> T {
+    /// One critical section, then its notifications. The clock is read inside, so that time never goes back for a record.
+    fn work<T>(&self, work: impl FnOnce(&mut State, Stamp, &mut Vec<LeaseRecord<Party>>) -> T) -> T {
         let mut handoffs = Vec::new();
         let done = {
             let mut state = lock(&self.shared.state);
             let now = self.shared.clock.now();
             work(&mut state, now, &mut handoffs)
         };
-        for HeldLease { party, place, token, .. } in handoffs {
+        for LeaseRecord { party, place, token, .. } in handoffs {
             if let Some(core) = party.line.get() {
                 core.event(Event::Granted { owner: *party.claim.owner(), place, token, confirmation: None });
             }

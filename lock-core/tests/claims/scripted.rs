@@ -105,7 +105,7 @@ impl Clock for Paused {
         Stamp::from_start(self.0.elapsed())
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         // The runtime's timer counts in milliseconds.
         until.since(self.now()) + Duration::from_millis(1)
     }

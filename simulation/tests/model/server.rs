@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_core::FencingToken;
 use leasehold_core::backend::{Delivery, Extend, PlaceNumber, Stamp};
-use leasehold_core::memory::{HeldLease, LockRecord, Standing};
+use leasehold_core::memory::{ClaimState, LeaseRecord, LockRecord};
 
 use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
 
@@ -29,7 +29,8 @@ pub(super) fn serve(
     record.tombstones.sort_unstable();
     check(record, request, now, had)?;
     check_handoff(record, request, &places)?;
-    let push = |lease: &HeldLease<u8>| Push { claim: lease.party, token: lease.token.get(), place: lease.place.get() };
+    let push =
+        |lease: &LeaseRecord<u8>| Push { claim: lease.party, token: lease.token.get(), place: lease.place.get() };
     Ok((reply, handoffs.iter().map(push).collect()))
 }
 
@@ -38,7 +39,7 @@ fn by_the_rules(
     record: &mut Record,
     request: Request,
     now: u8,
-    handoffs: &mut Vec<HeldLease<u8>>,
+    handoffs: &mut Vec<LeaseRecord<u8>>,
 ) -> Option<Reply> {
     let (ttl, place_ttl, party, now) = (ticks(world.ttl), ticks(world.place_ttl), &request.claim, at(now));
     let standing = match request.verb {
@@ -51,9 +52,9 @@ fn by_the_rules(
         }
     };
     Some(match standing {
-        Standing::Holds { token, place, .. } => Reply::Holds { token: token.get(), place: place.get() },
-        Standing::Waits { place, .. } => Reply::Waits { place: place.get() },
-        Standing::Absent { .. } | Standing::Withdrawn => Reply::Lost,
+        ClaimState::Holds { token, place, .. } => Reply::Holds { token: token.get(), place: place.get() },
+        ClaimState::Waits { place, .. } => Reply::Waits { place: place.get() },
+        ClaimState::Absent { .. } | ClaimState::Withdrawn => Reply::Lost,
     })
 }
 
@@ -64,7 +65,7 @@ fn broken(
     record: &mut Record,
     request: Request,
     now: u8,
-    handoffs: &mut Vec<HeldLease<u8>>,
+    handoffs: &mut Vec<LeaseRecord<u8>>,
 ) -> Option<Reply> {
     let Request { claim, verb, .. } = request;
     let before = standing_until(record, claim, now);
@@ -96,7 +97,7 @@ fn broken(
             if is_free && record.live_places(at(now)).next().is_some_and(|head| head.party != claim) =>
         {
             // Looks as if the lease were still there.
-            let there = HeldLease {
+            let there = LeaseRecord {
                 party: u8::MAX,
                 place: PlaceNumber::NONE,
                 token: FencingToken::new(0),
@@ -151,7 +152,7 @@ fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Br
 
 /// A place that becomes a lease ends when it would have ended: nobody may be there to use it.
 fn check_handoff(record: &Record, request: Request, places: &[(u8, Stamp)]) -> Result<(), Broken> {
-    let outlasts = |lease: &HeldLease<u8>| {
+    let outlasts = |lease: &LeaseRecord<u8>| {
         places.iter().any(|(party, until)| *party == lease.party && *party != request.claim && *until < lease.until)
     };
     if record.holders.iter().any(outlasts) { Err(Broken::Outlasts) } else { Ok(()) }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::oracle::Oracle;
 pub(crate) use self::oracle::{Rule, Violation};
-use self::process::{ClockFault, LONGEST_NAP, Process, TRUE_RATE};
+use self::process::{ClockFault, LONGEST_SLEEP, Process, TRUE_RATE};
 use self::wire::{CALM_TRIP, LATEST, Weather, Wire};
 use crate::chance::Chance;
 
@@ -119,7 +119,7 @@ impl Clock for TrueClock {
         Stamp::from_start(self.0.elapsed())
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         until.since(self.now())
     }
 }
@@ -212,8 +212,11 @@ async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
             // The process is stopped, or the whole machine is suspended.
             0..=2 => {
                 let suspended = world.chance().permille(500);
-                let late =
-                    if suspended { world.chance().between(1, LONGEST_NAP.as_millis() as u64) } else { Duration::ZERO };
+                let late = if suspended {
+                    world.chance().between(1, LONGEST_SLEEP.as_millis() as u64)
+                } else {
+                    Duration::ZERO
+                };
                 world.oracle.pauses(&machine.process);
                 machine.process.pause(length, late);
                 sleep(length).await;

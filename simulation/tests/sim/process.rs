@@ -52,7 +52,7 @@ pub(crate) enum ClockFault {
 
 /// The longest that the machine's clock lets a client sleep, so that this much is the most that a timer has left to run after
 /// a suspend.
-pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(500);
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 const MILLION: u128 = 1_000_000;
 
@@ -121,7 +121,7 @@ impl Process {
         let mut state = self.state();
         state.resumed = now;
         if let Some(pause) = state.pause.take() {
-            state.resumed += pause.timers_late.min(LONGEST_NAP);
+            state.resumed += pause.timers_late.min(LONGEST_SLEEP);
             if state.fault == Some(ClockFault::StandsStillInPauses) {
                 state.since = (now, pause.stood.since_start());
             }
@@ -193,7 +193,7 @@ impl Clock for Process {
         }
     }
 
-    fn nap(&self, until: Stamp) -> Duration {
+    fn sleep_time(&self, until: Stamp) -> Duration {
         let left = until.since(self.now());
         let state = self.state();
         let length = Duration::from_nanos((left.as_nanos() * MILLION).div_ceil(u128::from(state.rate)) as u64);

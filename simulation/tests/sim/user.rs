@@ -111,8 +111,11 @@ async fn hold_for(world: &Arc<World>, machine: &Machine, guard: &LockGuard, leng
         let belief = Belief::of(world, process, guard, &owner);
         let next = (end.saturating_duration_since(Instant::now())).min(world.chance().spread(40, 20_000));
         // Not just when the validity ends: a look then would hide that nobody told.
-        let look =
-            if belief.ends_within(process, next + TIMER * 2) { process.nap(belief.valid_until) + TELL } else { next };
+        let look = if belief.ends_within(process, next + TIMER * 2) {
+            process.sleep_time(belief.valid_until) + TELL
+        } else {
+            next
+        };
         let mut told = timeout(look, lost.as_mut()).await;
         // After a pause the keeper has as long as ever to tell.
         while told.is_err() && !process.runs_since(TELL) {
@@ -149,7 +152,7 @@ impl Belief {
     }
 
     fn ends_within(&self, process: &Process, time: Duration) -> bool {
-        process.nap(self.valid_until) <= time + Duration::from_millis(5)
+        process.sleep_time(self.valid_until) <= time + Duration::from_millis(5)
     }
 
     fn check_told(&self, world: &World, process: &Process, guard: &LockGuard, reason: LossReason) {

@@ -38,7 +38,7 @@ impl Wake {
         Self { from: stamp, pause: Duration::ZERO, by: None }
     }
 
-    /// After about this pause: clients that are told the same do not all come back at once.
+    /// After about this pause: clients that receive the same notification do not all come back at once.
     pub fn after(from: Stamp, pause: Duration) -> Self {
         Self { from, pause, by: None }
     }

@@ -20,7 +20,7 @@ pub enum LeaseOutput {
     WakeBy(Stamp),
     /// The holder has given the lease up.
     Released,
-    /// The lease is lost: its holder is told.
+    /// The lease is lost. The keeper notifies its holder.
     Lost(Loss),
     /// Renewal stops, and the keeper drops the lease.
     Unschedule,

@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
 use crate::token::FencingToken;
 
-/// Exists while somebody waits. `T` is how an acquire is told its outcome.
+/// Exists while somebody waits. `T` is the channel of an acquire's outcome.
 #[derive(Clone, Debug)]
 pub struct WaitQueue<T> {
     waiters: Waiters<T>,
@@ -47,7 +47,7 @@ enum Phase {
     Retrying,
 }
 
-/// The pause of the backend until it is worth asking again is spread by so much: the waiters of many clients are told the same.
+/// The pause of the backend until it is worth asking again is spread by so much: the waiters of many clients receive the same one.
 const SPREAD: Duration = Duration::from_millis(2);
 
 impl<T> WaitQueue<T> {
@@ -405,7 +405,7 @@ impl<T> WaitQueue<T> {
         let pause = backoff(PATIENCE.min(period(self.claim.ttl)), self.claim.failures);
         let is_old = now.since(self.claim.first_sent) >= self.claim.ttl;
         match self.phase {
-            // The first request may have been applied a whole ttl ago: nothing that is heard of this claim now is news.
+            // The first request may have been applied a whole ttl ago: no reply about this claim is news now.
             Phase::Acquiring { .. } | Phase::Retrying if is_old => {
                 self.withdraw(rules, out);
                 if let Some(front) = self.waiters.front() {

@@ -86,7 +86,7 @@ impl<T> Waiters<T> {
         self.0.front()
     }
 
-    /// Takes the front out, with how its acquires are told.
+    /// Takes the front out, with the channels of its acquires.
     pub(super) fn pop_front(&mut self) -> Option<(Terms, Vec<T>)> {
         let front = self.0.pop_front()?;
         Some((front.terms, front.takers.into_iter().map(|taker| taker.to).collect()))
