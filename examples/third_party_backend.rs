@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::backend::{
-    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Confirmation, CoreHandle, Delivery, Extend, Extensions,
-    Grant, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
+    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Confirmation, CoreHandle, Delivery, Extensions, Grant,
+    LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply,
     RenewRequest, Scope, StoreClock, WITHDRAWN_TTL,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
@@ -94,11 +94,11 @@ impl LockBackend for TableBackend {
 
     async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let Ok(core) = self.core.core() else { return };
-        for (index, RenewRequest { claim, ttl, extend, .. }) in requests.iter().enumerate() {
+        for (index, RenewRequest { claim, ttl, policy, .. }) in requests.iter().enumerate() {
             let sent = core.stamp();
             let answer = self.table.change(claim.name(), |row, now| match &mut row.lease {
                 Some((owner, until)) if owner == claim.owner() => {
-                    *until = if *extend == Extend::Exactly { now + *ttl } else { (*until).max(now + *ttl) };
+                    *until = if *policy == RenewPolicy::Exactly { now + *ttl } else { (*until).max(now + *ttl) };
                     RenewReply::Renewed(Confirmation { ttl: *ttl, sent, place: PlaceNumber::NONE })
                 }
                 _ => RenewReply::Lost,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend, Extensions, Grant,
-    LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
-    RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
+    LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest, RenewPolicy,
+    RenewReplies, RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::Handle;
@@ -121,10 +121,10 @@ impl RedisBackend {
         for (number, request) in (1_u16..).zip(requests) {
             packed.extend(request.place.get().to_be_bytes());
             packed.extend(request.claim.owner().as_bytes());
-            if request.ttl != common_ttl || request.extend == Extend::Exactly {
+            if request.ttl != common_ttl || request.policy == RenewPolicy::Exactly {
                 exceptions.extend(number.to_be_bytes());
                 exceptions.extend(millis(request.ttl).to_be_bytes());
-                exceptions.push(if request.extend == Extend::Exactly { b'e' } else { b'm' });
+                exceptions.push(if request.policy == RenewPolicy::Exactly { b'e' } else { b'm' });
             }
         }
         command.arg(packed).arg(exceptions);

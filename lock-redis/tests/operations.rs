@@ -5,8 +5,8 @@ mod support;
 use std::sync::Arc;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Extend, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, RenewReply,
-    RenewRequest,
+    AcquireOutcome, AcquireRequest, Claim, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, RenewPolicy,
+    RenewReply, RenewRequest,
 };
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
@@ -92,7 +92,7 @@ async fn a_renewal_shortens_only_on_request() {
     assert!(left().await > ms(25_000));
 
     let mut exactly = RenewRequest::new(ann.clone(), place, ms(1000));
-    exactly.extend = Extend::Exactly;
+    exactly.policy = RenewPolicy::Exactly;
     assert_eq!(confirmed(&backend.renew(&[exactly]).await[0]), ms(1000));
     assert!(left().await <= ms(1000));
     assert_eq!(confirmed(&backend.renew_one(&ann, place, ms(90_000)).await), ms(90_000));

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extend, Extensions, Grant,
-    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
-    WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
+    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply,
+    RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
@@ -122,7 +122,7 @@ impl SqliteBackend {
 
     async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>> {
         let sent = self.shared.core()?.stamp();
-        let shorter = requests.iter().any(|request| request.extend == Extend::Exactly);
+        let shorter = requests.iter().any(|request| request.policy == RenewPolicy::Exactly);
         let renewed = self.worker.run(self.until(), {
             let requests = requests.to_vec();
             move |store, now| {

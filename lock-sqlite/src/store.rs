@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireRequest, Claim, Extend, OnContention, RenewRequest};
+use leasehold_core::backend::{AcquireRequest, Claim, OnContention, RenewPolicy, RenewRequest};
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName};
 use rusqlite::config::DbConfig;
 use rusqlite::functions::FunctionFlags;
@@ -322,8 +322,8 @@ impl Store {
 
     /// Renews the lease if it is still current. Returns whether it was.
     pub(crate) fn renew(&self, request: &RenewRequest, now: &Reading) -> Result<bool> {
-        let RenewRequest { claim, ttl, extend, .. } = request;
-        let exactly = *extend == Extend::Exactly;
+        let RenewRequest { claim, ttl, policy, .. } = request;
+        let exactly = *policy == RenewPolicy::Exactly;
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
         let renewed = self.execute(RENEW, row)? > 0;
         if !renewed {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Confirmation, Delivery, Extend, RenewReply, RenewRequest, TtlScope};
+use leasehold_core::backend::{
+    AcquireOutcome, Confirmation, Delivery, RenewPolicy, RenewReply, RenewRequest, TtlScope,
+};
 use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::{LockClient, LossReason};
 
@@ -72,7 +74,7 @@ pub async fn a_renewal_shortens_when_it_is_told_to(fixture: &dyn Fixture) {
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl * LONG).await.confirmation.place;
     let mut last = RenewRequest::new(claim, place, ttl);
-    last.extend = Extend::Exactly;
+    last.policy = RenewPolicy::Exactly;
     let watch = Watch::start();
     let answer = ann.renew(last).await;
     assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Clock, Confirmation, Delivery, Extend, ReleaseRequest, RenewReply,
-    RenewRequest, Stamp, StoreClock, SystemClock,
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, Confirmation, Delivery, ReleaseRequest, RenewPolicy,
+    RenewReply, RenewRequest, Stamp, StoreClock, SystemClock,
 };
 use leasehold_core::{LockClientBuilder, Result};
 
@@ -154,10 +154,10 @@ impl Hooks for StampsTheFuture {
     }
 }
 
-async fn extended(inner: &Inner, leases: &[RenewRequest], extend: Extend) -> Vec<(usize, RenewReply)> {
+async fn extended(inner: &Inner, leases: &[RenewRequest], policy: RenewPolicy) -> Vec<(usize, RenewReply)> {
     let mut leases = leases.to_vec();
     for lease in &mut leases {
-        lease.extend = extend;
+        lease.policy = policy;
     }
     inner.renew(&leases).await
 }
@@ -165,14 +165,14 @@ async fn extended(inner: &Inner, leases: &[RenewRequest], extend: Extend) -> Vec
 #[async_trait]
 impl Hooks for RenewalsShorten {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        extended(inner, leases, Extend::Exactly).await
+        extended(inner, leases, RenewPolicy::Exactly).await
     }
 }
 
 #[async_trait]
 impl Hooks for NeverShortens {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        extended(inner, leases, Extend::AtLeast).await
+        extended(inner, leases, RenewPolicy::AtLeast).await
     }
 }
 
@@ -192,7 +192,7 @@ impl Hooks for OneTtlForAll {
 impl Hooks for RunsOutAtOnce {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let answers = inner.renew(leases).await;
-        for lease in leases.iter().filter(|lease| lease.extend == Extend::Exactly) {
+        for lease in leases.iter().filter(|lease| lease.policy == RenewPolicy::Exactly) {
             let _ = inner.backend.release(&ReleaseRequest::new(lease.claim.clone(), Delivery::Confirmed)).await;
         }
         answers

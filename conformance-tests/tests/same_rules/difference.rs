@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use leasehold_conformance::hooks::{Hooks, Inner};
 use leasehold_core::Result;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, CoreHandle, Delivery, Event, Extend, OnContention, ReleaseOutcome, ReleaseRequest,
-    RenewReply, RenewRequest,
+    AcquireOutcome, AcquireRequest, CoreHandle, Delivery, Event, OnContention, ReleaseOutcome, ReleaseRequest,
+    RenewPolicy, RenewReply, RenewRequest,
 };
 
 /// What the memory store does otherwise.
@@ -51,7 +51,7 @@ impl Hooks for Difference {
         let mut leases = leases.to_vec();
         for lease in &mut leases {
             if *self == Self::RenewalsShorten {
-                lease.extend = Extend::Exactly;
+                lease.policy = RenewPolicy::Exactly;
             }
         }
         let answers = inner.renew(&leases).await;

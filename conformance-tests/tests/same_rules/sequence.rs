@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Delivery, Event, Extend, OnContention, OwnerToken, PlaceNumber,
-    ReleaseOutcome, RenewReply, RenewRequest,
+    AcquireOutcome, AcquireRequest, Claim, Delivery, Event, OnContention, OwnerToken, PlaceNumber, ReleaseOutcome,
+    RenewPolicy, RenewReply, RenewRequest,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
@@ -256,7 +256,7 @@ impl<'a> Sequence<'a> {
             for (store, leases) in leases.iter_mut().enumerate() {
                 let mut lease = RenewRequest::new(claim.clone(), known[store], ttl);
                 if exactly {
-                    lease.extend = Extend::Exactly;
+                    lease.policy = RenewPolicy::Exactly;
                 }
                 leases.push(lease);
             }

@@ -38,13 +38,13 @@ pub enum TtlScope {
     /// Every lease has its own.
     Lease,
     /// A client's leases of one ttl and [kind](crate::backend::LeaseKind) share a session, and end with it. A single lease cannot be made
-    /// to end sooner, nor be left to expire while others keep the session alive. So lock-core sends no [`Extend::Exactly`]
+    /// to end sooner, nor be left to expire while others keep the session alive. So lock-core sends no [`RenewPolicy::Exactly`]
     /// (a lease that is released within its `min_hold` stays held by this process until then), releases a lease that has reached its
     /// `max_hold` or was lost by the clock, and never uses a claim for an acquire of another ttl or kind.
     ///
     /// Several renewals may be answered with one confirmation of the session, if it is no older than a third of the ttl.
     ///
-    /// [`Extend::Exactly`]: crate::backend::Extend::Exactly
+    /// [`RenewPolicy::Exactly`]: crate::backend::RenewPolicy::Exactly
     Session,
 }
 

@@ -36,7 +36,7 @@ pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseO
 pub use self::per_runtime::PerRuntime;
 pub use self::renewal::{RenewReplies, RenewReply};
 pub use self::requests::{
-    AcquireRequest, Delivery, Extend, LeaseKind, Mode, OnContention, ReleaseRequest, RenewRequest,
+    AcquireRequest, Delivery, LeaseKind, Mode, OnContention, ReleaseRequest, RenewPolicy, RenewRequest,
 };
 pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
@@ -90,7 +90,7 @@ pub trait LockBackend: Send + Sync + 'static {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome>;
 
     /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
-    /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`Extend::Exactly`])
+    /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`RenewPolicy::Exactly`])
     /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Changed`]: whoever waits
     /// holds when the lease ends, and not a part of its place's ttl later.
     async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies);

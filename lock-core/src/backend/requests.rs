@@ -80,7 +80,7 @@ impl AcquireRequest {
 /// How far a renewal moves the deadline at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Extend {
+pub enum RenewPolicy {
     /// To the later of the old deadline and now + ttl: a late copy never shortens a lease.
     AtLeast,
     /// To now + ttl, also when that is earlier: a holder that is done leaves its lease to run out then.
@@ -98,13 +98,13 @@ pub struct RenewRequest {
     /// The ttl to renew to.
     pub ttl: Duration,
     /// Whether the deadline may come nearer.
-    pub extend: Extend,
+    pub policy: RenewPolicy,
 }
 
 impl RenewRequest {
     /// A request that renews to `ttl` and never shortens.
     pub fn new(claim: Claim, place: PlaceNumber, ttl: Duration) -> Self {
-        Self { claim, place, ttl, extend: Extend::AtLeast }
+        Self { claim, place, ttl, policy: RenewPolicy::AtLeast }
     }
 
     /// The same request by another claim, for a backend that wraps another one.

@@ -8,7 +8,7 @@ use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, OwnerState, State, Task};
-use crate::backend::{Claim, Delivery, Extend, ReleaseRequest, RenewReplies, RenewRequest};
+use crate::backend::{Claim, Delivery, ReleaseRequest, RenewPolicy, RenewReplies, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -130,7 +130,7 @@ impl LeaseKeeper {
             }
             EndCall::RunOut { place, ttl } => (place, ttl),
         };
-        let renewal = RenewRequest { extend: Extend::Exactly, ..RenewRequest::new(claim.clone(), place, ttl) };
+        let renewal = RenewRequest { policy: RenewPolicy::Exactly, ..RenewRequest::new(claim.clone(), place, ttl) };
         let taken = Arc::new(Mutex::new(None));
         let replies = RenewReplies::new(1, {
             let taken = taken.clone();

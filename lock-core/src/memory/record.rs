@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::backend::{Delivery, Extend, PlaceNumber, WITHDRAWN_TTL};
+use crate::backend::{Delivery, PlaceNumber, RenewPolicy, WITHDRAWN_TTL};
 use crate::clock::Stamp;
 use crate::token::FencingToken;
 
@@ -147,7 +147,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         if self.live_tombstones(now).any(|withdrawn| withdrawn == party) {
             return ClaimState::Withdrawn;
         }
-        let found = self.extend(party, ttl, place_ttl.unwrap_or(ttl), Extend::AtLeast, now);
+        let found = self.extend(party, ttl, place_ttl.unwrap_or(ttl), RenewPolicy::AtLeast, now);
         if let Some(standing) = found {
             return standing;
         }
@@ -173,13 +173,13 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         party: &P,
         ttl: Duration,
         place_ttl: Duration,
-        extend: Extend,
+        policy: RenewPolicy,
         now: Stamp,
         handoffs: &mut Vec<LeaseRecord<P>>,
     ) -> ClaimState {
         self.sweep(now, handoffs);
         let absent = ClaimState::Absent { retry_after: self.retry_after(now) };
-        self.extend(party, ttl, place_ttl, extend, now).unwrap_or(absent)
+        self.extend(party, ttl, place_ttl, policy, now).unwrap_or(absent)
     }
 
     /// Ends the lease or place of `party`. Says whether it had one.
@@ -241,12 +241,12 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         party: &P,
         ttl: Duration,
         place_ttl: Duration,
-        extend: Extend,
+        policy: RenewPolicy,
         now: Stamp,
     ) -> Option<ClaimState> {
-        let until = |old: Stamp, ttl: Duration| match extend {
-            Extend::AtLeast => old.max(now.plus(ttl)),
-            Extend::Exactly => now.plus(ttl),
+        let until = |old: Stamp, ttl: Duration| match policy {
+            RenewPolicy::AtLeast => old.max(now.plus(ttl)),
+            RenewPolicy::Exactly => now.plus(ttl),
         };
         let retry_after = self.retry_after(now);
         if let Some(lease) = self.holders.iter_mut().find(|lease| lease.party == *party) {

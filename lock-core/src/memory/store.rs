@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::record::{ClaimState, LeaseRecord, LockRecord};
 use crate::admin::{Listed, ListedName};
 use crate::backend::{
-    AcquireRequest, Attachment, Claim, Delivery, Event, Extend, LONGEST_PLACE_TTL, OnContention, PlaceNumber,
-    ReleaseRequest, RenewRequest,
+    AcquireRequest, Attachment, Claim, Delivery, Event, LONGEST_PLACE_TTL, OnContention, PlaceNumber, ReleaseRequest,
+    RenewPolicy, RenewRequest,
 };
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::lock_info::{LeaseInfo, LockInfo};
@@ -198,10 +198,10 @@ impl MemoryStore {
                     Some(entry) => {
                         entry.renewals += 1;
                         let party = Party { claim: request.claim.clone(), line: line.clone() };
-                        let RenewRequest { ttl, extend, .. } = *request;
+                        let RenewRequest { ttl, policy, .. } = *request;
                         let place_ttl = ttl.min(LONGEST_PLACE_TTL);
-                        let standing = entry.record.renew(&party, ttl, place_ttl, extend, now, handoffs);
-                        if extend == Extend::Exactly && matches!(standing, ClaimState::Holds { .. }) {
+                        let standing = entry.record.renew(&party, ttl, place_ttl, policy, now, handoffs);
+                        if policy == RenewPolicy::Exactly && matches!(standing, ClaimState::Holds { .. }) {
                             shortened.extend(entry.record.live_places(now).next().map(|place| place.party.clone()));
                         }
                         standing

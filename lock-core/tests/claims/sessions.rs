@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Delivery, Extend, LeaseKind, ReleaseOutcome, RenewReply, TtlScope};
+use leasehold_core::backend::{AcquireOutcome, Delivery, LeaseKind, ReleaseOutcome, RenewPolicy, RenewReply, TtlScope};
 use leasehold_core::{LockClient, LossReason};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -21,7 +21,7 @@ async fn renews_until(store: &mut Store, by: Duration) -> (Vec<Duration>, Call) 
             .unwrap_or_else(|_| panic!("only renewals: {ttls:?}"))
         {
             Call::Renew(request, answer) => {
-                assert_eq!(request.extend, Extend::AtLeast, "a lease of a session cannot be shortened");
+                assert_eq!(request.policy, RenewPolicy::AtLeast, "a lease of a session cannot be shortened");
                 ttls.push(request.ttl);
                 answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap();
             }

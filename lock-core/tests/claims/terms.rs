@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, Claim, Confirmation, Delivery, Extend, Grant, Mode, OnContention, ReleaseOutcome, RenewReply,
+    AcquireOutcome, Claim, Confirmation, Delivery, Grant, Mode, OnContention, ReleaseOutcome, RenewPolicy, RenewReply,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, FencingToken, HolderId, LockClient, LossReason};
@@ -149,7 +149,7 @@ async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
         }
         let release = tokio::spawn(guard.release());
         let (lease, answer) = store.renew().await;
-        assert_eq!(lease.extend, Extend::Exactly);
+        assert_eq!(lease.policy, RenewPolicy::Exactly);
         answer.send(RenewReply::Renewed(store.confirms(1))).map_err(drop).unwrap();
         timeout(AT_ONCE, release).await.expect("a release does not wait for `min_hold`").unwrap().unwrap();
         let (withdrawn, delivery, answer) = timeout(TTL, store.release()).await.expect("the claim is withdrawn");

@@ -49,9 +49,9 @@ impl File {
         self.store.acquire(&request(claim), Attempt::Retry, now).unwrap()
     }
 
-    fn renew(&self, claim: &Claim, ttl: Duration, extend: Extend, now: &Reading) -> bool {
+    fn renew(&self, claim: &Claim, ttl: Duration, policy: RenewPolicy, now: &Reading) -> bool {
         let mut request = RenewRequest::new(claim.clone(), PlaceNumber::NONE, ttl);
-        request.extend = extend;
+        request.policy = policy;
         self.store.renew(&request, now).unwrap()
     }
 
@@ -156,17 +156,17 @@ fn a_repeated_acquire_returns_the_same_grant_and_never_shortens() {
 #[test]
 fn a_renewal_creates_nothing_revives_nothing_and_shortens_only_on_request() {
     let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
-    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(1)));
+    assert!(!file.renew(&a, TTL, RenewPolicy::AtLeast, &at(1)));
     file.acquire(&a, &at(1));
-    assert!(!file.renew(&b, TTL, Extend::AtLeast, &at(2)));
-    assert!(file.renew(&a, TTL / 10, Extend::AtLeast, &at(2)));
+    assert!(!file.renew(&b, TTL, RenewPolicy::AtLeast, &at(2)));
+    assert!(file.renew(&a, TTL / 10, RenewPolicy::AtLeast, &at(2)));
     assert_eq!(file.left(&at(2)), 29);
-    assert!(file.renew(&a, TTL, Extend::AtLeast, &at(30)));
+    assert!(file.renew(&a, TTL, RenewPolicy::AtLeast, &at(30)));
     assert_eq!(file.left(&at(30)), 30);
-    assert!(file.renew(&a, TTL / 10, Extend::Exactly, &at(31)));
+    assert!(file.renew(&a, TTL / 10, RenewPolicy::Exactly, &at(31)));
     assert_eq!(file.left(&at(31)), 3);
-    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(34)));
-    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(35)));
+    assert!(!file.renew(&a, TTL, RenewPolicy::AtLeast, &at(34)));
+    assert!(!file.renew(&a, TTL, RenewPolicy::AtLeast, &at(35)));
     assert_eq!(file.acquire(&b, &at(35)), granted(1));
 }
 
@@ -193,7 +193,7 @@ fn a_step_of_the_wall_clock_ends_no_lease() {
     for wall in [0, i64::MAX / 4] {
         let now = Reading { wall, ..at(110) };
         assert_eq!(file.acquire(&b, &now), held(20));
-        assert!(file.renew(&a, Duration::from_secs(1), Extend::AtLeast, &now));
+        assert!(file.renew(&a, Duration::from_secs(1), RenewPolicy::AtLeast, &now));
     }
 }
 
@@ -215,7 +215,7 @@ fn a_holder_that_lives_on_in_another_boot_learns_of_it_before_the_takeover() {
     file.acquire(&a, &at(100));
     // Two kernels, or two time namespaces, share the file. They must not, but even then no two claims hold the lock.
     assert_eq!(file.acquire(&b, &after_a_reboot(5_000)), held(30));
-    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(110)), "the holder learns of it within a third of its ttl");
+    assert!(!file.renew(&a, TTL, RenewPolicy::AtLeast, &at(110)), "the holder learns of it within a third of its ttl");
     assert_eq!(file.release(&a, &at(110)), ReleasedRow::NotHeld);
     assert_eq!(file.retries(&b, &after_a_reboot(5_029)), held(1));
 }
@@ -269,7 +269,7 @@ fn a_waiter_is_recorded_again_before_its_record_expires() {
     file.acquire(&a, &at(100));
     file.acquire(&b, &at(100));
     let noted: i64 = file.column("wanted");
-    file.renew(&a, TTL * 4, Extend::AtLeast, &at(100));
+    file.renew(&a, TTL * 4, RenewPolicy::AtLeast, &at(100));
     file.retries(&b, &at(115));
     assert_eq!(file.column::<i64>("wanted"), noted, "a retry only reads");
     file.retries(&b, &at(121));
@@ -301,7 +301,7 @@ fn only_the_named_lease_is_broken() {
     assert_eq!(breaks(1, &at(101)), None);
     assert_eq!(breaks(u64::MAX, &at(101)), None);
     assert_eq!(breaks(0, &at(101)), Some(FencingToken::new(1)));
-    assert!(!file.renew(&a, TTL, Extend::AtLeast, &at(101)));
+    assert!(!file.renew(&a, TTL, RenewPolicy::AtLeast, &at(101)));
     assert_eq!(file.acquire(&b, &at(101)), granted(2));
     assert_eq!(breaks(2, &at(131)), None, "it had expired");
     // An operator need not wait for the ttl of a lease from before a reboot.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Delivery, Extend, PlaceNumber, Stamp};
+use leasehold_core::backend::{Delivery, PlaceNumber, RenewPolicy, Stamp};
 use leasehold_core::memory::{ClaimState, LeaseRecord, LockRecord};
 
 use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
@@ -44,7 +44,7 @@ fn by_the_rules(
     let (ttl, place_ttl, party, now) = (ticks(world.ttl), ticks(world.place_ttl), &request.claim, at(now));
     let standing = match request.verb {
         Verb::Acquire { .. } => record.acquire(party, ttl, Some(place_ttl), now, handoffs),
-        Verb::Renew { .. } => record.renew(party, ttl, place_ttl, Extend::AtLeast, now, handoffs),
+        Verb::Renew { .. } => record.renew(party, ttl, place_ttl, RenewPolicy::AtLeast, now, handoffs),
         Verb::Release { in_doubt } => {
             let delivery = if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed };
             let had = record.release(party, delivery, now, handoffs);

@@ -22,7 +22,7 @@ impl Lock {
     }
 
     fn renew(&mut self, party: u8, now: u64) -> ClaimState {
-        self.record.renew(&party, TTL, PLACE_TTL, Extend::AtLeast, at(now), &mut self.pushed)
+        self.record.renew(&party, TTL, PLACE_TTL, RenewPolicy::AtLeast, at(now), &mut self.pushed)
     }
 
     fn release(&mut self, party: u8, delivery: Delivery, now: u64) -> bool {
@@ -111,9 +111,9 @@ fn a_renewal_shortens_only_when_it_is_asked_to() {
     let mut lock = Lock::default();
     lock.acquire(1, 0);
     let second = Duration::from_secs(1);
-    lock.record.renew(&1, second, second, Extend::AtLeast, at(10), &mut lock.pushed);
+    lock.record.renew(&1, second, second, RenewPolicy::AtLeast, at(10), &mut lock.pushed);
     assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(30)));
-    lock.record.renew(&1, second, second, Extend::Exactly, at(10), &mut lock.pushed);
+    lock.record.renew(&1, second, second, RenewPolicy::Exactly, at(10), &mut lock.pushed);
     assert_eq!(lock.record.holders.first().map(|lease| lease.until), Some(at(11)));
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Claim, Delivery, Extend, OwnerToken, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, Claim, Delivery, OwnerToken, RenewPolicy, RenewRequest};
 use leasehold_core::{FencingToken, LockName};
 
 use super::super::process::Process;
@@ -173,11 +173,11 @@ impl Oracle {
             let claim = state.claims.entry(*lease.claim.owner()).or_default();
             claim.open_renewals += 1;
             claim.wanted = now;
-            claim.runs_out |= lease.extend == Extend::Exactly;
+            claim.runs_out |= lease.policy == RenewPolicy::Exactly;
         }
         let ended = self.state().claims.get(lease.claim.owner()).and_then(|claim| claim.ended);
         // What was on its way in that same instant is not held against anybody.
-        if let Some(ended) = ended.filter(|ended| *ended < now && lease.extend == Extend::AtLeast) {
+        if let Some(ended) = ended.filter(|ended| *ended < now && lease.policy == RenewPolicy::AtLeast) {
             let owner = id(lease.claim.owner());
             self.broken(Rule::Silence, format!("claim {owner:016x} is renewed after it ended at {ended:?}"));
         }
