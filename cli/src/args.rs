@@ -362,7 +362,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// A wrong argument in one line.
-pub(crate) fn in_one_line(error: &clap::Error) -> String {
+pub(crate) fn to_one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut line: Vec<_> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
     // "did you mean", which comes after an empty line.
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_after_the_dashes_is_the_commands_own() {
+    fn arguments_after_the_dashes_belong_to_the_command() {
         let cli = parse(&["run", "a b", "--ttl", "1m 30s", "-w", "forever", "--", "echo", "--ttl", "x"]).unwrap();
         let Command::Run(run) = cli.command else { panic!("{cli:?}") };
         assert_eq!((&*run.name, run.ttl, run.wait), ("a b", Duration::from_secs(90), LONGEST));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_flock_takes_is_taken() {
+    fn options_of_flock_are_accepted() {
         let run = |args: &[&str]| match parse(&[&["run", "x"], args].concat()).unwrap().command {
             Command::Run(run) => run,
             other => panic!("{other:?}"),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_input_is_told_in_one_line() {
+    fn wrong_input_is_reported_in_one_line() {
         for (args, hint) in [
             (&["run", "x"][..], "CMD"),
             (&["run", "x", "--"], "CMD"),
@@ -479,7 +479,7 @@ mod tests {
             (&["staus", "x"], "'status'"),
         ] {
             let error = parse(args).unwrap_err();
-            let text = in_one_line(&error);
+            let text = to_one_line(&error);
             assert!(text.contains(hint) && !text.contains('\n'), "{args:?}: {text}");
             assert_eq!(error.exit_code(), 2);
         }

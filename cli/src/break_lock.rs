@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::args::Break;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::report::{LockReport, shown};
+use crate::report::{LockReport, printable};
 use crate::store::Store;
 
 /// What `break --json` prints. Fields are added, never renamed or removed.
@@ -24,16 +24,16 @@ struct Broken {
 
 /// Ends the lease of whoever holds the lock, if the user means it.
 pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Failure> {
-    let client = Store::of(&args.common, output)?.connect("").await?;
+    let client = Store::from_args(&args.common, output)?.connect("").await?;
     let Some(seen) = client.inspect(&args.name).await?.filter(leasehold::LockInfo::is_held) else {
         let before = LockReport::new(&client, &args.name, None);
         let answer = Broken { name: args.name.clone(), broken: false, raised_token: None, before };
-        output.result(&answer, || format!("{}: free, there is nothing to break", shown(&args.name)))?;
-        return Ok(Exit::Fine);
+        output.result(&answer, || format!("{}: free, there is nothing to break", printable(&args.name)))?;
+        return Ok(Exit::Success);
     };
     let token = seen.holder().map(|lease| lease.token);
     let before = LockReport::new(&client, &args.name, Some(seen));
-    if !args.yes && !is_meant(&before)? {
+    if !args.yes && !is_confirmed(&before)? {
         return Err(Failure::new(Exit::No, "not broken"));
     }
     let raised = match token {
@@ -51,22 +51,24 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
         Some(raised) => format!(
             "{}: broken, token raised to {raised}. {} learns of it with its next renewal and may still be writing \
              until then; a resource that checks tokens refuses it from {raised} on.",
-            shown(&args.name),
+            printable(&args.name),
             answer.before.who()
         ),
-        None => format!("{}: that lease was over before it could be broken; nothing was changed", shown(&args.name)),
+        None => {
+            format!("{}: that lease was over before it could be broken; nothing was changed", printable(&args.name))
+        }
     })?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
-fn is_meant(before: &LockReport) -> Result<bool, Failure> {
+fn is_confirmed(before: &LockReport) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         return Err(Failure::input("`break` asks on a terminal, and there is none: give --yes"));
     }
     let question = format!(
         "{}\nThis ends the lease now and raises the token; whoever waits first holds the lock then.\n\
          The holder learns of it with its next renewal and may still be writing until then.\nBreak it? [y/N] ",
-        before.in_words()
+        before.to_text()
     );
     let mut answer = String::new();
     let asked =

@@ -9,48 +9,50 @@ use serde::Serialize;
 use crate::args::Common;
 use crate::exit::{Exit, Failure, with_causes};
 use crate::output::Output;
-use crate::report::shown;
+use crate::report::printable;
 use crate::store::Store;
 
 /// How many round trips are measured.
-const TRIPS: usize = 20;
+const ROUND_TRIPS: usize = 20;
 
 /// The ttl of the lock that is taken for a trial.
-const TRIAL_TTL: Duration = Duration::from_secs(5);
+const TTL: Duration = Duration::from_secs(5);
 
 /// What `doctor --json` prints. Fields are added, never renamed or removed.
 #[derive(Serialize)]
-struct Report {
+struct DoctorReport {
     /// Whether nothing is wrong.
     fit: bool,
-    findings: Vec<Row>,
+    #[serde(rename = "findings")]
+    checks: Vec<Check>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Check {
     about: &'static str,
     found: String,
     /// `fine`, `doubtful` or `wrong`.
     verdict: &'static str,
-    /// How to mend it.
-    mend: Option<String>,
+    /// What to do about it.
+    #[serde(rename = "mend")]
+    hint: Option<String>,
 }
 
-impl From<Finding> for Row {
+impl From<Finding> for Check {
     fn from(Finding { about, found, verdict, .. }: Finding) -> Self {
-        let (verdict, mend) = match verdict {
+        let (verdict, hint) = match verdict {
             Verdict::Fine => ("fine", None),
-            Verdict::Doubtful(mend) => ("doubtful", Some(mend)),
-            Verdict::Wrong(mend) => ("wrong", Some(mend)),
+            Verdict::Doubtful(hint) => ("doubtful", Some(hint)),
+            Verdict::Wrong(hint) => ("wrong", Some(hint)),
         };
-        Self { about, found, verdict, mend }
+        Self { about, found, verdict, hint }
     }
 }
 
 /// Looks at everything, and says how to mend what is wrong.
 pub(crate) async fn doctor(common: &Common, output: Output) -> Result<Exit, Failure> {
-    let store = Store::of(common, output)?;
-    let mut findings = vec![Finding::new("store", store.shown(), Verdict::Fine)];
+    let store = Store::from_args(common, output)?;
+    let mut findings = vec![Finding::new("store", store.display_url(), Verdict::Fine)];
     let begin = Instant::now();
     match store.connect("").await {
         // With a wrong URL there is nothing to examine.
@@ -61,15 +63,15 @@ pub(crate) async fn doctor(common: &Common, output: Output) -> Result<Exit, Fail
         Ok(client) => {
             findings.push(Finding::new("connection", format!("made in {:.1?}", begin.elapsed()), Verdict::Fine));
             findings.extend(round_trip(&client).await);
-            findings.extend(trial(&client).await);
-            findings.extend(examined(&client).await);
-            findings.push(reach(&client));
+            findings.extend(acquire_and_release(&client).await);
+            findings.extend(examine(&client).await);
+            findings.push(limits_of_exclusion(&client));
         }
     }
-    let rows: Vec<Row> = findings.into_iter().map(Row::from).collect();
-    let report = Report { fit: rows.iter().all(|row| row.verdict != "wrong"), findings: rows };
-    output.result(&report, || report.in_words())?;
-    Ok(if report.fit { Exit::Fine } else { Exit::No })
+    let checks: Vec<Check> = findings.into_iter().map(Check::from).collect();
+    let report = DoctorReport { fit: checks.iter().all(|check| check.verdict != "wrong"), checks };
+    output.result(&report, || report.to_text())?;
+    Ok(if report.fit { Exit::Success } else { Exit::No })
 }
 
 fn connection_hint(exit: Exit) -> String {
@@ -82,21 +84,21 @@ fn connection_hint(exit: Exit) -> String {
 /// Asks for a lock that nobody has, again and again.
 async fn round_trip(client: &LockClient) -> Option<Finding> {
     let bound = client.capabilities().call_bound;
-    let mut trips = Vec::with_capacity(TRIPS);
-    for _ in 0..TRIPS {
+    let mut trips = Vec::with_capacity(ROUND_TRIPS);
+    for _ in 0..ROUND_TRIPS {
         let begin = Instant::now();
-        match client.inspect(trial_name()).await {
+        match client.inspect(lock_name()).await {
             Ok(_) => trips.push(begin.elapsed()),
             Err(error) if error.kind() == ErrorKind::Unsupported => return None,
             Err(error) => {
-                let mend = "the store was reached and then did not answer: look at its load and its log".to_owned();
-                return Some(Finding::new("round trip", with_causes(&error), Verdict::Wrong(mend)));
+                let hint = "the store was reached and then did not answer: look at its load and its log".to_owned();
+                return Some(Finding::new("round trip", with_causes(&error), Verdict::Wrong(hint)));
             }
         }
     }
     trips.sort();
-    let (median, worst) = (trips[TRIPS / 2], trips[TRIPS - 1]);
-    let found = format!("{median:.1?} in the middle, {worst:.1?} at worst, of {TRIPS}");
+    let (median, worst) = (trips[ROUND_TRIPS / 2], trips[ROUND_TRIPS - 1]);
+    let found = format!("{median:.1?} in the middle, {worst:.1?} at worst, of {ROUND_TRIPS}");
     let verdict = if worst * 4 < bound {
         Verdict::Fine
     } else {
@@ -110,9 +112,9 @@ async fn round_trip(client: &LockClient) -> Option<Finding> {
 }
 
 /// Takes a lock of its own, and lets it go: what the user may do shows best by doing it.
-async fn trial(client: &LockClient) -> Option<Finding> {
+async fn acquire_and_release(client: &LockClient) -> Option<Finding> {
     let begin = Instant::now();
-    let lock = client.lock(trial_name()).ttl(TRIAL_TTL);
+    let lock = client.lock(lock_name()).ttl(TTL);
     let outcome = match lock.try_acquire().await {
         Ok(Some(guard)) => guard.release().await,
         Ok(None) => return None,
@@ -121,52 +123,52 @@ async fn trial(client: &LockClient) -> Option<Finding> {
     Some(match outcome {
         Ok(()) => Finding::new("acquire and release", format!("done in {:.1?}", begin.elapsed()), Verdict::Fine),
         Err(error) => {
-            let mend = match error.kind() {
+            let hint = match error.kind() {
                 ErrorKind::Auth => "give the user what `leasehold acl redis` prints",
                 ErrorKind::Capacity => "the store is full: make room, or raise its limits",
                 _ => "what the store says tells more",
             };
-            Finding::new("acquire and release", with_causes(&error), Verdict::Wrong(mend.to_owned()))
+            Finding::new("acquire and release", with_causes(&error), Verdict::Wrong(hint.to_owned()))
         }
     })
 }
 
 /// A name of this very look, so that two doctors do not meet.
-fn trial_name() -> String {
+fn lock_name() -> String {
     format!("leasehold doctor {}", std::process::id())
 }
 
-async fn examined(client: &LockClient) -> Vec<Finding> {
+async fn examine(client: &LockClient) -> Vec<Finding> {
     match client.examine().await {
         Ok(findings) => findings,
         Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
         Err(error) => {
-            let mend = "the store answers to locks and not to questions about itself".to_owned();
-            vec![Finding::new("store", with_causes(&error), Verdict::Doubtful(mend))]
+            let hint = "the store answers to locks and not to questions about itself".to_owned();
+            vec![Finding::new("store", with_causes(&error), Verdict::Doubtful(hint))]
         }
     }
 }
 
 /// What no store can mend.
-fn reach(client: &LockClient) -> Finding {
+fn limits_of_exclusion(client: &LockClient) -> Finding {
     let capabilities = client.capabilities();
-    let ends = capabilities.exclusion_ends.iter().map(|way| format!("\n      {way}")).collect::<String>();
-    let found = if ends.is_empty() { "never".to_owned() } else { format!("when{ends}") };
+    let limits = capabilities.exclusion_ends.iter().map(|limit| format!("\n      {limit}")).collect::<String>();
+    let found = if limits.is_empty() { "never".to_owned() } else { format!("when{limits}") };
     Finding::new("exclusion ends", found, Verdict::Fine)
 }
 
-impl Report {
-    fn in_words(&self) -> String {
+impl DoctorReport {
+    fn to_text(&self) -> String {
         let mut text = String::new();
-        for Row { about, found, verdict, mend } in &self.findings {
+        for Check { about, found, verdict, hint } in &self.checks {
             let mark = match *verdict {
                 "fine" => "ok",
                 "doubtful" => "??",
                 _ => "!!",
             };
-            text.push_str(&format!("{mark}  {about}: {}\n", lines(found)));
-            if let Some(mend) = mend {
-                text.push_str(&format!("      {}\n", lines(mend)));
+            text.push_str(&format!("{mark}  {about}: {}\n", printable_lines(found)));
+            if let Some(hint) = hint {
+                text.push_str(&format!("      {}\n", printable_lines(hint)));
             }
         }
         text.push_str(if self.fit { "fit for locks" } else { "not fit for locks" });
@@ -175,8 +177,8 @@ impl Report {
 }
 
 /// Text of a server, with our own line breaks only.
-fn lines(text: &str) -> String {
-    text.split('\n').map(shown).collect::<Vec<_>>().join("\n")
+fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -184,15 +186,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_comes_with_how_to_mend_it() {
+    fn warnings_and_errors_come_with_a_hint() {
         let findings = [
             Finding::new("a", "1", Verdict::Fine),
             Finding::new("b", "2\x1b", Verdict::Doubtful("do this".into())),
             Finding::new("c", "3", Verdict::Wrong("do that".into())),
         ];
-        let report = Report { fit: false, findings: findings.into_iter().map(Row::from).collect() };
+        let report = DoctorReport { fit: false, checks: findings.into_iter().map(Check::from).collect() };
         assert_eq!(
-            report.in_words(),
+            report.to_text(),
             "ok  a: 1\n??  b: 2\u{fffd}\n      do this\n!!  c: 3\n      do that\nnot fit for locks"
         );
         let json = serde_json::to_string(&report).unwrap();

@@ -10,7 +10,7 @@ use leasehold::{Error, ErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Everything is well.
-    Fine,
+    Success,
     /// The answer is no: `break` was not confirmed, `doctor` found something wrong, `status --exit-code` of a free lock.
     No,
     /// The input is wrong, nothing was run and nothing sent.
@@ -59,7 +59,7 @@ impl Exit {
     /// The number.
     pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Fine => 0,
+            Self::Success => 0,
             Self::No => 1,
             Self::BadInput => 2,
             Self::Held => 120,
@@ -70,14 +70,14 @@ impl Exit {
             Self::MaxHold => 124,
             Self::Fault => 125,
             Self::Command(code) => code,
-            Self::Signal(signal) => of_signal(signal),
+            Self::Signal(signal) => from_signal(signal),
         }
     }
 
     /// A word for it, for `--json`.
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn kind(self) -> &'static str {
         match self {
-            Self::Fine => "fine",
+            Self::Success => "success",
             Self::No => "no",
             Self::BadInput => "bad_input",
             Self::Held | Self::HeldAs(_) => "held",
@@ -91,12 +91,12 @@ impl Exit {
     }
 
     /// What a signal ends with, as shells say it.
-    pub(crate) fn of_signal(signal: i32) -> Self {
-        Self::Command(of_signal(signal))
+    pub(crate) fn from_signal(signal: i32) -> Self {
+        Self::Command(from_signal(signal))
     }
 }
 
-fn of_signal(signal: i32) -> u8 {
+fn from_signal(signal: i32) -> u8 {
     // No signal has a number above 64.
     128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_told_once_and_in_one_line() {
+    fn causes_are_printed_once_and_in_one_line() {
         let cause = std::io::Error::other("connection\nrefused");
         let error = Error::new(ErrorKind::Unavailable, "cannot connect").with_source(cause);
         assert_eq!(with_causes(&error), "cannot connect: connection refused");
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_as_shells_say_it() {
-        assert_eq!(Exit::of_signal(15).code(), 143);
-        assert_eq!(Exit::of_signal(127).code(), 255);
+    fn a_signal_has_the_exit_code_that_shells_use() {
+        assert_eq!(Exit::from_signal(15).code(), 143);
+        assert_eq!(Exit::from_signal(127).code(), 255);
     }
 }

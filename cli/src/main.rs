@@ -18,34 +18,34 @@ use std::process::ExitCode;
 
 use crate::args::{Cli, Command};
 use crate::exit::{Exit, Failure};
-use crate::output::{Output, told};
+use crate::output::{Output, report_failure};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     #[cfg(unix)]
-    if let Some(exit) = hidden(&arguments) {
+    if let Some(exit) = run_hidden(&arguments) {
         return exit;
     }
     let cli = match args::parse(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error, &arguments),
+        Err(error) => return report_wrong_arguments(&error, &arguments),
     };
     let output = Output::new(cli.command.json());
-    let exit = told(output, carry_out(&cli, output));
+    let exit = report_failure(output, execute(&cli, output));
     #[cfg(unix)]
     if let Exit::Signal(signal) = exit {
-        run::die_of(signal);
+        run::exit_by_signal(signal);
     }
     exit.into()
 }
 
 /// What `run` starts this program with, for itself.
 #[cfg(unix)]
-fn hidden(arguments: &[OsString]) -> Option<ExitCode> {
+fn run_hidden(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
-        run::hidden::WATCH => Some(run::watch()),
-        run::hidden::START => {
-            let failure = run::start(&arguments[2..]);
+        run::hidden::WATCHER => Some(run::watcher_process()),
+        run::hidden::LAUNCHER => {
+            let failure = run::launch(&arguments[2..]);
             Output::new(false).failure(&failure);
             Some(failure.exit.into())
         }
@@ -54,26 +54,26 @@ fn hidden(arguments: &[OsString]) -> Option<ExitCode> {
 }
 
 /// Wrong arguments in one line; `--help` and `--version` as they are.
-fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+fn report_wrong_arguments(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     use clap::error::ErrorKind;
-    let asked_for_text =
+    let wants_text =
         [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand];
-    if asked_for_text.contains(&error.kind()) {
+    if wants_text.contains(&error.kind()) {
         // A reader that went away is no fault of ours.
         let _ = error.print();
-        return if error.use_stderr() { Exit::BadInput } else { Exit::Fine }.into();
+        return if error.use_stderr() { Exit::BadInput } else { Exit::Success }.into();
     }
     let json = arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json");
-    told(Output::new(json), Err(Failure::input(args::in_one_line(error)))).into()
+    report_failure(Output::new(json), Err(Failure::input(args::to_one_line(error)))).into()
 }
 
-fn carry_out(cli: &Cli, output: Output) -> Result<Exit, Failure> {
+fn execute(cli: &Cli, output: Output) -> Result<Exit, Failure> {
     match &cli.command {
         #[cfg(unix)]
         Command::Run(args) => {
-            let store = store::Store::of(&args.common, output)?;
-            let terms = run::check(&store, args)?;
-            in_runtime(run::run(&store, args, terms, output))
+            let store = store::Store::from_args(&args.common, output)?;
+            let options = run::check(&store, args)?;
+            in_runtime(run::run(&store, args, options, output))
         }
         #[cfg(not(unix))]
         Command::Run(_) => Err(Failure::input("`run` needs a Unix system: process groups and signals")),

@@ -106,7 +106,7 @@ pub(crate) fn write(folder: &Path) -> Result<Exit, Failure> {
     let mut command = args::command().disable_help_subcommand(true);
     command.build();
     pages(&command, folder).map_err(fault)?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 fn pages(command: &clap::Command, folder: &Path) -> io::Result<()> {

@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::exit::{Exit, Failure};
 
 /// The last warning that is written aside. It ends when the warning is written.
-static ASIDE: Mutex<Option<Receiver<()>>> = Mutex::new(None);
+static BACKGROUND_WARNING: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 
 /// How long the last words wait for it.
-const ASIDE_BOUND: Duration = Duration::from_secs(1);
+const BACKGROUND_BOUND: Duration = Duration::from_secs(1);
 
 /// How to write.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ impl Output {
     }
 
     /// Whether somebody looks on: messages that are only for the moment are worth writing.
-    pub(crate) fn somebody_looks_on(self) -> bool {
+    pub(crate) fn is_interactive(self) -> bool {
         !self.json && std::io::stderr().is_terminal()
     }
 
@@ -53,23 +53,23 @@ impl Output {
     ///
     /// # Errors
     /// It cannot be written, as on a full disk.
-    pub(crate) fn result<T: Serialize>(self, result: &T, in_words: impl FnOnce() -> String) -> Result<Reader, Failure> {
-        let text = if self.json { json(result) } else { in_words() };
+    pub(crate) fn result<T: Serialize>(self, result: &T, to_text: impl FnOnce() -> String) -> Result<Reader, Failure> {
+        let text = if self.json { json(result) } else { to_text() };
         write_out(&format!("{}\n", text.trim_end_matches('\n')))
     }
 
     /// Says why the command ends, as the last line.
     pub(crate) fn failure(self, failure: &Failure) {
-        let aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(aside) = aside {
+        let warning = BACKGROUND_WARNING.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(warning) = warning {
             // Its end, or nothing in time: either way it is our turn.
-            let _ = aside.recv_timeout(ASIDE_BOUND);
+            let _ = warning.recv_timeout(BACKGROUND_BOUND);
         }
         write_err(&self.error_line(failure));
     }
 
     /// Warns, without holding anything up: a terminal that stands still (Ctrl-S) or a full pipe must not delay a deadline.
-    pub(crate) fn warn_aside(self, kind: &'static str, text: impl Into<String>) {
+    pub(crate) fn warn_in_background(self, kind: &'static str, text: impl Into<String>) {
         let line = self.warning_line(kind, &text.into());
         let (writing, written) = channel();
         let write = move || {
@@ -78,7 +78,7 @@ impl Output {
         };
         // Without a thread nobody is warned, which is better than to be late.
         let _ = std::thread::Builder::new().name("message".into()).spawn(write);
-        *ASIDE.lock().unwrap_or_else(PoisonError::into_inner) = Some(written);
+        *BACKGROUND_WARNING.lock().unwrap_or_else(PoisonError::into_inner) = Some(written);
     }
 
     /// Says what was asked for beside the result.
@@ -93,7 +93,7 @@ impl Output {
     }
 
     fn error_line(self, Failure { exit, text }: &Failure) -> String {
-        let message = Message { level: "error", kind: exit.word(), message: text, exit_code: Some(exit.code()) };
+        let message = Message { level: "error", kind: exit.kind(), message: text, exit_code: Some(exit.code()) };
         if self.json { json(&message) } else { format!("leasehold: {text}") }
     }
 
@@ -160,11 +160,11 @@ fn write_err(text: &str) {
 
 /// The one line on a terminal that is written over and over while something lasts.
 #[derive(Debug, Default)]
-pub(crate) struct StatusLine {
+pub(crate) struct LiveLine {
     shown: bool,
 }
 
-impl StatusLine {
+impl LiveLine {
     /// Shows a text in place of the last one.
     pub(crate) fn show(&mut self, text: &str) {
         self.shown = true;
@@ -181,7 +181,7 @@ impl StatusLine {
     }
 }
 
-impl Drop for StatusLine {
+impl Drop for LiveLine {
     fn drop(&mut self) {
         self.clear();
     }
@@ -198,7 +198,7 @@ fn width() -> usize {
 }
 
 /// A failure's exit, after it was told.
-pub(crate) fn told(output: Output, result: Result<Exit, Failure>) -> Exit {
+pub(crate) fn report_failure(output: Output, result: Result<Exit, Failure>) -> Exit {
     result.unwrap_or_else(|failure| {
         output.failure(&failure);
         failure.exit
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_one_line_for_people_and_one_object_for_scripts() {
+    fn a_message_is_one_line_of_text_or_one_json_object() {
         let failure = Failure::new(Exit::Held, "held by \"web\"");
         assert_eq!(Output::new(false).error_line(&failure), "leasehold: held by \"web\"");
         assert_eq!(

@@ -48,5 +48,5 @@ pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
 }
 
 fn print(text: &str) -> Result<Exit, Failure> {
-    write_out(text).map(|_| Exit::Fine)
+    write_out(text).map(|_| Exit::Success)
 }

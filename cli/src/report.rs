@@ -58,8 +58,8 @@ impl LeaseReport {
     pub(crate) fn who(&self) -> String {
         let (Some(host), Some(pid)) = (&self.host, self.pid) else { return "somebody".to_owned() };
         let label = self.label.as_ref().filter(|label| !label.is_empty());
-        let label = label.map_or_else(String::new, |label| format!(", {}", shown(label)));
-        format!("{} (process {pid}{label})", shown(host))
+        let label = label.map_or_else(String::new, |label| format!(", {}", printable(label)));
+        format!("{} (process {pid}{label})", printable(host))
     }
 }
 
@@ -86,8 +86,8 @@ impl LockReport {
     }
 
     /// One paragraph for people.
-    pub(crate) fn in_words(&self) -> String {
-        let mut text = format!("{}: ", shown(&self.name));
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = format!("{}: ", printable(&self.name));
         if self.holders.is_empty() {
             text.push_str("free");
             match self.last_token {
@@ -101,7 +101,7 @@ impl LockReport {
             if let Some(since) = lease.since {
                 _ = write!(text, " for {}", age(since));
             }
-            _ = write!(text, ", token {}, {} left", lease.token, in_seconds(lease.ttl_left_ms));
+            _ = write!(text, ", token {}, {} left", lease.token, format_seconds(lease.ttl_left_ms));
         }
         self.add_waiters(&mut text);
         text
@@ -122,32 +122,32 @@ impl LockReport {
 }
 
 /// Text of others, as a terminal may see it.
-pub(crate) fn shown(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// A number of milliseconds as seconds with one decimal.
-pub(crate) fn in_seconds(ms: u64) -> String {
+pub(crate) fn format_seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms % 1000 / 100)
 }
 
 /// A moment in seconds since the Unix epoch, as people write it.
-pub(crate) fn moment(seconds: u64) -> String {
+pub(crate) fn format_time(seconds: u64) -> String {
     // What no clock shows is not worth a panic.
-    let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds.min(LAST_MOMENT))).unwrap_or(UNIX_EPOCH);
+    let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds.min(MAX_TIME))).unwrap_or(UNIX_EPOCH);
     humantime::format_rfc3339_seconds(at).to_string()
 }
 
 /// The last second of the year 9999, which is the last that can be written.
-const LAST_MOMENT: u64 = 253_402_300_799;
+const MAX_TIME: u64 = 253_402_300_799;
 
 /// How long ago a moment is, roughly.
 pub(crate) fn age(since: u64) -> String {
-    rough(Duration::from_secs(now().saturating_sub(since)))
+    format_duration_roughly(Duration::from_secs(now().saturating_sub(since)))
 }
 
 /// A duration with at most two units.
-pub(crate) fn rough(duration: Duration) -> String {
+pub(crate) fn format_duration_roughly(duration: Duration) -> String {
     let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_for_scripts_never_change() {
+    fn json_fields_never_change() {
         let mut report = report(7, 2);
         let lease = &mut report.holders[0];
         (lease.host, lease.pid) = (Some("web-1".into()), Some(42));
@@ -201,32 +201,32 @@ mod tests {
     }
 
     #[test]
-    fn people_read_who_and_for_how_long() {
+    fn the_text_names_the_holder_and_its_age() {
         let granted = (now() - 65) * 1_000_000;
         let mut lock = report(granted, 1);
         lock.holders[0].since = granted_at(granted, now() - 70);
-        let text = lock.in_words();
+        let text = lock.to_text();
         assert!(text.starts_with("orders/42: held by "), "{text}");
         assert!(text.contains("nightly) for 1m 5s") || text.contains("nightly) for 1m 6s"), "{text}");
         assert!(text.ends_with(&format!("token {granted}, 12.3 s left, 1 waits")), "{text}");
-        assert_eq!(LockReport::of("x", LockInfo::new(None, Vec::new(), None)).in_words(), "x: free, no record of it");
+        assert_eq!(LockReport::of("x", LockInfo::new(None, Vec::new(), None)).to_text(), "x: free, no record of it");
     }
 
     #[test]
-    fn a_token_that_is_no_moment_tells_no_moment() {
+    fn a_token_without_a_time_gives_no_time() {
         assert_eq!(granted_at(7, now()), None);
         assert_eq!(granted_at((now() + 3600) * 1_000_000, now()), None);
         assert_eq!(granted_at(now() * 1_000_000, now()), Some(now()));
     }
 
     #[test]
-    fn any_number_is_a_moment() {
-        assert_eq!(moment(1_700_000_000), "2023-11-14T22:13:20Z");
-        assert_eq!(moment(u64::MAX), "9999-12-31T23:59:59Z");
+    fn any_number_is_a_time() {
+        assert_eq!(format_time(1_700_000_000), "2023-11-14T22:13:20Z");
+        assert_eq!(format_time(u64::MAX), "9999-12-31T23:59:59Z");
     }
 
     #[test]
     fn a_name_cannot_move_the_cursor() {
-        assert_eq!(shown("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
     }
 }

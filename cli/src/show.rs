@@ -7,21 +7,21 @@ use serde::Serialize;
 
 use crate::args::{Ls, Status, Watch};
 use crate::exit::{Exit, Failure};
-use crate::output::{Output, Reader, StatusLine, reader_gone};
-use crate::report::{LockReport, age, in_seconds, moment, shown};
+use crate::output::{LiveLine, Output, Reader, reader_gone};
+use crate::report::{LockReport, age, format_seconds, format_time, printable};
 use crate::store::Store;
 
 /// `status NAME`.
 pub(crate) async fn status(args: &Status, output: Output) -> Result<Exit, Failure> {
-    let client = Store::of(&args.common, output)?.reader()?;
+    let client = Store::from_args(&args.common, output)?.connect_lazily("")?;
     let report = LockReport::new(&client, &args.name, client.inspect(&args.name).await?);
-    output.result(&report, || in_lines(&report))?;
-    Ok(if args.exit_code && !report.held { Exit::No } else { Exit::Fine })
+    output.result(&report, || to_lines(&report))?;
+    Ok(if args.exit_code && !report.held { Exit::No } else { Exit::Success })
 }
 
 /// `ls`.
 pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
-    let client = Store::of(&args.common, output)?.reader()?;
+    let client = Store::from_args(&args.common, output)?.connect_lazily("")?;
     // One more tells whether there are more.
     let asked = (args.limit + 1).min(admin::Listing::MAX);
     let found = client.list(&args.prefix, asked).await?;
@@ -42,15 +42,15 @@ pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
     let mut unreadable: Vec<_> = found.unreadable.iter().map(ListedName::to_string).collect();
     unreadable.sort();
     let listing = Listing { locks, whole, unreadable };
-    output.result(&listing, || listing.in_words())?;
-    Ok(Exit::Fine)
+    output.result(&listing, || listing.to_text())?;
+    Ok(Exit::Success)
 }
 
 /// `watch NAME`: a line that is written over on a terminal, else a line for each change. Ends by a signal, or with its reader.
 pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure> {
-    let client = Store::of(&args.common, output)?.reader()?;
-    let live = !output.json() && std::io::stdout().is_terminal() && output.somebody_looks_on();
-    let mut line = StatusLine::default();
+    let client = Store::from_args(&args.common, output)?.connect_lazily("")?;
+    let live = !output.json() && std::io::stdout().is_terminal() && output.is_interactive();
+    let mut line = LiveLine::default();
     let mut last = None;
     let mut gone = std::pin::pin!(reader_gone());
     loop {
@@ -60,34 +60,34 @@ pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure>
             Err(error) => Err(error),
         };
         // The time that is left changes at every look.
-        let essence = match &seen {
+        let significant = match &seen {
             Ok(report) => Ok((report.token(), report.last_token, report.waiters)),
             Err(error) => Err(error.kind()),
         };
-        let changed = last.replace(essence) != Some(essence);
+        let changed = last.replace(significant) != Some(significant);
         match &seen {
             Ok(report) if live => {
                 if changed {
                     line.clear();
-                    output.result(report, || format!("{} {}", clock(), report.in_words()))?;
+                    output.result(report, || format!("{} {}", clock(), report.to_text()))?;
                 }
                 line.show(&live_line(report));
             }
             Ok(report) if changed => {
-                let reader = output.result(report, || format!("{} {}", clock(), report.in_words()))?;
+                let reader = output.result(report, || format!("{} {}", clock(), report.to_text()))?;
                 if reader == Reader::Gone {
-                    return Ok(Exit::Fine);
+                    return Ok(Exit::Success);
                 }
             }
             Err(error) if changed => {
                 line.clear();
-                output.warn(Exit::from(error.kind()).word(), &crate::exit::with_causes(error));
+                output.warn(Exit::from(error.kind()).kind(), &crate::exit::with_causes(error));
             }
             _ => {}
         }
         tokio::select! {
             () = tokio::time::sleep(args.every) => {}
-            () = &mut gone => return Ok(Exit::Fine),
+            () = &mut gone => return Ok(Exit::Success),
         }
     }
 }
@@ -111,12 +111,12 @@ struct ListedReport {
 }
 
 impl Listing {
-    fn in_words(&self) -> String {
-        let mut text: Vec<String> = self.locks.iter().map(|listed| listed.lock.in_words()).collect();
+    fn to_text(&self) -> String {
+        let mut text: Vec<String> = self.locks.iter().map(|listed| listed.lock.to_text()).collect();
         for name in &self.unreadable {
             text.push(format!(
                 "{}: not readable by this version of leasehold, and perhaps held: is it out of date?",
-                shown(name)
+                printable(name)
             ));
         }
         if !self.whole {
@@ -130,20 +130,20 @@ impl Listing {
 }
 
 /// A lock as several lines.
-fn in_lines(report: &LockReport) -> String {
-    let mut lines = vec![format!("lock     {}", shown(&report.name))];
+fn to_lines(report: &LockReport) -> String {
+    let mut lines = vec![format!("lock     {}", printable(&report.name))];
     let mut line = |what: &str, text: String| lines.push(format!("{what:<8} {text}"));
     line("state", if report.held { "held".to_owned() } else { "free".to_owned() });
     for lease in &report.holders {
         line("holder", lease.who());
         if let Some(started) = lease.started {
-            line("started", moment(started));
+            line("started", format_time(started));
         }
         if let Some(since) = lease.since {
             line("for", age(since));
         }
         line("token", lease.token.to_string());
-        line("ttl left", in_seconds(lease.ttl_left_ms));
+        line("ttl left", format_seconds(lease.ttl_left_ms));
     }
     match report.last_token {
         _ if report.held => {}
@@ -163,7 +163,7 @@ fn live_line(report: &LockReport) -> String {
         None => "held, ".to_owned(),
     };
     let waiters = report.waiters.map_or_else(String::new, |waiters| format!(", {waiters} wait"));
-    format!("  {held}{} left{waiters}", in_seconds(lease.ttl_left_ms))
+    format!("  {held}{} left{waiters}", format_seconds(lease.ttl_left_ms))
 }
 
 /// The time of day, for people who read a log of changes.
@@ -180,15 +180,15 @@ mod tests {
     const NOTHING: LockInfo = LockInfo::new(None, Vec::new(), None);
 
     #[test]
-    fn a_free_lock_says_what_is_known_of_it() {
-        let text = in_lines(&LockReport::of("x\x1b", NOTHING));
+    fn a_free_lock_shows_its_record() {
+        let text = to_lines(&LockReport::of("x\x1b", NOTHING));
         assert_eq!(text, "lock     x\u{fffd}\nstate    free\ntoken    none: the store has no record of this lock");
     }
 
     #[test]
-    fn a_listing_says_when_it_is_not_whole() {
+    fn a_listing_says_when_it_is_incomplete() {
         let listing = Listing { locks: Vec::new(), whole: true, unreadable: Vec::new() };
-        assert_eq!(listing.in_words(), "no locks");
+        assert_eq!(listing.to_text(), "no locks");
         assert_eq!(serde_json::to_string(&listing).unwrap(), r#"{"locks":[],"whole":true,"unreadable":[]}"#);
         let lock = LockReport::of("x", NOTHING);
         let listing = Listing {
@@ -196,8 +196,8 @@ mod tests {
             whole: false,
             unreadable: vec!["y".into()],
         };
-        assert!(listing.in_words().ends_with("there are more: see --limit and --prefix"));
-        assert!(listing.in_words().contains("y: not readable"), "{}", listing.in_words());
+        assert!(listing.to_text().ends_with("there are more: see --limit and --prefix"));
+        assert!(listing.to_text().contains("y: not readable"), "{}", listing.to_text());
         let json = serde_json::to_string(&listing).unwrap();
         assert!(json.starts_with(r#"{"locks":[{"name":"x","held":false"#), "{json}");
         assert!(json.ends_with(r#""whole_name":true}],"whole":false,"unreadable":["y"]}"#), "{json}");

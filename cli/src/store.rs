@@ -34,10 +34,10 @@ impl Store {
     ///
     /// # Errors
     /// The URL cannot be read, or its scheme is none of this command. Nothing was sent.
-    pub(crate) fn of(common: &Common, output: Output) -> Result<Self, Failure> {
+    pub(crate) fn from_args(common: &Common, output: Output) -> Result<Self, Failure> {
         let store = Self::choose(common.store.as_deref(), std::env::var_os(VARIABLE))?;
         if common.verbose {
-            output.info("store", &format!("the store is {}", store.shown()));
+            output.info("store", &format!("the store is {}", store.display_url()));
         }
         Ok(store)
     }
@@ -60,7 +60,7 @@ impl Store {
     }
 
     /// The URL for people, without a password.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn display_url(&self) -> String {
         let Ok(mut url) = Url::parse(&self.resolved) else { return "not a URL".to_owned() };
         if url.password().is_some() {
             // Only a URL that has no host cannot have a password.
@@ -82,15 +82,9 @@ impl Store {
         Ok(until_exit(leasehold::connect_builder(&self.given).await?.label(label).build()?))
     }
 
-    /// A client whose store may not answer yet.
-    #[cfg(unix)]
+    /// A client whose store may not answer yet: it connects with its first call.
     pub(crate) fn connect_lazily(&self, label: &str) -> Result<LockClient, Failure> {
         Ok(until_exit(leasehold::connect_builder_lazy(&self.given)?.label(label).build()?))
-    }
-
-    /// A client for questions: it connects with the first.
-    pub(crate) fn reader(&self) -> Result<LockClient, Failure> {
-        Ok(until_exit(leasehold::connect_builder_lazy(&self.given)?.build()?))
     }
 }
 
@@ -139,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_that_is_not_there_names_only_those_that_can_be_used() {
+    fn an_unknown_scheme_names_the_available_ones() {
         let text = refused("consul://u:hunter2@host");
         assert!(text.contains("`consul://`") && !text.contains("memory") && !text.contains("hunter2"), "{text}");
         for (scheme, _, is_on) in schemes() {
@@ -150,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_that_was_left_out_names_the_line_that_builds_it() {
+    fn a_scheme_without_its_feature_names_the_command_that_builds_it() {
         for (scheme, feature, _) in schemes().filter(|(.., is_on)| !is_on) {
             let text = refused(&format!("{scheme}://:hunter2@host"));
             let line = format!("cargo install --path cli --features {feature}");
@@ -160,7 +154,7 @@ mod tests {
 
     #[cfg(all(feature = "redis", feature = "sqlite"))]
     #[test]
-    fn an_option_comes_before_the_environment_and_an_empty_variable_is_none() {
+    fn an_option_wins_over_the_environment_and_an_empty_variable_is_unset() {
         let choose = |option, variable: &str| Store::choose(option, Some(variable.into())).ok().unwrap();
         assert_eq!(choose(Some("redis://a"), "redis://b").url(), "redis://a");
         assert_eq!(choose(None, "redis://b").url(), "redis://b");
@@ -175,7 +169,7 @@ mod tests {
             ("redis+unix:///run/r.sock?user=u&pass=hunter2", "redis+unix:///run/r.sock?user=u&pass=***"),
             ("sqlite:///var/lib/locks.db?timeout=2s", "sqlite:///var/lib/locks.db?timeout=2s"),
         ] {
-            assert_eq!(Store::choose(Some(url), None).ok().unwrap().shown(), shown);
+            assert_eq!(Store::choose(Some(url), None).ok().unwrap().display_url(), shown);
         }
     }
 }

@@ -4,13 +4,13 @@ use std::io;
 use std::process::Command;
 
 /// Watches over a run.
-pub(crate) const WATCH: &str = "__watch";
+pub(crate) const WATCHER: &str = "__watch";
 
 /// Waits for the word to begin, and becomes the command.
-pub(crate) const START: &str = "__start";
+pub(crate) const LAUNCHER: &str = "__start";
 
 /// This program again.
-pub(crate) fn program() -> io::Result<Command> {
+pub(crate) fn own_program() -> io::Result<Command> {
     // The link finds this very file even after it was replaced by a newer one.
     #[cfg(target_os = "linux")]
     let path = std::path::Path::new("/proc/self/exe");

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use crate::exit::{Exit, Failure};
+use crate::report::printable;
 
 /// Finds a command as the system will, so that a typing error neither waits nor holds a lock.
 pub(crate) fn check(program: &OsStr) -> Result<(), Failure> {
@@ -61,18 +62,17 @@ fn interpreter(file: &Path) -> Option<PathBuf> {
 
 /// The command is there, and what it is run with is not: the interpreter of a script, the loader of a program.
 pub(crate) fn no_interpreter(program: &OsStr, interpreter: Option<&Path>) -> Failure {
-    let shown = |text: &OsStr| crate::report::shown(&text.to_string_lossy());
-    let name = interpreter.map(|path| format!(", `{}`,", shown(path.as_os_str()))).unwrap_or_default();
+    let name = interpreter.map(|path| format!(", `{}`,", printable(&path.to_string_lossy()))).unwrap_or_default();
     let text = format!(
         "the command `{}` cannot be executed: its interpreter{name} is missing or not executable",
-        shown(program)
+        printable(&program.to_string_lossy())
     );
     Failure::new(Exit::Command(126), text)
 }
 
 /// The failure to execute a command, with the codes that shells use.
 pub(crate) fn failure(program: &OsStr, error: &io::Error) -> Failure {
-    let program = crate::report::shown(&program.to_string_lossy());
+    let program = printable(&program.to_string_lossy());
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             Failure::new(Exit::Command(127), format!("there is no command `{program}`"))
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_the_system_will_find() {
+    fn finds_the_program_that_the_system_will_execute() {
         let folder = tempfile::tempdir().unwrap();
         let (empty, full) = (folder.path().join("empty"), folder.path().join("full"));
         for folder in [&empty, &full] {

@@ -7,42 +7,42 @@
 //! - whatever the command starts. What stays in its process group is ended with it.
 
 mod clock;
-mod ending;
+mod command_group;
 pub(crate) mod hidden;
-mod hold;
-mod job;
+mod launcher;
 mod lookup;
+mod options;
 mod signals;
-mod start;
+mod supervisor;
 mod terminal;
-mod terms;
+mod termination;
 mod wait;
-mod watch;
 mod watcher;
+mod watcher_process;
 
-pub(crate) use self::signals::die_of;
-pub(crate) use self::start::start;
-pub(crate) use self::watch::watch;
+pub(crate) use self::launcher::launch;
+pub(crate) use self::signals::exit_by_signal;
+pub(crate) use self::watcher_process::watcher_process;
 
 use leasehold::{LockClient, LockGuard};
 
 use crate::args::Run;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::report::shown;
-use crate::run::ending::Ending;
-use crate::run::hold::{Hold, Lease};
-use crate::run::job::Job;
+use crate::report::printable;
+use crate::run::command_group::CommandGroup;
+use crate::run::options::RunOptions;
 use crate::run::signals::Signals;
+use crate::run::supervisor::{HeldLease, Supervisor};
 use crate::run::terminal::Terminal;
-use crate::run::terms::Terms;
-use crate::run::wait::Early;
+use crate::run::termination::Termination;
+use crate::run::wait::NotStarted;
 use crate::run::watcher::Watcher;
 use crate::store::{self, Store};
 
 /// Checks everything that can be checked before the store is asked.
-pub(crate) fn check(store: &Store, args: &Run) -> Result<Terms, Failure> {
-    let terms = Terms::of(args)?;
+pub(crate) fn check(store: &Store, args: &Run) -> Result<RunOptions, Failure> {
+    let options = RunOptions::from_args(args)?;
     match args.words().first() {
         Some(program) => lookup::check(program)?,
         None => return Err(Failure::input("there is no command")),
@@ -55,11 +55,11 @@ pub(crate) fn check(store: &Store, args: &Run) -> Result<Terms, Failure> {
         return Err(Failure::input(format!(
             "lock `{}` is held by the `leasehold run` that started this one, which would wait for itself ({NAME} and \
              {} say so)",
-            shown(&args.name),
+            printable(&args.name),
             store::VARIABLE
         )));
     }
-    Ok(terms)
+    Ok(options)
 }
 
 /// What a command finds in its environment.
@@ -67,7 +67,7 @@ const TOKEN: &str = "LEASEHOLD_FENCING_TOKEN";
 const NAME: &str = "LEASEHOLD_NAME";
 
 /// Holds the lock while the command runs.
-pub(crate) async fn run(store: &Store, args: &Run, terms: Terms, output: Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(store: &Store, args: &Run, options: RunOptions, output: Output) -> Result<Exit, Failure> {
     signals::block_ttou().map_err(|error| Failure::fault("cannot prepare the terminal", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen to signals", error))?;
     // It gets ready while the store is asked.
@@ -75,19 +75,19 @@ pub(crate) async fn run(store: &Store, args: &Run, terms: Terms, output: Output)
     let client = if args.no_wait {
         tokio::select! {
             biased;
-            signal = signals.next_end() => return Ok(Exit::Signal(signal.as_raw())),
+            signal = signals.next_termination() => return Ok(Exit::Signal(signal.as_raw())),
             client = store.connect(&args.label) => client?,
         }
     } else {
         store.connect_lazily(&args.label)?
     };
-    let guard = match wait::acquire(&client, args, &terms, &mut signals, output).await {
+    let guard = match wait::acquire(&client, args, &options, &mut signals, output).await {
         Ok(guard) => guard,
-        Err(Early::Failed(failure)) => return Err(failure),
-        Err(Early::Interrupted(signal)) => return Ok(Exit::Signal(signal.as_raw())),
+        Err(NotStarted::Failed(failure)) => return Err(failure),
+        Err(NotStarted::Interrupted(signal)) => return Ok(Exit::Signal(signal.as_raw())),
     };
-    match prepare(store, args, terms, (signals, watcher), (client, guard), output).await {
-        Ok(hold) => hold.see_through().await,
+    match prepare(store, args, options, (signals, watcher), (client, guard), output).await {
+        Ok(supervisor) => supervisor.run_to_end().await,
         Err((guard, failure)) => {
             // Nothing was run, and nothing is to wait for us.
             let _ = guard.release().await;
@@ -100,15 +100,15 @@ pub(crate) async fn run(store: &Store, args: &Run, terms: Terms, output: Output)
 async fn prepare(
     store: &Store,
     args: &Run,
-    terms: Terms,
+    options: RunOptions,
     (mut signals, mut watcher): (Signals, Watcher),
     (client, guard): (LockClient, LockGuard),
     output: Output,
-) -> Result<Hold, (LockGuard, Failure)> {
+) -> Result<Supervisor, (LockGuard, Failure)> {
     let begun = async {
         let fault = |tried: &'static str| move |error: std::io::Error| Failure::fault(tried, error);
         watcher.ready().await.map_err(fault("the watcher does not work"))?;
-        signals.listen_to_stop().map_err(fault("cannot listen to signals"))?;
+        signals.listen_for_stop().map_err(fault("cannot listen to signals"))?;
         let env = [
             (TOKEN, guard.fencing_token().to_string()),
             (NAME, args.name.clone()),
@@ -117,33 +117,33 @@ async fn prepare(
             (store::VARIABLE, store.url().to_owned()),
         ];
         if !guard.is_held() {
-            let text = format!("lock `{}` was lost before its command began; nothing was run", shown(&args.name));
+            let text = format!("lock `{}` was lost before its command began; nothing was run", printable(&args.name));
             return Err(Failure::new(Exit::NoAnswer, text));
         }
-        let mut job = Job::prepare(&args.words(), &env).map_err(fault("cannot start the command"))?;
-        watcher.guard(job.group()).map_err(fault("the watcher does not listen"))?;
+        let mut command = CommandGroup::prepare(&args.words(), &env).map_err(fault("cannot start the command"))?;
+        watcher.set_group(command.group()).map_err(fault("the watcher does not listen"))?;
         let mut terminal = Terminal::open();
         if let Some(terminal) = &mut terminal {
-            terminal.share(job.group());
+            terminal.give_foreground(command.group());
         }
-        if let Err(error) = job.begin() {
+        if let Err(error) = command.start() {
             if let Some(terminal) = &mut terminal {
-                terminal.take_back();
+                terminal.take_foreground();
             }
             return Err(Failure::fault("cannot let the command begin", error));
         }
-        Ok((job, terminal))
+        Ok((command, terminal))
     };
     match begun.await {
-        Ok((job, terminal)) => Ok(Hold {
-            ending: Ending::new(&terms, guard.validity()),
-            lease: Lease::new(guard, &terms),
-            job,
+        Ok((command, terminal)) => Ok(Supervisor {
+            termination: Termination::new(&options, guard.validity()),
+            lease: HeldLease::new(guard, &options),
+            command,
             watcher: Some(watcher),
             terminal,
             signals,
             client,
-            terms,
+            options,
             output,
             interrupt: None,
             cause: None,

@@ -33,7 +33,7 @@ impl Signals {
     }
 
     /// Listens to TSTP too, which stops this process until then.
-    pub(crate) fn listen_to_stop(&mut self) -> io::Result<()> {
+    pub(crate) fn listen_for_stop(&mut self) -> io::Result<()> {
         self.add(Signal::TSTP)
     }
 
@@ -59,7 +59,7 @@ impl Signals {
     }
 
     /// The next signal that asks this process to end. Others are dropped.
-    pub(crate) async fn next_end(&mut self) -> Signal {
+    pub(crate) async fn next_termination(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
             if [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal) {
@@ -113,7 +113,7 @@ fn ttou() -> SigSet {
 }
 
 /// Ends this process by a signal that it has listened to, as if it had not. Comes back where that is not possible.
-pub(crate) fn die_of(signal: i32) {
+pub(crate) fn exit_by_signal(signal: i32) {
     // The first process of a container is ended by no signal.
     if getpid() == Pid::INIT {
         return;

@@ -14,8 +14,8 @@ pub(crate) struct Terminal {
     tty: File,
     modes: Option<Termios>,
     /// The command gets the foreground whenever this process has it.
-    shared: bool,
-    given: Option<Pid>,
+    gives_foreground: bool,
+    given_to: Option<Pid>,
 }
 
 impl Terminal {
@@ -26,32 +26,32 @@ impl Terminal {
         let modes = tcgetattr(&tty).ok();
         // In a pipeline the others need the foreground as well (`leasehold run x -- cmd | less`): there the command gets it when
         // it asks for it, which stops it with TTIN or TTOU.
-        let shared = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-        Some(Self { tty, modes, shared, given: None })
+        let gives_foreground = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        Some(Self { tty, modes, gives_foreground, given_to: None })
     }
 
     /// Whether the process group of this process is in the foreground.
-    fn is_ours(&self) -> bool {
+    fn is_foreground(&self) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|group| group == getpgrp())
     }
 
     /// Gives the foreground to the command, if it is ours to give and the command wants it.
-    pub(crate) fn share(&mut self, group: Pid) {
-        if self.shared && self.is_ours() && tcsetpgrp(&self.tty, group).is_ok() {
-            self.given = Some(group);
+    pub(crate) fn give_foreground(&mut self, group: Pid) {
+        if self.gives_foreground && self.is_foreground() && tcsetpgrp(&self.tty, group).is_ok() {
+            self.given_to = Some(group);
         }
     }
 
     /// The command was stopped because it needs the foreground. Whether it has it now.
-    pub(crate) fn give(&mut self, group: Pid) -> bool {
-        self.shared |= self.is_ours();
-        self.share(group);
-        self.given == Some(group)
+    pub(crate) fn request_foreground(&mut self, group: Pid) -> bool {
+        self.gives_foreground |= self.is_foreground();
+        self.give_foreground(group);
+        self.given_to == Some(group)
     }
 
     /// Takes the foreground back, if the command has it. Whether it had.
-    pub(crate) fn take_back(&mut self) -> bool {
-        let Some(group) = self.given.take() else { return false };
+    pub(crate) fn take_foreground(&mut self) -> bool {
+        let Some(group) = self.given_to.take() else { return false };
         let had = tcgetpgrp(&self.tty).is_ok_and(|now| now == group);
         if had {
             let _ = tcsetpgrp(&self.tty, getpgrp());
@@ -62,8 +62,8 @@ impl Terminal {
     /// Sets the modes that the terminal had in the beginning, after a command that was ended in the middle of what it did.
     pub(crate) fn restore_modes(&self) {
         if let Some(modes) = &self.modes
-            && self.shared
-            && self.is_ours()
+            && self.gives_foreground
+            && self.is_foreground()
         {
             let _ = tcsetattr(&self.tty, OptionalActions::Drain, modes);
         }

@@ -7,25 +7,25 @@ use rustix::process::Signal;
 
 use crate::args::Run;
 use crate::exit::{Exit, Failure, with_causes};
-use crate::output::{Output, StatusLine};
-use crate::report::{LockReport, in_seconds, rough, shown};
+use crate::output::{LiveLine, Output};
+use crate::report::{LockReport, format_duration_roughly, format_seconds, printable};
+use crate::run::options::RunOptions;
 use crate::run::signals::Signals;
-use crate::run::terms::Terms;
 
 /// Whoever gets the lock sooner than this needs no word.
-const SILENCE: Duration = Duration::from_secs(1);
+const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
 /// How often the word is renewed.
-const EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A run that ends before its command has begun.
-pub(crate) enum Early {
+pub(crate) enum NotStarted {
     Failed(Failure),
     /// A signal asked for it.
     Interrupted(Signal),
 }
 
-impl From<Failure> for Early {
+impl From<Failure> for NotStarted {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
     }
@@ -35,27 +35,27 @@ impl From<Failure> for Early {
 pub(crate) async fn acquire(
     client: &LockClient,
     args: &Run,
-    terms: &Terms,
+    options: &RunOptions,
     signals: &mut Signals,
     output: Output,
-) -> Result<LockGuard, Early> {
+) -> Result<LockGuard, NotStarted> {
     let signal = tokio::select! {
         biased;
-        signal = signals.next_end() => signal,
-        guard = wait(client, args, terms) => return Ok(guard?),
-        never = tell(client, args, output) => match never {},
+        signal = signals.next_termination() => signal,
+        guard = wait(client, args, options) => return Ok(guard?),
+        never = show_progress(client, args, output) => match never {},
     };
     // The acquire was dropped, and is taken back in the background.
     tokio::select! {
         _ = client.shutdown() => {}
         // Somebody is in a hurry.
-        _ = signals.next_end() => {}
+        _ = signals.next_termination() => {}
     }
-    Err(Early::Interrupted(signal))
+    Err(NotStarted::Interrupted(signal))
 }
 
-async fn wait(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuard, Failure> {
-    let mut lock = client.lock(&args.name).ttl(terms.ttl).wait(args.wait);
+async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<LockGuard, Failure> {
+    let mut lock = client.lock(&args.name).ttl(options.ttl).wait(args.wait);
     if let Some(max_hold) = args.max_hold {
         lock = lock.max_hold(max_hold);
     }
@@ -65,44 +65,48 @@ async fn wait(client: &LockClient, args: &Run, terms: &Terms) -> Result<LockGuar
     if args.no_wait {
         return match lock.try_acquire().await? {
             Some(guard) => Ok(guard),
-            None => Err(held(client, args, "and --no-wait was given").await),
+            None => Err(conflict(client, args, "and --no-wait was given").await),
         };
     }
     match lock.acquire().await {
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            Err(held(client, args, &format!("for the whole {}", rough_wait(args.wait))).await)
+            Err(conflict(client, args, &format!("for the whole {}", format_wait(args.wait))).await)
         }
         other => Ok(other?),
     }
 }
 
-async fn held(client: &LockClient, args: &Run, how: &str) -> Failure {
+async fn conflict(client: &LockClient, args: &Run, how: &str) -> Failure {
     let now = match client.inspect(&args.name).await {
-        Ok(seen) => LockReport::new(client, &args.name, seen).in_words(),
-        Err(_) => format!("{}: the store does not say who has it", shown(&args.name)),
+        Ok(seen) => LockReport::new(client, &args.name, seen).to_text(),
+        Err(_) => format!("{}: the store does not say who has it", printable(&args.name)),
     };
     let exit = args.conflict_exit_code.map_or(Exit::Held, Exit::HeldAs);
     Failure::new(exit, format!("another has the lock {how}; nothing was run ({now})"))
 }
 
 /// Tells whoever looks on how it goes, until it is dropped.
-async fn tell(client: &LockClient, args: &Run, output: Output) -> std::convert::Infallible {
-    if !output.somebody_looks_on() {
+async fn show_progress(client: &LockClient, args: &Run, output: Output) -> std::convert::Infallible {
+    if !output.is_interactive() {
         return std::future::pending().await;
     }
-    let (begin, mut line) = (Instant::now(), StatusLine::default());
+    let (begin, mut line) = (Instant::now(), LiveLine::default());
     let mut place = PlaceBound::default();
-    tokio::time::sleep(SILENCE).await;
+    tokio::time::sleep(PROGRESS_DELAY).await;
     loop {
         let now = match client.inspect(&args.name).await {
             Ok(seen) => {
                 let seen = LockReport::new(client, &args.name, seen);
-                progress(&seen, place.look(seen.token(), seen.waiters.unwrap_or(0)))
+                progress(&seen, place.update(seen.token(), seen.waiters.unwrap_or(0)))
             }
             Err(error) => format!("the store does not answer: {}", reason(&error)),
         };
-        line.show(&format!("waiting {} of {}: {now}", rough(begin.elapsed()), rough_wait(args.wait)));
-        tokio::time::sleep(EVERY).await;
+        line.show(&format!(
+            "waiting {} of {}: {now}",
+            format_duration_roughly(begin.elapsed()),
+            format_wait(args.wait)
+        ));
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
     }
 }
 
@@ -111,14 +115,14 @@ fn reason(error: &Error) -> String {
     let text = with_causes(error);
     let tried = error.lock().zip(error.backend());
     let tried = tried.map(|(lock, backend)| format!("cannot inspect lock {:?} on {backend}: ", lock.as_str()));
-    shown(tried.and_then(|tried| text.strip_prefix(&tried)).unwrap_or(&text))
+    printable(tried.and_then(|tried| text.strip_prefix(&tried)).unwrap_or(&text))
 }
 
 /// What is in the way, in the order of how much a waiter wants to know it: a narrow terminal shows only the beginning.
 fn progress(seen: &LockReport, place: Option<u64>) -> String {
     let Some(lease) = seen.holders.first() else {
         // The store is not writable at the moment, or grants nothing for a time after a restart.
-        return format!("`{}` is free, but the store does not grant it yet", shown(&seen.name));
+        return format!("`{}` is free, but the store does not grant it yet", printable(&seen.name));
     };
     let place = match place {
         Some(1) => ", next in the queue".to_owned(),
@@ -129,7 +133,7 @@ fn progress(seen: &LockReport, place: Option<u64>) -> String {
         None | Some(0) => String::new(),
         Some(waiters) => format!(", {waiters} waiting"),
     };
-    format!("{} left{waiters}{place}; held by {}", in_seconds(lease.ttl_left_ms), lease.who())
+    format!("{} left{waiters}{place}; held by {}", format_seconds(lease.ttl_left_ms), lease.who())
 }
 
 /// Where this run stands in the queue, at most. The store tells how many wait, some of whom came later. But nobody passes, and
@@ -142,7 +146,7 @@ struct PlaceBound {
 
 impl PlaceBound {
     /// Takes what was seen. Nothing while the store does not know that anybody waits.
-    fn look(&mut self, token: Option<u64>, waiters: u64) -> Option<u64> {
+    fn update(&mut self, token: Option<u64>, waiters: u64) -> Option<u64> {
         let at_most = match self.at_most {
             Some(before) if token.is_some() && self.token.is_some() && token != self.token => before - 1,
             Some(before) => before,
@@ -154,7 +158,7 @@ impl PlaceBound {
     }
 }
 
-fn rough_wait(wait: Duration) -> String {
+fn format_wait(wait: Duration) -> String {
     if wait >= crate::args::LONGEST { "forever".to_owned() } else { humantime::format_duration(wait).to_string() }
 }
 
@@ -183,13 +187,13 @@ mod tests {
     #[test]
     fn a_place_only_gets_better() {
         let mut place = PlaceBound::default();
-        assert_eq!(place.look(Some(10), 0), None);
-        assert_eq!(place.look(Some(10), 4), Some(4));
-        assert_eq!(place.look(Some(10), 6), Some(4), "who comes later stands behind");
-        assert_eq!(place.look(Some(11), 6), Some(3), "a new holder was in front");
-        assert_eq!(place.look(None, 6), Some(3));
-        assert_eq!(place.look(Some(12), 6), Some(2));
-        assert_eq!(place.look(Some(12), 1), Some(1), "some gave up");
-        assert_eq!(place.look(Some(13), 5), Some(1));
+        assert_eq!(place.update(Some(10), 0), None);
+        assert_eq!(place.update(Some(10), 4), Some(4));
+        assert_eq!(place.update(Some(10), 6), Some(4), "who comes later stands behind");
+        assert_eq!(place.update(Some(11), 6), Some(3), "a new holder was in front");
+        assert_eq!(place.update(None, 6), Some(3));
+        assert_eq!(place.update(Some(12), 6), Some(2));
+        assert_eq!(place.update(Some(12), 1), Some(1), "some gave up");
+        assert_eq!(place.update(Some(13), 5), Some(1));
     }
 }

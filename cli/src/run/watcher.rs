@@ -18,37 +18,37 @@ const START_BOUND: Duration = Duration::from_secs(10);
 /// A later deadline is told when it is later by this. Less is the noise of reading two clocks.
 const NOISE: Duration = Duration::from_millis(5);
 
-/// A process that ends the command when this one is killed or stopped. See [`watch`](super::watch).
+/// A process that ends the command when this one is killed or stopped. See [`watcher_process`](super::watcher_process).
 #[derive(Debug)]
 pub(crate) struct Watcher {
     process: Child,
     orders: OwnedFd,
     /// Ends when the watcher does.
-    life: pipe::Receiver,
+    stdout: pipe::Receiver,
     group: Option<Pid>,
-    until: Option<Deadline>,
+    deadline: Option<Deadline>,
 }
 
 impl Watcher {
     /// Starts it. It is not ready yet.
     pub(crate) fn start() -> io::Result<Self> {
-        let mut program = hidden::program()?;
-        program.arg0("lockwatch").arg(hidden::WATCH).current_dir("/");
+        let mut program = hidden::own_program()?;
+        program.arg0("lockwatch").arg(hidden::WATCHER).current_dir("/");
         program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = program.spawn()?;
-        let (Some(orders), Some(life)) = (process.stdin.take(), process.stdout.take()) else {
+        let (Some(orders), Some(stdout)) = (process.stdin.take(), process.stdout.take()) else {
             return Err(io::Error::other("the watcher has no pipes"));
         };
         let orders = OwnedFd::from(orders);
         // A watcher that stands still must not hold up the run.
         rustix::io::ioctl_fionbio(&orders, true)?;
-        let life = pipe::Receiver::from_owned_fd(life.into())?;
-        Ok(Self { process, orders, life, group: None, until: None })
+        let stdout = pipe::Receiver::from_owned_fd(stdout.into())?;
+        Ok(Self { process, orders, stdout, group: None, deadline: None })
     }
 
     /// Waits until nothing but −9 can end it.
     pub(crate) async fn ready(&mut self) -> io::Result<()> {
-        match tokio::time::timeout(START_BOUND, self.hear()).await {
+        match tokio::time::timeout(START_BOUND, self.read()).await {
             Ok(Ok(1..)) => Ok(()),
             Ok(Ok(0)) => Err(io::Error::other("it ended before it was ready")),
             Ok(Err(error)) => Err(error),
@@ -58,20 +58,20 @@ impl Watcher {
 
     /// Comes back when the watcher has ended. Cancel safe.
     pub(crate) async fn ended(&self) {
-        while let Ok(1..) = self.hear().await {}
+        while let Ok(1..) = self.read().await {}
     }
 
     /// Whether it stands still: then it would not see the end of this process.
     pub(crate) fn is_stopped(&self) -> bool {
-        let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::Pid(Pid::from_child(&self.process)), look);
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(Pid::from_child(&self.process)), options);
         status.is_ok_and(|status| status.is_some_and(|status| status.stopped()))
     }
 
-    async fn hear(&self) -> io::Result<usize> {
+    async fn read(&self) -> io::Result<usize> {
         loop {
-            self.life.readable().await?;
-            match self.life.try_read(&mut [0; 8]) {
+            self.stdout.readable().await?;
+            match self.stdout.try_read(&mut [0; 8]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return other,
             }
@@ -79,23 +79,23 @@ impl Watcher {
     }
 
     /// From now on it kills the group when this process is gone.
-    pub(crate) fn guard(&mut self, group: Pid) -> io::Result<()> {
+    pub(crate) fn set_group(&mut self, group: Pid) -> io::Result<()> {
         self.group = Some(group);
-        self.order(&format!("guard {}\n", group.as_raw_nonzero()))
+        self.order(&format!("group {}\n", group.as_raw_nonzero()))
     }
 
     /// It kills the group also when so much has passed and nothing later was told.
-    pub(crate) fn until(&mut self, left: Duration) -> io::Result<()> {
+    pub(crate) fn set_deadline(&mut self, left: Duration) -> io::Result<()> {
         let deadline = Deadline::after(left);
-        if self.until.is_some_and(|told| deadline.left().saturating_sub(told.left()) < NOISE) {
+        if self.deadline.is_some_and(|sent| deadline.left().saturating_sub(sent.left()) < NOISE) {
             return Ok(());
         }
-        self.until = Some(deadline);
-        self.order(&format!("until {deadline}\n"))
+        self.deadline = Some(deadline);
+        self.order(&format!("deadline {deadline}\n"))
     }
 
     /// It leaves the group alone and ends.
-    pub(crate) fn done(&mut self) {
+    pub(crate) fn dismiss(&mut self) {
         if self.order("done\n").is_err() {
             self.kill();
         }
@@ -106,7 +106,7 @@ impl Watcher {
         let mut other = Self::start()?;
         other.ready().await?;
         if let Some(group) = self.group {
-            other.guard(group)?;
+            other.set_group(group)?;
         }
         // Before its pipe ends, which would be an order to it.
         self.kill();

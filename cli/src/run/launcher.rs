@@ -14,8 +14,8 @@ use crate::run::lookup;
 use crate::run::signals::unblock_ttou;
 
 /// Waits for the word, which brings the standard input along, and becomes the command. Comes back only when it cannot.
-pub(crate) fn start(command: &[OsString]) -> Failure {
-    let stdin = match word() {
+pub(crate) fn launch(command: &[OsString]) -> Failure {
+    let stdin = match receive_stdin() {
         Ok(Some(stdin)) => stdin,
         // The run was ended before its command began: there is nobody left to tell.
         Ok(None) => return Failure::new(Exit::Fault, "the run has ended before its command began"),
@@ -36,7 +36,7 @@ pub(crate) fn start(command: &[OsString]) -> Failure {
     }
 }
 
-fn word() -> io::Result<Option<OwnedFd>> {
+fn receive_stdin() -> io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

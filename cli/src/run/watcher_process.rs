@@ -3,14 +3,15 @@
 //! A run that is killed with −9 tells nobody, and a run that is stopped ends nothing. So a copy of this program stands beside it,
 //! in a session of its own, and reads orders from a pipe whose other end only the run has:
 //!
-//! - `guard 1234`: kill the process group 1234 when the pipe ends;
-//! - `until 987654321`: kill it also when the machine's clock since boot passes that many nanoseconds;
+//! - `group 1234`: kill the process group 1234 when the pipe ends;
+//! - `deadline 987654321`: kill it also when the machine's clock since boot passes that many nanoseconds;
 //! - `done`: leave it alone.
 //!
 //! What was written is read also when the writer is dead, so there is no moment at which the group runs unwatched: the run
 //! gives the order before the command begins.
 
 use std::io::{self, Write as _};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,9 +26,9 @@ use crate::run::signals::block_all;
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// Watches until it is told `done` or has killed.
-pub(crate) fn watch() -> ExitCode {
-    match begin().and_then(|()| obey()) {
-        Ok(()) => Exit::Fine.into(),
+pub(crate) fn watcher_process() -> ExitCode {
+    match begin().and_then(|()| follow_orders()) {
+        Ok(()) => Exit::Success.into(),
         Err(_) => Exit::Fault.into(),
     }
 }
@@ -43,7 +44,7 @@ fn begin() -> io::Result<()> {
     io::stdout().flush()
 }
 
-fn obey() -> io::Result<()> {
+fn follow_orders() -> io::Result<()> {
     let stdin = io::stdin();
     let mut orders = Orders::default();
     loop {
@@ -64,7 +65,7 @@ fn obey() -> io::Result<()> {
         match rustix::io::read(&stdin, &mut bytes) {
             Err(rustix::io::Errno::INTR) => {}
             Ok(read @ 1..) => {
-                if orders.take(&bytes[..read]) == Word::Done {
+                if orders.read(&bytes[..read]).is_break() {
                     return Ok(());
                 }
             }
@@ -77,43 +78,36 @@ fn obey() -> io::Result<()> {
     }
 }
 
-/// Whether to go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Word {
-    GoOn,
-    Done,
-}
-
 /// What was ordered so far.
 #[derive(Debug, Default)]
 struct Orders {
     unread: Vec<u8>,
     group: Option<Pid>,
-    until: Option<Deadline>,
+    deadline: Option<Deadline>,
 }
 
 impl Orders {
-    fn take(&mut self, bytes: &[u8]) -> Word {
+    fn read(&mut self, bytes: &[u8]) -> ControlFlow<()> {
         self.unread.extend_from_slice(bytes);
         while let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line[..end]);
             match line.split_once(' ') {
-                Some(("guard", group)) => self.group = group.parse().ok().and_then(Pid::from_raw),
-                Some(("until", deadline)) => self.until = deadline.parse().ok(),
-                _ if line == "done" => return Word::Done,
+                Some(("group", group)) => self.group = group.parse().ok().and_then(Pid::from_raw),
+                Some(("deadline", deadline)) => self.deadline = deadline.parse().ok(),
+                _ if line == "done" => return ControlFlow::Break(()),
                 _ => {}
             }
         }
-        Word::GoOn
+        ControlFlow::Continue(())
     }
 
     fn is_overdue(&self) -> bool {
-        self.until.is_some_and(|until| until.left().is_zero())
+        self.deadline.is_some_and(|deadline| deadline.left().is_zero())
     }
 
     fn sleep(&self) -> Option<Duration> {
-        self.until.map(|until| until.left().min(LONGEST_SLEEP))
+        self.deadline.map(|deadline| deadline.left().min(LONGEST_SLEEP))
     }
 
     fn kill(&self) {
@@ -128,18 +122,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_come_in_pieces_and_the_last_deadline_counts() {
+    fn orders_arrive_in_pieces_and_the_last_deadline_counts() {
         let mut orders = Orders::default();
         assert_eq!(orders.sleep(), None);
-        assert_eq!(orders.take(b"guard 12"), Word::GoOn);
+        assert_eq!(orders.read(b"group 12"), ControlFlow::Continue(()));
         assert_eq!(orders.group, None);
-        assert_eq!(orders.take(b"34\nuntil 1\n"), Word::GoOn);
+        assert_eq!(orders.read(b"34\ndeadline 1\n"), ControlFlow::Continue(()));
         assert_eq!(orders.group, Pid::from_raw(1234));
         assert!(orders.is_overdue());
         let later = Deadline::after(Duration::from_secs(60));
-        assert_eq!(orders.take(format!("until {later}\n").as_bytes()), Word::GoOn);
+        assert_eq!(orders.read(format!("deadline {later}\n").as_bytes()), ControlFlow::Continue(()));
         assert!(!orders.is_overdue());
         assert_eq!(orders.sleep(), Some(LONGEST_SLEEP));
-        assert_eq!(orders.take(b"done\nguard 1\n"), Word::Done);
+        assert_eq!(orders.read(b"done\ngroup 1\n"), ControlFlow::Break(()));
     }
 }

@@ -7,7 +7,7 @@ use crate::exit::Failure;
 
 /// Bounds and choices of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct RunOptions {
     /// At least as long as the shortest hold, so that the lock stays taken also when this process is killed.
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
@@ -15,9 +15,9 @@ pub(crate) struct Terms {
     pub(crate) on_lost: OnLost,
 }
 
-impl Terms {
+impl RunOptions {
     /// Checks what only this command knows; the ttl's bounds are the store's.
-    pub(crate) fn of(args: &Run) -> Result<Self, Failure> {
+    pub(crate) fn from_args(args: &Run) -> Result<Self, Failure> {
         let Run { ttl, min_hold, max_hold, on_lost, .. } = *args;
         let ttl = min_hold.map_or(ttl, |min_hold| min_hold.max(ttl));
         // A lease is renewed every third of its ttl: with less than that left, two renewals have failed.
@@ -49,28 +49,28 @@ mod tests {
     use crate::args::{Command, parse};
     use crate::exit::Exit;
 
-    fn terms(args: &[&str]) -> Result<Terms, Failure> {
+    fn options(args: &[&str]) -> Result<RunOptions, Failure> {
         let words = ["leasehold", "run", "x"].iter().chain(args).chain(&["--", "true"]);
         let Command::Run(run) = parse(&words.map(OsString::from).collect::<Vec<_>>()).unwrap().command else {
             panic!("not a run")
         };
-        Terms::of(&run)
+        RunOptions::from_args(&run)
     }
 
     #[test]
     fn the_grace_is_shorter_than_a_third_of_the_ttl_and_than_the_longest_hold() {
-        assert_eq!(terms(&[]).unwrap().grace, Duration::from_secs(5));
-        assert_eq!(terms(&["--ttl", "1s"]).unwrap().grace, Duration::from_millis(166));
-        assert_eq!(terms(&["--max-hold", "5ms"]).unwrap().grace, Duration::from_millis(5) / 6);
-        assert_eq!(terms(&["--max-hold", "3s"]).unwrap().grace, Duration::from_millis(500));
-        assert_eq!(terms(&["--ttl", "3s", "--grace", "999ms"]).unwrap().grace, Duration::from_millis(999));
-        assert_eq!(terms(&["--min-hold", "1m"]).unwrap().ttl, Duration::from_secs(60));
-        assert_eq!(terms(&["--min-hold", "2s"]).unwrap().ttl, Duration::from_secs(30));
+        assert_eq!(options(&[]).unwrap().grace, Duration::from_secs(5));
+        assert_eq!(options(&["--ttl", "1s"]).unwrap().grace, Duration::from_millis(166));
+        assert_eq!(options(&["--max-hold", "5ms"]).unwrap().grace, Duration::from_millis(5) / 6);
+        assert_eq!(options(&["--max-hold", "3s"]).unwrap().grace, Duration::from_millis(500));
+        assert_eq!(options(&["--ttl", "3s", "--grace", "999ms"]).unwrap().grace, Duration::from_millis(999));
+        assert_eq!(options(&["--min-hold", "1m"]).unwrap().ttl, Duration::from_secs(60));
+        assert_eq!(options(&["--min-hold", "2s"]).unwrap().ttl, Duration::from_secs(30));
         for (args, hint) in [
             (&["--ttl", "3s", "--grace", "1s"][..], "--ttl (3s)"),
             (&["--max-hold", "2s", "--grace", "2s"], "--max-hold"),
         ] {
-            let failure = terms(args).unwrap_err();
+            let failure = options(args).unwrap_err();
             assert_eq!(failure.exit, Exit::BadInput);
             assert!(failure.text.contains(hint), "{}", failure.text);
         }

@@ -16,7 +16,7 @@ use crate::run::hidden;
 
 /// What became of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum StateChange {
     /// It was stopped by a signal.
     Stopped(Signal),
     /// It has ended.
@@ -37,7 +37,7 @@ impl Outcome {
     pub(crate) fn exit(self) -> Exit {
         match self {
             Self::Code(code) => Exit::Command(code),
-            Self::Signal(signal) => Exit::of_signal(signal),
+            Self::Signal(signal) => Exit::from_signal(signal),
         }
     }
 }
@@ -45,22 +45,22 @@ impl Outcome {
 /// A command in a process group of its own. It is there before it runs: a copy of this program waits in its place for the word
 /// to begin, so that the watcher knows the group before anything in it can happen.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct CommandGroup {
     child: Child,
     group: Pid,
-    gate: Option<UnixStream>,
+    start_socket: Option<UnixStream>,
 }
 
-impl Job {
-    /// Makes the group. The command does not run until [`begin`](Self::begin); when this process ends before, it never does.
+impl CommandGroup {
+    /// Makes the group. The command does not run until [`start`](Self::start); when this process ends before, it never does.
     pub(crate) fn prepare(command: &[OsString], env: &[(&str, String)]) -> io::Result<Self> {
-        let (gate, inner) = UnixStream::pair()?;
-        let mut process = hidden::program()?;
-        process.arg(hidden::START).args(command).envs(env.iter().map(|(name, value)| (name, value)));
-        let child = process.stdin(Stdio::from(OwnedFd::from(inner))).process_group(0).spawn()?;
+        let (start_socket, stdin) = UnixStream::pair()?;
+        let mut process = hidden::own_program()?;
+        process.arg(hidden::LAUNCHER).args(command).envs(env.iter().map(|(name, value)| (name, value)));
+        let child = process.stdin(Stdio::from(OwnedFd::from(stdin))).process_group(0).spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let group = group.ok_or_else(|| io::Error::other("the process has no usable id"))?;
-        Ok(Self { child, group, gate: Some(gate) })
+        Ok(Self { child, group, start_socket: Some(start_socket) })
     }
 
     /// Its process group, whose number is also the process id of the command.
@@ -69,19 +69,19 @@ impl Job {
     }
 
     /// Lets the command run: it gets the standard input, which is also the word to begin.
-    pub(crate) fn begin(&mut self) -> io::Result<()> {
-        let Some(gate) = self.gate.take() else { return Ok(()) };
+    pub(crate) fn start(&mut self) -> io::Result<()> {
+        let Some(start_socket) = self.start_socket.take() else { return Ok(()) };
         let stdin = io::stdin();
         let fds = [stdin.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&fds));
-        sendmsg(&gate, &[IoSlice::new(b"!")], &mut control, SendFlags::empty())?;
+        sendmsg(&start_socket, &[IoSlice::new(b"!")], &mut control, SendFlags::empty())?;
         Ok(())
     }
 
     /// What has become of it since the last look. The end is told again at each look, until it is [reaped](Self::reap).
-    pub(crate) fn look(&self) -> io::Result<Option<Change>> {
+    pub(crate) fn poll(&self) -> io::Result<Option<StateChange>> {
         // NOWAIT: as long as the end was not taken, the number of the group is nobody else's. One question for both: who has ended
         // is no child any more for a question about stops alone.
         let either = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
@@ -92,11 +92,11 @@ impl Job {
         if let Some(signal) = status.stopping_signal() {
             // A stop is taken, so that it is told once. Who goes on or ends in this moment has none to take.
             let _ = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-            return Ok(Signal::from_named_raw(signal).map(Change::Stopped));
+            return Ok(Signal::from_named_raw(signal).map(StateChange::Stopped));
         }
         let signal = status.terminating_signal().map(Outcome::Signal);
         let code = status.exit_status().map(|code| Outcome::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX)));
-        Ok(signal.or(code).map(Change::Ended))
+        Ok(signal.or(code).map(StateChange::Ended))
     }
 
     /// Sends a signal to the whole group. One that is gone needs none.
@@ -104,7 +104,7 @@ impl Job {
         let _ = kill_process_group(self.group, signal);
     }
 
-    /// Takes the end of the command, after [`look`](Self::look) has shown it.
+    /// Takes the end of the command, after [`poll`](Self::poll) has shown it.
     pub(crate) fn reap(&mut self) {
         let _ = self.child.wait();
     }
@@ -142,19 +142,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_is_seen_at_whatever_moment_it_comes() {
+    fn the_end_is_reported_whenever_it_comes() {
         for _ in 0..100 {
             let child = Command::new("true").process_group(0).spawn().unwrap();
             let group = Pid::from_child(&child);
-            let mut job = Job { child, group, gate: None };
+            let mut command = CommandGroup { child, group, start_socket: None };
             let change = loop {
-                if let Some(change) = job.look().unwrap() {
+                if let Some(change) = command.poll().unwrap() {
                     break change;
                 }
             };
-            assert_eq!(change, Change::Ended(Outcome::Code(0)));
-            assert_eq!(job.look().unwrap(), Some(change), "it is told until it is taken");
-            job.reap();
+            assert_eq!(change, StateChange::Ended(Outcome::Code(0)));
+            assert_eq!(command.poll().unwrap(), Some(change), "it is told until it is taken");
+            command.reap();
         }
     }
 }

@@ -10,19 +10,19 @@ use rustix::process::{Signal, kill_current_process_group};
 use crate::args::OnLost;
 use crate::exit::{Exit, Failure, with_causes};
 use crate::output::Output;
-use crate::report::{rough, shown};
-use crate::run::ending::{Ending, Left, Step};
-use crate::run::job::{Change, Job, Outcome};
+use crate::report::{format_duration_roughly, printable};
+use crate::run::command_group::{CommandGroup, Outcome, StateChange};
+use crate::run::options::RunOptions;
 use crate::run::signals::{Signals, stop_own_group};
 use crate::run::terminal::Terminal;
-use crate::run::terms::Terms;
+use crate::run::termination::{Action, Termination, TimeLeft};
 use crate::run::watcher::Watcher;
 
 /// What Ctrl-C and Ctrl-\ send.
 const INTERRUPTS: [Signal; 2] = [Signal::INT, Signal::QUIT];
 
 /// How often to look whether a group that was asked to end is empty.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long a command that was killed may take to be gone: it is over, but for what the system still does for it.
 const GONE_BOUND: Duration = Duration::from_secs(10);
@@ -34,44 +34,44 @@ const CONTINUED_BOUND: Duration = Duration::from_millis(20);
 const RELEASE_BOUND: Duration = Duration::from_secs(5);
 
 /// The lease of a run, with its own end where there is one.
-pub(crate) struct Lease {
+pub(crate) struct HeldLease {
     guard: LockGuard,
     clock: SystemClock,
     max_hold: Option<Stamp>,
     margin: Duration,
 }
 
-impl Lease {
-    pub(crate) fn new(guard: LockGuard, terms: &Terms) -> Self {
+impl HeldLease {
+    pub(crate) fn new(guard: LockGuard, options: &RunOptions) -> Self {
         let clock = SystemClock::new();
-        let max_hold = terms.max_hold.map(|max| clock.now().plus(max));
-        let margin = terms.ttl * u32::from(DEFAULT_MARGIN_PERCENT) / 100;
+        let max_hold = options.max_hold.map(|max| clock.now().plus(max));
+        let margin = options.ttl * u32::from(DEFAULT_MARGIN_PERCENT) / 100;
         Self { guard, clock, max_hold, margin }
     }
 
     /// What is left to the command.
-    pub(crate) fn left(&self) -> Left {
+    pub(crate) fn left(&self) -> TimeLeft {
         let hold = self.max_hold.map(|end| end.since(self.clock.now()));
-        Left { validity: self.guard.validity(), hold }
+        TimeLeft { validity: self.guard.validity(), hold }
     }
 
     /// Whether it is the longest hold that ends a lease which is still held. The last renewal asks for no more than what is left
     /// of that hold, so the validity ends sooner than it, by the margin.
-    fn ends_by_max_hold(&self, left: Left) -> bool {
+    fn ends_by_max_hold(&self, left: TimeLeft) -> bool {
         left.hold.is_some_and(|hold| hold <= left.validity + self.margin)
     }
 }
 
 /// What a run consists of once its command has begun.
-pub(crate) struct Hold {
-    pub(crate) lease: Lease,
-    pub(crate) ending: Ending,
-    pub(crate) job: Job,
+pub(crate) struct Supervisor {
+    pub(crate) lease: HeldLease,
+    pub(crate) termination: Termination,
+    pub(crate) command: CommandGroup,
     pub(crate) watcher: Option<Watcher>,
     pub(crate) terminal: Option<Terminal>,
     pub(crate) signals: Signals,
     pub(crate) client: LockClient,
-    pub(crate) terms: Terms,
+    pub(crate) options: RunOptions,
     pub(crate) output: Output,
     /// The last of INT and QUIT that came to this process, and went on to the command.
     pub(crate) interrupt: Option<Signal>,
@@ -79,43 +79,43 @@ pub(crate) struct Hold {
     pub(crate) cause: Option<Failure>,
 }
 
-impl Hold {
+impl Supervisor {
     /// Until the command has ended and the lock is released.
-    pub(crate) async fn see_through(mut self) -> Result<Exit, Failure> {
-        let outcome = self.until_the_end().await;
+    pub(crate) async fn run_to_end(mut self) -> Result<Exit, Failure> {
+        let outcome = self.wait_for_end().await;
         let mut had_terminal = false;
         if let Some(terminal) = &mut self.terminal {
-            had_terminal = terminal.take_back();
+            had_terminal = terminal.take_foreground();
             if !matches!(outcome, Ok(Outcome::Code(_))) {
                 terminal.restore_modes();
             }
         }
         let outcome = outcome?;
-        let Self { lease, client, mut signals, terms, output, interrupt, cause, .. } = self;
-        let lost = let_go(lease.guard, &client, &terms, &mut signals, output).await;
+        let Self { lease, client, mut signals, options, output, interrupt, cause, .. } = self;
+        let lost = release(lease.guard, &client, &options, &mut signals, output).await;
         match (cause, lost) {
             (Some(failure), _) => Err(failure),
-            (None, Some(failure)) if terms.on_lost == OnLost::Kill => Err(failure),
+            (None, Some(failure)) if options.on_lost == OnLost::Kill => Err(failure),
             _ => Ok(exit(outcome, had_terminal, interrupt)),
         }
     }
 
-    async fn until_the_end(&mut self) -> Result<Outcome, Failure> {
+    async fn wait_for_end(&mut self) -> Result<Outcome, Failure> {
         let mut killed = None;
         loop {
             // Before anything else, also after a pause: whatever came meanwhile is no reason to be later.
             let left = self.lease.left();
-            if let Some(step) = self.ending.step(left) {
-                self.take(step, left).await;
-                killed = self.ending.was_killed().then(Instant::now);
+            if let Some(action) = self.termination.next_action(left) {
+                self.apply(action, left).await;
+                killed = self.termination.was_killed().then(Instant::now);
             }
-            self.look_after_watcher(left.least()).await;
-            match self.job.look().map_err(|error| Failure::fault("cannot see how the command goes", error))? {
-                Some(Change::Ended(outcome)) => {
+            self.maintain_watcher(left.until_end()).await;
+            match self.command.poll().map_err(|error| Failure::fault("cannot see how the command goes", error))? {
+                Some(StateChange::Ended(outcome)) => {
                     self.finish().await;
                     return Ok(outcome);
                 }
-                Some(Change::Stopped(signal)) => {
+                Some(StateChange::Stopped(signal)) => {
                     self.on_stop(signal).await;
                     continue;
                 }
@@ -129,12 +129,12 @@ impl Hold {
                 _ = self.lease.guard.lost(), if killed.is_none() && self.lease.guard.is_held() => {}
                 signal = self.signals.next() => self.on_signal(signal),
                 () = ended(self.watcher.as_ref()) => self.on_watcher_ended().await,
-                () = tokio::time::sleep(self.ending.retry_after(left)) => {}
+                () = tokio::time::sleep(self.termination.sleep_time(left)) => {}
             }
         }
     }
 
-    async fn take(&mut self, step: Step, left: Left) {
+    async fn apply(&mut self, action: Action, left: TimeLeft) {
         let loss = match self.lease.guard.is_held() {
             true => None,
             false => Some(self.lease.guard.lost().await),
@@ -143,52 +143,54 @@ impl Hold {
             Some(loss) => loss.reason == LossReason::MaxHold || left.hold.is_some_and(|hold| hold.is_zero()),
             None => self.lease.ends_by_max_hold(left),
         };
-        let name = shown(self.lease.guard.name().as_str());
+        let name = printable(self.lease.guard.name().as_str());
         let why = match loss {
             _ if max_hold => format!("the longest hold of lock `{name}` is reached"),
             Some(loss) => format!("lock `{name}` is lost: {loss}"),
             None => format!("the store does not confirm lock `{name}` any more"),
         };
         let exit = if max_hold { Exit::MaxHold } else { Exit::Lost };
-        match step {
-            Step::Ask => {
-                self.job.signal(Signal::TERM);
+        match action {
+            Action::Term => {
+                self.command.signal(Signal::TERM);
                 // Who is stopped hears of TERM only when he goes on.
-                self.job.signal(Signal::CONT);
-                let grace = humantime::format_duration(self.terms.grace);
-                self.output.warn_aside(exit.word(), format!("{why}; the command got TERM, KILL follows in {grace}"));
+                self.command.signal(Signal::CONT);
+                let grace = humantime::format_duration(self.options.grace);
+                self.output
+                    .warn_in_background(exit.kind(), format!("{why}; the command got TERM, KILL follows in {grace}"));
                 self.cause = Some(Failure::new(exit, format!("{why}; the command was ended")));
             }
-            Step::Kill => {
-                self.job.signal(Signal::KILL);
+            Action::Kill => {
+                self.command.signal(Signal::KILL);
                 self.cause = Some(Failure::new(exit, format!("{why}; the command got KILL")));
             }
-            Step::Warn => {
-                self.output.warn_aside(exit.word(), format!("{why}; the command goes on, another may run it too"));
+            Action::Warn => {
+                self.output
+                    .warn_in_background(exit.kind(), format!("{why}; the command goes on, another may run it too"));
             }
         }
     }
 
     /// The watcher kills at the end of the lease what this process, stopped or starved, cannot. One that was stopped itself would
     /// not: the system tells of it as of the end of a child.
-    async fn look_after_watcher(&mut self, left: Duration) {
+    async fn maintain_watcher(&mut self, left: Duration) {
         let Some(watcher) = &mut self.watcher else { return };
-        let is_timed = self.terms.on_lost == OnLost::Kill && !left.is_zero();
-        if watcher.is_stopped() || is_timed && watcher.until(left).is_err() {
+        let is_timed = self.options.on_lost == OnLost::Kill && !left.is_zero();
+        if watcher.is_stopped() || is_timed && watcher.set_deadline(left).is_err() {
             self.on_watcher_ended().await;
         }
     }
 
     async fn on_watcher_ended(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
-        let left = self.lease.left().least();
+        let left = self.lease.left().until_end();
         // It ends by itself when the lease did.
-        if left.is_zero() && self.terms.on_lost == OnLost::Kill {
+        if left.is_zero() && self.options.on_lost == OnLost::Kill {
             self.watcher = None;
             return;
         }
         // The new one must not take so long that the end of the lease is missed.
-        let bound = if self.terms.on_lost == OnLost::Kill { left / 2 } else { Duration::MAX };
+        let bound = if self.options.on_lost == OnLost::Kill { left / 2 } else { Duration::MAX };
         let replaced = tokio::time::timeout(bound, watcher.replace()).await;
         if let Err(error) = replaced.unwrap_or_else(|late| Err(late.into())) {
             // One that was stopped would take the end of its pipe for an order when it goes on.
@@ -197,7 +199,7 @@ impl Hold {
             let text = format!(
                 "the watcher is gone and there is no other ({error}): with KILL to leasehold the command would go on"
             );
-            self.output.warn_aside("fault", text);
+            self.output.warn_in_background("fault", text);
         }
     }
 
@@ -209,7 +211,7 @@ impl Hold {
                 if INTERRUPTS.contains(&other) {
                     self.interrupt = Some(other);
                 }
-                self.job.signal(other);
+                self.command.signal(other);
             }
         }
     }
@@ -218,11 +220,11 @@ impl Hold {
     async fn on_stop(&mut self, signal: Signal) {
         let Some(terminal) = &mut self.terminal else { return };
         let wants_terminal = signal == Signal::TTIN || signal == Signal::TTOU;
-        if wants_terminal && terminal.give(self.job.group()) {
-            self.job.signal(Signal::CONT);
+        if wants_terminal && terminal.request_foreground(self.command.group()) {
+            self.command.signal(Signal::CONT);
             return;
         }
-        terminal.take_back();
+        terminal.take_foreground();
         stop_own_group();
         // Where nobody could continue us we were not stopped. Then Ctrl-Z does nothing, as it does to a command that runs there by
         // itself; whoever was stopped on purpose stays so.
@@ -233,32 +235,32 @@ impl Hold {
 
     fn resume(&mut self) {
         // Who was stopped for too long has lost the lock: the command must not run for a moment before it is ended.
-        if self.terms.on_lost == OnLost::Kill && self.lease.left().least().is_zero() {
+        if self.options.on_lost == OnLost::Kill && self.lease.left().until_end().is_zero() {
             return;
         }
         if let Some(terminal) = &mut self.terminal {
-            terminal.share(self.job.group());
+            terminal.give_foreground(self.command.group());
         }
-        self.job.signal(Signal::CONT);
+        self.command.signal(Signal::CONT);
     }
 
     /// The command has ended. Where it was asked to, the rest of its group may finish as well, until the lease ends.
     async fn finish(&mut self) {
-        if self.ending.has_begun() {
-            self.job.reap();
-            while !self.ending.was_killed() && !self.job.is_empty() {
+        if self.termination.has_started() {
+            self.command.reap();
+            while !self.termination.was_killed() && !self.command.is_empty() {
                 let left = self.lease.left();
-                if let Some(step) = self.ending.step(left) {
-                    self.take(step, left).await;
+                if let Some(action) = self.termination.next_action(left) {
+                    self.apply(action, left).await;
                 }
-                tokio::time::sleep(LOOK.min(self.ending.retry_after(left))).await;
+                tokio::time::sleep(POLL_INTERVAL.min(self.termination.sleep_time(left))).await;
             }
         }
         // While the end is not taken, nobody else can get the group's number and be killed for us.
         if let Some(watcher) = &mut self.watcher {
-            watcher.done();
+            watcher.dismiss();
         }
-        self.job.reap();
+        self.command.reap();
     }
 }
 
@@ -280,14 +282,14 @@ fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit
 
 /// Releases the lock. A release without an answer is no fault of the command, which has ended: it is tried again for a bounded time.
 /// But when the lease was lost before, another may have held the lock while the command ran.
-async fn let_go(
+async fn release(
     guard: LockGuard,
     client: &LockClient,
-    terms: &Terms,
+    options: &RunOptions,
     signals: &mut Signals,
     output: Output,
 ) -> Option<Failure> {
-    let (name, begun) = (shown(guard.name().as_str()), Instant::now());
+    let (name, begun) = (printable(guard.name().as_str()), Instant::now());
     let error = guard.release().await.err()?;
     if error.kind() == ErrorKind::Lost {
         let text = format!("lock `{name}` was lost before the end of the command was seen");
@@ -296,22 +298,22 @@ async fn let_go(
     // The client tries again in the background, and a shutdown ends when it has an answer.
     let again = async {
         while client.shutdown().await.is_err() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     let released = tokio::select! {
         released = tokio::time::timeout(RELEASE_BOUND, again) => released.is_ok(),
         // Somebody is in a hurry.
-        _ = signals.next_end() => false,
+        _ = signals.next_termination() => false,
     };
     if !released {
         // No renewal was sent after the release began.
-        let left = rough(terms.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
+        let left = format_duration_roughly(options.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
         let text = format!(
             "lock `{name}` could not be released ({}): it stays taken until its lease ends, in {left} at the latest",
             with_causes(&error)
         );
-        output.warn(Exit::from(error.kind()).word(), &text);
+        output.warn(Exit::from(error.kind()).kind(), &text);
     }
     None
 }
