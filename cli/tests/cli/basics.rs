@@ -5,19 +5,19 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::process::{Running, id_of, leasehold, output, tell, told};
+use crate::process::{Running, id_of, leasehold, outcome, outcome_of, output};
 use crate::store::Store;
 
 on_every_store!(
     commands_take_turns,
     the_command_gets_its_token_its_input_and_its_arguments,
     the_exit_code_is_passed_through,
-    a_held_lock_has_a_code_of_its_own,
+    a_held_lock_has_its_own_exit_code,
     a_wait_ends_in_time_or_with_the_lock,
     a_short_job_keeps_the_lock_for_its_shortest_hold,
-    what_cannot_be_run_holds_no_lock,
-    what_only_the_system_can_find_out_releases_the_lock,
-    one_run_holds_one_lock,
+    a_command_that_cannot_be_executed_holds_no_lock,
+    a_command_that_fails_to_execute_releases_the_lock,
+    different_names_are_different_locks,
 );
 
 fn commands_take_turns(store: &Store) {
@@ -54,12 +54,12 @@ fn the_exit_code_is_passed_through(store: &Store) {
     for (script, code) in
         [("true", 0), ("exit 1", 1), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
     {
-        let told = tell(store, &["run", "codes", "--", "sh", "-c", script]);
-        assert_eq!(told, (code, String::new(), String::new()), "{script}");
+        let result = outcome(store, &["run", "codes", "--", "sh", "-c", script]);
+        assert_eq!(result, (code, String::new(), String::new()), "{script}");
     }
 }
 
-fn a_held_lock_has_a_code_of_its_own(store: &Store) {
+fn a_held_lock_has_its_own_exit_code(store: &Store) {
     let args = ["run", "held", "--label", "nightly", "--", "sh", "-c", "echo $$ > id; sleep 600"];
     let mut holder = Running::start(store, &args);
     id_of(&store.file("id"));
@@ -67,12 +67,12 @@ fn a_held_lock_has_a_code_of_its_own(store: &Store) {
         (&["run", "held", "--no-wait", "--", "touch", "ran"][..], "--no-wait"),
         (&["run", "held", "--wait", "500ms", "--", "touch", "ran"], "500ms"),
     ] {
-        let (code, stdout, stderr) = tell(store, args);
+        let (code, stdout, stderr) = outcome(store, args);
         assert_eq!((code, &*stdout), (120, ""), "{stderr}");
         assert!(stderr.contains(how) && stderr.contains("nightly"), "{stderr}");
         assert!(stderr.contains(&format!("process {}", holder.id())) && stderr.lines().count() == 1, "{stderr}");
     }
-    let (code, _, stderr) = tell(store, &["run", "held", "--json", "-n", "--", "touch", "ran"]);
+    let (code, _, stderr) = outcome(store, &["run", "held", "--json", "-n", "--", "touch", "ran"]);
     assert_eq!(code, 120);
     assert!(stderr.starts_with(r#"{"level":"error","kind":"held","message":""#), "{stderr}");
     assert!(stderr.ends_with(r#","exit_code":120}"#), "{stderr}");
@@ -85,7 +85,7 @@ fn a_wait_ends_in_time_or_with_the_lock(store: &Store) {
     let mut holder = Running::start(store, &["run", "wait", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
     let begin = Instant::now();
-    let (code, ..) = tell(store, &["run", "wait", "--wait", "300ms", "--", "touch", "early"]);
+    let (code, ..) = outcome(store, &["run", "wait", "--wait", "300ms", "--", "touch", "early"]);
     assert_eq!(code, 120);
     assert!(begin.elapsed() >= Duration::from_millis(300));
     let waiter = Running::start(store, &["run", "wait", "--wait", "forever", "--", "touch", "ran"]);
@@ -99,33 +99,33 @@ fn a_wait_ends_in_time_or_with_the_lock(store: &Store) {
 
 fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
     let begin = Instant::now();
-    let (code, ..) = tell(store, &["run", "cron", "--min-hold", "2s", "--", "true"]);
+    let (code, ..) = outcome(store, &["run", "cron", "--min-hold", "2s", "--", "true"]);
     let took = begin.elapsed();
     assert_eq!(code, 0);
     assert!(took < Duration::from_secs(2), "the run itself does not wait: {took:?}");
-    let (code, ..) = tell(store, &["run", "cron", "--no-wait", "--", "touch", "ran"]);
+    let (code, ..) = outcome(store, &["run", "cron", "--no-wait", "--", "touch", "ran"]);
     // A machine that stood still for so long has shown nothing.
     assert!(code == 120 || begin.elapsed() > Duration::from_secs(2), "{code}");
-    assert_eq!(tell(store, &["run", "cron", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "cron", "--", "true"]).0, 0);
     assert!(begin.elapsed() >= Duration::from_millis(1900), "{:?}", begin.elapsed());
 }
 
-fn what_cannot_be_run_holds_no_lock(store: &Store) {
+fn a_command_that_cannot_be_executed_holds_no_lock(store: &Store) {
     std::fs::write(store.file("text"), "#!/nowhere/interpreter\n").unwrap();
-    let (code, _, stderr) = tell(store, &["run", "x", "--", "no such command"]);
+    let (code, _, stderr) = outcome(store, &["run", "x", "--", "no such command"]);
     assert_eq!((code, &*stderr), (127, "leasehold: there is no command `no such command`"));
-    let (code, _, stderr) = tell(store, &["run", "x", "--", "./text"]);
+    let (code, _, stderr) = outcome(store, &["run", "x", "--", "./text"]);
     assert_eq!(code, 126, "{stderr}");
     let mut chmod = std::process::Command::new("chmod");
     assert!(output(chmod.arg("+x").arg(store.file("text"))).status.success());
-    let (code, _, stderr) = tell(store, &["run", "x", "--", "./text"]);
+    let (code, _, stderr) = outcome(store, &["run", "x", "--", "./text"]);
     assert_eq!((code, stderr.lines().count()), (126, 1), "{stderr}");
     assert!(stderr.contains("its interpreter, `/nowhere/interpreter`, is missing"), "{stderr}");
-    let (_, stdout, _) = tell(store, &["status", "x", "--json"]);
+    let (_, stdout, _) = outcome(store, &["status", "x", "--json"]);
     assert!(stdout.contains(r#""last_token":null"#), "nothing was ever granted: {stdout}");
 }
 
-fn what_only_the_system_can_find_out_releases_the_lock(store: &Store) {
+fn a_command_that_fails_to_execute_releases_the_lock(store: &Store) {
     // A program without its loader, on any processor.
     let mut program = std::fs::read("/bin/true").unwrap();
     let at = program.windows(4).position(|bytes| bytes == b"/ld-").expect("it has a loader");
@@ -133,25 +133,25 @@ fn what_only_the_system_can_find_out_releases_the_lock(store: &Store) {
     std::fs::write(store.file("program"), program).unwrap();
     let mut chmod = std::process::Command::new("chmod");
     assert!(output(chmod.arg("+x").arg(store.file("program"))).status.success());
-    let (code, _, stderr) = tell(store, &["run", "x", "--", "./program"]);
+    let (code, _, stderr) = outcome(store, &["run", "x", "--", "./program"]);
     assert_eq!((code, stderr.lines().count()), (126, 1), "{stderr}");
     assert!(stderr.contains("its interpreter is missing"), "{stderr}");
-    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
 }
 
-fn one_run_holds_one_lock(store: &Store) {
+fn different_names_are_different_locks(store: &Store) {
     let gate = store.gate();
     let run = Running::start(store, &["run", "one", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
-    assert_eq!(tell(store, &["run", "other", "--no-wait", "--", "true"]).0, 0);
-    assert_eq!(tell(store, &["run", "One", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "other", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "One", "--no-wait", "--", "true"]).0, 0);
     gate.open();
     assert_eq!(run.end().0, 0);
-    assert_eq!(tell(store, &["run", "one", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "one", "--no-wait", "--", "true"]).0, 0);
 }
 
 #[test]
-fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
+fn wrong_input_is_reported_in_one_line_and_nothing_runs() {
     let store = Store::any();
     for (args, hint) in [
         (&["run", "x", "--store", "consul://u:hunter2@host", "--", "touch", "ran"][..], "consul://"),
@@ -172,7 +172,7 @@ fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
         (&["run", "x", "--label", "a\nb", "--", "touch", "ran"], "label"),
         (&["frobnicate"], "frobnicate"),
     ] {
-        let (code, stdout, stderr) = tell(&store, args);
+        let (code, stdout, stderr) = outcome(&store, args);
         assert_eq!((code, &*stdout), (2, ""), "{args:?}: {stderr}");
         assert!(stderr.starts_with("leasehold: ") && stderr.lines().count() == 1, "{args:?}: {stderr}");
         assert!(stderr.contains(hint) && !stderr.contains("hunter2"), "{args:?}: {stderr}");
@@ -181,12 +181,12 @@ fn wrong_input_is_told_in_one_line_and_nothing_is_run() {
 }
 
 #[test]
-fn a_store_that_is_not_there_has_a_code_of_its_own() {
+fn an_unreachable_store_has_its_own_exit_code() {
     let store = Store::any();
     for url in ["redis://:hunter2@127.0.0.1:1", "sqlite:///no/such/folder/locks.db"] {
         for wait in ["--no-wait", "--wait=300ms"] {
             let args = ["run", "x", "--store", url, wait, "--", "touch", "ran"];
-            let (code, _, stderr) = tell(&store, &args);
+            let (code, _, stderr) = outcome(&store, &args);
             assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
             assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");
         }
@@ -194,16 +194,16 @@ fn a_store_that_is_not_there_has_a_code_of_its_own() {
 }
 
 #[test]
-fn the_place_of_the_command_is_taken_by_nothing_that_runs() {
+fn a_launcher_whose_run_is_gone_runs_nothing() {
     let store = Store::any();
     // As after a run that was killed between the making of the group and the word to begin.
-    let (gate, inner) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (start_socket, stdin) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut command = leasehold(&store, &["__start", "touch", "ran"]);
-    let child = Running::spawn(command.stdin(std::os::fd::OwnedFd::from(inner)));
+    let child = Running::spawn(command.stdin(std::os::fd::OwnedFd::from(stdin)));
     drop(command);
     std::thread::sleep(Duration::from_millis(50));
     assert!(!store.file("ran").exists());
-    drop(gate);
+    drop(start_socket);
     let (code, _, stderr) = child.end();
     assert_eq!(code, 125, "{stderr}");
     assert!(!store.file("ran").exists());
@@ -215,14 +215,14 @@ fn the_default_store_needs_nothing_but_a_home() {
     let store = Store::any();
     let mut command = leasehold(&store, &["run", "x", "--", "sh", "-c", "echo ran"]);
     command.env_remove("LEASEHOLD_STORE").env_remove("XDG_STATE_HOME").env("HOME", store.folder());
-    assert_eq!(told(&output(&mut command)), (0, "ran".to_owned(), String::new()));
+    assert_eq!(outcome_of(&output(&mut command)), (0, "ran".to_owned(), String::new()));
     assert!(store.file(".local/state/leasehold").exists());
 }
 
 #[test]
-fn a_message_for_scripts_is_one_object() {
+fn a_json_message_is_one_object() {
     let store = Store::any();
-    let (code, _, stderr) = tell(&store, &["run", "x", "--ttl", "soon", "--json", "--", "true"]);
+    let (code, _, stderr) = outcome(&store, &["run", "x", "--ttl", "soon", "--json", "--", "true"]);
     assert_eq!(code, 2);
     let message: serde_json::Value = serde_json::from_str(&stderr).unwrap();
     assert_eq!((&message["level"], &message["kind"]), (&"error".into(), &"bad_input".into()));

@@ -2,23 +2,23 @@
 
 use std::process::Command;
 
-use crate::process::{leasehold, output, tell, told};
+use crate::process::{leasehold, outcome, outcome_of, output};
 use crate::store::Store;
 
-on_every_store!(the_store_is_named_when_asked_for, the_command_gets_the_resolved_store);
+on_every_store!(verbose_names_the_store, the_command_gets_the_resolved_store);
 
-fn the_store_is_named_when_asked_for(store: &Store) {
-    let (code, stdout, stderr) = tell(store, &["status", "x", "--verbose"]);
+fn verbose_names_the_store(store: &Store) {
+    let (code, stdout, stderr) = outcome(store, &["status", "x", "--verbose"]);
     assert_eq!((code, stdout.lines().next()), (0, Some("lock     x")));
     assert_eq!(stderr, format!("leasehold: the store is {}", store.url()));
-    let (code, stdout, _) = tell(store, &["doctor"]);
+    let (code, stdout, _) = outcome(store, &["doctor"]);
     assert_eq!(code, 0);
     assert!(stdout.starts_with(&format!("ok  store: {}\n", store.url())), "{stdout}");
 }
 
 fn the_command_gets_the_resolved_store(store: &Store) {
-    let told = tell(store, &["run", "x", "--", "sh", "-c", "echo $LEASEHOLD_STORE"]);
-    assert_eq!(told, (0, store.url().to_owned(), String::new()));
+    let result = outcome(store, &["run", "x", "--", "sh", "-c", "echo $LEASEHOLD_STORE"]);
+    assert_eq!(result, (0, store.url().to_owned(), String::new()));
 }
 
 /// `leasehold` for a user with this home and no settings.
@@ -41,10 +41,11 @@ fn the_users_own_file_is_resolved_for_the_command() {
     let job = "HOME=/ leasehold status \"$LEASEHOLD_NAME\" --exit-code >/dev/null && echo $LEASEHOLD_STORE";
     let job = job.replace("leasehold status", &format!("'{}' status", env!("CARGO_BIN_EXE_leasehold")));
     let args = ["run", "x", "--store", "sqlite://?timeout=2s", "--verbose", "--", "sh", "-c", &job];
-    let told_of = told(&output(&mut at_home(&store, "a home", &args)));
-    assert_eq!(told_of, (0, url.clone(), format!("leasehold: the store is {url}")));
+    let result = outcome_of(&output(&mut at_home(&store, "a home", &args)));
+    assert_eq!(result, (0, url.clone(), format!("leasehold: the store is {url}")));
     for value in ["", "sqlite://"] {
-        let (code, stdout, _) = told(&output(at_home(&store, "a home", &["doctor"]).env("LEASEHOLD_STORE", value)));
+        let (code, stdout, _) =
+            outcome_of(&output(at_home(&store, "a home", &["doctor"]).env("LEASEHOLD_STORE", value)));
         assert_eq!(code, 0);
         assert!(stdout.contains(&format!("file: {file}\n")), "{value:?}: {stdout}");
     }
@@ -52,23 +53,23 @@ fn the_users_own_file_is_resolved_for_the_command() {
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn nothing_is_made_below_a_home_that_does_not_exist() {
+fn nothing_is_created_in_a_home_that_does_not_exist() {
     let store = Store::sqlite();
     for args in [&["run", "x", "--", "touch", "ran"][..], &["doctor"], &["break", "x", "--yes"], &["status", "x"]] {
-        let (code, _, stderr) = told(&output(&mut at_home(&store, "nobody", args)));
+        let (code, _, stderr) = outcome_of(&output(&mut at_home(&store, "nobody", args)));
         assert!(code == 2 && stderr.contains("sqlite:///path/locks.db"), "{args:?}: {code} {stderr}");
     }
-    assert_eq!(told(&output(&mut at_home(&store, "nobody", &["ls"]))).1, "no locks");
+    assert_eq!(outcome_of(&output(&mut at_home(&store, "nobody", &["ls"]))).1, "no locks");
     assert!(!store.file("nobody").exists() && !store.file("ran").exists());
 }
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn a_folder_that_is_not_there_is_no_empty_store() {
+fn a_missing_folder_is_not_an_empty_store() {
     let store = Store::sqlite();
     for args in [&["status", "x"][..], &["ls"]] {
         let url = "sqlite:///no/such/folder/locks.db";
-        let (code, _, stderr) = told(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));
+        let (code, _, stderr) = outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));
         assert!(code == 122 && stderr.contains("/no/such/folder"), "{args:?}: {code} {stderr}");
     }
 }
@@ -76,9 +77,9 @@ fn a_folder_that_is_not_there_is_no_empty_store() {
 #[test]
 fn a_name_may_begin_with_a_dash() {
     let store = Store::any();
-    let told = tell(&store, &["run", "--", "-x", "--", "sh", "-c", "echo \"$LEASEHOLD_NAME\" \"$1\"", "sh", "--"]);
-    assert_eq!(told, (0, "-x --".to_owned(), String::new()));
+    let result = outcome(&store, &["run", "--", "-x", "--", "sh", "-c", "echo \"$LEASEHOLD_NAME\" \"$1\"", "sh", "--"]);
+    assert_eq!(result, (0, "-x --".to_owned(), String::new()));
     for args in [&["status", "--", "-x"][..], &["break", "--yes", "--", "-x"]] {
-        assert_eq!(tell(&store, args).0, 0, "{args:?}");
+        assert_eq!(outcome(&store, args).0, 0, "{args:?}");
     }
 }

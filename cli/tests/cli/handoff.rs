@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::Canary;
 
-use crate::process::{Running, id_of, line_of, runs, tell, until};
+use crate::process::{Running, id_of, is_running, line_of, outcome, until};
 use crate::store::Store;
 
 on_every_store!(
     with_the_defaults_the_next_run_begins_when_the_last_one_ends,
-    a_crowd_with_the_defaults_takes_turns_without_stalls,
+    many_runs_with_the_defaults_take_turns_without_stalls,
     a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept,
     a_long_grace_does_not_end_a_command_that_came_out_of_a_queue,
 );
@@ -21,7 +21,7 @@ const HANDOFF: Duration = Duration::from_millis(500);
 fn start_waiting(store: &Store, args: &[&str]) -> Running {
     let run = Running::start(store, args);
     if store.has_queue() {
-        until("it stands in the queue", || tell(store, &["status", "x", "--json"]).1.contains(r#""waiters":1"#));
+        until("it stands in the queue", || outcome(store, &["status", "x", "--json"]).1.contains(r#""waiters":1"#));
     } else {
         crate::process::watcher(run.id());
         std::thread::sleep(Duration::from_millis(300));
@@ -48,19 +48,19 @@ fn with_the_defaults_the_next_run_begins_when_the_last_one_ends(store: &Store) {
     }
 }
 
-fn a_crowd_with_the_defaults_takes_turns_without_stalls(store: &Store) {
+fn many_runs_with_the_defaults_take_turns_without_stalls(store: &Store) {
     const PROCESSES: usize = 8;
     const RUNS: usize = 4;
     let script = format!("for i in $(seq {RUNS}); do \"$0\" run x -- true || exit; done");
     let (canary, begin) = (Canary::start(), Instant::now());
-    let crowd: Vec<_> = (0..PROCESSES)
+    let shells: Vec<_> = (0..PROCESSES)
         .map(|_| {
             let mut command = std::process::Command::new("sh");
             command.args(["-c", &script, env!("CARGO_BIN_EXE_leasehold")]);
             Running::spawn(command.env("LEASEHOLD_STORE", store.url()).current_dir(store.folder()))
         })
         .collect();
-    for run in crowd {
+    for run in shells {
         assert_eq!(run.end().0, 0);
     }
     let (took, runs) = (begin.elapsed(), u32::try_from(PROCESSES * RUNS).unwrap());
@@ -76,7 +76,7 @@ fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Stor
     gate.open();
     let command = id_of(&store.file("next"));
     let (canary, began) = (Canary::start(), Instant::now());
-    until("the command is gone", || !runs(command));
+    until("the command is gone", || !is_running(command));
     let took = began.elapsed();
     // It ends by TERM, which comes a sixth before the end of a hold that is a tenth shorter.
     assert!(took + canary.allowance() >= Duration::from_millis(1300), "{took:?}");
@@ -85,7 +85,7 @@ fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Stor
     assert_eq!(code, 124, "{stderr}");
     assert!(stderr.contains("the longest hold of lock `x` is reached"), "{stderr}");
     assert_eq!(holder.end().0, 0);
-    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
+    assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
 }
 
 fn a_long_grace_does_not_end_a_command_that_came_out_of_a_queue(store: &Store) {

@@ -1,6 +1,6 @@
 //! Ctrl-C in a script: it ends the script as well, as it does with any other command.
 
-use crate::process::{Running, id_of, tell, until};
+use crate::process::{Running, id_of, outcome, until};
 use crate::store::Store;
 use crate::terminal::Terminal;
 
@@ -29,7 +29,7 @@ fn ctrl_c_ends_a_loop() {
     let store = Store::any();
     let script = "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600'; done; echo survived";
     ctrl_c_ends(&store, script, "turn");
-    assert_eq!(tell(&store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "the lock was released");
+    assert_eq!(outcome(&store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "the lock was released");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn ctrl_c_through_a_pipeline_ends_a_loop() {
 }
 
 #[test]
-fn quit_is_passed_on_as_well_and_dumps_no_core_of_ours() {
+fn quit_ends_the_run_too_without_a_core_dump() {
     let store = Store::any();
     let mut terminal = Terminal::of_leasehold(&store, &["run", "x", "--", "sh", "-c", "echo go; exec sleep 600"]);
     terminal.shows("go");
@@ -80,11 +80,11 @@ fn a_command_that_handles_ctrl_c_does_not_end_the_script() {
 }
 
 #[test]
-fn a_command_that_somebody_else_interrupts_does_not_end_the_script() {
+fn a_command_that_another_process_interrupts_does_not_end_the_script() {
     let store = Store::any();
     let run = Running::start(&store, &["run", "x", "--", "sh", "-c", "echo $$ > id; exec sleep 600"]);
     let id = id_of(&store.file("id"));
     rustix::process::kill_process(crate::process::pid(id), rustix::process::Signal::INT).unwrap();
     assert_eq!(run.output().status.code(), Some(130));
-    until("it is free", || tell(&store, &["run", "x", "--no-wait", "--", "true"]).0 == 0);
+    until("it is free", || outcome(&store, &["run", "x", "--no-wait", "--", "true"]).0 == 0);
 }

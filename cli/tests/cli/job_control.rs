@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::{Signal, kill_process};
 use rustix::termios::{InputModes, LocalModes};
 
-use crate::process::{Running, group, id_of, pid, runs, state, tell, until};
+use crate::process::{Running, group, id_of, is_running, outcome, pid, state, until};
 use crate::store::Store;
 use crate::terminal::Terminal;
 
@@ -13,10 +13,10 @@ on_every_store!(
     an_interactive_command_has_the_foreground,
     ctrl_c_reaches_the_command_only,
     a_job_is_stopped_and_continued_like_any_other,
-    a_job_in_the_background_gets_the_terminal_when_it_is_brought_back,
-    in_a_pipeline_the_command_gets_the_foreground_when_it_asks_for_it,
-    who_was_stopped_past_the_ttl_has_lost_the_lock,
-    who_waits_at_a_terminal_is_told_how_it_goes,
+    a_background_job_gets_the_terminal_after_fg,
+    in_a_pipeline_the_command_gets_the_foreground_on_request,
+    a_job_that_is_stopped_past_the_ttl_loses_the_lock,
+    a_terminal_shows_the_progress_of_a_wait,
 );
 
 fn an_interactive_command_has_the_foreground(store: &Store) {
@@ -44,7 +44,7 @@ fn ctrl_c_reaches_the_command_only(store: &Store) {
     terminal.shows("go");
     terminal.write("\x03");
     assert_eq!(terminal.signal_at_end(), Some(2));
-    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
 }
 
 fn a_job_is_stopped_and_continued_like_any_other(store: &Store) {
@@ -69,7 +69,7 @@ fn a_job_is_stopped_and_continued_like_any_other(store: &Store) {
     terminal.line("exit");
 }
 
-fn a_job_in_the_background_gets_the_terminal_when_it_is_brought_back(store: &Store) {
+fn a_background_job_gets_the_terminal_after_fg(store: &Store) {
     let terminal = Terminal::of_shell(store);
     terminal.line("leasehold run x -- sh -c 'echo $$ > id; read a; echo \"got $a\"' &");
     terminal.shows("ready> ");
@@ -91,7 +91,7 @@ fn a_job_in_the_background_gets_the_terminal_when_it_is_brought_back(store: &Sto
     terminal.line("exit");
 }
 
-fn in_a_pipeline_the_command_gets_the_foreground_when_it_asks_for_it(store: &Store) {
+fn in_a_pipeline_the_command_gets_the_foreground_on_request(store: &Store) {
     let terminal = Terminal::of_shell(store);
     let script = "echo $$ > id; sleep 0.2; read a < /dev/tty; echo \"got $a\"";
     terminal.line(&format!("leasehold run x -- sh -c '{script}' | sed s/got/filtered/"));
@@ -106,7 +106,7 @@ fn in_a_pipeline_the_command_gets_the_foreground_when_it_asks_for_it(store: &Sto
     let command = id_of(&store.file("second"));
     assert!(!terminal.is_in_foreground(command));
     terminal.write("\x03");
-    until("it is gone", || !runs(command));
+    until("it is gone", || !is_running(command));
     terminal.shows("ready> ");
     // And Ctrl-Z.
     terminal.line("leasehold run x -- sh -c 'echo $$ > third; exec sleep 600' | cat");
@@ -118,19 +118,19 @@ fn in_a_pipeline_the_command_gets_the_foreground_when_it_asks_for_it(store: &Sto
     until("it goes on", || state(command) != Some('T'));
     terminal.line("kill %1; wait; echo over");
     terminal.shows("\nover");
-    assert!(!runs(command));
+    assert!(!is_running(command));
     terminal.line("exit");
 }
 
-fn who_was_stopped_past_the_ttl_has_lost_the_lock(store: &Store) {
+fn a_job_that_is_stopped_past_the_ttl_loses_the_lock(store: &Store) {
     let terminal = Terminal::of_shell(store);
     terminal.line("leasehold run x --ttl 6s -- sh -c 'echo $$ > id; echo be''gun; read a'; echo code $?");
     terminal.shows("begun");
     let command = id_of(&store.file("id"));
     terminal.write("\x1a");
     terminal.shows("Stopped");
-    assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "another gets it");
-    until("the command does not wait to be continued", || !runs(command));
+    assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "another gets it");
+    until("the command does not wait to be continued", || !is_running(command));
     terminal.line("fg; echo code $?");
     terminal.shows("is lost: the lease was not renewed in time");
     terminal.shows("code 121");
@@ -138,7 +138,7 @@ fn who_was_stopped_past_the_ttl_has_lost_the_lock(store: &Store) {
 }
 
 #[test]
-fn a_terminal_in_disorder_is_put_in_order() {
+fn the_modes_of_the_terminal_are_restored() {
     let store = Store::any();
     let terminal = Terminal::of_shell(&store);
     let before = terminal.modes();
@@ -153,7 +153,7 @@ fn a_terminal_in_disorder_is_put_in_order() {
     terminal.line("exit");
 }
 
-fn who_waits_at_a_terminal_is_told_how_it_goes(store: &Store) {
+fn a_terminal_shows_the_progress_of_a_wait(store: &Store) {
     let gate = store.gate();
     let holder =
         Running::start(store, &["run", "x", "--label", "nightly", "--", "sh", "-c", "echo $$ > id; read a < gate"]);
@@ -182,7 +182,7 @@ fn break_asks_at_a_terminal() {
     terminal.shows("Break it? [y/N] ");
     terminal.line("n");
     assert_eq!(terminal.end(), Some(1));
-    assert!(tell(&store, &["status", "x", "--json"]).1.contains(r#""held":true"#));
+    assert!(outcome(&store, &["status", "x", "--json"]).1.contains(r#""held":true"#));
     let mut terminal = Terminal::of_leasehold(&store, &["break", "x"]);
     terminal.shows("Break it? [y/N] ");
     terminal.line("y");
@@ -192,7 +192,7 @@ fn break_asks_at_a_terminal() {
 }
 
 #[test]
-fn ctrl_z_where_nobody_could_continue_does_nothing() {
+fn ctrl_z_without_a_shell_does_nothing() {
     let store = Store::any();
     let gate = store.gate();
     let script = "echo $$ > id; echo go; read a < gate; exit 6";

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::harness::Canary;
 use rustix::process::{Signal, kill_process};
 
-use crate::process::{BOUND, Running, id_of, pid, runs, state, tell, until, until_within, watcher};
+use crate::process::{BOUND, Running, id_of, is_running, outcome, pid, state, until, until_within, watcher};
 use crate::store::Store;
 
 on_every_store!(
@@ -27,12 +27,12 @@ fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
     let watcher = watcher(run.id());
     let (canary, killed) = (Canary::start(), Instant::now());
     run.kill();
-    until("nobody of the family runs", || !family.into_iter().any(runs));
+    until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = killed.elapsed();
     // Long before anybody else can get the lock: the lease itself lasts for two thirds of its ttl at least.
     assert!(took < ttl / 2 + canary.allowance_since(killed), "{took:?}");
-    until("nor does the watcher", || !runs(watcher));
-    assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "the lock comes back by its ttl");
+    until("nor does the watcher", || !is_running(watcher));
+    assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "the lock comes back by its ttl");
 }
 
 fn a_watcher_that_is_killed_is_replaced(store: &Store) {
@@ -51,12 +51,12 @@ fn a_watcher_that_gets_a_signal_is_replaced(store: &Store, signal: Signal) {
     until("the first is gone, also as a zombie", || state(first).is_none());
     let second = watcher(run.id());
     assert_ne!(first, second);
-    assert!(family.into_iter().all(runs), "the command noticed nothing");
+    assert!(family.into_iter().all(is_running), "the command noticed nothing");
     // It may need a moment to get ready; killed before that, the run would find it gone and start another.
     until_within(BOUND, "it has a session of its own", || crate::process::session(second) == second);
     std::thread::sleep(Duration::from_millis(100));
     run.kill();
-    until("nobody of the family runs", || !family.into_iter().any(runs));
+    until("nobody of the family is_running", || !family.into_iter().any(is_running));
 }
 
 fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
@@ -65,13 +65,13 @@ fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
     let mut run = Running::start(store, &args);
     let command = id_of(&store.file("id"));
     run.kill();
-    until("the command is gone", || !runs(command));
+    until("the command is gone", || !is_running(command));
     // Longer than its ttl.
     std::thread::sleep(Duration::from_secs(4));
-    let (code, _, stderr) = tell(store, &["run", "x", "--no-wait", "--", "true"]);
+    let (code, _, stderr) = outcome(store, &["run", "x", "--no-wait", "--", "true"]);
     // A machine that stood still for so long has shown nothing.
     assert!(code == 120 || begin.elapsed() > shortest, "{code}: {stderr}");
-    assert_eq!(tell(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
     assert!(begin.elapsed() >= shortest, "{:?}", begin.elapsed());
 }
 
@@ -86,6 +86,6 @@ fn killed_while_it_waits_it_leaves_the_lock_to_others(store: &Store) {
     gate.open();
     assert_eq!(holder.end().0, 0);
     // Its place, where it had one, ends by its ttl.
-    assert_eq!(tell(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
     assert!(!store.file("ran").exists());
 }

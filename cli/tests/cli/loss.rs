@@ -4,46 +4,46 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold_conformance::harness::Canary;
 
-use crate::process::{Running, id_of, runs, tell, until};
+use crate::process::{Running, id_of, is_running, outcome, until};
 use crate::store::Store;
 
 on_every_store!(
-    a_record_that_is_gone_kills_at_once,
-    in_front_of_a_silent_store_the_command_is_asked_and_then_killed,
-    with_the_defaults_a_silent_store_ends_the_command_in_time,
-    with_the_defaults_a_record_that_is_gone_ends_the_command,
-    a_command_that_ends_when_it_is_asked_to_is_not_killed,
-    a_silence_that_is_shorter_than_the_lease_changes_nothing,
+    a_removed_record_kills_the_command_at_once,
+    a_store_that_does_not_reply_brings_term_and_then_kill,
+    with_the_defaults_a_store_that_does_not_reply_ends_the_command_in_time,
+    with_the_defaults_a_removed_record_ends_the_command,
+    a_command_that_ends_on_term_is_not_killed,
+    an_outage_that_is_shorter_than_the_lease_changes_nothing,
     with_warn_the_command_goes_on,
     the_longest_hold_ends_the_command,
 );
 
 /// Makes a file when it is asked to end, by itself: it would have to wait for another program. Does not end.
-const STUBBORN: &str = r#"trap ": >> asked" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' &
+const STUBBORN: &str = r#"trap ": >> got-term" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' &
     echo $$ > child; while :; do sleep 0.05; done"#;
 
 /// Long enough that no lease is lost when a busy machine stands still for some seconds.
 const TTL: Duration = Duration::from_secs(9);
 
-fn a_record_that_is_gone_kills_at_once(store: &Store) {
-    killed_when_gone(store, &["--ttl", "9s"], TTL);
+fn a_removed_record_kills_the_command_at_once(store: &Store) {
+    killed_when_removed(store, &["--ttl", "9s"], TTL);
 }
 
-fn with_the_defaults_a_record_that_is_gone_ends_the_command(store: &Store) {
-    killed_when_gone(store, &[], Duration::from_secs(30));
+fn with_the_defaults_a_removed_record_ends_the_command(store: &Store) {
+    killed_when_removed(store, &[], Duration::from_secs(30));
 }
 
 /// Removes the record under a stubborn command, with these options and what they mean.
-fn killed_when_gone(store: &Store, options: &[&str], ttl: Duration) {
+fn killed_when_removed(store: &Store, options: &[&str], ttl: Duration) {
     let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (canary, begin) = (Canary::start(), Instant::now());
     store.remove_records();
-    until("nobody of the family runs", || !family.into_iter().any(runs));
+    until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = begin.elapsed();
     // The store says it by the next renewal, a third of the ttl later at most, and one more where that one was under way.
     assert!(took < ttl * 2 / 3 + canary.allowance(), "{took:?}");
-    assert!(!store.file("asked").exists(), "there is no time to ask");
+    assert!(!store.file("got-term").exists(), "there is no time to ask");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
     assert!(
@@ -53,70 +53,70 @@ fn killed_when_gone(store: &Store, options: &[&str], ttl: Duration) {
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
-fn in_front_of_a_silent_store_the_command_is_asked_and_then_killed(store: &Store) {
-    let stderr = asked_and_killed(store, &["--ttl", "9s", "--grace", "2s"], TTL, Duration::from_secs(2));
+fn a_store_that_does_not_reply_brings_term_and_then_kill(store: &Store) {
+    let stderr = term_and_kill(store, &["--ttl", "9s", "--grace", "2s"], TTL, Duration::from_secs(2));
     assert!(stderr.contains("does not confirm lock `x`") && stderr.contains("KILL follows in 2s"), "{stderr}");
 }
 
-fn with_the_defaults_a_silent_store_ends_the_command_in_time(store: &Store) {
-    asked_and_killed(store, &[], Duration::from_secs(30), Duration::from_secs(5));
+fn with_the_defaults_a_store_that_does_not_reply_ends_the_command_in_time(store: &Store) {
+    term_and_kill(store, &[], Duration::from_secs(30), Duration::from_secs(5));
 }
 
 /// Runs a stubborn command in front of a store that falls silent, with these options and what they mean: what it says.
-fn asked_and_killed(store: &Store, options: &[&str], ttl: Duration, grace: Duration) -> String {
+fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration) -> String {
     let canary = Canary::start();
     let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
-    let (silent, silent_at) = (Instant::now(), SystemTime::now());
-    store.fall_silent();
-    let fell = silent.elapsed();
-    until("nobody of the family runs", || !family.into_iter().any(runs));
-    let took = silent.elapsed();
-    store.speak_again();
+    let (outage, outage_at) = (Instant::now(), SystemTime::now());
+    store.stop_replying();
+    let began = outage.elapsed();
+    until("nobody of the family is_running", || !family.into_iter().any(is_running));
+    let took = outage.elapsed();
+    store.reply_again();
     // Validity counts from before the last renewal was sent, and leaves a tenth unused. A renewal may have been sent until the store
     // was silent: falling silent waits for whoever writes.
     assert!(
-        took <= fell + ttl * 9 / 10 + canary.allowance(),
-        "killed after the lease: {took:?}, silent after {fell:?}"
+        took <= began + ttl * 9 / 10 + canary.allowance(),
+        "killed after the lease: {took:?}, after an outage that began within {began:?}"
     );
     // And the last renewal was due a third of the ttl ago at most.
     let least = ttl * 9 / 10 - ttl / 3 - Duration::from_millis(300);
     assert!(took + canary.allowance() >= least, "killed too early: {took:?}");
-    let asked = std::fs::metadata(store.file("asked")).and_then(|found| found.modified()).unwrap();
-    let asked = asked.duration_since(silent_at).unwrap_or_default();
+    let term = std::fs::metadata(store.file("got-term")).and_then(|found| found.modified()).unwrap();
+    let term = term.duration_since(outage_at).unwrap_or_default();
     // The command notes it when its `sleep` has ended.
-    let between = took.saturating_sub(asked) + canary.allowance();
-    assert!(between + Duration::from_millis(500) >= grace, "asked at {asked:?}, gone at {took:?}");
+    let between = took.saturating_sub(term) + canary.allowance();
+    assert!(between + Duration::from_millis(500) >= grace, "TERM at {term:?}, gone at {took:?}");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
     stderr
 }
 
-fn a_command_that_ends_when_it_is_asked_to_is_not_killed(store: &Store) {
+fn a_command_that_ends_on_term_is_not_killed(store: &Store) {
     // The shell ends at once, and what it started takes a moment to put things in order.
     let script = r#"sh -c 'trap "sleep 0.2; echo tidy > tidied; exit" TERM; echo $$ > child; while :; do sleep 0.02; done' & wait"#;
     let run = Running::start(store, &["run", "x", "--ttl", "9s", "--grace", "2900ms", "--", "sh", "-c", script]);
     let child = id_of(&store.file("child"));
-    store.fall_silent();
+    store.stop_replying();
     let (code, _, stderr) = run.end();
     let tidied = store.file("tidied").exists();
-    store.speak_again();
-    assert!(tidied && !runs(child), "{stderr}");
+    store.reply_again();
+    assert!(tidied && !is_running(child), "{stderr}");
     assert_eq!(code, 121, "{stderr}");
     assert!(stderr.contains("the command was ended"), "{stderr}");
 }
 
-fn a_silence_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
+fn an_outage_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
     let gate = store.gate();
     let run = Running::start(
         store,
         &["run", "x", "--ttl", "15s", "--grace", "300ms", "--", "sh", "-c", "echo $$ > id; read line < gate"],
     );
     id_of(&store.file("id"));
-    store.fall_silent();
+    store.stop_replying();
     // At least one renewal falls into it.
     std::thread::sleep(Duration::from_millis(5500));
-    store.speak_again();
+    store.reply_again();
     std::thread::sleep(Duration::from_millis(500));
     gate.open();
     assert_eq!(run.end(), (0, String::new(), String::new()));
@@ -124,14 +124,14 @@ fn a_silence_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
 
 fn with_warn_the_command_goes_on(store: &Store) {
     let gate = store.gate();
-    let script = r#"trap "touch asked" TERM; echo $$ > id; read line < gate; exit 5"#;
+    let script = r#"trap "touch got-term" TERM; echo $$ > id; read line < gate; exit 5"#;
     let run = Running::start(store, &["run", "x", "--ttl", "9s", "--on-lost", "warn", "--", "sh", "-c", script]);
     let id = id_of(&store.file("id"));
     store.remove_records();
-    until("another can hold it", || tell(store, &["run", "x", "--no-wait", "--", "true"]).0 == 0);
+    until("another can hold it", || outcome(store, &["run", "x", "--no-wait", "--", "true"]).0 == 0);
     // Until the holder knows by itself.
     std::thread::sleep(TTL);
-    assert!(runs(id) && !store.file("asked").exists());
+    assert!(is_running(id) && !store.file("got-term").exists());
     gate.open();
     let (code, _, stderr) = run.end();
     assert_eq!(code, 5);
@@ -144,11 +144,11 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     let run = Running::start(store, &args);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (canary, began) = (Canary::start(), Instant::now());
-    until("nobody of the family runs", || !family.into_iter().any(runs));
+    until("nobody of the family is_running", || !family.into_iter().any(is_running));
     // No lease is asked for that lasts longer, and a holder leaves a tenth of it unused.
     assert!(begin.elapsed() >= Duration::from_millis(3500), "{:?}", begin.elapsed());
     assert!(began.elapsed() <= Duration::from_secs(4) + canary.allowance(), "{:?}", began.elapsed());
-    assert!(store.file("asked").exists());
+    assert!(store.file("got-term").exists());
     let (code, _, stderr) = run.end();
     assert_eq!(code, 124, "{stderr}");
     assert!(stderr.contains("the longest hold of lock `x` is reached"), "{stderr}");
@@ -156,5 +156,5 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     let last = stderr.lines().last().unwrap_or("");
     assert!(last.starts_with("leasehold: the longest hold"), "the reason comes last: {stderr}");
     // It was released, and not left to its ttl of 30 s.
-    assert_eq!(tell(store, &["run", "x", "--wait", "10s", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "x", "--wait", "10s", "--", "true"]).0, 0);
 }

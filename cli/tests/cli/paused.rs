@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::Canary;
 
-use crate::process::{Running, id_of, runs, tell, until};
+use crate::process::{Running, id_of, is_running, outcome, until};
 use crate::store::Store;
 
 on_every_store!(
@@ -21,14 +21,14 @@ fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     // Past the first renewals, so that the watcher has to know of them.
     std::thread::sleep(TTL);
-    assert!(family.into_iter().all(runs));
+    assert!(family.into_iter().all(is_running));
     let canary = Canary::start();
     run.pause();
     let paused = Instant::now();
-    until("nobody of the family runs, while the run is stopped", || !family.into_iter().any(runs));
+    until("nobody of the family is_running, while the run is stopped", || !family.into_iter().any(is_running));
     let took = paused.elapsed();
     assert!(took <= TTL * 9 / 10 + canary.allowance(), "the lease ended before: {took:?}");
-    assert_eq!(tell(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");
+    assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");
     run.resume();
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::process::{Running, leasehold, output, told};
+use crate::process::{Running, leasehold, outcome_of, output};
 use crate::store::Store;
 
 on_every_store!(watch_ends_with_its_reader, watch_ends_when_grep_has_found_its_line);
@@ -24,11 +24,11 @@ fn watch_ends_when_grep_has_found_its_line(store: &Store) {
     let script = format!("'{0}' watch x | grep -m1 -c 'x: free'", env!("CARGO_BIN_EXE_leasehold"));
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).env("LEASEHOLD_STORE", store.url()).current_dir(store.folder());
-    assert_eq!(told(&output(&mut shell)), (0, "1".to_owned(), String::new()));
+    assert_eq!(outcome_of(&output(&mut shell)), (0, "1".to_owned(), String::new()));
 }
 
 #[test]
-fn a_result_that_cannot_be_written_is_a_fault() {
+fn a_failed_write_of_the_result_is_reported() {
     let store = Store::any();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let end = Running::spawn(leasehold(&store, &["status", "x"]).stdout(full)).end();

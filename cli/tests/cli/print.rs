@@ -1,13 +1,13 @@
 //! What is printed without a store.
 
-use crate::process::{leasehold, output, tell, told};
+use crate::process::{leasehold, outcome, outcome_of, output};
 use crate::store::Store;
 
 #[test]
 fn completions_for_every_shell() {
     let store = Store::any();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let (code, text, _) = tell(&store, &["completions", shell]);
+        let (code, text, _) = outcome(&store, &["completions", shell]);
         assert_eq!(code, 0);
         assert!(
             text.contains("max-hold")
@@ -21,7 +21,7 @@ fn completions_for_every_shell() {
 #[test]
 fn a_man_page_for_every_subcommand() {
     let store = Store::any();
-    assert_eq!(tell(&store, &["man", "pages/man1"]), (0, String::new(), String::new()));
+    assert_eq!(outcome(&store, &["man", "pages/man1"]), (0, String::new(), String::new()));
     let page = |name: &str| std::fs::read_to_string(store.file("pages/man1").join(name)).unwrap();
     for name in
         ["", "-run", "-status", "-ls", "-watch", "-break", "-doctor", "-schema", "-acl", "-acl-redis", "-completions"]
@@ -40,28 +40,28 @@ fn a_man_page_for_every_subcommand() {
     let run = page("leasehold-run.1");
     assert!(run.contains("[OPTIONS] <NAME> \\-\\- <CMD>..."), "{run}");
     assert!(run.contains("LEASEHOLD_FENCING_TOKEN") && run.contains("\n  121      the lease was lost"), "{run}");
-    assert_eq!(tell(&store, &["man", "/proc/nowhere"]).0, 125);
+    assert_eq!(outcome(&store, &["man", "/proc/nowhere"]).0, 125);
 }
 
 #[test]
 fn help_goes_to_standard_output_and_the_long_one_has_the_codes() {
     let store = Store::any();
     for args in [&["--help"][..], &["run", "--help"], &["help", "run"]] {
-        let (code, text, stderr) = tell(&store, args);
+        let (code, text, stderr) = outcome(&store, args);
         assert_eq!((code, &*stderr), (0, ""));
         assert_eq!(text.contains("  121      the lease was lost"), args[0] == "help", "{text}");
         assert!(!text.contains("__"), "{text}");
     }
-    let (code, text, _) = tell(&store, &["--version"]);
+    let (code, text, _) = outcome(&store, &["--version"]);
     assert_eq!((code, text), (0, format!("leasehold {}", env!("CARGO_PKG_VERSION"))));
-    assert_eq!(tell(&store, &[]).0, 2);
+    assert_eq!(outcome(&store, &[]).0, 2);
 }
 
 #[test]
 fn a_store_in_the_environment_is_not_shown() {
     let store = Store::any();
     let mut command = leasehold(&store, &["run", "--help"]);
-    let (_, text, _) = told(&output(command.env("LEASEHOLD_STORE", "redis://:hunter2@host")));
+    let (_, text, _) = outcome_of(&output(command.env("LEASEHOLD_STORE", "redis://:hunter2@host")));
     assert!(text.contains("LEASEHOLD_STORE") && !text.contains("hunter2"), "{text}");
 }
 
@@ -69,10 +69,10 @@ fn a_store_in_the_environment_is_not_shown() {
 #[test]
 fn the_schema_is_sql() {
     let store = Store::any();
-    let (code, text, _) = told(&output(leasehold(&store, &["schema", "sqlite"]).env_remove("LEASEHOLD_STORE")));
+    let (code, text, _) = outcome_of(&output(leasehold(&store, &["schema", "sqlite"]).env_remove("LEASEHOLD_STORE")));
     assert_eq!(code, 0);
     rusqlite::Connection::open_in_memory().unwrap().execute_batch(&text).unwrap();
-    let (code, _, stderr) = tell(&store, &["schema", "redis"]);
+    let (code, _, stderr) = outcome(&store, &["schema", "redis"]);
     assert!(code == 2 && stderr.contains("sqlite"), "{stderr}");
 }
 
@@ -87,8 +87,8 @@ fn the_permissions_need_no_store() {
         (&["acl", "redis", "--read-only"], leasehold::redis::read_only_acl("leasehold:")),
     ] {
         for url in ["", "sqlite:///nowhere/locks.db", "nonsense"] {
-            let told = told(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));
-            assert_eq!(told, (0, expected.clone(), String::new()), "{args:?}");
+            let result = outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));
+            assert_eq!(result, (0, expected.clone(), String::new()), "{args:?}");
         }
     }
 }

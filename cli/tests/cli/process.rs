@@ -35,15 +35,15 @@ pub(crate) fn output(command: &mut Command) -> Output {
 }
 
 /// What it wrote, with its exit code as a shell gives it, 128+n when signal n ended it: `code|standard output|standard error`.
-pub(crate) fn told(output: &Output) -> (i32, String, String) {
+pub(crate) fn outcome_of(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     let code = output.status.code().or_else(|| Some(128 + output.status.signal()?)).unwrap_or(-1);
     (code, text(&output.stdout), text(&output.stderr))
 }
 
 /// Runs it to its end and says how it ended and what it wrote.
-pub(crate) fn tell(store: &Store, args: &[&str]) -> (i32, String, String) {
-    told(&output(&mut leasehold(store, args)))
+pub(crate) fn outcome(store: &Store, args: &[&str]) -> (i32, String, String) {
+    outcome_of(&output(&mut leasehold(store, args)))
 }
 
 /// A run that goes on while the test looks. Whatever happens to the test, it does not outlive it.
@@ -100,7 +100,7 @@ impl Running {
     /// Waits for its end: how it ended and what it wrote.
     #[track_caller]
     pub(crate) fn end(self) -> (i32, String, String) {
-        told(&self.output())
+        outcome_of(&self.output())
     }
 
     /// Waits for its end, and for that of whoever has its output.
@@ -166,7 +166,7 @@ pub(crate) fn id_of(file: &Path) -> u32 {
 }
 
 /// Whether a process runs. A zombie does not: it does nothing any more.
-pub(crate) fn runs(id: u32) -> bool {
+pub(crate) fn is_running(id: u32) -> bool {
     state(id).is_some_and(|state| state != 'Z' && state != 'X')
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::process::{Running, id_of, leasehold, output, tell, told};
+use crate::process::{Running, id_of, leasehold, outcome, outcome_of, output};
 use crate::store::Store;
 
 const HOLDS: [&str; 6] = ["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate"];
@@ -16,12 +16,12 @@ fn a_user_of_redis_with_read_commands_sees_the_holder() {
     let gate = store.gate();
     let run = Running::start(&store, &HOLDS);
     id_of(&store.file("id"));
-    let url = store.user(&tell(&store, &["acl", "redis", "--read-only"]).1);
-    let tell = |args: &[&str]| told(&output(leasehold(&store, args).env("LEASEHOLD_STORE", &url)));
-    let (code, stdout, stderr) = tell(&["status", "x", "--exit-code"]);
+    let url = store.user(&outcome(&store, &["acl", "redis", "--read-only"]).1);
+    let outcome = |args: &[&str]| outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", &url)));
+    let (code, stdout, stderr) = outcome(&["status", "x", "--exit-code"]);
     assert_eq!((code, &*stderr), (0, ""));
     assert!(stdout.contains("state    held"), "{stdout}");
-    let (code, _, stderr) = tell(&["run", "y", "--", "true"]);
+    let (code, _, stderr) = outcome(&["run", "y", "--", "true"]);
     assert!(code == 123 && stderr.contains("`leasehold acl redis`"), "{stderr}");
     gate.open();
     run.end();
@@ -40,14 +40,14 @@ impl<'a> FileReader<'a> {
         Self { store, program }
     }
 
-    fn tell(&self, args: &[&str]) -> (i32, String, String) {
+    fn outcome(&self, args: &[&str]) -> (i32, String, String) {
         let is_root = rustix::process::geteuid().is_root();
         let mut command = Command::new(if is_root { "setpriv" } else { "env" });
         if is_root {
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
         }
         command.arg(&self.program).args(args).env("LEASEHOLD_STORE", self.store.url()).current_dir("/");
-        told(&output(&mut command))
+        outcome_of(&output(&mut command))
     }
 
     /// The files of the store, with their permissions and owners.
@@ -69,13 +69,13 @@ impl<'a> FileReader<'a> {
         set_permissions(self.store.folder(), Permissions::from_mode(folder)).unwrap();
         let before = self.files();
         for command in [&["status", "x", "--json"][..], &["ls", "--all", "--json"]] {
-            let (code, stdout, stderr) = self.tell(command);
+            let (code, stdout, stderr) = self.outcome(command);
             assert_eq!((code, &*stderr), (0, ""), "{what}, {folder:o}: {command:?}");
             let shown = format!(r#""name":"x","held":{held}"#);
             assert!(stdout.contains(&shown), "{what}, {folder:o}: {command:?} says {stdout}");
             assert!(!stdout.contains(r#""last_token":null"#), "{what}, {folder:o}: {command:?} says {stdout}");
         }
-        let (code, _, stderr) = self.tell(&["run", "y", "--wait", "30s", "--", "true"]);
+        let (code, _, stderr) = self.outcome(&["run", "y", "--wait", "30s", "--", "true"]);
         assert!(code == 123 && stderr.contains("may not be written"), "{what}, {folder:o}: {code}, {stderr}");
         assert_eq!(self.files(), before, "{what}, {folder:o}: a reader made, removed or changed files");
         set_permissions(self.store.folder(), Permissions::from_mode(0o755)).unwrap();
@@ -86,11 +86,11 @@ impl<'a> FileReader<'a> {
 }
 
 #[test]
-fn a_user_who_may_only_read_the_file_sees_the_holder() {
+fn a_user_who_can_only_read_the_file_sees_the_holder() {
     let store = Store::sqlite();
     let reader = FileReader::new(&store);
     for folder in [0o555, 0o777] {
-        assert_eq!(tell(&store, &["run", "x", "--", "true"]).0, 0);
+        assert_eq!(outcome(&store, &["run", "x", "--", "true"]).0, 0);
         store.close_file();
         reader.sees(false, "nobody has the file open", folder);
         let gate = store.gate();
@@ -106,7 +106,7 @@ fn a_user_who_may_only_read_the_file_sees_the_holder() {
         run.kill();
         assert!(store.file("locks.db-wal").exists());
         reader.sees(true, "the holder was killed", folder);
-        assert_eq!(tell(&store, &["break", "x", "--yes"]).0, 0);
+        assert_eq!(outcome(&store, &["break", "x", "--yes"]).0, 0);
         std::fs::remove_file(store.file("id")).unwrap();
         std::fs::remove_file(store.file("gate")).unwrap();
     }
@@ -114,13 +114,13 @@ fn a_user_who_may_only_read_the_file_sees_the_holder() {
     store.close_file();
     set_permissions(store.file("locks.db"), Permissions::from_mode(0o666)).unwrap();
     set_permissions(store.folder(), Permissions::from_mode(0o555)).unwrap();
-    let (code, stdout, stderr) = reader.tell(&["status", "x"]);
+    let (code, stdout, stderr) = reader.outcome(&["status", "x"]);
     assert!(code == 0 && stdout.contains("the last one"), "{stdout}{stderr}");
-    let (code, _, stderr) = reader.tell(&["run", "y", "--wait", "30s", "--", "true"]);
+    let (code, _, stderr) = reader.outcome(&["run", "y", "--wait", "30s", "--", "true"]);
     assert!(code == 123 && stderr.contains("permissions and those of its folder"), "{code}, {stderr}");
     // As a process leaves it that is killed while it closes the file.
     std::fs::write(store.file("locks.db-wal"), "").unwrap();
-    let (code, _, stderr) = reader.tell(&["status", "x"]);
+    let (code, _, stderr) = reader.outcome(&["status", "x"]);
     assert!(code == 122 && stderr.contains("as a user who may write to the folder"), "{code}, {stderr}");
     set_permissions(store.folder(), Permissions::from_mode(0o755)).unwrap();
 }
@@ -133,7 +133,7 @@ fn a_command_does_not_exit_while_it_closes_the_file() {
             scope.spawn(|| {
                 let store = Store::sqlite();
                 for _ in 0..50 {
-                    assert_eq!(tell(&store, &["run", "x", "--", "true"]).0, 0);
+                    assert_eq!(outcome(&store, &["run", "x", "--", "true"]).0, 0);
                     assert!(store.file("locks.db-wal").exists() && store.file("locks.db-shm").exists());
                 }
             });

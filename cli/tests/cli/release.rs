@@ -4,41 +4,41 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::Canary;
 
-use crate::process::{Running, id_of, runs, tell, until};
+use crate::process::{Running, id_of, is_running, outcome, until};
 use crate::store::Store;
 
 on_every_store!(
-    a_release_that_fails_is_tried_again,
-    a_release_that_goes_on_failing_ends_with_a_warning,
-    a_signal_ends_the_attempts_to_release,
+    a_failed_release_is_retried,
+    a_release_that_keeps_failing_ends_with_a_warning,
+    a_signal_ends_the_retries_of_a_release,
 );
 
 /// A run whose command has ended in front of a silent store.
-fn ended_in_silence(store: &Store) -> Running {
+fn ended_without_replies(store: &Store) -> Running {
     let gate = store.gate();
     let run = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate; exit 4"]);
     let command = id_of(&store.file("id"));
-    store.fall_silent();
+    store.stop_replying();
     gate.open();
-    until("the command has ended", || !runs(command));
+    until("the command has ended", || !is_running(command));
     run
 }
 
-fn a_release_that_fails_is_tried_again(store: &Store) {
-    let run = ended_in_silence(store);
+fn a_failed_release_is_retried(store: &Store) {
+    let run = ended_without_replies(store);
     // Longer than one attempt.
     std::thread::sleep(Duration::from_secs(2));
-    store.speak_again();
+    store.reply_again();
     assert_eq!(run.end(), (4, String::new(), String::new()));
-    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
+    assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
 }
 
-fn a_release_that_goes_on_failing_ends_with_a_warning(store: &Store) {
+fn a_release_that_keeps_failing_ends_with_a_warning(store: &Store) {
     let (canary, begin) = (Canary::start(), Instant::now());
-    let run = ended_in_silence(store);
+    let run = ended_without_replies(store);
     let (code, _, stderr) = run.end();
     let took = begin.elapsed();
-    store.speak_again();
+    store.reply_again();
     assert_eq!((code, stderr.lines().count()), (4, 1), "{stderr}");
     assert!(stderr.contains("warning: lock `x` could not be released"), "{stderr}");
     assert!(stderr.contains("it stays taken until its lease ends, in 2"), "{stderr}");
@@ -46,14 +46,14 @@ fn a_release_that_goes_on_failing_ends_with_a_warning(store: &Store) {
     assert!(took <= Duration::from_secs(8) + canary.allowance(), "{took:?}");
 }
 
-fn a_signal_ends_the_attempts_to_release(store: &Store) {
-    let run = ended_in_silence(store);
+fn a_signal_ends_the_retries_of_a_release(store: &Store) {
+    let run = ended_without_replies(store);
     std::thread::sleep(Duration::from_secs(2));
-    let (canary, asked) = (Canary::start(), Instant::now());
+    let (canary, signalled) = (Canary::start(), Instant::now());
     run.signal(rustix::process::Signal::TERM);
     let (code, _, stderr) = run.end();
-    let took = asked.elapsed();
-    store.speak_again();
+    let took = signalled.elapsed();
+    store.reply_again();
     assert_eq!(code, 4, "{stderr}");
     assert!(stderr.contains("could not be released"), "{stderr}");
     assert!(took <= Duration::from_secs(1) + canary.allowance(), "{took:?}");

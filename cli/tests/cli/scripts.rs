@@ -1,31 +1,31 @@
 //! What users of flock(1) expect, and runs inside of runs.
 
-use crate::process::{Running, id_of, leasehold, output, tell, told};
+use crate::process::{Running, id_of, leasehold, outcome, outcome_of, output};
 use crate::store::Store;
 
-on_every_store!(a_conflict_has_the_code_that_was_asked_for, a_run_inside_of_a_run_does_not_wait_for_itself);
+on_every_store!(a_conflict_ends_with_the_code_of_the_option, a_run_inside_a_run_does_not_wait_for_itself);
 
-fn a_conflict_has_the_code_that_was_asked_for(store: &Store) {
+fn a_conflict_ends_with_the_code_of_the_option(store: &Store) {
     let gate = store.gate();
     let holder = Running::start(store, &["run", "x", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
     for wait in [&["-n"][..], &["-w", "0.3"]] {
         let args = [&["run", "x", "--json"], wait, &["-E", "7", "-c", "touch ran"]].concat();
-        let (code, _, stderr) = tell(store, &args);
+        let (code, _, stderr) = outcome(store, &args);
         assert_eq!(code, 7, "{stderr}");
         assert!(stderr.contains(r#""kind":"held""#) && stderr.ends_with(r#""exit_code":7}"#), "{stderr}");
     }
-    let (code, _, stderr) = tell(store, &["run", "x", "--no-wait", "-E", "0", "--", "touch", "ran"]);
+    let (code, _, stderr) = outcome(store, &["run", "x", "--no-wait", "-E", "0", "--", "touch", "ran"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(!store.file("ran").exists());
     gate.open();
     assert_eq!(holder.end().0, 0);
 }
 
-fn a_run_inside_of_a_run_does_not_wait_for_itself(store: &Store) {
+fn a_run_inside_a_run_does_not_wait_for_itself(store: &Store) {
     let nested = |inner: &str| {
         let mut command = leasehold(store, &["run", "x", "--", "sh", "-c", &format!("\"$LEASEHOLD\" {inner}")]);
-        told(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))))
+        outcome_of(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))))
     };
     for wait in ["", "--no-wait", "--wait forever"] {
         let (code, stdout, stderr) = nested(&format!("run x {wait} -- echo ran"));
@@ -36,17 +36,17 @@ fn a_run_inside_of_a_run_does_not_wait_for_itself(store: &Store) {
 }
 
 #[test]
-fn a_text_is_run_by_the_shell() {
+fn the_shell_runs_the_text() {
     let store = Store::any();
-    let (code, stdout, stderr) = tell(&store, &["run", "x", "-w", "5", "-c", "echo one two | tr ' ' '\n'; exit 3"]);
+    let (code, stdout, stderr) = outcome(&store, &["run", "x", "-w", "5", "-c", "echo one two | tr ' ' '\n'; exit 3"]);
     assert_eq!((code, &*stdout, &*stderr), (3, "one\ntwo", ""));
 }
 
 #[test]
-fn another_store_is_another_lock_also_inside_of_a_run() {
+fn another_store_is_another_lock_inside_a_run_too() {
     let (store, other) = (Store::any(), Store::any());
     let script = format!("\"$LEASEHOLD\" run x --store {} --no-wait -- echo ran", other.url());
     let mut command = leasehold(&store, &["run", "x", "-c", &script]);
-    let out = told(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))));
+    let out = outcome_of(&output(command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))));
     assert_eq!(out, (0, "ran".to_owned(), String::new()));
 }

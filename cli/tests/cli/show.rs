@@ -3,24 +3,24 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Running, id_of, leasehold, output, runs, tell, told, until};
+use crate::process::{Running, id_of, is_running, leasehold, outcome, outcome_of, output, until};
 use crate::store::Store;
 
 on_every_store!(
     status_shows_who_holds,
     ls_shows_what_is_held,
     ls_counts_its_limit_after_filtering,
-    ls_names_what_it_cannot_read,
-    watch_tells_of_each_change,
+    ls_names_unreadable_records,
+    watch_prints_each_change,
     break_ends_the_lease_and_raises_the_token,
-    break_without_a_terminal_needs_the_word,
-    a_store_that_is_fit_passes_the_doctor,
+    break_without_a_terminal_needs_yes,
+    a_store_without_errors_passes_doctor,
 );
 
 const WAITS: [&str; 3] = ["sh", "-c", "echo $$ > id; read line < gate"];
 
 fn json(store: &Store, args: &[&str]) -> Value {
-    let (code, stdout, stderr) = tell(store, args);
+    let (code, stdout, stderr) = outcome(store, args);
     assert_eq!((code, &*stderr), (0, ""));
     serde_json::from_str(&stdout).unwrap()
 }
@@ -29,7 +29,7 @@ fn status_shows_who_holds(store: &Store) {
     let free = json(store, &["status", "x", "--json"]);
     assert_eq!((&free["held"], &free["holders"]), (&false.into(), &Value::Array(Vec::new())));
     assert_eq!(free["waiters"], if store.has_queue() { 0.into() } else { Value::Null });
-    assert_eq!(tell(store, &["status", "x", "--exit-code"]).0, 1);
+    assert_eq!(outcome(store, &["status", "x", "--exit-code"]).0, 1);
 
     let gate = store.gate();
     let args = [&["run", "x", "--label", "nightly build", "--ttl", "20s", "--"][..], &WAITS].concat();
@@ -42,7 +42,7 @@ fn status_shows_who_holds(store: &Store) {
     assert!((1..=20_000).contains(&holder["ttl_left_ms"].as_u64().unwrap()), "{held}");
     assert_eq!((&holder["pid"], &holder["label"]), (&run.id().into(), &"nightly build".into()));
     assert_eq!(holder["host"], rustix::system::uname().nodename().to_str().unwrap());
-    let (code, text, _) = tell(store, &["status", "x", "--exit-code"]);
+    let (code, text, _) = outcome(store, &["status", "x", "--exit-code"]);
     assert_eq!(code, 0);
     for part in ["state    held", "started  20", "nightly build", &run.id().to_string(), &holder["token"].to_string()] {
         assert!(text.contains(part), "{text}");
@@ -54,10 +54,10 @@ fn status_shows_who_holds(store: &Store) {
 }
 
 fn ls_shows_what_is_held(store: &Store) {
-    assert_eq!(tell(store, &["ls"]), (0, "no locks".to_owned(), String::new()));
+    assert_eq!(outcome(store, &["ls"]), (0, "no locks".to_owned(), String::new()));
     let gate = store.gate();
     for name in ["jobs/free", "other"] {
-        assert_eq!(tell(store, &["run", name, "--", "true"]).0, 0);
+        assert_eq!(outcome(store, &["run", name, "--", "true"]).0, 0);
     }
     let run = Running::start(store, &[&["run", "jobs/ä {1}", "--label", "me", "--"][..], &WAITS].concat());
     id_of(&store.file("id"));
@@ -72,14 +72,14 @@ fn ls_shows_what_is_held(store: &Store) {
     assert_eq!(names(&["ls", "--json", "--all"]), ["jobs/free", "jobs/ä {1}", "other"]);
     assert_eq!(names(&["ls", "--json", "--all", "--prefix", "jobs/"]), ["jobs/free", "jobs/ä {1}"]);
     assert_eq!(names(&["ls", "--json", "--prefix", "jobs/f"]), [""; 0]);
-    let (_, text, _) = tell(store, &["ls"]);
+    let (_, text, _) = outcome(store, &["ls"]);
     assert!(text.starts_with("jobs/ä {1}: held by ") && text.contains(", me)"), "{text}");
-    let (_, text, _) = tell(store, &["ls", "--all", "--limit", "1"]);
+    let (_, text, _) = outcome(store, &["ls", "--all", "--limit", "1"]);
     assert!(
         text.starts_with("jobs/ä {1}: held") && text.ends_with("there are more: see --limit and --prefix"),
         "{text}"
     );
-    assert_eq!(tell(store, &["ls", "--limit", "0"]).0, 2);
+    assert_eq!(outcome(store, &["ls", "--limit", "0"]).0, 2);
     gate.open();
     assert_eq!(run.end().0, 0);
 }
@@ -87,7 +87,7 @@ fn ls_shows_what_is_held(store: &Store) {
 fn ls_counts_its_limit_after_filtering(store: &Store) {
     let gate = store.gate();
     for name in ["a", "b"] {
-        assert_eq!(tell(store, &["run", name, "--", "true"]).0, 0);
+        assert_eq!(outcome(store, &["run", name, "--", "true"]).0, 0);
     }
     let run = Running::start(store, &[&["run", "held", "--"][..], &WAITS].concat());
     id_of(&store.file("id"));
@@ -106,18 +106,18 @@ fn ls_counts_its_limit_after_filtering(store: &Store) {
     assert_eq!(run.end().0, 0);
 }
 
-fn ls_names_what_it_cannot_read(store: &Store) {
-    assert_eq!(tell(store, &["run", "jobs/newer", "--", "true"]).0, 0);
-    store.age_format("jobs/newer");
+fn ls_names_unreadable_records(store: &Store) {
+    assert_eq!(outcome(store, &["run", "jobs/newer", "--", "true"]).0, 0);
+    store.set_newer_format("jobs/newer");
     let listing = json(store, &["ls", "--json"]);
     assert_eq!(listing["unreadable"], serde_json::json!(["jobs/newer"]), "{listing}");
-    let (code, text, _) = tell(store, &["ls", "--prefix", "jobs/"]);
+    let (code, text, _) = outcome(store, &["ls", "--prefix", "jobs/"]);
     assert_eq!(code, 0);
     assert!(text.contains("jobs/newer: not readable by this version"), "{text}");
-    assert_eq!(tell(store, &["ls", "--prefix", "other/"]).1, "no locks");
+    assert_eq!(outcome(store, &["ls", "--prefix", "other/"]).1, "no locks");
 }
 
-fn watch_tells_of_each_change(store: &Store) {
+fn watch_prints_each_change(store: &Store) {
     let watch = Running::spawn(
         leasehold(store, &["watch", "x", "--json", "--every", "50ms"])
             .stdout(std::fs::File::create(store.file("seen")).unwrap()),
@@ -140,7 +140,7 @@ fn watch_tells_of_each_change(store: &Store) {
 }
 
 fn break_ends_the_lease_and_raises_the_token(store: &Store) {
-    let (code, text, _) = tell(store, &["break", "x", "--yes"]);
+    let (code, text, _) = outcome(store, &["break", "x", "--yes"]);
     assert_eq!((code, &*text), (0, "x: free, there is nothing to break"));
     let args = ["run", "x", "--ttl", "9s", "--", "sh", "-c", "echo $$ > id; sleep 600"];
     let run = Running::start(store, &args);
@@ -151,25 +151,25 @@ fn break_ends_the_lease_and_raises_the_token(store: &Store) {
     assert_eq!((&broken["broken"], token(&broken["before"])), (&true.into(), token(&before)));
     let raised = broken["raised_token"].as_u64().unwrap();
     assert!(raised > token(&before));
-    let out = tell(store, &["run", "x", "--no-wait", "--", "sh", "-c", "echo $LEASEHOLD_FENCING_TOKEN"]);
+    let out = outcome(store, &["run", "x", "--no-wait", "--", "sh", "-c", "echo $LEASEHOLD_FENCING_TOKEN"]);
     assert_eq!(out.0, 0, "the lock is free at once: {out:?}");
     assert!(out.1.parse::<u64>().unwrap() > raised);
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
-    assert!(!runs(command));
+    assert!(!is_running(command));
 }
 
-fn break_without_a_terminal_needs_the_word(store: &Store) {
+fn break_without_a_terminal_needs_yes(store: &Store) {
     let gate = store.gate();
     let run = Running::start(store, &[&["run", "x", "--"][..], &WAITS].concat());
     id_of(&store.file("id"));
-    let (code, _, stderr) = tell(store, &["break", "x"]);
+    let (code, _, stderr) = outcome(store, &["break", "x"]);
     assert_eq!(code, 2);
     assert!(stderr.contains("--yes"), "{stderr}");
     let (code, text, _) = {
         let status = json(store, &["status", "x", "--json"]);
         assert_eq!(status["held"], true, "nothing was broken");
-        tell(store, &["break", "x", "--yes"])
+        outcome(store, &["break", "x", "--yes"])
     };
     assert_eq!(code, 0);
     assert!(text.contains("broken") && text.contains("may still be writing"), "{text}");
@@ -177,8 +177,8 @@ fn break_without_a_terminal_needs_the_word(store: &Store) {
     run.end();
 }
 
-fn a_store_that_is_fit_passes_the_doctor(store: &Store) {
-    let (code, text, stderr) = tell(store, &["doctor"]);
+fn a_store_without_errors_passes_doctor(store: &Store) {
+    let (code, text, stderr) = outcome(store, &["doctor"]);
     assert_eq!((code, &*stderr), (0, ""), "{text}");
     for part in ["connection", "round trip", "acquire and release", "exclusion ends", "fit for locks"] {
         assert!(text.contains(part), "no {part}: {text}");
@@ -191,10 +191,10 @@ fn a_store_that_is_fit_passes_the_doctor(store: &Store) {
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_store_that_is_not_there_fails_the_doctor_with_how_to_mend_it() {
+fn an_unreachable_store_fails_doctor_with_a_hint() {
     let store = Store::any();
     let mut command = leasehold(&store, &["doctor", "--json"]);
-    let (code, stdout, _) = told(&output(command.env("LEASEHOLD_STORE", "redis://127.0.0.1:1")));
+    let (code, stdout, _) = outcome_of(&output(command.env("LEASEHOLD_STORE", "redis://127.0.0.1:1")));
     assert_eq!(code, 1);
     let report: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&report["fit"], &report["findings"][1]["verdict"]), (&false.into(), &"wrong".into()));
@@ -203,12 +203,12 @@ fn a_store_that_is_not_there_fails_the_doctor_with_how_to_mend_it() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn ls_without_the_rights_names_the_command_that_prints_them() {
+fn ls_without_permission_names_the_command_that_prints_it() {
     let store = Store::redis();
-    let url = store.user(&tell(&store, &["acl", "redis"]).1);
-    let (code, _, stderr) = told(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url)));
+    let url = store.user(&outcome(&store, &["acl", "redis"]).1);
+    let (code, _, stderr) = outcome_of(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url)));
     assert_eq!(code, 123, "{stderr}");
     assert!(stderr.contains("`leasehold acl redis --operator`") && !stderr.contains("leasehold_redis"), "{stderr}");
-    let url = store.user(&tell(&store, &["acl", "redis", "--operator"]).1);
-    assert_eq!(told(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url))).0, 0);
+    let url = store.user(&outcome(&store, &["acl", "redis", "--operator"]).1);
+    assert_eq!(outcome_of(&output(leasehold(&store, &["ls"]).env("LEASEHOLD_STORE", &url))).0, 0);
 }

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::process::{Running, group, id_of, leasehold, line_of, pid, runs, session, tell, until, watcher};
+use crate::process::{Running, group, id_of, is_running, leasehold, line_of, outcome, pid, session, until, watcher};
 use crate::store::Store;
 
 on_every_store!(
-    signals_are_handed_on_to_the_whole_group,
-    a_signal_ends_the_wait_and_leaves_nobody_in_the_queue,
-    what_was_ignored_stays_ignored,
+    signals_are_forwarded_to_the_whole_group,
+    a_signal_ends_the_wait_and_withdraws_the_place,
+    ignored_signals_stay_ignored,
     the_command_has_a_group_and_the_watcher_a_session_of_its_own,
 );
 
-fn signals_are_handed_on_to_the_whole_group(store: &Store) {
+fn signals_are_forwarded_to_the_whole_group(store: &Store) {
     // Two processes of the group, each says what it got.
     let script = r#"
         listen() {
@@ -46,13 +46,13 @@ fn signals_are_handed_on_to_the_whole_group(store: &Store) {
     assert_eq!(run.end().0, 0);
 }
 
-fn a_signal_ends_the_wait_and_leaves_nobody_in_the_queue(store: &Store) {
+fn a_signal_ends_the_wait_and_withdraws_the_place(store: &Store) {
     let gate = store.gate();
     let holder = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
         let waiter = Running::start(store, &["run", "x", "--", "touch", "ran"]);
-        let queued = || tell(store, &["status", "x", "--json"]).1.contains(r#""waiters":1"#);
+        let queued = || outcome(store, &["status", "x", "--json"]).1.contains(r#""waiters":1"#);
         if store.has_queue() {
             until("it stands in the queue", queued);
         } else {
@@ -64,11 +64,11 @@ fn a_signal_ends_the_wait_and_leaves_nobody_in_the_queue(store: &Store) {
     }
     gate.open();
     assert_eq!(holder.end().0, 0);
-    assert_eq!(tell(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
+    assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
     assert!(!store.file("ran").exists());
 }
 
-fn what_was_ignored_stays_ignored(store: &Store) {
+fn ignored_signals_stay_ignored(store: &Store) {
     let gate = store.gate();
     // As `nohup` starts it.
     let mut command = std::process::Command::new("sh");
@@ -80,7 +80,7 @@ fn what_was_ignored_stays_ignored(store: &Store) {
     run.signal(Signal::HUP);
     rustix::process::kill_process(pid(id), Signal::HUP).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    assert!(runs(id) && !run.has_ended());
+    assert!(is_running(id) && !run.has_ended());
     gate.open();
     assert_eq!(run.end().0, 0);
 }
@@ -98,18 +98,18 @@ fn the_command_has_a_group_and_the_watcher_a_session_of_its_own(store: &Store) {
     }
     gate.open();
     assert_eq!(run.end().0, 0);
-    until("the watcher ends when all is done", || !runs(watcher));
+    until("the watcher ends when all is done", || !is_running(watcher));
 }
 
 #[test]
-fn signals_of_a_second_later_are_handed_on_too() {
+fn signals_are_forwarded_a_second_later_too() {
     let store = Store::any();
     let mut command = leasehold(&store, &["run", "x", "--", "sh", "-c", "echo $$ > id; sleep 600"]);
     let run = Running::spawn(&mut command);
     let id = id_of(&store.file("id"));
     std::thread::sleep(Duration::from_millis(1100));
-    assert!(runs(id));
+    assert!(is_running(id));
     run.signal(Signal::TERM);
     assert_eq!(run.end().0, 143);
-    assert!(!runs(id));
+    assert!(!is_running(id));
 }

@@ -99,7 +99,7 @@ impl Store {
 
     /// The server ends, and forgets everything.
     #[cfg(feature = "redis")]
-    pub(crate) fn go_down(&self) {
+    pub(crate) fn stop_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().kill().unwrap(),
             #[cfg(feature = "sqlite")]
@@ -109,7 +109,7 @@ impl Store {
 
     /// The server is there again.
     #[cfg(feature = "redis")]
-    pub(crate) fn come_up(&self) {
+    pub(crate) fn start_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().start_again(Data::Lost).unwrap(),
             #[cfg(feature = "sqlite")]
@@ -126,7 +126,7 @@ impl Store {
     }
 
     /// The record of a lock becomes one of a later format.
-    pub(crate) fn age_format(&self, name: &str) {
+    pub(crate) fn set_newer_format(&self, name: &str) {
         match &self.kind {
             #[cfg(feature = "redis")]
             Kind::Redis(server) => {
@@ -158,7 +158,7 @@ impl Store {
     }
 
     /// From now on nothing is answered, or at least nothing that is written.
-    pub(crate) fn fall_silent(&self) {
+    pub(crate) fn stop_replying(&self) {
         match &self.kind {
             #[cfg(feature = "redis")]
             Kind::Redis(server) => server.borrow_mut().pause().unwrap(),
@@ -173,7 +173,7 @@ impl Store {
     }
 
     /// RenewReplies again.
-    pub(crate) fn speak_again(&self) {
+    pub(crate) fn reply_again(&self) {
         match &self.kind {
             #[cfg(feature = "redis")]
             Kind::Redis(server) => server.borrow_mut().resume().unwrap(),
