@@ -1,4 +1,4 @@
-//! The arguments.
+//! The command line arguments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +12,8 @@ use crate::exit::TABLE;
 
 /// Holds a lock while a command runs, on one machine or on many.
 ///
-/// The lock renews itself while the command runs. When it is lost the command is ended before anybody else can get it.
+/// `leasehold run` renews the lease of the lock while the command runs. If the lease is about to be lost, it by default
+/// ends the command before another client can get the lock.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_help = MORE, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -20,29 +21,29 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Below each short help.
-const MORE: &str = "`leasehold help COMMAND` and the man page of a command say more.";
+/// Printed below the help of the command.
+const MORE: &str = "See `leasehold help COMMAND` or the man page of a command for details.";
 
-/// What every subcommand takes that uses a store.
+/// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// Where the locks are kept: `sqlite:///PATH`, `redis://HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
+    /// URL of the store: `sqlite:///PATH` or `redis://HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
     ///
-    /// `sqlite://` is a file in your state folder, and so another one for each user: give cron jobs and services a path. Every
-    /// user of this machine can read a password that stands here (`ps`): put the URL into LEASEHOLD_STORE instead. An empty
-    /// LEASEHOLD_STORE counts as unset.
+    /// `sqlite://` is a file in your state folder, so each user has a different one: give cron jobs and services a path. Every user
+    /// of this machine can read a password on the command line (`ps`): put a URL with a password into LEASEHOLD_STORE instead. An
+    /// empty LEASEHOLD_STORE counts as unset.
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
 
     /// Print JSON, for scripts
     ///
-    /// Results go to standard output and messages to standard error, one object a line.
+    /// Results go to standard output and messages to standard error, one object per line.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Say which store is used
+    /// Print the resolved URL of the store
     ///
-    /// On standard error: the resolved URL, without a password. For `sqlite://` it names the file.
+    /// It goes to standard error, without a password. For `sqlite://` it contains the path of the file.
     #[arg(long, short)]
     pub(crate) verbose: bool,
 }
@@ -51,9 +52,9 @@ pub(crate) struct Common {
 pub(crate) enum Command {
     /// Hold a lock while a command runs
     ///
-    /// The command stands after `--`, as in `leasehold run nightly -- ./report.sh --all`. It finds the fencing token in
-    /// LEASEHOLD_FENCING_TOKEN, the lock in LEASEHOLD_NAME and the store's resolved URL in LEASEHOLD_STORE. A name that begins with
-    /// `-` stands after a `--` of its own: `leasehold run -- -nightly -- ./report.sh`.
+    /// The command follows `--`, as in `leasehold run nightly -- ./report.sh --all`. It gets the fencing token in
+    /// LEASEHOLD_FENCING_TOKEN, the name of the lock in LEASEHOLD_NAME and the resolved URL of the store in LEASEHOLD_STORE. Put
+    /// another `--` before a name that begins with `-`: `leasehold run -- -nightly -- ./report.sh`.
     #[command(
         after_long_help = TABLE,
         override_usage = "leasehold run [OPTIONS] <NAME> -- <CMD>...\n       leasehold run [OPTIONS] -- <-NAME> -- <CMD>..."
@@ -61,53 +62,54 @@ pub(crate) enum Command {
     Run(Run),
     /// Show who holds a lock
     ///
-    /// It only reads. A Redis user with the rules of `leasehold acl redis --read-only` may do it, and a user who may only read the
-    /// SQLite file.
+    /// This command only reads the store. A Redis user needs no more than the rules of `leasehold acl redis --read-only`. On SQLite,
+    /// permission to read the file is enough.
     Status(Status),
     /// List locks
     ///
-    /// It only reads. On a Redis it takes the permissions of `leasehold acl redis --operator`, because it goes through the names of
-    /// all keys.
+    /// This command only reads the store. On Redis it scans the names of all keys, so the user needs the permissions of `leasehold
+    /// acl redis --operator`.
     Ls(Ls),
-    /// Show who holds a lock, live
+    /// Show who holds a lock, and each change
     ///
-    /// It prints a line for each change, and on a terminal the time that is left, until it is interrupted or its reader goes
-    /// away. It only reads.
+    /// This command prints a line for each change. On a terminal it also shows the time left. It ends when it is interrupted, or
+    /// when the program that reads its output ends. It only reads the store.
     Watch(Watch),
-    /// End the lease of whoever holds a lock
+    /// End the lease of the holder of a lock
     ///
-    /// The token is raised; the old holder learns of it with its next renewal and may still be writing until then.
+    /// This command asks for confirmation first. It raises the fencing token. The old holder learns of it with its next renewal and
+    /// may still be writing until then.
     Break(Break),
-    /// Print the SQL that makes the tables of a SQL store
+    /// Print the SQL that creates the tables of a SQL store
     #[cfg(feature = "sqlite")]
     Schema {
-        /// The kind of store
+        /// Kind of store
         store: SqlStore,
     },
-    /// Print the least permissions that a store's user needs
+    /// Print the least permissions that a user of the store needs
     #[command(subcommand)]
     #[cfg(any(feature = "redis", feature = "sqlite"))]
     Acl(Acl),
     /// Check whether the store is fit for locks
     ///
-    /// It connects, measures the round trip, takes a lock and releases it, reads the store's version, settings and clock, and says
-    /// how to put right what is wrong.
+    /// This command connects, measures the round trip, acquires and releases a lock, and reads the version, settings and clock of
+    /// the store. It prints a hint with each warning (`??`) and each error (`!!`), and exits with 1 if there is an error.
     Doctor(Common),
     /// Print the completions for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write the man pages into a folder
+    /// Write the man pages to a folder
     Man {
-        /// The folder; it is made when it is missing
+        /// Folder; it is created if it is missing
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
 }
 
 impl Command {
-    /// Whether output is for scripts.
+    /// Whether to print JSON.
     pub(crate) fn json(&self) -> bool {
         match self {
             Self::Run(Run { common, .. })
@@ -129,56 +131,56 @@ pub(crate) enum SqlStore {
     Sqlite,
 }
 
-/// The stores whose users differ in what they may do.
+/// The stores that have permissions.
 #[cfg(any(feature = "redis", feature = "sqlite"))]
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub(crate) enum Acl {
-    /// The rules of a Redis user
+    /// Print the rules of a Redis user
     ///
-    /// As `ACL SETUSER` takes them: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)`.
+    /// The rules have the form that `ACL SETUSER` takes: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)`.
     #[cfg(feature = "redis")]
     Redis {
-        /// With what `ls` and `doctor` need besides
+        /// Include the permissions of `ls` and `doctor`
         #[arg(long, conflicts_with = "read_only")]
         operator: bool,
-        /// Only what `status` and `watch` need
+        /// Only the permissions of `status` and `watch`
         #[arg(long)]
         read_only: bool,
-        /// The `prefix` of the store's URL
+        /// The `prefix` in the URL of the store
         #[arg(long, value_name = "TEXT", default_value_t = leasehold::redis::Settings::default().prefix)]
         prefix: String,
     },
-    /// How to make a SQLite file for one user or for a group
+    /// Print commands that restrict a SQLite file to one user or to a group
     #[cfg(feature = "sqlite")]
     Sqlite,
 }
 
-/// What `run` takes.
+/// The arguments of `run`.
 #[derive(Args, Debug)]
 pub(crate) struct Run {
-    /// The lock: any name of 1 to 1024 bytes
+    /// Name of the lock, 1 to 1024 bytes
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) name: String,
 
-    /// How long the lease lasts unless it is renewed, and so how long a dead holder blocks the others
+    /// How long the lease lasts unless it is renewed, and so how long others wait after a crash
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub(crate) ttl: Duration,
 
-    /// How long to wait for the lock, reaching the store included: a duration, a number of seconds, or `forever`
+    /// How long to wait for the lock, including to reach the store: a duration, a number of seconds, or `forever`
     #[arg(long, short, value_name = "DURATION", value_parser = wait, default_value = "60s")]
     pub(crate) wait: Duration,
 
-    /// Do not wait: end with 120 at once when another has the lock or waits for it
+    /// Do not wait: exit with 120 at once if another client holds the lock or waits for it
     #[arg(long, short, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// The longest hold: TERM to the command `--grace` before, KILL by its end
+    /// Longest hold: the command gets TERM `--grace` before its end, and KILL by its end
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// The shortest hold: when the command ends earlier, the lock stays taken until then
+    /// Shortest hold: if the command ends earlier, the lock stays held until then
     ///
-    /// For jobs of a few milliseconds that must not run again on a host whose clock is behind.
+    /// Use it for short jobs that must not run again on a host whose clock is behind.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
 
@@ -188,12 +190,12 @@ pub(crate) struct Run {
 
     /// How long before the end of the lease the command gets TERM [default: a sixth of the ttl]
     ///
-    /// At the end it gets KILL. Less than a third of the ttl. The default is a sixth of --max-hold where that is shorter than the
-    /// ttl.
+    /// By the end of the lease the command gets KILL. The grace must be shorter than a third of the ttl. If --max-hold is shorter
+    /// than the ttl, the default is a sixth of --max-hold.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
-    /// What to end with, instead of 120, when another has the lock: 0 to 255
+    /// Exit code, instead of 120, if another client holds the lock: 0 to 255
     #[arg(long, short = 'E', value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
 
@@ -201,20 +203,20 @@ pub(crate) struct Run {
     #[arg(long = "command", short = 'c', value_name = "TEXT", conflicts_with = "command")]
     pub(crate) shell_text: Option<OsString>,
 
-    /// What `status` and `ls` of others show beside host and process. At most 128 bytes
+    /// Text that `status` and `ls` show beside host and process, at most 128 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) label: String,
 
     #[command(flatten)]
     pub(crate) common: Common,
 
-    /// The command and its arguments, after `--`
+    /// Command and its arguments, after `--`
     #[arg(last = true, required_unless_present = "shell_text", value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
 
 impl Run {
-    /// The command and its arguments.
+    /// The command and its arguments, whichever way they were given.
     pub(crate) fn words(&self) -> Vec<OsString> {
         match &self.shell_text {
             Some(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
@@ -226,44 +228,44 @@ impl Run {
 /// What to do when the lease is about to be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// End the command and its whole process group, by the end of the lease.
+    /// End the command and its whole process group by the end of the lease.
     Kill,
-    /// Say so on standard error, and let the command go on.
+    /// Print a warning to standard error and let the command continue.
     Warn,
 }
 
-/// What `status` takes.
+/// The arguments of `status`.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
-    /// The lock
+    /// Name of the lock
     pub(crate) name: String,
-    /// End with 1 when the lock is free
+    /// Exit with 1 if the lock is free
     #[arg(long)]
     pub(crate) exit_code: bool,
     #[command(flatten)]
     pub(crate) common: Common,
 }
 
-/// What `ls` takes.
+/// The arguments of `ls`.
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
-    /// Only names that begin so
+    /// List only names that begin with this text
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
-    /// Locks that are free, too, as far as the store has a record of them
+    /// List free locks too, if the store has a record of them
     #[arg(long, short)]
     pub(crate) all: bool,
-    /// At most so many
+    /// List at most this many locks
     #[arg(long, value_name = "NUMBER", value_parser = listed(), default_value_t = 1000)]
     pub(crate) limit: usize,
     #[command(flatten)]
     pub(crate) common: Common,
 }
 
-/// What `watch` takes.
+/// The arguments of `watch`.
 #[derive(Args, Debug)]
 pub(crate) struct Watch {
-    /// The lock
+    /// Name of the lock
     pub(crate) name: String,
     /// How often to read the store
     #[arg(long, value_name = "DURATION", value_parser = interval, default_value = "500ms")]
@@ -272,21 +274,21 @@ pub(crate) struct Watch {
     pub(crate) common: Common,
 }
 
-/// What `break` takes.
+/// The arguments of `break`.
 #[derive(Args, Debug)]
 pub(crate) struct Break {
-    /// The lock
+    /// Name of the lock
     pub(crate) name: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) common: Common,
 }
 
-/// The command line, as it is parsed, completed and described.
+/// The command line, for parsing, completions and man pages.
 ///
-/// `--help` of a subcommand is short; `leasehold help` and the man pages have the long texts.
+/// `--help` of a subcommand prints the short texts. `leasehold help` and the man pages have the long ones.
 pub(crate) fn command() -> clap::Command {
     Cli::command().mut_subcommands(with_short_help)
 }
@@ -299,7 +301,7 @@ fn with_short_help(command: clap::Command) -> clap::Command {
 /// Parses the arguments.
 ///
 /// # Errors
-/// They are wrong, or ask for help or the version.
+/// The arguments are wrong, or ask for help or the version.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = command();
     let parsed = command.try_get_matches_from_mut(arguments)?;
@@ -307,7 +309,7 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     if let Command::Run(run) = &mut cli.command
         && run.name.is_empty()
     {
-        // `run -- -NAME -- CMD`: for clap everything after the first `--` is the command.
+        // `run -- -NAME -- CMD`: clap takes everything after the first `--` as the command.
         match &run.command[..] {
             [name, dashes, _, ..] if name.to_string_lossy().starts_with('-') && dashes == "--" => {
                 let not_text = |_| command.error(ClapErrorKind::InvalidUtf8, "a name is UTF-8");
@@ -323,10 +325,10 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     Ok(cli)
 }
 
-/// The longest duration, and what `forever` stands for: ten years.
+/// The longest duration, and the meaning of `forever`: ten years.
 pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Reads `250ms`, `30s`, `1h 30m`.
+/// Parses `250ms`, `30s`, `1h 30m`.
 fn duration(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text)
         .map_err(|_| "a duration is a number and a unit, like 250ms, 30s, 10m or 1h".to_owned())?;
@@ -337,7 +339,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How many locks can be listed.
+/// The range of `--limit`.
 fn listed() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=leasehold::admin::Listing::MAX as u64)
 }
@@ -346,7 +348,7 @@ fn wait(text: &str) -> Result<Duration, String> {
     match text {
         "forever" => Ok(LONGEST),
         "0" | "0s" => Err("not to wait is --no-wait".to_owned()),
-        // As flock(1) takes it.
+        // flock(1) takes a number of seconds.
         other => match other.parse().map(Duration::try_from_secs_f64) {
             Ok(Ok(seconds)) if !seconds.is_zero() && seconds <= LONGEST => Ok(seconds),
             _ => duration(other),
@@ -361,11 +363,11 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A wrong argument in one line.
+/// The error of clap in one line.
 pub(crate) fn to_one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut line: Vec<_> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    // "did you mean", which comes after an empty line.
+    // clap prints "tip: a similar … exists" after an empty line.
     line.extend(text.lines().find_map(|line| line.trim().strip_prefix("tip: ").map(|_| line.trim())));
     let line = line.join(" ").replace(" tip: ", "; ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
@@ -426,7 +428,7 @@ mod tests {
         }
         let Command::Status(status) = parse(&["status", "--", "-x"]).unwrap().command else { panic!("no status") };
         assert_eq!(status.name, "-x");
-        // Without a dash the name was forgotten.
+        // A name without a dash comes before the first `--`: here the name is missing.
         for args in [&["run", "--", "git", "--", "x"][..], &["run", "--", "-x", "--"], &["run", "--", "-x"]] {
             assert_eq!(parse(args).unwrap_err().kind(), ClapErrorKind::MissingRequiredArgument, "{args:?}");
         }

@@ -38,22 +38,22 @@ pub(crate) enum Exit {
 /// The table of codes, for `--help`, the man page and the README.
 pub(crate) const TABLE: &str = "\
 Exit codes of `leasehold run`:
-  0-255    the command's own, which is passed through; 128+n when signal n ended it
-  2        wrong input; nothing was run, nothing was sent to the store
-  120      another had the lock for the whole wait; nothing was run
+  0-255    exit code of the command, passed through; 128+n if signal n ended it
+  2        wrong input; nothing was run, and nothing was sent to the store
+  120      another client held the lock for the whole wait; nothing was run
   121      the lease was lost, or about to be lost, and the command was ended
-  122      the store could not be reached or did not answer; nothing was run
+  122      the store could not be reached or did not reply; nothing was run
   123      the store refused (user, permission, version, full); nothing was run
   124      --max-hold was reached and the command was ended
   125      leasehold itself failed
   126      the command cannot be executed
-  127      there is no such command
+  127      the command was not found
   128+n    signal n came while waiting for the lock; nothing was run
-Where Ctrl-C or Ctrl-\\ ended the command, or a signal the wait, leasehold
-ends by that signal itself, which a shell shows as 128+n.
-The other subcommands end with 0, or as above; with 1 when `break` was not
-confirmed, `doctor` found something wrong, or `status --exit-code` found
-the lock free.";
+If Ctrl-C or Ctrl-\\ ended the command, or a signal ended the wait, leasehold
+ends by the same signal. A shell shows that as 128+n.
+The other subcommands exit with 0 or with a code above. They exit with 1 if
+`break` was not confirmed, `doctor` found an error, or `status --exit-code`
+found the lock free.";
 
 impl Exit {
     /// The number.

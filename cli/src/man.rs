@@ -1,4 +1,4 @@
-//! The man pages: what the command line says of itself, and the sections that it cannot know.
+//! The man pages: the texts of the command line, and sections that clap does not know.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -10,21 +10,21 @@ use clap_mangen::roff::{Roff, bold, roman};
 use crate::args;
 use crate::exit::{Exit, Failure, TABLE};
 
-/// Examples of each command, each with what it is for.
+/// Examples of each subcommand, each with a description.
 const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "run",
         &[
             (
-                "One of these runs at a time, on all machines that use this Redis:",
+                "Run one instance at a time on all machines that use this Redis:",
                 "LEASEHOLD_STORE=redis://redis.internal:6379 leasehold run nightly/report -- ./report.sh --all",
             ),
             (
-                "A job of cron that runs on one of several machines, and not again on one whose clock is behind:",
+                "A cron job that runs on one of several machines, and not again on a machine whose clock is behind:",
                 "leasehold run report --no-wait -E 0 --min-hold 1m --max-hold 30m -- /usr/local/bin/report",
             ),
             (
-                "On one machine, for a service or for several users:",
+                "A lock on one machine, for a service or for several users:",
                 "leasehold run import --store sqlite:///var/lib/app/locks.db -- ./import",
             ),
             ("A name that begins with a dash:", "leasehold run -- -nightly -- ./report.sh"),
@@ -34,45 +34,60 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "status",
         &[
             (
-                "Wait until a lock is free, in a script:",
+                "Wait in a script until a lock is free:",
                 "while leasehold status nightly --exit-code >/dev/null; do sleep 1; done",
             ),
-            ("The host of the holder:", "leasehold status nightly --json | jq -r .holders[0].host"),
+            ("Print the host of the holder:", "leasehold status nightly --json | jq -r .holders[0].host"),
         ],
     ),
-    ("ls", &[("What is held below a prefix:", "leasehold ls --prefix orders/")]),
-    ("watch", &[("Wait until somebody holds the lock:", "leasehold watch nightly | grep -m1 'held by'")]),
-    ("break", &[("End the lease of a holder that is gone, without a question:", "leasehold break nightly --yes")]),
-    ("doctor", &[("In a start script, before the service:", "leasehold doctor --store redis://redis.internal:6379")]),
-    ("schema", &[("The tables of a SQLite file:", "leasehold schema sqlite | sqlite3 /var/lib/app/locks.db")]),
+    ("ls", &[("List the locks that are held and whose names begin with a prefix:", "leasehold ls --prefix orders/")]),
+    ("watch", &[("Wait until a client holds the lock:", "leasehold watch nightly | grep -m1 'held by'")]),
+    ("break", &[("End the lease of a dead holder without confirmation:", "leasehold break nightly --yes")]),
+    (
+        "doctor",
+        &[(
+            "Check the store in a start script, before the service starts:",
+            "leasehold doctor --store redis://redis.internal:6379",
+        )],
+    ),
+    ("schema", &[("Create the tables of a SQLite file:", "leasehold schema sqlite | sqlite3 /var/lib/app/locks.db")]),
     (
         "redis",
         &[
-            ("A user who may lock:", "redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)"),
             (
-                "A user who may only read:",
+                "Create a user who can acquire locks:",
+                "redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)",
+            ),
+            (
+                "Create a user who can only read:",
                 "redis-cli ACL SETUSER monitor on '>PASSWORD' $(leasehold acl redis --read-only)",
             ),
         ],
     ),
     (
         "completions",
-        &[("For bash:", "leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold")],
+        &[(
+            "Install the completions for bash:",
+            "leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold",
+        )],
     ),
-    ("man", &[("For this user:", "leasehold man ~/.local/share/man/man1")]),
+    ("man", &[("Install the man pages for this user:", "leasehold man ~/.local/share/man/man1")]),
 ];
 
-/// What the commands read from the environment, and what `run` sets.
+/// Environment variables that the subcommands read, and those that `run` sets.
 const READS: &[(&str, &str)] = &[
-    ("LEASEHOLD_STORE", "The URL of the store, when --store does not give it. Empty counts as unset."),
-    ("XDG_STATE_HOME, HOME", "Where the file of sqlite:// is, when no path is given."),
+    ("LEASEHOLD_STORE", "URL of the store, if --store is not given. An empty value counts as unset."),
+    ("XDG_STATE_HOME, HOME", "Location of the file of sqlite://, if the URL has no path."),
 ];
 const SETS: &[(&str, &str)] = &[
-    ("LEASEHOLD_FENCING_TOKEN", "For the command: a number that grows with every grant. Resources refuse lower ones."),
-    ("LEASEHOLD_NAME", "For the command: the name of the lock."),
+    (
+        "LEASEHOLD_FENCING_TOKEN",
+        "Set for the command: a number that rises with every grant. Let resources refuse lower numbers.",
+    ),
+    ("LEASEHOLD_NAME", "Set for the command: the name of the lock."),
     (
         "LEASEHOLD_STORE",
-        "For the command: the resolved URL of the store, with its password if it has one, so that the command uses the same \
+        "Set for the command: the resolved URL of the store, with its password if it has one. The command then uses the same \
          store.",
     ),
 ];
@@ -81,23 +96,23 @@ const FILES: &[(&str, &str)] = &[
     ("$XDG_STATE_HOME/leasehold/locks.db", "The store of sqlite://."),
     (
         "~/.local/state/leasehold/locks.db",
-        "The same without XDG_STATE_HOME. Each user has a file of his own: jobs of cron and services that are to share a lock give \
-         a path, as in sqlite:///var/lib/app/locks.db.",
+        "The same file if XDG_STATE_HOME is not set. Each user has a different file. Give a path to cron jobs and services that \
+         share a lock, as in sqlite:///var/lib/app/locks.db.",
     ),
     (
         "FILE-wal, FILE-shm, FILE-bell",
-        "Parts of the store: they stay beside the file and are not deleted while it is in use.",
+        "Parts of the store. Keep them beside the file, and do not delete them while it is in use.",
     ),
 ];
 
 const OTHERS_EXIT: &str = "\
 0        done
-1        the answer is no: break was not confirmed, doctor found something
-         wrong, or status --exit-code found the lock free
+1        break was not confirmed, doctor found an error, or status
+         --exit-code found the lock free
 2        wrong input; nothing was sent to the store
-122      the store could not be reached or did not answer
+122      the store could not be reached or did not reply
 123      the store refused (user, permission, version, full)
-125      leasehold itself failed, as when its output cannot be written";
+125      leasehold itself failed, for example to write its output";
 
 /// `man DIR`: one page for the command and one for each subcommand.
 pub(crate) fn write(folder: &Path) -> Result<Exit, Failure> {
@@ -113,7 +128,7 @@ fn pages(command: &clap::Command, folder: &Path) -> io::Result<()> {
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
         pages(subcommand, folder)?;
     }
-    // The table of exit codes is a section of its own.
+    // The exit codes have their own section.
     let man = Man::new(command.clone().after_help("").after_long_help(""));
     let mut file = BufWriter::new(File::create(folder.join(man.get_filename()))?);
     page(command, &man, &mut file)?;
@@ -149,7 +164,7 @@ fn page(command: &clap::Command, man: &Man, file: &mut dyn Write) -> io::Result<
     Ok(())
 }
 
-/// As the usage says it, with the `--` that [`clap_mangen`] leaves out.
+/// The usage with its `--`, which [`clap_mangen`] leaves out.
 fn synopsis(command: &clap::Command) -> Roff {
     let usage = command.clone().render_usage().to_string();
     let mut roff = Roff::new();

@@ -1,4 +1,4 @@
-//! What is printed without a store: completions, schema and permissions.
+//! Subcommands that need no store: completions, schema and permissions.
 
 use crate::args;
 #[cfg(any(feature = "redis", feature = "sqlite"))]
@@ -38,10 +38,10 @@ pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
         }
         #[cfg(feature = "sqlite")]
         Acl::Sqlite => print(
-            "# A SQLite file has no users of its own: whoever may write the file and its folder may lock and break locks.\n\
-             # For one user, folder and file for nobody else (the folder of `sqlite://` is made so):\n\
+            "# SQLite has no users: whoever can write to the file and its folder can acquire and break locks.\n\
+             # Restrict folder and file to one user (leasehold creates the folder of `sqlite://` that way):\n\
              chmod 700 FOLDER && chmod 600 FOLDER/locks.db*\n\
-             # For a group, both for the group, and new files of the folder for the group as well:\n\
+             # Restrict folder and file to a group, and give new files in the folder to the same group:\n\
              chgrp GROUP FOLDER FOLDER/locks.db* && chmod 2770 FOLDER && chmod 660 FOLDER/locks.db*\n",
         ),
     }
