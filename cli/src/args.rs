@@ -312,7 +312,7 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
         // `run -- -NAME -- CMD`: clap takes everything after the first `--` as the command.
         match &run.command[..] {
             [name, dashes, _, ..] if name.to_string_lossy().starts_with('-') && dashes == "--" => {
-                let not_text = |_| command.error(ClapErrorKind::InvalidUtf8, "a name is UTF-8");
+                let not_text = |_| command.error(ClapErrorKind::InvalidUtf8, "the name of the lock is not valid UTF-8");
                 run.name = name.clone().into_string().map_err(not_text)?;
                 run.command.drain(..2);
             }
@@ -331,10 +331,10 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Parses `250ms`, `30s`, `1h 30m`.
 fn duration(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text)
-        .map_err(|_| "a duration is a number and a unit, like 250ms, 30s, 10m or 1h".to_owned())?;
+        .map_err(|_| "expected a number with a unit, such as 250ms, 30s, 10m or 1h".to_owned())?;
     match duration {
-        zero if zero.is_zero() => Err("a duration is longer than zero".to_owned()),
-        long if long > LONGEST => Err("a duration is at most ten years".to_owned()),
+        zero if zero.is_zero() => Err("the duration must be longer than zero".to_owned()),
+        long if long > LONGEST => Err("the duration must be at most ten years".to_owned()),
         other => Ok(other),
     }
 }
@@ -347,7 +347,7 @@ fn listed() -> RangedU64ValueParser<usize> {
 fn wait(text: &str) -> Result<Duration, String> {
     match text {
         "forever" => Ok(LONGEST),
-        "0" | "0s" => Err("not to wait is --no-wait".to_owned()),
+        "0" | "0s" => Err("use --no-wait to try only once".to_owned()),
         // flock(1) takes a number of seconds.
         other => match other.parse().map(Duration::try_from_secs_f64) {
             Ok(Ok(seconds)) if !seconds.is_zero() && seconds <= LONGEST => Ok(seconds),
@@ -358,7 +358,7 @@ fn wait(text: &str) -> Result<Duration, String> {
 
 fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        short if short < Duration::from_millis(50) => Err("to look more often than every 50ms is no use".to_owned()),
+        short if short < Duration::from_millis(50) => Err("the interval must be at least 50ms".to_owned()),
         other => Ok(other),
     }
 }
@@ -372,7 +372,7 @@ pub(crate) fn to_one_line(error: &clap::Error) -> String {
     let line = line.join(" ").replace(" tip: ", "; ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     let after = text.contains("leasehold run ") && error.kind() == ClapErrorKind::UnknownArgument;
-    let hint = if after { "; the command of `run` stands after `--`" } else { "" };
+    let hint = if after { "; put the command of `run` after `--`" } else { "" };
     format!("{line}{hint} (see `leasehold --help`)")
 }
 
@@ -467,7 +467,7 @@ mod tests {
         for (args, hint) in [
             (&["run", "x"][..], "CMD"),
             (&["run", "x", "--"], "CMD"),
-            (&["run", "x", "echo"], "'echo' found; the command of `run` stands after `--`"),
+            (&["run", "x", "echo"], "'echo' found; put the command of `run` after `--`"),
             (&["run", "--", "echo"], "<NAME>"),
             (&["run", "x", "--ttl", "5", "--", "echo"], "30s"),
             (&["run", "x", "--ttl", "-5s", "--", "echo"], "-5"),

@@ -34,7 +34,7 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
     let token = seen.holder().map(|lease| lease.token);
     let before = LockReport::new(&client, &args.name, Some(seen));
     if !args.yes && !is_confirmed(&before)? {
-        return Err(Failure::new(Exit::No, "not broken"));
+        return Err(Failure::new(Exit::No, "not confirmed: the lock was not broken"));
     }
     let raised = match token {
         // The token names the lease that was shown: whoever got the lock while the user thought about it keeps it.
@@ -50,12 +50,12 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
     output.result(&answer, || match raised {
         Some(raised) => format!(
             "{}: broken, token raised to {raised}. {} learns of it with its next renewal and may still be writing \
-             until then; a resource that checks tokens refuses it from {raised} on.",
+             until then. A resource that checks tokens refuses it from {raised} on.",
             printable(&args.name),
             answer.before.who()
         ),
         None => {
-            format!("{}: that lease was over before it could be broken; nothing was changed", printable(&args.name))
+            format!("{}: the lease ended before it could be broken; nothing was changed", printable(&args.name))
         }
     })?;
     Ok(Exit::Success)
@@ -63,16 +63,16 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
 
 fn is_confirmed(before: &LockReport) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        return Err(Failure::input("`break` asks on a terminal, and there is none: give --yes"));
+        return Err(Failure::input("`break` asks for confirmation on a terminal, and there is none: use --yes"));
     }
     let question = format!(
-        "{}\nThis ends the lease now and raises the token; whoever waits first holds the lock then.\n\
+        "{}\nThis ends the lease now and raises the token. The next waiter then gets the lock.\n\
          The holder learns of it with its next renewal and may still be writing until then.\nBreak it? [y/N] ",
         before.to_text()
     );
     let mut answer = String::new();
     let asked =
         std::io::stderr().write_all(question.as_bytes()).and_then(|()| std::io::stdin().lock().read_line(&mut answer));
-    asked.map_err(|error| Failure::fault("cannot ask", error))?;
+    asked.map_err(|error| Failure::fault("cannot ask for confirmation", error))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }

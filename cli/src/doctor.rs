@@ -76,8 +76,8 @@ pub(crate) async fn doctor(common: &Common, output: Output) -> Result<Exit, Fail
 
 fn connection_hint(exit: Exit) -> String {
     match exit {
-        Exit::Refused => "what the store says above tells what it refuses".to_owned(),
-        _ => "is it there, does a firewall stand between, are host and port right?".to_owned(),
+        Exit::Refused => "the message above says what the store refuses: correct that".to_owned(),
+        _ => "check that the store runs, that host and port are right, and that no firewall blocks them".to_owned(),
     }
 }
 
@@ -91,20 +91,20 @@ async fn round_trip(client: &LockClient) -> Option<Finding> {
             Ok(_) => trips.push(begin.elapsed()),
             Err(error) if error.kind() == ErrorKind::Unsupported => return None,
             Err(error) => {
-                let hint = "the store was reached and then did not answer: look at its load and its log".to_owned();
+                let hint = "the store was reached and then did not reply: check its load and its log".to_owned();
                 return Some(Finding::new("round trip", with_causes(&error), Verdict::Wrong(hint)));
             }
         }
     }
     trips.sort();
     let (median, worst) = (trips[ROUND_TRIPS / 2], trips[ROUND_TRIPS - 1]);
-    let found = format!("{median:.1?} in the middle, {worst:.1?} at worst, of {ROUND_TRIPS}");
+    let found = format!("median {median:.1?}, worst {worst:.1?}, of {ROUND_TRIPS}");
     let verdict = if worst * 4 < bound {
         Verdict::Fine
     } else {
         Verdict::Doubtful(format!(
-            "a call may take {bound:?} in all: give it longer (`timeout` in the URL, where the store has one) and use a ttl \
-             of at least {:?}",
+            "a call may take {bound:?} in all: set a longer `timeout` in the URL, if the store has one, and use a ttl of at \
+             least {:?}",
             bound * 10
         ))
     };
@@ -124,9 +124,9 @@ async fn acquire_and_release(client: &LockClient) -> Option<Finding> {
         Ok(()) => Finding::new("acquire and release", format!("done in {:.1?}", begin.elapsed()), Verdict::Fine),
         Err(error) => {
             let hint = match error.kind() {
-                ErrorKind::Auth => "give the user what `leasehold acl redis` prints",
-                ErrorKind::Capacity => "the store is full: make room, or raise its limits",
-                _ => "what the store says tells more",
+                ErrorKind::Auth => "give the user the permissions that `leasehold acl redis` prints",
+                ErrorKind::Capacity => "the store is full: free space, or raise its limits",
+                _ => "the message of the store says why: correct that",
             };
             Finding::new("acquire and release", with_causes(&error), Verdict::Wrong(hint.to_owned()))
         }
@@ -143,7 +143,8 @@ async fn examine(client: &LockClient) -> Vec<Finding> {
         Ok(findings) => findings,
         Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
         Err(error) => {
-            let hint = "the store answers to locks and not to questions about itself".to_owned();
+            let hint =
+                "the store serves locks, but its version and settings are not checked: see its message".to_owned();
             vec![Finding::new("store", with_causes(&error), Verdict::Doubtful(hint))]
         }
     }

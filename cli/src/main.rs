@@ -76,7 +76,7 @@ fn execute(cli: &Cli, output: Output) -> Result<Exit, Failure> {
             in_runtime(run::run(&store, args, options, output))
         }
         #[cfg(not(unix))]
-        Command::Run(_) => Err(Failure::input("`run` needs a Unix system: process groups and signals")),
+        Command::Run(_) => Err(Failure::input("`run` needs process groups and signals: use a Unix system")),
         Command::Status(args) => in_runtime(show::status(args, output)),
         Command::Ls(args) => in_runtime(show::ls(args, output)),
         Command::Watch(args) => in_runtime(show::watch(args, output)),
@@ -93,7 +93,7 @@ fn execute(cli: &Cli, output: Output) -> Result<Exit, Failure> {
 
 fn in_runtime(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::fault("cannot start", error))?;
+    let runtime = runtime.map_err(|error| Failure::fault("cannot start the runtime", error))?;
     let result = runtime.block_on(work);
     // Nothing that is left is worth waiting for.
     runtime.shutdown_background();

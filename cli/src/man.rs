@@ -116,7 +116,7 @@ const OTHERS_EXIT: &str = "\
 
 /// `man DIR`: one page for the command and one for each subcommand.
 pub(crate) fn write(folder: &Path) -> Result<Exit, Failure> {
-    let fault = |error| Failure::fault(&format!("cannot write into {}", folder.display()), error);
+    let fault = |error| Failure::fault(&format!("cannot write to {}", folder.display()), error);
     std::fs::create_dir_all(folder).map_err(fault)?;
     let mut command = args::command().disable_help_subcommand(true);
     command.build();

@@ -56,7 +56,7 @@ impl From<LeaseInfo> for LeaseReport {
 impl LeaseReport {
     /// The holder in words.
     pub(crate) fn who(&self) -> String {
-        let (Some(host), Some(pid)) = (&self.host, self.pid) else { return "somebody".to_owned() };
+        let (Some(host), Some(pid)) = (&self.host, self.pid) else { return "an unknown holder".to_owned() };
         let label = self.label.as_ref().filter(|label| !label.is_empty());
         let label = label.map_or_else(String::new, |label| format!(", {}", printable(label)));
         format!("{} (process {pid}{label})", printable(host))
@@ -115,8 +115,8 @@ impl LockReport {
     fn add_waiters(&self, text: &mut String) {
         match self.waiters {
             None | Some(0) => {}
-            Some(1) => text.push_str(", 1 waits"),
-            Some(more) => _ = write!(text, ", {more} wait"),
+            Some(1) => text.push_str(", 1 waiting"),
+            Some(more) => _ = write!(text, ", {more} waiting"),
         }
     }
 }
@@ -208,7 +208,7 @@ mod tests {
         let text = lock.to_text();
         assert!(text.starts_with("orders/42: held by "), "{text}");
         assert!(text.contains("nightly) for 1m 5s") || text.contains("nightly) for 1m 6s"), "{text}");
-        assert!(text.ends_with(&format!("token {granted}, 12.3 s left, 1 waits")), "{text}");
+        assert!(text.ends_with(&format!("token {granted}, 12.3 s left, 1 waiting")), "{text}");
         assert_eq!(LockReport::of("x", LockInfo::new(None, Vec::new(), None)).to_text(), "x: free, no record of it");
     }
 

@@ -115,12 +115,12 @@ impl Listing {
         let mut text: Vec<String> = self.locks.iter().map(|listed| listed.lock.to_text()).collect();
         for name in &self.unreadable {
             text.push(format!(
-                "{}: not readable by this version of leasehold, and perhaps held: is it out of date?",
+                "{}: not readable by this version of leasehold, and may be held: check whether it is out of date",
                 printable(name)
             ));
         }
         if !self.whole {
-            text.push("there are more: see --limit and --prefix".to_owned());
+            text.push("there are more: use --limit or --prefix".to_owned());
         }
         if text.is_empty() {
             text.push("no locks".to_owned());
@@ -147,7 +147,7 @@ fn to_lines(report: &LockReport) -> String {
     }
     match report.last_token {
         _ if report.held => {}
-        Some(last) => line("token", format!("{last}, the last one")),
+        Some(last) => line("token", format!("{last}, of the last grant")),
         None => line("token", "none: the store has no record of this lock".to_owned()),
     }
     if let Some(waiters) = report.waiters {
@@ -162,7 +162,7 @@ fn live_line(report: &LockReport) -> String {
         Some(since) => format!("held for {}, ", age(since)),
         None => "held, ".to_owned(),
     };
-    let waiters = report.waiters.map_or_else(String::new, |waiters| format!(", {waiters} wait"));
+    let waiters = report.waiters.map_or_else(String::new, |waiters| format!(", {waiters} waiting"));
     format!("  {held}{} left{waiters}", format_seconds(lease.ttl_left_ms))
 }
 
@@ -196,7 +196,7 @@ mod tests {
             whole: false,
             unreadable: vec!["y".into()],
         };
-        assert!(listing.to_text().ends_with("there are more: see --limit and --prefix"));
+        assert!(listing.to_text().ends_with("there are more: use --limit or --prefix"));
         assert!(listing.to_text().contains("y: not readable"), "{}", listing.to_text());
         let json = serde_json::to_string(&listing).unwrap();
         assert!(json.starts_with(r#"{"locks":[{"name":"x","held":false"#), "{json}");

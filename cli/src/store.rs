@@ -44,7 +44,7 @@ impl Store {
 
     fn choose(option: Option<&str>, variable: Option<std::ffi::OsString>) -> Result<Self, Failure> {
         let variable = variable.filter(|url| !url.is_empty()).map(std::ffi::OsString::into_string).transpose();
-        let variable = variable.map_err(|_| Failure::input(format!("{VARIABLE} is not UTF-8")))?;
+        let variable = variable.map_err(|_| Failure::input(format!("{VARIABLE} is not valid UTF-8")))?;
         let url = option.or(variable.as_deref()).unwrap_or(DEFAULT);
         check_scheme(url)?;
         #[cfg(feature = "sqlite")]
@@ -98,25 +98,25 @@ fn until_exit(client: LockClient) -> LockClient {
 fn check_scheme(url: &str) -> Result<(), Failure> {
     let scheme = Url::parse(url).map_err(|why| {
         Failure::input(format!(
-            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"
+            "the store is not a valid URL ({why}): use a URL such as `redis://host:6379` or `sqlite:///path/locks.db`"
         ))
     })?;
     let scheme = scheme.scheme();
     if scheme == MEMORY {
         return Err(Failure::input(
-            "`memory://` is inside one process, where no other command sees the lock: give a file, like \
+            "`memory://` is a store inside one process, so no other command sees its locks: use a file, such as \
              `sqlite:///path/locks.db`, or a server",
         ));
     }
     match schemes().find(|(known, ..)| *known == scheme) {
         Some((.., true)) => Ok(()),
         Some((_, feature, false)) => Err(Failure::input(format!(
-            "this `leasehold` was built without `{scheme}://`: `cargo install --path cli --features {feature}` builds it with it"
+            "this `leasehold` was built without `{scheme}://`: build it with `cargo install --path cli --features {feature}`"
         ))),
         None => {
             let known = schemes().filter(|(.., is_on)| *is_on).map(|(scheme, ..)| format!("`{scheme}://`"));
             let known = known.collect::<Vec<_>>().join(", ");
-            Err(Failure::input(format!("no store has URLs with `{scheme}://`; there are {known}")))
+            Err(Failure::input(format!("unknown scheme `{scheme}://`: use {known}")))
         }
     }
 }

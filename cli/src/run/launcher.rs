@@ -18,8 +18,8 @@ pub(crate) fn launch(command: &[OsString]) -> Failure {
     let stdin = match receive_stdin() {
         Ok(Some(stdin)) => stdin,
         // The run was ended before its command began: there is nobody left to tell.
-        Ok(None) => return Failure::new(Exit::Fault, "the run has ended before its command began"),
-        Err(error) => return Failure::fault("cannot hear from the run", error),
+        Ok(None) => return Failure::new(Exit::Fault, "`leasehold run` ended before its command started"),
+        Err(error) => return Failure::fault("cannot receive the standard input from `leasehold run`", error),
     };
     if let Err(error) = rustix::stdio::dup2_stdin(&stdin).map_err(io::Error::from).and_then(|()| unblock_ttou()) {
         return Failure::fault("cannot prepare the command", error);

@@ -64,7 +64,7 @@ fn interpreter(file: &Path) -> Option<PathBuf> {
 pub(crate) fn no_interpreter(program: &OsStr, interpreter: Option<&Path>) -> Failure {
     let name = interpreter.map(|path| format!(", `{}`,", printable(&path.to_string_lossy()))).unwrap_or_default();
     let text = format!(
-        "the command `{}` cannot be executed: its interpreter{name} is missing or not executable",
+        "cannot execute `{}`: its interpreter{name} is missing or not executable",
         printable(&program.to_string_lossy())
     );
     Failure::new(Exit::Command(126), text)
@@ -75,9 +75,9 @@ pub(crate) fn failure(program: &OsStr, error: &io::Error) -> Failure {
     let program = printable(&program.to_string_lossy());
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            Failure::new(Exit::Command(127), format!("there is no command `{program}`"))
+            Failure::new(Exit::Command(127), format!("command `{program}` not found"))
         }
-        _ => Failure::new(Exit::Command(126), format!("the command `{program}` cannot be executed: {error}")),
+        _ => Failure::new(Exit::Command(126), format!("cannot execute `{program}`: {error}")),
     }
 }
 

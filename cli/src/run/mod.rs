@@ -45,7 +45,7 @@ pub(crate) fn check(store: &Store, args: &Run) -> Result<RunOptions, Failure> {
     let options = RunOptions::from_args(args)?;
     match args.words().first() {
         Some(program) => lookup::check(program)?,
-        None => return Err(Failure::input("there is no command")),
+        None => return Err(Failure::input("there is no command: put it after `--`")),
     }
     let outer = |name| std::env::var(name).ok();
     if outer(TOKEN).is_some()
@@ -53,8 +53,8 @@ pub(crate) fn check(store: &Store, args: &Run) -> Result<RunOptions, Failure> {
         && outer(store::VARIABLE).as_deref() == Some(store.url())
     {
         return Err(Failure::input(format!(
-            "lock `{}` is held by the `leasehold run` that started this one, which would wait for itself ({NAME} and \
-             {} say so)",
+            "the `leasehold run` that started this one holds lock `{}`, according to {NAME} and {}, so this one \
+             would wait for itself: run the command without a second `leasehold run`",
             printable(&args.name),
             store::VARIABLE
         )));
@@ -69,7 +69,7 @@ const NAME: &str = "LEASEHOLD_NAME";
 /// Holds the lock while the command runs.
 pub(crate) async fn run(store: &Store, args: &Run, options: RunOptions, output: Output) -> Result<Exit, Failure> {
     signals::block_ttou().map_err(|error| Failure::fault("cannot prepare the terminal", error))?;
-    let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen to signals", error))?;
+    let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen for signals", error))?;
     // It gets ready while the store is asked.
     let watcher = Watcher::start().map_err(|error| Failure::fault("cannot start the watcher", error))?;
     let client = if args.no_wait {
@@ -107,8 +107,8 @@ async fn prepare(
 ) -> Result<Supervisor, (LockGuard, Failure)> {
     let begun = async {
         let fault = |tried: &'static str| move |error: std::io::Error| Failure::fault(tried, error);
-        watcher.ready().await.map_err(fault("the watcher does not work"))?;
-        signals.listen_for_stop().map_err(fault("cannot listen to signals"))?;
+        watcher.ready().await.map_err(fault("the watcher does not start"))?;
+        signals.listen_for_stop().map_err(fault("cannot listen for signals"))?;
         let env = [
             (TOKEN, guard.fencing_token().to_string()),
             (NAME, args.name.clone()),
@@ -117,11 +117,11 @@ async fn prepare(
             (store::VARIABLE, store.url().to_owned()),
         ];
         if !guard.is_held() {
-            let text = format!("lock `{}` was lost before its command began; nothing was run", printable(&args.name));
+            let text = format!("lock `{}` was lost before its command started; nothing was run", printable(&args.name));
             return Err(Failure::new(Exit::NoAnswer, text));
         }
         let mut command = CommandGroup::prepare(&args.words(), &env).map_err(fault("cannot start the command"))?;
-        watcher.set_group(command.group()).map_err(fault("the watcher does not listen"))?;
+        watcher.set_group(command.group()).map_err(fault("cannot send an order to the watcher"))?;
         let mut terminal = Terminal::open();
         if let Some(terminal) = &mut terminal {
             terminal.give_foreground(command.group());
@@ -130,7 +130,7 @@ async fn prepare(
             if let Some(terminal) = &mut terminal {
                 terminal.take_foreground();
             }
-            return Err(Failure::fault("cannot let the command begin", error));
+            return Err(Failure::fault("cannot start the command", error));
         }
         Ok((command, terminal))
     };

@@ -110,7 +110,7 @@ impl Supervisor {
                 killed = self.termination.was_killed().then(Instant::now);
             }
             self.maintain_watcher(left.until_end()).await;
-            match self.command.poll().map_err(|error| Failure::fault("cannot see how the command goes", error))? {
+            match self.command.poll().map_err(|error| Failure::fault("cannot read the state of the command", error))? {
                 Some(StateChange::Ended(outcome)) => {
                     self.finish().await;
                     return Ok(outcome);
@@ -122,7 +122,7 @@ impl Supervisor {
                 None => {}
             }
             if killed.is_some_and(|killed| killed.elapsed() > GONE_BOUND) {
-                return Err(Failure::new(Exit::Lost, "the lease was lost; the command got KILL and does not end"));
+                return Err(Failure::new(Exit::Lost, "the lease was lost; the command got KILL but does not end"));
             }
             tokio::select! {
                 biased;
@@ -145,9 +145,9 @@ impl Supervisor {
         };
         let name = printable(self.lease.guard.name().as_str());
         let why = match loss {
-            _ if max_hold => format!("the longest hold of lock `{name}` is reached"),
+            _ if max_hold => format!("lock `{name}` has reached --max-hold"),
             Some(loss) => format!("lock `{name}` is lost: {loss}"),
-            None => format!("the store does not confirm lock `{name}` any more"),
+            None => format!("the store no longer confirms lock `{name}`"),
         };
         let exit = if max_hold { Exit::MaxHold } else { Exit::Lost };
         match action {
@@ -165,8 +165,10 @@ impl Supervisor {
                 self.cause = Some(Failure::new(exit, format!("{why}; the command got KILL")));
             }
             Action::Warn => {
-                self.output
-                    .warn_in_background(exit.kind(), format!("{why}; the command goes on, another may run it too"));
+                self.output.warn_in_background(
+                    exit.kind(),
+                    format!("{why}; the command continues, and another client may get the lock"),
+                );
             }
         }
     }
@@ -197,7 +199,7 @@ impl Supervisor {
             watcher.kill();
             self.watcher = None;
             let text = format!(
-                "the watcher is gone and there is no other ({error}): with KILL to leasehold the command would go on"
+                "the watcher ended and cannot be replaced ({error}): if leasehold gets KILL, the command continues"
             );
             self.output.warn_in_background("fault", text);
         }
@@ -292,7 +294,7 @@ async fn release(
     let (name, begun) = (printable(guard.name().as_str()), Instant::now());
     let error = guard.release().await.err()?;
     if error.kind() == ErrorKind::Lost {
-        let text = format!("lock `{name}` was lost before the end of the command was seen");
+        let text = format!("lock `{name}` was lost before leasehold saw the command end");
         return Some(Failure::new(Exit::Lost, text));
     }
     // The client tries again in the background, and a shutdown ends when it has an answer.
@@ -310,7 +312,7 @@ async fn release(
         // No renewal was sent after the release began.
         let left = format_duration_roughly(options.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
         let text = format!(
-            "lock `{name}` could not be released ({}): it stays taken until its lease ends, in {left} at the latest",
+            "lock `{name}` could not be released ({}): it stays held until its lease ends, in {left} at the latest",
             with_causes(&error)
         );
         output.warn(Exit::from(error.kind()).kind(), &text);

@@ -65,12 +65,13 @@ async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<L
     if args.no_wait {
         return match lock.try_acquire().await? {
             Some(guard) => Ok(guard),
-            None => Err(conflict(client, args, "and --no-wait was given").await),
+            None => Err(conflict(client, args, "holds the lock or waits for it, and --no-wait was given").await),
         };
     }
     match lock.acquire().await {
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            Err(conflict(client, args, &format!("for the whole {}", format_wait(args.wait))).await)
+            Err(conflict(client, args, &format!("held the lock for the whole wait of {}", format_wait(args.wait)))
+                .await)
         }
         other => Ok(other?),
     }
@@ -79,10 +80,10 @@ async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<L
 async fn conflict(client: &LockClient, args: &Run, how: &str) -> Failure {
     let now = match client.inspect(&args.name).await {
         Ok(seen) => LockReport::new(client, &args.name, seen).to_text(),
-        Err(_) => format!("{}: the store does not say who has it", printable(&args.name)),
+        Err(_) => format!("{}: the store does not say who holds it", printable(&args.name)),
     };
     let exit = args.conflict_exit_code.map_or(Exit::Held, Exit::HeldAs);
-    Failure::new(exit, format!("another has the lock {how}; nothing was run ({now})"))
+    Failure::new(exit, format!("another client {how}; nothing was run ({now})"))
 }
 
 /// Tells whoever looks on how it goes, until it is dropped.
@@ -99,7 +100,7 @@ async fn show_progress(client: &LockClient, args: &Run, output: Output) -> std::
                 let seen = LockReport::new(client, &args.name, seen);
                 progress(&seen, place.update(seen.token(), seen.waiters.unwrap_or(0)))
             }
-            Err(error) => format!("the store does not answer: {}", reason(&error)),
+            Err(error) => format!("the store does not reply: {}", reason(&error)),
         };
         line.show(&format!(
             "waiting {} of {}: {now}",

@@ -113,7 +113,7 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
 fn a_command_that_cannot_be_executed_holds_no_lock(store: &Store) {
     std::fs::write(store.file("text"), "#!/nowhere/interpreter\n").unwrap();
     let (code, _, stderr) = outcome(store, &["run", "x", "--", "no such command"]);
-    assert_eq!((code, &*stderr), (127, "leasehold: there is no command `no such command`"));
+    assert_eq!((code, &*stderr), (127, "leasehold: command `no such command` not found"));
     let (code, _, stderr) = outcome(store, &["run", "x", "--", "./text"]);
     assert_eq!(code, 126, "{stderr}");
     let mut chmod = std::process::Command::new("chmod");

@@ -83,7 +83,7 @@ fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Stor
     assert!(took <= Duration::from_secs(2) + canary.allowance(), "{took:?}");
     let (code, _, stderr) = next.end();
     assert_eq!(code, 124, "{stderr}");
-    assert!(stderr.contains("the longest hold of lock `x` is reached"), "{stderr}");
+    assert!(stderr.contains("lock `x` has reached --max-hold"), "{stderr}");
     assert_eq!(holder.end().0, 0);
     assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0, "it was released");
 }

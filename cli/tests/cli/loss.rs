@@ -55,7 +55,7 @@ fn killed_when_removed(store: &Store, options: &[&str], ttl: Duration) {
 
 fn a_store_that_does_not_reply_brings_term_and_then_kill(store: &Store) {
     let stderr = term_and_kill(store, &["--ttl", "9s", "--grace", "2s"], TTL, Duration::from_secs(2));
-    assert!(stderr.contains("does not confirm lock `x`") && stderr.contains("KILL follows in 2s"), "{stderr}");
+    assert!(stderr.contains("no longer confirms lock `x`") && stderr.contains("KILL follows in 2s"), "{stderr}");
 }
 
 fn with_the_defaults_a_store_that_does_not_reply_ends_the_command_in_time(store: &Store) {
@@ -151,10 +151,10 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     assert!(store.file("got-term").exists());
     let (code, _, stderr) = run.end();
     assert_eq!(code, 124, "{stderr}");
-    assert!(stderr.contains("the longest hold of lock `x` is reached"), "{stderr}");
+    assert!(stderr.contains("lock `x` has reached --max-hold"), "{stderr}");
     assert!(stderr.contains("TERM, KILL follows in 2s"), "{stderr}");
     let last = stderr.lines().last().unwrap_or("");
-    assert!(last.starts_with("leasehold: the longest hold"), "the reason comes last: {stderr}");
+    assert!(last.starts_with("leasehold: lock `x` has reached"), "the reason comes last: {stderr}");
     // It was released, and not left to its ttl of 30 s.
     assert_eq!(outcome(store, &["run", "x", "--wait", "10s", "--", "true"]).0, 0);
 }

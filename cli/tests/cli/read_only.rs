@@ -115,7 +115,7 @@ fn a_user_who_can_only_read_the_file_sees_the_holder() {
     set_permissions(store.file("locks.db"), Permissions::from_mode(0o666)).unwrap();
     set_permissions(store.folder(), Permissions::from_mode(0o555)).unwrap();
     let (code, stdout, stderr) = reader.outcome(&["status", "x"]);
-    assert!(code == 0 && stdout.contains("the last one"), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains("of the last grant"), "{stdout}{stderr}");
     let (code, _, stderr) = reader.outcome(&["run", "y", "--wait", "30s", "--", "true"]);
     assert!(code == 123 && stderr.contains("permissions and those of its folder"), "{code}, {stderr}");
     // As a process leaves it that is killed while it closes the file.

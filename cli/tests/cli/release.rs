@@ -41,7 +41,7 @@ fn a_release_that_keeps_failing_ends_with_a_warning(store: &Store) {
     store.reply_again();
     assert_eq!((code, stderr.lines().count()), (4, 1), "{stderr}");
     assert!(stderr.contains("warning: lock `x` could not be released"), "{stderr}");
-    assert!(stderr.contains("it stays taken until its lease ends, in 2"), "{stderr}");
+    assert!(stderr.contains("it stays held until its lease ends, in 2"), "{stderr}");
     // The call, and five seconds of further ones.
     assert!(took <= Duration::from_secs(8) + canary.allowance(), "{took:?}");
 }

@@ -76,7 +76,7 @@ fn ls_shows_what_is_held(store: &Store) {
     assert!(text.starts_with("jobs/ä {1}: held by ") && text.contains(", me)"), "{text}");
     let (_, text, _) = outcome(store, &["ls", "--all", "--limit", "1"]);
     assert!(
-        text.starts_with("jobs/ä {1}: held") && text.ends_with("there are more: see --limit and --prefix"),
+        text.starts_with("jobs/ä {1}: held") && text.ends_with("there are more: use --limit or --prefix"),
         "{text}"
     );
     assert_eq!(outcome(store, &["ls", "--limit", "0"]).0, 2);

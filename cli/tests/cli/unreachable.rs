@@ -73,7 +73,7 @@ fn a_terminal_shows_that_the_store_does_not_reply(store: &Store) {
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "echo", "my turn"]);
     terminal.shows("waiting ");
     // A file that another writes to can still be read.
-    terminal.shows(if store.has_queue() { "s of 1m: the store does not answer" } else { "does not grant it yet" });
+    terminal.shows(if store.has_queue() { "s of 1m: the store does not reply" } else { "does not grant it yet" });
     store.reply_again();
     terminal.shows("my turn");
     assert_eq!(terminal.end(), Some(0));
