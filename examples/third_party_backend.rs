@@ -127,7 +127,7 @@ impl LockBackend for TableBackend {
         it.takeover_slack = Duration::from_millis(100);
         it.fencing = "a counter in the row, which is never removed";
         it.call_bound = Duration::from_millis(250);
-        it.exclusion_ends = &["somebody changes the table by hand"];
+        it.limits_of_exclusion = &["somebody changes the table by hand"];
         it
     }
 

@@ -59,7 +59,7 @@ fn page(backends: &[Capabilities]) -> String {
         by its next renewal.\n";
     for it in backends {
         let _ = writeln!(page, "\n{}:\n", it.backend);
-        for end in it.exclusion_ends {
+        for end in it.limits_of_exclusion {
             let _ = writeln!(page, "- {end}");
         }
     }

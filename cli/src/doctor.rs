@@ -153,7 +153,7 @@ async fn examine(client: &LockClient) -> Vec<Finding> {
 /// What no store can mend.
 fn limits_of_exclusion(client: &LockClient) -> Finding {
     let capabilities = client.capabilities();
-    let limits = capabilities.exclusion_ends.iter().map(|limit| format!("\n      {limit}")).collect::<String>();
+    let limits = capabilities.limits_of_exclusion.iter().map(|limit| format!("\n      {limit}")).collect::<String>();
     let found = if limits.is_empty() { "never".to_owned() } else { format!("when{limits}") };
     Finding::new("exclusion ends", found, Verdict::Fine)
 }

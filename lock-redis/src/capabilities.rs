@@ -31,7 +31,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.restart = Restart::KeepsPersisted;
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
-    it.exclusion_ends = match settings.on_restart {
+    it.limits_of_exclusion = match settings.on_restart {
         OnRestart::Trust => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_TRUSTED],
         OnRestart::QuarantineKnown => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN],
         OnRestart::Quarantine => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED],

@@ -31,7 +31,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.restart = Restart::KeepsAll;
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
-    it.exclusion_ends = &[
+    it.limits_of_exclusion = &[
         "somebody deletes, replaces or truncates the file, its `-wal` or its `-shm`, or puts an older copy in its place, while locks are held",
         "two machines reach the file, in a way that looks like a local disk",
         "processes reach the file through two paths, and the second one (a bind mount in another mount namespace) is not visible",

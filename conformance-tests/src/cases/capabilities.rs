@@ -28,7 +28,7 @@ pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
     assert!(!claimed.ttl_granularity.is_zero() && claimed.ttl_granularity <= claimed.min_ttl);
     assert!(!claimed.max_place_ttl.is_zero() && claimed.renew_batch > 0);
     assert!(!claimed.call_bound.is_zero() && claimed.call_bound.as_secs() <= 10, "a call ends soon");
-    assert!(!claimed.fencing.is_empty() && claimed.exclusion_ends.iter().all(|way| !way.is_empty()));
+    assert!(!claimed.fencing.is_empty() && claimed.limits_of_exclusion.iter().all(|way| !way.is_empty()));
     hold(&ann, &crate::kit::name("capabilities")).await.release().await.expect("a release");
     assert_eq!(ann.capabilities(), claimed, "the capabilities changed with the first call");
 }

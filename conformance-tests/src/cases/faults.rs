@@ -107,7 +107,7 @@ pub async fn lost_data_is_told(fixture: &dyn Fixture) {
     lost(&guard, ttl + BACK, "the holder learns that its lease is gone").await;
     let next = join(granted).await;
     assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the data");
-    let ends = ann.capabilities().exclusion_ends;
+    let ends = ann.capabilities().limits_of_exclusion;
     assert!(!ends.is_empty(), "data can be lost, and the capabilities do not say where exclusion ends");
 }
 
@@ -342,7 +342,7 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
         assert!(forward, "set back, a clock ended a lease");
         assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the clock");
         assert!(
-            !guard.is_held() || !ann.capabilities().exclusion_ends.is_empty(),
+            !guard.is_held() || !ann.capabilities().limits_of_exclusion.is_empty(),
             "two hold after a step of the clock, and the capabilities do not say so"
         );
         lost(&guard, ttl / 3 + AT_ONCE, "the holder is told by its next renewal").await;

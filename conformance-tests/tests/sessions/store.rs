@@ -252,7 +252,7 @@ impl LockBackend for SessionBackend {
         it.fencing = "a counter in the row, which is never removed";
         it.restart = Restart::KeepsNothing;
         it.call_bound = Duration::from_millis(250);
-        it.exclusion_ends = &["somebody changes the table by hand"];
+        it.limits_of_exclusion = &["somebody changes the table by hand"];
         it
     }
 

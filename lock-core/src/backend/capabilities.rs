@@ -123,7 +123,7 @@ pub struct Capabilities {
     pub renew_batch: usize,
     /// Every way in which exclusion can end while a holder believes in its lease, so that only the fencing
     /// token decides. For people.
-    pub exclusion_ends: &'static [&'static str],
+    pub limits_of_exclusion: &'static [&'static str],
 }
 
 impl Capabilities {
@@ -150,7 +150,7 @@ impl Capabilities {
             restart: Restart::KeepsNothing,
             call_bound: Duration::from_secs(1),
             renew_batch: 100,
-            exclusion_ends: &[],
+            limits_of_exclusion: &[],
         }
     }
 

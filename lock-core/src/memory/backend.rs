@@ -95,7 +95,7 @@ impl LockBackend for MemoryBackend {
             fencing: "a counter per name that outlives the lease",
             call_bound: Duration::from_millis(250),
             renew_batch: 500,
-            exclusion_ends: &["a test tampers with the store"],
+            limits_of_exclusion: &["a test tampers with the store"],
             ..Capabilities::new("memory")
         }
     }
@@ -287,7 +287,7 @@ mod tests {
             restart: Restart::KeepsNothing,
             call_bound: Duration::from_millis(250),
             renew_batch: 500,
-            exclusion_ends: &["a test tampers with the store"],
+            limits_of_exclusion: &["a test tampers with the store"],
         };
         assert_eq!(it, expected);
     }
