@@ -1,6 +1,6 @@
 //! What the types promise to a program that moves them between tasks and threads, at compile time.
 
-use leasehold::admin::{Finding, Listed, Listing};
+use leasehold::admin::{Check, Listed, Listing};
 use leasehold::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewReplies, Stamp, SystemClock};
 use leasehold::memory::{MemoryBackend, MemoryStore};
 use leasehold::{
@@ -30,7 +30,7 @@ const _: () = {
     moves::<Error>();
     moves::<Listing>();
     moves::<Listed>();
-    moves::<Finding>();
+    moves::<Check>();
     moves::<Capabilities>();
     moves::<Claim>();
     moves::<CoreHandle>();

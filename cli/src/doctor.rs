@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::admin::{Finding, Verdict};
+use leasehold::admin::{Check, CheckStatus};
 use leasehold::{ErrorKind, LockClient};
 use serde::Serialize;
 
@@ -23,53 +23,51 @@ const TTL: Duration = Duration::from_secs(5);
 struct DoctorReport {
     /// Whether nothing is wrong.
     fit: bool,
-    #[serde(rename = "findings")]
-    checks: Vec<Check>,
+    checks: Vec<CheckReport>,
 }
 
 #[derive(Serialize)]
-struct Check {
+struct CheckReport {
     about: &'static str,
     found: String,
-    /// `fine`, `doubtful` or `wrong`.
-    verdict: &'static str,
+    /// `ok`, `warning` or `error`.
+    status: &'static str,
     /// What to do about it.
-    #[serde(rename = "mend")]
     hint: Option<String>,
 }
 
-impl From<Finding> for Check {
-    fn from(Finding { about, found, verdict, .. }: Finding) -> Self {
-        let (verdict, hint) = match verdict {
-            Verdict::Fine => ("fine", None),
-            Verdict::Doubtful(hint) => ("doubtful", Some(hint)),
-            Verdict::Wrong(hint) => ("wrong", Some(hint)),
+impl From<Check> for CheckReport {
+    fn from(Check { about, found, status, .. }: Check) -> Self {
+        let (status, hint) = match status {
+            CheckStatus::Ok => ("ok", None),
+            CheckStatus::Warning(hint) => ("warning", Some(hint)),
+            CheckStatus::Error(hint) => ("error", Some(hint)),
         };
-        Self { about, found, verdict, hint }
+        Self { about, found, status, hint }
     }
 }
 
-/// Looks at everything, and says how to mend what is wrong.
+/// Checks everything, and gives a hint with each warning and error.
 pub(crate) async fn doctor(common: &Common, output: Output) -> Result<Exit, Failure> {
     let store = Store::from_args(common, output)?;
-    let mut findings = vec![Finding::new("store", store.display_url(), Verdict::Fine)];
+    let mut checks = vec![Check::new("store", store.display_url(), CheckStatus::Ok)];
     let begin = Instant::now();
     match store.connect("").await {
         // With a wrong URL there is nothing to examine.
         Err(failure) if failure.exit == Exit::BadInput => return Err(failure),
         Err(failure) => {
-            findings.push(Finding::new("connection", failure.text, Verdict::Wrong(connection_hint(failure.exit))));
+            checks.push(Check::new("connection", failure.text, CheckStatus::Error(connection_hint(failure.exit))));
         }
         Ok(client) => {
-            findings.push(Finding::new("connection", format!("made in {:.1?}", begin.elapsed()), Verdict::Fine));
-            findings.extend(round_trip(&client).await);
-            findings.extend(acquire_and_release(&client).await);
-            findings.extend(examine(&client).await);
-            findings.push(limits_of_exclusion(&client));
+            checks.push(Check::new("connection", format!("made in {:.1?}", begin.elapsed()), CheckStatus::Ok));
+            checks.extend(round_trip(&client).await);
+            checks.extend(acquire_and_release(&client).await);
+            checks.extend(examine(&client).await);
+            checks.push(limits_of_exclusion(&client));
         }
     }
-    let checks: Vec<Check> = findings.into_iter().map(Check::from).collect();
-    let report = DoctorReport { fit: checks.iter().all(|check| check.verdict != "wrong"), checks };
+    let checks: Vec<CheckReport> = checks.into_iter().map(CheckReport::from).collect();
+    let report = DoctorReport { fit: checks.iter().all(|check| check.status != "error"), checks };
     output.result(&report, || report.to_text())?;
     Ok(if report.fit { Exit::Success } else { Exit::No })
 }
@@ -81,8 +79,8 @@ fn connection_hint(exit: Exit) -> String {
     }
 }
 
-/// Asks for a lock that nobody has, again and again.
-async fn round_trip(client: &LockClient) -> Option<Finding> {
+/// Inspects a lock that nobody holds, again and again.
+async fn round_trip(client: &LockClient) -> Option<Check> {
     let bound = client.capabilities().call_bound;
     let mut trips = Vec::with_capacity(ROUND_TRIPS);
     for _ in 0..ROUND_TRIPS {
@@ -92,27 +90,27 @@ async fn round_trip(client: &LockClient) -> Option<Finding> {
             Err(error) if error.kind() == ErrorKind::Unsupported => return None,
             Err(error) => {
                 let hint = "the store was reached and then did not reply: check its load and its log".to_owned();
-                return Some(Finding::new("round trip", with_causes(&error), Verdict::Wrong(hint)));
+                return Some(Check::new("round trip", with_causes(&error), CheckStatus::Error(hint)));
             }
         }
     }
     trips.sort();
     let (median, worst) = (trips[ROUND_TRIPS / 2], trips[ROUND_TRIPS - 1]);
     let found = format!("median {median:.1?}, worst {worst:.1?}, of {ROUND_TRIPS}");
-    let verdict = if worst * 4 < bound {
-        Verdict::Fine
+    let status = if worst * 4 < bound {
+        CheckStatus::Ok
     } else {
-        Verdict::Doubtful(format!(
+        CheckStatus::Warning(format!(
             "a call may take {bound:?} in all: set a longer `timeout` in the URL, if the store has one, and use a ttl of at \
              least {:?}",
             bound * 10
         ))
     };
-    Some(Finding::new("round trip", found, verdict))
+    Some(Check::new("round trip", found, status))
 }
 
-/// Takes a lock of its own, and lets it go: what the user may do shows best by doing it.
-async fn acquire_and_release(client: &LockClient) -> Option<Finding> {
+/// Acquires and releases a lock of its own: that shows best what the user may do.
+async fn acquire_and_release(client: &LockClient) -> Option<Check> {
     let begin = Instant::now();
     let lock = client.lock(lock_name()).ttl(TTL);
     let outcome = match lock.try_acquire().await {
@@ -121,50 +119,50 @@ async fn acquire_and_release(client: &LockClient) -> Option<Finding> {
         Err(error) => Err(error),
     };
     Some(match outcome {
-        Ok(()) => Finding::new("acquire and release", format!("done in {:.1?}", begin.elapsed()), Verdict::Fine),
+        Ok(()) => Check::new("acquire and release", format!("done in {:.1?}", begin.elapsed()), CheckStatus::Ok),
         Err(error) => {
             let hint = match error.kind() {
                 ErrorKind::Auth => "give the user the permissions that `leasehold acl redis` prints",
                 ErrorKind::Capacity => "the store is full: free space, or raise its limits",
                 _ => "the message of the store says why: correct that",
             };
-            Finding::new("acquire and release", with_causes(&error), Verdict::Wrong(hint.to_owned()))
+            Check::new("acquire and release", with_causes(&error), CheckStatus::Error(hint.to_owned()))
         }
     })
 }
 
-/// A name of this very look, so that two doctors do not meet.
+/// A name of this process, so that two `doctor`s do not contend.
 fn lock_name() -> String {
     format!("leasehold doctor {}", std::process::id())
 }
 
-async fn examine(client: &LockClient) -> Vec<Finding> {
+async fn examine(client: &LockClient) -> Vec<Check> {
     match client.examine().await {
-        Ok(findings) => findings,
+        Ok(checks) => checks,
         Err(error) if error.kind() == ErrorKind::Unsupported => Vec::new(),
         Err(error) => {
             let hint =
                 "the store serves locks, but its version and settings are not checked: see its message".to_owned();
-            vec![Finding::new("store", with_causes(&error), Verdict::Doubtful(hint))]
+            vec![Check::new("store", with_causes(&error), CheckStatus::Warning(hint))]
         }
     }
 }
 
-/// What no store can mend.
-fn limits_of_exclusion(client: &LockClient) -> Finding {
+/// The limits that every store has.
+fn limits_of_exclusion(client: &LockClient) -> Check {
     let capabilities = client.capabilities();
     let limits = capabilities.limits_of_exclusion.iter().map(|limit| format!("\n      {limit}")).collect::<String>();
     let found = if limits.is_empty() { "never".to_owned() } else { format!("when{limits}") };
-    Finding::new("exclusion ends", found, Verdict::Fine)
+    Check::new("exclusion ends", found, CheckStatus::Ok)
 }
 
 impl DoctorReport {
     fn to_text(&self) -> String {
         let mut text = String::new();
-        for Check { about, found, verdict, hint } in &self.checks {
-            let mark = match *verdict {
-                "fine" => "ok",
-                "doubtful" => "??",
+        for CheckReport { about, found, status, hint } in &self.checks {
+            let mark = match *status {
+                "ok" => "ok",
+                "warning" => "??",
                 _ => "!!",
             };
             text.push_str(&format!("{mark}  {about}: {}\n", printable_lines(found)));
@@ -188,17 +186,17 @@ mod tests {
 
     #[test]
     fn warnings_and_errors_come_with_a_hint() {
-        let findings = [
-            Finding::new("a", "1", Verdict::Fine),
-            Finding::new("b", "2\x1b", Verdict::Doubtful("do this".into())),
-            Finding::new("c", "3", Verdict::Wrong("do that".into())),
+        let checks = [
+            Check::new("a", "1", CheckStatus::Ok),
+            Check::new("b", "2\x1b", CheckStatus::Warning("do this".into())),
+            Check::new("c", "3", CheckStatus::Error("do that".into())),
         ];
-        let report = DoctorReport { fit: false, checks: findings.into_iter().map(Check::from).collect() };
+        let report = DoctorReport { fit: false, checks: checks.into_iter().map(CheckReport::from).collect() };
         assert_eq!(
             report.to_text(),
             "ok  a: 1\n??  b: 2\u{fffd}\n      do this\n!!  c: 3\n      do that\nnot fit for locks"
         );
         let json = serde_json::to_string(&report).unwrap();
-        assert!(json.contains(r#"{"about":"c","found":"3","verdict":"wrong","mend":"do that"}"#), "{json}");
+        assert!(json.contains(r#"{"about":"c","found":"3","status":"error","hint":"do that"}"#), "{json}");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::Finding;
+use leasehold_core::admin::Check;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
     LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
@@ -96,7 +96,7 @@ impl Break for Prefixed {
 
 #[async_trait]
 impl Examine for Prefixed {
-    async fn examine(&self) -> Result<Vec<Finding>> {
+    async fn examine(&self) -> Result<Vec<Check>> {
         self.inner.extensions().examine.expect(NOT_OFFERED).examine().await
     }
 }

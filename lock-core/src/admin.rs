@@ -61,33 +61,33 @@ impl std::fmt::Display for ListedName {
     }
 }
 
-/// One thing that an operator wants to know of a store.
+/// One property of a store that an operator wants to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Finding {
+pub struct Check {
     /// What was checked: `server version`. Every check of the same thing uses the same words.
     pub about: &'static str,
     /// What was found.
     pub found: String,
     /// What that means for locks.
-    pub verdict: Verdict,
+    pub status: CheckStatus,
 }
 
-impl Finding {
-    /// A finding.
-    pub fn new(about: &'static str, found: impl Into<String>, verdict: Verdict) -> Self {
-        Self { about, found: found.into(), verdict }
+impl Check {
+    /// A check with its result.
+    pub fn new(about: &'static str, found: impl Into<String>, status: CheckStatus) -> Self {
+        Self { about, found: found.into(), status }
     }
 }
 
-/// What a finding means for locks.
-#[expect(clippy::exhaustive_enums, reason = "whoever shows findings has to show each")]
+/// What the result of a check means for locks.
+#[expect(clippy::exhaustive_enums, reason = "a program that shows checks has to show each status")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckStatus {
     /// Nothing is to be done.
-    Fine,
+    Ok,
     /// Locks work, and promise less than they could: what to do about it.
-    Doubtful(String),
+    Warning(String),
     /// Locks do not work, or exclusion ends: how to correct it.
-    Wrong(String),
+    Error(String),
 }

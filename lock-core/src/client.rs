@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::admin::{Finding, Listing};
+use crate::admin::{Check, Listing};
 use crate::backend::{Capabilities, LockBackend};
 use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
@@ -152,7 +152,7 @@ impl LockClient {
     ///
     /// # Cancel safety
     /// Reads only.
-    pub async fn examine(&self) -> Result<Vec<Finding>> {
+    pub async fn examine(&self) -> Result<Vec<Check>> {
         self.ask(3, ErrorKind::Unavailable, move |backend| async move {
             match backend.extensions().examine {
                 Some(examine) => examine.examine().await,

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use leasehold_core::Result;
-use leasehold_core::admin::{Finding, Verdict};
+use leasehold_core::admin::{Check, CheckStatus};
 use leasehold_core::backend::Examine;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -23,14 +23,14 @@ const FAR_APART: Duration = Duration::from_secs(1);
 
 #[async_trait]
 impl Examine for RedisBackend {
-    async fn examine(&self) -> Result<Vec<Finding>> {
+    async fn examine(&self) -> Result<Vec<Check>> {
         let (connection, until) = self.connection().await?;
         let info = query(&connection, &["INFO"], until).await?;
         let info = text(&info).ok_or(Failure::UnexpectedReply)?;
-        let mut findings = of_info(&info);
-        findings.push(clock(&connection, until).await?);
-        findings.push(user(query(&connection, &["ACL", "WHOAMI"], until).await)?);
-        Ok(findings)
+        let mut checks = of_info(&info);
+        checks.push(clock(&connection, until).await?);
+        checks.push(user(query(&connection, &["ACL", "WHOAMI"], until).await)?);
+        Ok(checks)
     }
 }
 
@@ -43,23 +43,23 @@ async fn query(connection: &Connection, words: &[&str], until: Instant) -> Resul
 }
 
 /// Checks the fields of `INFO`.
-fn of_info(info: &str) -> Vec<Finding> {
+fn of_info(info: &str) -> Vec<Check> {
     let fields: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or("unknown");
     let number = |name: &str| fields.get(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let warning = |hint: &str| Verdict::Doubtful(hint.to_owned());
-    let error = |hint: &str| Verdict::Wrong(hint.to_owned());
+    let warning = |hint: &str| CheckStatus::Warning(hint.to_owned());
+    let error = |hint: &str| CheckStatus::Error(hint.to_owned());
 
     let eviction = match field("maxmemory_policy") {
-        "noeviction" => Verdict::Fine,
+        "noeviction" => CheckStatus::Ok,
         _ => error(
             "it may evict a held lock: CONFIG SET maxmemory-policy noeviction, and set it in the configuration file",
         ),
     };
     let (used, most) = (number("used_memory"), number("maxmemory"));
     let (memory, room) = match used.saturating_mul(100).checked_div(most) {
-        None => (format!("{} KiB, no limit", used >> 10), Verdict::Fine),
-        Some(percent) if percent < NEARLY_FULL => (format!("{percent} % of {} KiB", most >> 10), Verdict::Fine),
+        None => (format!("{} KiB, no limit", used >> 10), CheckStatus::Ok),
+        Some(percent) if percent < NEARLY_FULL => (format!("{percent} % of {} KiB", most >> 10), CheckStatus::Ok),
         Some(percent) => (
             format!("{percent} % of {} KiB", most >> 10),
             warning("a full server grants no lock: raise maxmemory, or keep other data elsewhere"),
@@ -73,11 +73,11 @@ fn of_info(info: &str) -> Vec<Finding> {
                  never saw the server before may not know that they have to",
             ),
         ),
-        _ => ("append-only file", Verdict::Fine),
+        _ => ("append-only file", CheckStatus::Ok),
     };
     let replicas = number("connected_slaves");
     let (role, replication) = match (field("role"), replicas) {
-        ("master", 0) => ("no replicas".to_owned(), Verdict::Fine),
+        ("master", 0) => ("no replicas".to_owned(), CheckStatus::Ok),
         ("master", _) => (
             format!("{replicas} replicas"),
             warning(
@@ -88,22 +88,22 @@ fn of_info(info: &str) -> Vec<Finding> {
     };
     let cluster = match number("cluster_enabled") {
         0 => None,
-        _ => Some(Finding::new("cluster", "on", error("Cluster is not supported: use a separate server for locks"))),
+        _ => Some(Check::new("cluster", "on", error("Cluster is not supported: use a separate server for locks"))),
     };
     let version = format!("{}, up for {} s", field("redis_version"), number("uptime_in_seconds"));
-    let mut findings = vec![
-        Finding::new("server", version, Verdict::Fine),
-        Finding::new("eviction", field("maxmemory_policy"), eviction),
-        Finding::new("memory", memory, room),
-        Finding::new("persistence", kept, persistence),
-        Finding::new("replication", role, replication),
+    let mut checks = vec![
+        Check::new("server", version, CheckStatus::Ok),
+        Check::new("eviction", field("maxmemory_policy"), eviction),
+        Check::new("memory", memory, room),
+        Check::new("persistence", kept, persistence),
+        Check::new("replication", role, replication),
     ];
-    findings.extend(cluster);
-    findings
+    checks.extend(cluster);
+    checks
 }
 
 /// Compares the server's clock with the client's, between the sending of the request and its reply.
-async fn clock(connection: &Connection, until: Instant) -> Result<Finding> {
+async fn clock(connection: &Connection, until: Instant) -> Result<Check> {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = wall();
     let reply = query(connection, &["TIME"], until).await?;
@@ -112,23 +112,23 @@ async fn clock(connection: &Connection, until: Instant) -> Result<Finding> {
     Ok(apart(server, before, after))
 }
 
-fn apart(server: Duration, before: Duration, after: Duration) -> Finding {
+fn apart(server: Duration, before: Duration, after: Duration) -> Check {
     let (ahead, behind) = (server.saturating_sub(after), before.saturating_sub(server));
     let found = match (ahead.is_zero(), behind.is_zero()) {
         (true, true) => format!("within {:.1?} of the client", after.saturating_sub(before)),
         (false, _) => format!("{ahead:.1?} ahead of the client"),
         (_, false) => format!("{behind:.1?} behind the client"),
     };
-    let verdict = if ahead.max(behind) < FAR_APART {
-        Verdict::Fine
+    let status = if ahead.max(behind) < FAR_APART {
+        CheckStatus::Ok
     } else {
-        Verdict::Doubtful(
+        CheckStatus::Warning(
             "leases end by the server's clock alone, so a difference is harmless; but a step that corrects the clock ends \
              leases early or late: keep both clocks with NTP"
                 .to_owned(),
         )
     };
-    Finding::new("clock", found, verdict)
+    Check::new("clock", found, status)
 }
 
 fn seconds_and_micros(reply: &Value) -> Option<Duration> {
@@ -139,24 +139,24 @@ fn seconds_and_micros(reply: &Value) -> Option<Duration> {
 }
 
 /// Checks the user of the connection.
-fn user(reply: Result<Value, Failure>) -> Result<Finding> {
-    let (found, verdict) = match reply {
+fn user(reply: Result<Value, Failure>) -> Result<Check> {
+    let (found, status) = match reply {
         Ok(reply) => match text(&reply).ok_or(Failure::UnexpectedReply)? {
             user if user == "default" => (
                 user,
-                Verdict::Doubtful(
+                CheckStatus::Warning(
                     "anyone who reaches the server as `default` may take and break every lock: create a user with the minimal \
                      permissions (`leasehold acl redis`)"
                         .to_owned(),
                 ),
             ),
-            user => (user, Verdict::Fine),
+            user => (user, CheckStatus::Ok),
         },
         // The minimal permissions do not include this command.
-        Err(Failure::ErrorReply(_)) => ("unknown, because the user may not run ACL WHOAMI".to_owned(), Verdict::Fine),
+        Err(Failure::ErrorReply(_)) => ("unknown, because the user may not run ACL WHOAMI".to_owned(), CheckStatus::Ok),
         Err(failure) => return Err(failure.into()),
     };
-    Ok(Finding::new("user", found, verdict))
+    Ok(Check::new("user", found, status))
 }
 
 #[cfg(test)]
@@ -166,18 +166,18 @@ mod tests {
     const FIT: &str = "# Server\r\nredis_version:7.0.15\r\nuptime_in_seconds:7\r\nused_memory:2048\r\nmaxmemory:0\r\n\
         maxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\ncluster_enabled:0\r\n";
 
-    fn verdict(findings: &[Finding], about: &str) -> &'static str {
-        match findings.iter().find(|finding| finding.about == about).map(|finding| &finding.verdict) {
-            Some(Verdict::Fine) => "ok",
-            Some(Verdict::Doubtful(_)) => "warning",
-            Some(Verdict::Wrong(_)) => "error",
+    fn status(checks: &[Check], about: &str) -> &'static str {
+        match checks.iter().find(|check| check.about == about).map(|check| &check.status) {
+            Some(CheckStatus::Ok) => "ok",
+            Some(CheckStatus::Warning(_)) => "warning",
+            Some(CheckStatus::Error(_)) => "error",
             None => "nothing",
         }
     }
 
     #[test]
     fn each_setting_that_harms_locks_is_found() {
-        assert!(of_info(FIT).iter().all(|finding| finding.verdict == Verdict::Fine), "{:?}", of_info(FIT));
+        assert!(of_info(FIT).iter().all(|check| check.status == CheckStatus::Ok), "{:?}", of_info(FIT));
         for (from, to, about, expected) in [
             ("noeviction", "allkeys-lru", "eviction", "error"),
             ("maxmemory_policy:noeviction\r\n", "", "eviction", "error"),
@@ -188,16 +188,16 @@ mod tests {
             ("role:master", "role:slave", "replication", "error"),
             ("cluster_enabled:0", "cluster_enabled:1", "cluster", "error"),
         ] {
-            assert_eq!(verdict(&of_info(&FIT.replace(from, to)), about), expected, "{from} to {to}");
+            assert_eq!(status(&of_info(&FIT.replace(from, to)), about), expected, "{from} to {to}");
         }
     }
 
     #[test]
     fn only_a_certain_difference_of_clocks_counts() {
         let ms = Duration::from_millis;
-        assert_eq!(verdict(&[apart(ms(5_000), ms(4_000), ms(6_000))], "clock"), "ok");
-        assert_eq!(verdict(&[apart(ms(7_100), ms(4_000), ms(6_000))], "clock"), "warning");
-        assert_eq!(verdict(&[apart(ms(1_000), ms(4_000), ms(6_000))], "clock"), "warning");
+        assert_eq!(status(&[apart(ms(5_000), ms(4_000), ms(6_000))], "clock"), "ok");
+        assert_eq!(status(&[apart(ms(7_100), ms(4_000), ms(6_000))], "clock"), "warning");
+        assert_eq!(status(&[apart(ms(1_000), ms(4_000), ms(6_000))], "clock"), "warning");
         let reply = Value::Array(vec![Value::BulkString(b"12".to_vec()), Value::BulkString(b"345000".to_vec())]);
         assert_eq!(seconds_and_micros(&reply), Some(ms(12_345)));
         assert_eq!(seconds_and_micros(&Value::Nil), None);
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn the_default_user_is_a_warning() {
         let reply = |name: &str| Ok(Value::BulkString(name.as_bytes().to_vec()));
-        assert_eq!(verdict(&[user(reply("default")).unwrap()], "user"), "warning");
-        assert_eq!(verdict(&[user(reply("locks")).unwrap()], "user"), "ok");
-        assert_eq!(verdict(&[user(Err(Failure::ErrorReply("NOPERM".into()))).unwrap()], "user"), "ok");
+        assert_eq!(status(&[user(reply("default")).unwrap()], "user"), "warning");
+        assert_eq!(status(&[user(reply("locks")).unwrap()], "user"), "ok");
+        assert_eq!(status(&[user(Err(Failure::ErrorReply("NOPERM".into()))).unwrap()], "user"), "ok");
         assert!(user(Err(Failure::TimedOut)).is_err());
     }
 }

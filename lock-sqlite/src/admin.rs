@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use async_trait::async_trait;
-use leasehold_core::admin::{Finding, Listed, ListedName, Listing, Verdict};
+use leasehold_core::admin::{Check, CheckStatus, Listed, ListedName, Listing};
 use leasehold_core::backend::{Break, Examine, Inspect, List};
 use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use rusqlite::{Connection, Row, params};
@@ -110,52 +110,52 @@ fn reader(file: &File) -> Result<Option<Store>, Failure> {
     Ok(if store.has_tables()? { Some(store) } else { None })
 }
 
-fn examine(file: &File) -> Vec<Finding> {
-    let mut findings = vec![
-        Finding::new("file", file.path.display().to_string(), Verdict::Fine),
-        Finding::new("SQLite", rusqlite::version(), Verdict::Fine),
-        Finding::new("clock", format!("{} s since boot", file.now().boottime / 1_000_000), Verdict::Fine),
+fn examine(file: &File) -> Vec<Check> {
+    let mut checks = vec![
+        Check::new("file", file.path.display().to_string(), CheckStatus::Ok),
+        Check::new("SQLite", rusqlite::version(), CheckStatus::Ok),
+        Check::new("clock", format!("{} s since boot", file.now().boottime / 1_000_000), CheckStatus::Ok),
         notification(),
         wal(&file.path),
     ];
     match contents(file) {
-        Ok(found) => findings.extend(found),
+        Ok(found) => checks.extend(found),
         Err(failure) => {
             let error = failure.without_effect();
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-            findings.push(Finding::new("locks", format!("{error}{source}"), Verdict::Wrong("see above".to_owned())));
+            checks.push(Check::new("locks", format!("{error}{source}"), CheckStatus::Error("see above".to_owned())));
         }
     }
-    findings
+    checks
 }
 
-fn notification() -> Finding {
+fn notification() -> Check {
     if notifier::is_supported() {
-        return Finding::new("releases", "waiters are notified at once", Verdict::Fine);
+        return Check::new("releases", "waiters are notified at once", CheckStatus::Ok);
     }
-    let verdict =
-        Verdict::Doubtful("raise `fs.inotify.max_user_instances`: every process that waits needs one".to_owned());
-    Finding::new("releases", "cannot be notified; waiters poll every 25 ms", verdict)
+    let status =
+        CheckStatus::Warning("raise `fs.inotify.max_user_instances`: every process that waits needs one".to_owned());
+    Check::new("releases", "cannot be notified; waiters poll every 25 ms", status)
 }
 
 /// A WAL of this many bytes has never restarted.
 const LARGE_WAL: u64 = 128 << 20;
 
-fn wal(path: &Path) -> Finding {
+fn wal(path: &Path) -> Check {
     let mut wal = path.as_os_str().to_owned();
     wal.push("-wal");
     let length = std::fs::metadata(wal).map_or(0, |found| found.len());
-    let verdict = if length < LARGE_WAL {
-        Verdict::Fine
+    let status = if length < LARGE_WAL {
+        CheckStatus::Ok
     } else {
-        Verdict::Doubtful("a program may keep a transaction open on this file: end it".to_owned())
+        CheckStatus::Warning("a program may keep a transaction open on this file: end it".to_owned())
     };
-    Finding::new("write-ahead log", format!("{} KiB", length >> 10), verdict)
+    Check::new("write-ahead log", format!("{} KiB", length >> 10), status)
 }
 
-fn contents(file: &File) -> Result<Vec<Finding>, Failure> {
+fn contents(file: &File) -> Result<Vec<Check>, Failure> {
     let Some(store) = reader(file)? else {
-        return Ok(vec![Finding::new("locks", "none yet", Verdict::Fine)]);
+        return Ok(vec![Check::new("locks", "none yet", CheckStatus::Ok)]);
     };
     store.prepare()?;
     let now = file.now();
@@ -165,11 +165,11 @@ fn contents(file: &File) -> Result<Vec<Finding>, Failure> {
     let (records, held) = store.one(count, params![now.boot, now.boottime], read)?.unwrap_or_default();
     let begin = Instant::now();
     let writes = match store.in_transaction(|| ()) {
-        Ok(()) => Finding::new("writing", format!("begins after {} µs", begin.elapsed().as_micros()), Verdict::Fine),
-        Err(Failure::Busy) => Finding::new("writing", "another process is writing", Verdict::Fine),
+        Ok(()) => Check::new("writing", format!("begins after {} µs", begin.elapsed().as_micros()), CheckStatus::Ok),
+        Err(Failure::Busy) => Check::new("writing", "another process is writing", CheckStatus::Ok),
         Err(failure) => return Err(failure),
     };
-    Ok(vec![writes, Finding::new("locks", format!("{held} held, {records} records"), Verdict::Fine)])
+    Ok(vec![writes, Check::new("locks", format!("{held} held, {records} records"), CheckStatus::Ok)])
 }
 
 impl SqliteBackend {
@@ -222,7 +222,7 @@ impl Break for SqliteBackend {
 
 #[async_trait]
 impl Examine for SqliteBackend {
-    async fn examine(&self) -> Result<Vec<Finding>> {
+    async fn examine(&self) -> Result<Vec<Check>> {
         self.run_blocking(examine).await
     }
 }

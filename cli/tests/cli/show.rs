@@ -197,8 +197,8 @@ fn an_unreachable_store_fails_doctor_with_a_hint() {
     let (code, stdout, _) = outcome_of(&output(command.env("LEASEHOLD_STORE", "redis://127.0.0.1:1")));
     assert_eq!(code, 1);
     let report: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((&report["fit"], &report["findings"][1]["verdict"]), (&false.into(), &"wrong".into()));
-    assert!(report["findings"][1]["mend"].as_str().unwrap().contains("firewall"), "{report}");
+    assert_eq!((&report["fit"], &report["checks"][1]["status"]), (&false.into(), &"error".into()));
+    assert!(report["checks"][1]["hint"].as_str().unwrap().contains("firewall"), "{report}");
 }
 
 #[cfg(feature = "redis")]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use leasehold_core::ErrorKind;
-use leasehold_core::admin::{ListedName, Listing, Verdict};
+use leasehold_core::admin::{CheckStatus, ListedName, Listing};
 use leasehold_core::backend::{
     AcquireOutcome, Delivery, LossNotice, PlaceNumber, RenewReply, RenewRequest, TtlScope, Waiting,
 };
@@ -344,24 +344,24 @@ pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
         assert_eq!(kind_of(&ops.examine().await), ErrorKind::Unsupported);
         return fixture.empty("it is not examined");
     }
-    let findings = ops.examine().await.expect("nothing is broken");
-    let subjects: HashSet<_> = findings.iter().map(|finding| finding.about).collect();
-    assert!(!findings.is_empty() && subjects.len() == findings.len(), "a subject stands twice: {findings:?}");
-    for finding in &findings {
-        let mend = match &finding.verdict {
-            Verdict::Fine => None,
-            Verdict::Doubtful(mend) => Some(mend),
-            Verdict::Wrong(mend) => panic!("nothing is wrong with {}: {}, {mend}", finding.about, finding.found),
+    let checks = ops.examine().await.expect("nothing is broken");
+    let subjects: HashSet<_> = checks.iter().map(|check| check.about).collect();
+    assert!(!checks.is_empty() && subjects.len() == checks.len(), "a subject stands twice: {checks:?}");
+    for check in &checks {
+        let hint = match &check.status {
+            CheckStatus::Ok => None,
+            CheckStatus::Warning(hint) => Some(hint),
+            CheckStatus::Error(hint) => panic!("nothing is wrong with {}: {}, {hint}", check.about, check.found),
         };
-        assert!(!finding.found.is_empty() && mend.is_none_or(|mend| !mend.is_empty()), "{finding:?} says nothing");
+        assert!(!check.found.is_empty() && hint.is_none_or(|hint| !hint.is_empty()), "{check:?} says nothing");
     }
-    let shown = format!("{findings:?}");
+    let shown = format!("{checks:?}");
     assert!(fixture.secrets().iter().all(|secret| !shown.contains(secret)), "a password is shown");
     if fixture.server(ServerFault::ReadOnly).await.is_err() {
         return;
     }
     let is_wrong = match ops.examine().await {
-        Ok(findings) => findings.iter().any(|finding| matches!(finding.verdict, Verdict::Wrong(_))),
+        Ok(checks) => checks.iter().any(|check| matches!(check.status, CheckStatus::Error(_))),
         Err(error) => error.kind() == ErrorKind::Unavailable,
     };
     assert!(is_wrong, "nothing is wrong with a store that takes no writes");

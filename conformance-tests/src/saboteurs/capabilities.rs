@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::{Finding, Listing, Verdict};
+use leasehold_core::admin::{Check, CheckStatus, Listing};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Break, Capabilities, Examine, Extensions, Inspect, List, LossNotice, StoreClock,
     TtlScope, Waiting,
@@ -148,8 +148,8 @@ impl Hooks for FindsFault {
 
 #[async_trait]
 impl Examine for FindsFault {
-    async fn examine(&self) -> Result<Vec<Finding>> {
-        Ok(vec![Finding::new("store", "is there", Verdict::Wrong("planted: find another one".to_owned()))])
+    async fn examine(&self) -> Result<Vec<Check>> {
+        Ok(vec![Check::new("store", "is there", CheckStatus::Error("planted: find another one".to_owned()))])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use crate::admin::{Finding, Listing};
+use crate::admin::{Check, Listing};
 use crate::backend::WatchNames;
 use crate::error::Result;
 use crate::lock_info::LockInfo;
@@ -69,6 +69,6 @@ pub trait Break: Send + Sync {
 #[async_trait]
 pub trait Examine: Send + Sync {
     /// What an operator wants to know of the store, and what is wrong with it, each with how to correct it. Only reads, and ends within
-    /// three call bounds. What the user may not ask is a finding that says so, and no error.
-    async fn examine(&self) -> Result<Vec<Finding>>;
+    /// three call bounds. What the user may not read is a check that says so, and no error.
+    async fn examine(&self) -> Result<Vec<Check>>;
 }
