@@ -123,7 +123,6 @@ impl LockBackend for TableBackend {
         let mut it = Capabilities::new("table");
         it.scope = Scope::Process;
         it.clock = StoreClock::MachineBoot;
-        it.ttl_granularity = Duration::from_nanos(1);
         it.takeover_slack = Duration::from_millis(100);
         it.fencing = "a counter in the row, which is never removed";
         it.call_bound = Duration::from_millis(250);

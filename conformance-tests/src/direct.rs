@@ -99,13 +99,15 @@ impl Direct {
         self.request(&AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)).await
     }
 
-    /// Any attempt. As lock-core does, it watches the lock of a claim that is refused and wants to wait.
+    /// Any attempt. As lock-core does, it rounds the ttl up, and watches the lock of a claim that is refused and wants to wait.
     ///
     /// # Errors
     /// What the backend says.
     pub async fn request(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let mut request = request.clone();
+        request.ttl = self.capabilities.round_up(request.ttl);
         let before = self.now();
-        let answer = self.bounded("acquire", self.backend.acquire(request)).await;
+        let answer = self.bounded("acquire", self.backend.acquire(&request)).await;
         if let Ok(AcquireOutcome::Granted(Grant { confirmation, .. }) | AcquireOutcome::Queued { confirmation, .. }) =
             &answer
         {

@@ -222,7 +222,7 @@ impl Lock {
         }
         tracing::trace!(lock = %name, ?ttl, ?on_contention, "acquire");
         let longest = max_hold.map_or(ttl, |max| max.max(capabilities.min_ttl));
-        Ok(Terms { ttl: ttl.min(longest), ..self.terms })
+        Ok(Terms { ttl: capabilities.round_up(ttl.min(longest)), ..self.terms })
     }
 }
 

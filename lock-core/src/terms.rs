@@ -37,6 +37,13 @@ impl Terms {
     }
 }
 
+/// The least multiple of the granularity that is no shorter.
+pub(crate) fn round_up(ttl: Duration, granularity: Duration) -> Duration {
+    let granularity = granularity.as_nanos().max(1);
+    let missing = (granularity - ttl.as_nanos() % granularity) % granularity;
+    ttl.saturating_add(Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX)))
+}
+
 /// The time a holder keeps between the end of its validity and the earliest end of the lease at the store.
 pub(crate) fn margin(ttl: Duration, percent: u8) -> Duration {
     (ttl / 100 * u32::from(percent)).max(LEAST_MARGIN)

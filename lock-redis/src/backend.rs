@@ -21,7 +21,7 @@ use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
 use crate::replies::{self, Acquired, Renewed};
 use crate::settings::{Settings, read_url};
-use crate::shared::{Shared, as_kept, millis};
+use crate::shared::{Shared, millis};
 use crate::tombstones;
 
 /// Locks on one Redis server, version 6.2 or later.
@@ -134,7 +134,7 @@ impl RedisBackend {
         let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
         shared.server_clock.observe(time, sent, core.stamp());
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
-            let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
+            let confirmation = |ttl, place| Confirmation { ttl, sent, place };
             match renewed {
                 Renewed::Held => RenewReply::Renewed(confirmation(request.ttl, request.place)),
                 Renewed::Granted { place, token } => {
@@ -169,7 +169,7 @@ impl LockBackend for RedisBackend {
         let options = AcquireOptions { ttl, queue: on_contention == OnContention::Queue };
         tombstones::acquiring(claim, ttl);
         let Reply { sent, body } = self.send_request(claim, Operation::Acquire(options)).await?;
-        let confirmation = |ttl, place| Confirmation { ttl: as_kept(ttl), sent, place };
+        let confirmation = |ttl, place| Confirmation { ttl, sent, place };
         match body {
             ReplyBody::Acquired(Acquired::Granted { place, token }) => {
                 Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))

@@ -90,8 +90,3 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
-
-/// A ttl, rounded as the server stores it.
-pub(crate) fn as_kept(ttl: Duration) -> Duration {
-    Duration::from_millis(millis(ttl).into())
-}

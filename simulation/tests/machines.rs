@@ -31,6 +31,7 @@ fn rules(sessions: bool) -> Rules {
     Rules {
         call_bound: Duration::from_millis(500),
         min_ttl: Duration::from_millis(100),
+        ttl_granularity: Duration::from_millis(1),
         max_place_ttl: PLACE_TTL,
         margin_percent: 10,
         sessions,

@@ -26,6 +26,9 @@ pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
     assert!(!claimed.min_ttl.is_zero() && claimed.min_ttl < claimed.max_ttl);
     assert!(claimed.min_ttl <= fixture.ttl() && claimed.max_ttl.as_secs() >= 3600, "a job may take an hour");
     assert!(!claimed.ttl_granularity.is_zero() && claimed.ttl_granularity <= claimed.min_ttl);
+    for bound in [claimed.min_ttl, claimed.max_ttl] {
+        assert_eq!(claimed.round_up(bound), bound, "a bound of the ttl is no multiple of the granularity");
+    }
     assert!(!claimed.max_place_ttl.is_zero() && claimed.renew_batch > 0);
     assert!(!claimed.call_bound.is_zero() && claimed.call_bound.as_secs() <= 10, "a call ends soon");
     assert!(!claimed.fencing.is_empty() && claimed.limits_of_exclusion.iter().all(|way| !way.is_empty()));

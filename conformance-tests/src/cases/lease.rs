@@ -103,7 +103,7 @@ pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
     }
 }
 
-/// A ttl that is no multiple of the store's granularity is rounded up, and what is reported is what stands.
+/// A ttl that is not a multiple of the granularity is rounded up, and the confirmation reports the rounded ttl.
 pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let step = ann.capabilities().ttl_granularity;

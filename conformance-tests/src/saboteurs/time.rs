@@ -23,7 +23,7 @@ plain! {
     LongLeases;
     /// Reports twice the ttl.
     ReportsTooMuch;
-    /// Rounds a ttl down to whole milliseconds.
+    /// Rounds a ttl down to a multiple of 10 ms, while it claims a granularity of 1 ms.
     RoundsDown;
     /// Stamps answers when they come and not when the request goes.
     StampsTheAnswer;
@@ -109,8 +109,8 @@ impl Hooks for ReportsTooMuch {
 #[async_trait]
 impl Hooks for RoundsDown {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let ttl = Duration::from_millis(u64::try_from(request.ttl.as_millis()).unwrap_or(u64::MAX));
-        inner.backend.acquire(&with_ttl(request, ttl)).await
+        let steps = u64::try_from(request.ttl.as_millis() / 10).unwrap_or(u64::MAX);
+        inner.backend.acquire(&with_ttl(request, Duration::from_millis(steps * 10))).await
     }
 }
 

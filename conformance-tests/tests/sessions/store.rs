@@ -244,7 +244,6 @@ impl LockBackend for SessionBackend {
         let mut it = Capabilities::new("sessions");
         it.scope = Scope::Process;
         it.clock = StoreClock::MachineBoot;
-        it.ttl_granularity = Duration::from_nanos(1);
         it.ttl_scope = TtlScope::Session;
         it.waiting = Waiting::Notification;
         it.loss_notice = LossNotice::Pushed;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::{LONGEST_PLACE_TTL, Mode};
-use crate::terms::period;
+use crate::terms::{period, round_up};
 
 /// The clock by which the store ends leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct Capabilities {
     pub scope: Scope,
     /// The clock by which leases end.
     pub clock: StoreClock,
-    /// The step in which a ttl is kept; other values are rounded up.
+    /// Leases last a multiple of this, and so do `min_ttl` and `max_ttl`. lock-core rounds a ttl up before it sends it.
     pub ttl_granularity: Duration,
     /// The shortest ttl.
     pub min_ttl: Duration,
@@ -152,6 +152,12 @@ impl Capabilities {
             renew_batch: 100,
             limits_of_exclusion: &[],
         }
+    }
+
+    /// The ttl that lock-core requests for a lease that is to last this long: rounded up to a multiple of
+    /// [`ttl_granularity`](Self::ttl_granularity).
+    pub fn round_up(&self, ttl: Duration) -> Duration {
+        round_up(ttl, self.ttl_granularity)
     }
 
     /// Whether leases share the ttl of a session.

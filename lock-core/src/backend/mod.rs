@@ -74,8 +74,8 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 /// A backend relies on these points and does not check them, except by `debug_assert!`. The case
 /// `keeper::requests_are_within_what_the_backend_promises` proves them.
 /// - **Attached first.** [`attach`](Self::attach) is called once, before every other call.
-/// - **Within bounds.** The mode of an acquire is one of [`Capabilities::modes`]. Its ttl lies between [`Capabilities::min_ttl`] and
-///   [`Capabilities::max_ttl`], and so does that of a renewal. A [`LockName`](crate::LockName) is valid by its type.
+/// - **Within bounds.** The mode of an acquire is one of [`Capabilities::modes`]. Its ttl is a multiple of
+///   [`Capabilities::ttl_granularity`] between [`Capabilities::min_ttl`] and [`Capabilities::max_ttl`], and so is that of a renewal. A [`LockName`](crate::LockName) is valid by its type.
 /// - **One batch.** A call renews one to [`Capabilities::renew_batch`] leases and places.
 /// - **Context.** lock-core adds the lock, the backend and the action to the errors about a lock that it hands on.
 /// - **Nothing is left.** An acquire that is answered [`Granted`](AcquireOutcome::Granted) or [`Queued`](AcquireOutcome::Queued), or fails with

@@ -87,7 +87,6 @@ impl LockBackend for MemoryBackend {
         Capabilities {
             scope: Scope::Process,
             clock: StoreClock::Client,
-            ttl_granularity: Duration::from_nanos(1),
             min_ttl: Duration::from_millis(10),
             waiting: Waiting::ServerQueue,
             fifo: true,
@@ -274,7 +273,7 @@ mod tests {
             modes: &[Mode::Exclusive],
             scope: Scope::Process,
             clock: StoreClock::Client,
-            ttl_granularity: Duration::from_nanos(1),
+            ttl_granularity: Duration::from_millis(1),
             min_ttl: Duration::from_millis(10),
             max_ttl: Duration::from_secs(24 * 3600),
             ttl_scope: TtlScope::Lease,

@@ -70,6 +70,7 @@ impl Scene<'_> {
         Rules {
             call_bound: ticks(1),
             min_ttl: ticks(1),
+            ttl_granularity: ticks(1),
             max_place_ttl: ticks(self.world.place_ttl),
             margin_percent: 0,
             sessions: false,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
@@ -35,7 +36,7 @@ impl Watched {
 
     fn ttl_is_within(&self, request: &RenewRequest, claimed: &Capabilities) {
         let RenewRequest { ttl, .. } = request;
-        self.expect((claimed.min_ttl..=claimed.max_ttl).contains(ttl), || format!("a renewal to {ttl:?}"));
+        self.expect(is_valid(claimed, *ttl), || format!("a renewal to {ttl:?}"));
     }
 }
 
@@ -46,7 +47,7 @@ impl Hooks for Watched {
         let AcquireRequest { ref claim, mode, ttl, .. } = *request;
         self.expect(inner.core().is_some(), || "an acquire before `attach`".to_owned());
         self.expect(claimed.modes.contains(&mode), || format!("an acquire in mode {mode:?}"));
-        self.expect((claimed.min_ttl..=claimed.max_ttl).contains(&ttl), || format!("an acquire for {ttl:?}"));
+        self.expect(is_valid(&claimed, ttl), || format!("an acquire for {ttl:?}"));
         lock(&self.open).insert(*claim.owner(), claim.name().clone());
         let answer = inner.backend.acquire(request).await;
         let without_effect = match &answer {
@@ -98,7 +99,8 @@ pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture
     let watched = Arc::new(Watched::default());
     let backend: Arc<dyn LockBackend> = Arc::new(Hooked::new(fixture.backend(Route::Clear).await, 0, watched.clone()));
     let claimed = backend.capabilities();
-    let ttl = fixture.ttl() * 5;
+    // No multiple of any granularity.
+    let ttl = fixture.ttl() * 5 + Duration::from_nanos(1);
     let client = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
     refuses_what_is_out_of_bounds(&client, &claimed).await;
 
@@ -129,6 +131,10 @@ pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture
     let open = lock(&watched.open);
     assert!(open.is_empty(), "claims that nobody released: {:?}", open.values());
     assert!(lock(&watched.batches).iter().any(|size| *size > 1), "no renewals went together");
+}
+
+fn is_valid(claimed: &Capabilities, ttl: Duration) -> bool {
+    (claimed.min_ttl..=claimed.max_ttl).contains(&ttl) && claimed.round_up(ttl) == ttl
 }
 
 async fn refuses_what_is_out_of_bounds(client: &LockClient, claimed: &Capabilities) {

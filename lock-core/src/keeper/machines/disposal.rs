@@ -65,7 +65,7 @@ impl Ending {
         let left = self.run_out.filter(|run_out| !run_out.begun);
         let left = left.map(|run_out| (run_out.place, run_out.at.since(now))).filter(|(_, left)| !left.is_zero());
         match left {
-            Some((place, left)) => EndCall::RunOut { place, ttl: left.max(rules.min_ttl) },
+            Some((place, left)) => EndCall::RunOut { place, ttl: rules.ttl(left) },
             None => EndCall::Release(self.delivery),
         }
     }

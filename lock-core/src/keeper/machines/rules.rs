@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::Capabilities;
+use crate::terms::round_up;
 
 /// The figures of a backend and a client that decide when something is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +11,7 @@ pub struct Rules {
     /// How long a call may go unanswered before it counts as unknown.
     pub call_bound: Duration,
     pub min_ttl: Duration,
+    pub ttl_granularity: Duration,
     pub max_place_ttl: Duration,
     pub margin_percent: u8,
     /// Leases share the ttl of a session.
@@ -22,10 +24,16 @@ impl Rules {
             // A quarter more than the backend promises, so that its own error comes first.
             call_bound: capabilities.call_bound + capabilities.call_bound / 4,
             min_ttl: capabilities.min_ttl,
+            ttl_granularity: capabilities.ttl_granularity,
             max_place_ttl: capabilities.max_place_ttl,
             margin_percent,
             sessions: capabilities.has_sessions(),
         }
+    }
+
+    /// The ttl of a renewal that is to last this long.
+    pub(super) fn ttl(&self, left: Duration) -> Duration {
+        round_up(left, self.ttl_granularity).max(self.min_ttl)
     }
 }
 

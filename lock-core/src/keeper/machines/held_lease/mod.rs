@@ -480,7 +480,7 @@ impl HeldLease {
     /// The ttl that a renewal asks for that is sent now: no more than what is left of `max_hold`, where leases have ttls of their own.
     fn ttl_to_ask(&self, rules: &Rules, now: Stamp) -> Duration {
         let Terms { ttl, .. } = self.terms;
-        if rules.sessions { ttl } else { ttl.min(self.max_hold_ends().since(now)).max(rules.min_ttl) }
+        if rules.sessions { ttl } else { rules.ttl(ttl.min(self.max_hold_ends().since(now))) }
     }
 
     /// When the lease is renewed next: never, once it is fixed and has its own ttl, or lasts until `max_hold`.
