@@ -1,4 +1,4 @@
-//! What an operator sees of a store: lists of locks, and whether the store is fit for them.
+//! Functions for operators: lists of locks, and checks of a store.
 
 use crate::lock_info::LockInfo;
 use crate::name::LockName;
@@ -47,8 +47,7 @@ impl Listed {
 pub enum ListedName {
     /// The name.
     Whole(LockName),
-    /// The store keeps only a digest of so long a name: as much as it has for people, and in [`Listing::unreadable`] the
-    /// digest.
+    /// The beginning of a long name, of which the store keeps only a digest. In [`Listing::unreadable`], the digest.
     Cut(String),
 }
 
@@ -84,10 +83,10 @@ impl Check {
 #[expect(clippy::exhaustive_enums, reason = "a program that shows checks has to show each status")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckStatus {
-    /// Nothing is to be done.
+    /// There is nothing to do.
     Ok,
-    /// Locks work, and promise less than they could: what to do about it.
+    /// Locks work, but promise less than they could. The text is a hint on what to do.
     Warning(String),
-    /// Locks do not work, or exclusion ends: how to correct it.
+    /// Locks do not work, or do not exclude. The text is a hint on how to correct it.
     Error(String),
 }

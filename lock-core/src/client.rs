@@ -24,8 +24,8 @@ use crate::token::FencingToken;
 
 /// One backend and its defaults. Cheap to clone; clones share the backend, the lease keeper and the local queues.
 ///
-/// When the last clone and the last guard are gone, what is still to be released is released in the background, and the
-/// keeper ends. A process that exits before that leaves its leases to their ttl: call [`shutdown`](Self::shutdown).
+/// When the last clone and the last guard are dropped, the keeper releases in the background what is not yet released, and ends.
+/// If the process exits before that, its leases end by their ttl: call [`shutdown`](Self::shutdown) first.
 #[derive(Clone, Debug)]
 pub struct LockClient {
     pub(crate) shared: Arc<Shared>,
@@ -46,10 +46,10 @@ impl Drop for Shared {
 }
 
 impl LockClient {
-    /// A client with the defaults: ttl 30 s, wait 60 s, margin 10 %, a keeper on a thread of its own.
+    /// Creates a client with the defaults: ttl 30 s, wait 60 s, margin 10 %, a keeper on a thread of its own.
     ///
     /// # Panics
-    /// When the system cannot start a thread. [`builder`](Self::builder) gives an error instead.
+    /// If the system cannot start a thread. [`builder`](Self::builder) returns an error instead.
     pub fn new(backend: impl LockBackend) -> Self {
         match Self::builder(backend).build() {
             Ok(client) => client,
@@ -76,12 +76,12 @@ impl LockClient {
         Lock::new(self.shared.clone(), LockName::new(name))
     }
 
-    /// Who holds a lock, as the store sees it. `None` when the store has no record of it. For people: the answer may be
-    /// outdated when it arrives.
+    /// Who holds a lock, as the store sees it. Returns `None` if the store has no record of the lock. The reply may be outdated when it
+    /// arrives, so it is for people only.
     ///
     /// # Errors
-    /// `InvalidInput` for a bad name, `Unsupported` when the backend cannot show it, else what the store says. Ends within
-    /// the backend's call bound and a quarter.
+    /// `InvalidInput` for an invalid name, `Unsupported` if the backend cannot show who holds a lock, or an error of the store. It ends
+    /// within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -98,12 +98,12 @@ impl LockClient {
     }
 
     /// The locks whose names begin with `prefix`, those that are held first; at most `limit`, which is at most
-    /// [`Listing::MAX`]. For people: the states are of different moments, and of a very long name a store may keep only the
-    /// beginning (it is shown with `…`), which a longer prefix does not find.
+    /// [`Listing::MAX`]. For people: the states are of different moments. A store may keep only the beginning of a very
+    /// long name. Such a name is shown with `…`, and a longer prefix does not find it.
     ///
     /// # Errors
-    /// `InvalidInput` for a limit out of bounds, `Unsupported` when the backend cannot list, else what the store says. Ends
-    /// within ten call bounds and a quarter.
+    /// `InvalidInput` for a limit out of bounds, `Unsupported` if the backend cannot list locks, or an error of the store. It ends
+    /// within 12.5 times the backend's call bound.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -121,18 +121,18 @@ impl LockClient {
         .await
     }
 
-    /// Ends a lease on an operator's word, whoever has it, if it is still the one with this `token`
-    /// ([`inspect`](Self::inspect) shows it). Gives the token that was raised for it; `None` when that lease was over.
+    /// Ends the lease of another holder, for an operator, if its token is still `token` ([`inspect`](Self::inspect) shows it). Returns the
+    /// raised token, or `None` if that lease had ended.
     ///
-    /// The old holder learns of it with its next renewal and may go on writing until then: the raised token, handed to the
-    /// protected resource, keeps it out.
+    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send the raised token to
+    /// the protected resource.
     ///
     /// # Errors
-    /// `InvalidInput` for a bad name, `Unsupported` when the backend cannot do it, `Indeterminate` when it may have been done,
-    /// else what the store says. Ends within the backend's call bound and a quarter.
+    /// `InvalidInput` for an invalid name, `Unsupported` if the backend cannot break locks, `Indeterminate` if the lease may have been
+    /// ended, or an error of the store. It ends within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
-    /// Dropped, it may have been done.
+    /// If this future is dropped, the lease may have been ended.
     pub async fn break_lock(&self, name: impl AsRef<str>, token: FencingToken) -> Result<Option<FencingToken>> {
         let name = LockName::new(name)?;
         self.ask(1, ErrorKind::Indeterminate, move |backend| async move {
@@ -145,10 +145,10 @@ impl LockClient {
         .await
     }
 
-    /// Whether the store is fit for locks: what an operator wants to know of it, and how to correct what is wrong.
+    /// Checks whether the store is fit for locks. A check with a warning or an error has a hint.
     ///
     /// # Errors
-    /// `Unsupported` when the backend has no such check, else what the store says. Ends within three call bounds and a quarter.
+    /// `Unsupported` if the backend cannot check its store, or an error of the store. It ends within 3.75 times the backend's call bound.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -162,7 +162,7 @@ impl LockClient {
         .await
     }
 
-    /// Asks the backend something beyond the contract, for so many call bounds at most.
+    /// Calls an extension of the backend. Takes at most so many call bounds.
     async fn ask<T, F>(
         &self,
         bounds: u32,
@@ -199,15 +199,15 @@ impl LockClient {
     }
 
     /// Ends this client and its clones: pending acquires fail, every lease is released and its holder notified
-    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has answered.
+    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has replied.
     ///
     /// # Errors
-    /// [`Indeterminate`](ErrorKind::Indeterminate) when the store has not answered for two call bounds, or not until the ttl was over;
-    /// what is left goes on in the background, and ends by its ttl at the latest.
-    /// [`InvalidInput`](ErrorKind::InvalidInput) on a tokio runtime without timers; nothing was ended.
+    /// [`Indeterminate`](ErrorKind::Indeterminate) if the store did not reply for two call bounds, or the ttl ended before it
+    /// replied. The keeper continues in the background, and each lease ends by its ttl at the latest.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) on a tokio runtime without timers. Nothing was ended.
     ///
     /// # Cancel safety
-    /// What has begun goes on; calling it again waits again.
+    /// If this future is dropped, the shutdown continues. Another call waits for it again.
     pub async fn shutdown(&self) -> Result<()> {
         let keeper = &self.shared.keeper;
         on_tokio(keeper.home(), keeper.clone().shut_down()).await
@@ -217,7 +217,7 @@ impl LockClient {
 /// The longest call bound of a backend: every call of the client has an end.
 const LONGEST_CALL_BOUND: Duration = Duration::from_secs(3600);
 
-/// Sets what a client is made with.
+/// Builds a [`LockClient`].
 #[must_use]
 pub struct LockClientBuilder {
     backend: Arc<dyn LockBackend>,
@@ -243,8 +243,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Owner tokens and jitter from a seed, so that a simulation can be replayed. Never in production: whoever knows the
-    /// seed knows the owner tokens.
+    /// Derives owner tokens and jitter from a seed, so that a simulation can be replayed. Do not use it in production: the owner tokens
+    /// follow from the seed.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -268,20 +268,20 @@ impl LockClientBuilder {
         self
     }
 
-    /// How much of a ttl a holder leaves unused, in percent, 1 to 50; 10 by default. It covers the difference in rate between
-    /// the holder's clock and the store's while a lease lasts.
+    /// The part of a ttl that a holder leaves unused, in percent, 1 to 50; 10 by default. It covers the difference in rate between the
+    /// holder's clock and the store's.
     pub fn margin_percent(mut self, percent: u8) -> Self {
         self.margin_percent = percent;
         self
     }
 
-    /// A label in the holder information, for people who inspect the store: at most 128 bytes.
+    /// A label in the holder information, for people who inspect the store. At most 128 bytes.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Makes the client, and starts its keeper. Sends nothing.
+    /// Builds the client and starts its keeper. It sends nothing.
     ///
     /// # Errors
     /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or a keeper on the

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// How long a lease lasts unless renewed. A dead holder blocks the others for at most this long; a holder that
-/// cannot reach the store has this long, less the margin, to get through. 30 s outlives a failover of most stores, a long
+/// How long a lease lasts unless it is renewed. A holder that died blocks the others for at most this long. A holder that cannot reach
+/// the store has this long, minus the margin, until the lease is lost. 30 s outlasts a failover of most stores, a long
 /// garbage collection elsewhere on the host and a rolling restart, and is short beside a nightly job.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// How long acquire may take. Twice the default ttl: enough to outlive a holder that died just before, with
-/// its whole ttl, and a queue behind it. Not for ever, because what waits for ever hides that it is stuck.
+/// How long acquire may take. Twice the default ttl: long enough to wait for the whole ttl of a holder that
+/// has just died, and for a queue behind it. It is bounded, so that a program that waits in vain reports it.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(60);
 
 /// A lease is renewed this many times per ttl. With three, two renewals in a row may fail before the validity

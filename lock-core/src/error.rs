@@ -9,17 +9,17 @@ use crate::name::LockName;
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// RenewReplies "what do I know about the lock now?". The same situation gives the same kind on every backend.
+/// Says what the caller knows about the lock. The same situation has the same kind on every backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Not held: another had it for the whole wait.
+    /// Not held: another claim held the lock for the whole wait.
     Timeout,
-    /// Certainly not held any more: stop the work.
+    /// The lease is certainly not held any more: stop the work.
     Lost,
-    /// No effect on the store; may be tried again.
+    /// The request had no effect on the store. It may be repeated.
     Unavailable,
-    /// May have taken effect: work as if it were not held, expect others to see it as held.
+    /// The request may have taken effect: work as if the lock were not held, and expect others to see it as held.
     Indeterminate,
     /// The input is wrong, and nothing was sent.
     InvalidInput,
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Auth,
 }
 
-/// What went wrong, with the lock, the backend and what was tried. Cheap to clone.
+/// An error, with the lock, the backend and the action. Cheap to clone.
 ///
 /// The text is a fragment in lower case. It prints no cause that [`source`](std::error::Error::source)
 /// returns, no owner token and no password.
@@ -66,7 +66,7 @@ impl Error {
         self
     }
 
-    /// Adds what was tried (a verb: "acquire"), the lock and the backend, where they are not yet known.
+    /// Adds the action (a verb: "acquire"), the lock and the backend, where the error does not have them yet.
     #[must_use]
     pub fn during(mut self, action: &'static str, lock: &LockName, backend: &'static str) -> Self {
         self.0.action.get_or_insert(action);
@@ -82,8 +82,7 @@ impl Error {
         self
     }
 
-    /// The same error of a request that certainly had no effect, as one that was not sent: what would be `Indeterminate` is
-    /// `Unavailable`.
+    /// The same error for a request that certainly had no effect, such as one that was not sent: `Indeterminate` becomes `Unavailable`.
     #[must_use]
     pub fn without_effect(self) -> Self {
         if self.kind() == ErrorKind::Indeterminate { self.with_kind(ErrorKind::Unavailable) } else { self }

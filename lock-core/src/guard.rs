@@ -16,13 +16,13 @@ use crate::loss::Loss;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// A lock that is held, until it is released, dropped or lost. The lease keeper renews it meanwhile.
+/// A lock that is held until the guard is released or dropped, or the lease is lost. The lease keeper renews the lease.
 ///
-/// **Release on drop is best effort.** Drop sends the release in the background and does not wait; a process that exits
-/// right after leaves the lease to its ttl. [`release`](Self::release) waits for the store's answer.
+/// **Release on drop is best effort.** Drop sends the release in the background and does not wait. If the process exits
+/// right after, the lease ends by its ttl. [`release`](Self::release) waits for the store's reply.
 ///
-/// **A guard is not proof.** The process can be paused between [`is_held`](Self::is_held) and the next line. Hand the
-/// [`fencing_token`](Self::fencing_token) to what you write to, and let it refuse lower ones.
+/// **A guard is not proof.** The process can be paused between [`is_held`](Self::is_held) and the next line. Send the
+/// [`fencing_token`](Self::fencing_token) with each write, and let the resource refuse lower tokens.
 #[must_use = "a guard that is dropped at once releases at once: bind it to a name, not to `_`"]
 pub struct LockGuard {
     // The hold goes before the client, so that the release is on its way when the client may end.
@@ -45,7 +45,7 @@ impl LockGuard {
         self.hold.lease().token
     }
 
-    /// Whether the lease is valid now. Asks the clock and no task, so the first call after any pause is right.
+    /// Whether the lease is valid now. This reads the clock and depends on no task, so the first call after any pause is right.
     pub fn is_held(&self) -> bool {
         self.hold.check().is_ok()
     }
@@ -55,13 +55,13 @@ impl LockGuard {
         self.hold.validity()
     }
 
-    /// Waits until the lease is lost, and says why. Never ends while it is held.
+    /// Waits until the lease is lost, and returns the reason. It does not end while the lock is held.
     ///
     /// The keeper reports the loss at the latest 5 ms after the validity has passed while the process runs, and at once
-    /// when the store says that the lease is gone. Every call gives the same answer.
+    /// when the store replies that the lease is gone. Every call returns the same loss.
     ///
     /// # Cancel safety
-    /// Changes nothing; may be dropped and called again.
+    /// This future changes nothing. It may be dropped, and `lost` called again.
     pub async fn lost(&self) -> Loss {
         loop {
             let mut ended = pin!(self.hold.lease().ended.notified());
@@ -73,14 +73,14 @@ impl LockGuard {
         }
     }
 
-    /// Runs work while the lease is valid: the work is dropped at its current await when the lease is lost.
+    /// Runs work while the lease is valid. The work is dropped at its current await when the lease is lost.
     ///
     /// # Errors
-    /// [`Lost`](crate::ErrorKind::Lost). Work that does not await is not interrupted; when it ends after the lease was
-    /// lost, the answer is `Lost` all the same.
+    /// [`Lost`](crate::ErrorKind::Lost). Work that does not await is not interrupted. If it ends after the lease was
+    /// lost, the result is `Lost` too.
     ///
     /// # Cancel safety
-    /// Dropped, it drops the work. The lease is unchanged.
+    /// If this future is dropped, it drops the work. The lease is unchanged.
     pub async fn run<W: Future>(&self, work: W) -> Result<W::Output> {
         let mut work = pin!(work);
         let mut lost = pin!(self.lost());
@@ -101,26 +101,26 @@ impl LockGuard {
         Error::from(loss).during("keep", self.name(), self.client.keeper.capabilities().backend)
     }
 
-    /// Ends the lease and waits for the store's answer. Renewal stops first, whatever the store says. With other guards of
-    /// the same holder, or within `min_hold`, the lease lives on.
+    /// Ends the lease and waits for the store's reply. Renewal stops first, whatever the reply is. While other guards of the same holder
+    /// exist, or within `min_hold`, the lease continues.
     ///
     /// # Errors
-    /// - [`Lost`](crate::ErrorKind::Lost): it was lost before; somebody else may have held it meanwhile.
-    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): no clear
-    ///   answer. The release goes on in the background, and the lease ends by its ttl at the latest.
-    /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): a tokio runtime without timers (`enable_time`). The release is sent in the
-    ///   background.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before. Another client may have held the lock since.
+    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): the outcome
+    ///   is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the latest.
+    /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): the call was made on the call was made on a tokio runtime without timers
+    ///   (`enable_time`). The release is sent in the background.
     ///
-    /// Ends within the backend's call bound and a quarter.
+    /// It ends within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// If this future is dropped, the release continues in the background.
     pub async fn release(self) -> Result<()> {
         let Self { hold, client } = self;
         on_tokio(client.keeper.home(), hold.release()).await
     }
 
-    /// What a backend needs to know this lease: for fenced writes.
+    /// The claim, place and ttl by which a backend identifies this lease, for fenced writes.
     pub fn lease_ref(&self) -> RenewRequest {
         let lease = self.hold.lease();
         RenewRequest::new(lease.claim.clone(), lease.place, lease.ttl())

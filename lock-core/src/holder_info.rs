@@ -13,7 +13,7 @@ pub struct HolderInfo {
     pub host: String,
     /// The process.
     pub pid: u32,
-    /// When the client was made, in seconds since the Unix epoch by the host's wall clock.
+    /// When the client was created, in seconds since the Unix epoch by the host's wall clock.
     pub started: u64,
     /// A label that the user chose; empty when there is none.
     pub label: String,
@@ -43,8 +43,8 @@ impl HolderInfo {
     }
 
     /// The stored form: lock name, host, pid, start and label, separated by tabs, at most
-    /// [`Self::MAX_BYTES`] bytes. Control characters become spaces, what is too long is cut. A store that knows the
-    /// name from elsewhere may leave it out.
+    /// [`Self::MAX_BYTES`] bytes. Control characters become spaces, and a part that is too long is cut. A store
+    /// that has the name elsewhere may leave it out.
     pub fn encode(&self, name: Option<&LockName>) -> String {
         let (pid, started) = (self.pid.to_string(), self.started.to_string());
         let name = name.map_or("", LockName::as_str);
@@ -67,7 +67,7 @@ impl HolderInfo {
         out
     }
 
-    /// Reads the stored form: the lock's name as far as it was kept, and the holder. `None` when it is not one.
+    /// Decodes the stored form into the name of the lock, as far as it was stored, and the holder. Returns `None` for any other text.
     pub fn decode(stored: &str) -> Option<(String, Self)> {
         let mut parts = stored.split('\t');
         let mut next = || parts.next().map(str::to_owned);

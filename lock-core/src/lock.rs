@@ -18,7 +18,7 @@ use crate::terms::Terms;
 use crate::timers::{before, timer};
 use crate::token::FencingToken;
 
-/// A lock by name, with the options of the next acquire. Sends nothing by itself.
+/// A lock by name, with the options of the next acquire. It sends nothing until it is acquired.
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock {
@@ -41,15 +41,15 @@ impl Lock {
         Self { wait: client.wait, client, name, terms }
     }
 
-    /// How the lock is held, [`Mode::Exclusive`] by default. Acquires in a mode that [`Capabilities::modes`](crate::backend::Capabilities)
-    /// does not have fail with [`Unsupported`](ErrorKind::Unsupported) before anything is sent.
+    /// How the lock is held, [`Mode::Exclusive`] by default. An acquire in a mode that is not in
+    /// [`Capabilities::modes`](crate::backend::Capabilities) fails with [`Unsupported`](ErrorKind::Unsupported) before anything is sent.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.terms.mode = mode;
         self
     }
 
-    /// How long the lease lasts unless renewed, and so how long a dead holder blocks the others. The backend's
-    /// [`Capabilities`](crate::backend::Capabilities) give the bounds and the step that it is rounded up to.
+    /// How long the lease lasts unless it is renewed, and so how long a holder that died blocks the others. The backend's
+    /// [`Capabilities`](crate::backend::Capabilities) give its bounds, and the granularity that it is rounded up to.
     ///
     /// A lease that had to wait in a server's queue begins with what is left of its place (at most
     /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl)). The keeper renews it to the whole ttl 100 ms after the grant,
@@ -59,85 +59,84 @@ impl Lock {
         self
     }
 
-    /// How long acquire may take in all, connecting included. With zero it makes one attempt, bounded by the
-    /// backend's call bound, and does not queue.
+    /// How long an acquire may take in all, connecting included. With zero, it makes one attempt, which takes at most the backend's call
+    /// bound, and does not queue.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// A fixed lease: it ends after its ttl, whatever its holder does. One that had to wait in a server's queue begins with
-    /// what is left of its place, and is renewed once to its own ttl, 100 ms after the grant or earlier.
+    /// A fixed lease: the keeper does not renew it, and it ends after its ttl. A lease that had to wait in a server's queue begins with
+    /// what is left of its place, and the keeper renews it once to its own ttl, 100 ms after the grant or earlier.
     pub fn without_renewal(mut self) -> Self {
         self.terms.kind = LeaseKind::Fixed;
         self
     }
 
-    /// The longest hold, counted from the grant. For work that hangs while its process lives.
+    /// The longest hold, counted from the grant. It ends the hold of work that hangs in a process that lives.
     ///
-    /// The lease is asked for with the smaller of its ttl and `max_hold`, and each renewal asks for no more than what is left
-    /// of `max_hold`. So the holder receives [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin
-    /// of the ttl. At the store the lease is over by then too. It is later by at most the time that the last renewal was on its
-    /// way, plus the rounding of a ttl, and never ends before the store's shortest ttl
-    /// ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases share a session
-    /// ([`TtlScope::Session`](crate::backend::TtlScope::Session)) the keeper releases the lease when the hold has ended.
+    /// lock-core requests the lease with the smaller of its ttl and `max_hold`, and each renewal requests no more than what is left of
+    /// `max_hold`. So the holder receives [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin of the ttl. At the
+    /// store, the lease ends by then too. It can end later by the time for which the last renewal was in flight, plus the rounding of a
+    /// ttl. It never ends before the store's shortest ttl ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases
+    /// share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)), the keeper releases the lease when the hold has ended.
     ///
-    /// A place in a server's queue is asked for with the same ttl, so a short `max_hold` makes a waiter renew more often.
+    /// A place in a server's queue is requested with the same ttl, so a waiter with a short `max_hold` renews more often.
     /// [`min_hold`](Self::min_hold) is at most `max_hold`.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.terms.max_hold = Some(max_hold);
         self
     }
 
-    /// The shortest hold: after an earlier release the lease runs out this long after its grant. For a job that ends in
-    /// 10 ms and must not run again on a host whose clock is 2 s behind.
+    /// The shortest hold: after an earlier release, others see the lock as held until this long after the grant. Use it for a job that
+    /// ends in 10 ms and must not run again on a host whose clock is 2 s behind.
     ///
-    /// When a request of the claim has no answer, the keeper also withdraws the claim at the end of `min_hold`, so that a late copy
-    /// takes nothing. A process that exits before that leaves such a copy to the ttl.
+    /// If the outcome of a request of the claim is unknown, the keeper also withdraws the claim at the end of `min_hold`, so that a late
+    /// copy of the request has no effect. If the process exits before that, a lease that a late copy takes ends by its ttl.
     ///
-    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) the store cannot let a single one run
-    /// out: the keeper of this client renews it until then, also after a [shutdown](crate::LockClient::shutdown), and releases it.
-    /// When the process ends before, the lease ends by its ttl.
+    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)), the store cannot let a single lease
+    /// expire. The keeper renews it until then, also after a [shutdown](crate::LockClient::shutdown), and releases it. If the process
+    /// ends before, the lease ends by its ttl.
     pub fn min_hold(mut self, min_hold: Duration) -> Self {
         self.terms.min_hold = Some(min_hold);
         self
     }
 
-    /// Re-entry: acquires with the same holder on the same client share one lease and one token, which ends with the last
-    /// guard. They must agree in ttl, kind of renewal, `max_hold` and `min_hold`; one that does not gets
+    /// Re-entry: acquires with the same holder on the same client share one lease and one token. The lease ends with the last guard.
+    /// The acquires must agree in ttl, kind of renewal, `max_hold` and `min_hold`. One that does not agree fails with
     /// [`InvalidInput`](ErrorKind::InvalidInput).
     pub fn holder(mut self, holder: HolderId) -> Self {
         self.terms.holder = Some(holder);
         self
     }
 
-    /// Waits for the lock and holds it.
+    /// Waits for the lock and acquires it.
     ///
     /// # Errors
-    /// - [`Timeout`](ErrorKind::Timeout): another had it for the whole wait, by an answer to a request of its last moments: not older
-    ///   than the backend's call bound and a quarter.
-    /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait, without effect.
-    /// - [`Indeterminate`](ErrorKind::Indeterminate): no answer; not held, but others may see it as held until it was
-    ///   withdrawn in the background or its ttl has passed.
-    /// - [`InvalidInput`](ErrorKind::InvalidInput): a bad name or duration, or a tokio runtime without timers (`enable_time`);
-    ///   nothing was sent.
+    /// - [`Timeout`](ErrorKind::Timeout): another claim held the lock for the whole wait. The request whose reply says so was sent no
+    ///   longer before the end of the wait than 1.25 times the backend's call bound.
+    /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait. The acquire had no effect.
+    /// - [`Indeterminate`](ErrorKind::Indeterminate): the outcome is unknown. The caller does not hold the lock, but others may see it as
+    ///   held until the keeper has withdrawn the claim in the background, or its ttl has passed.
+    /// - [`InvalidInput`](ErrorKind::InvalidInput): a name or duration out of bounds, or a tokio runtime without timers
+    ///   (`enable_time`). Nothing was sent.
     /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
-    ///   once, since waiting does not cure them.
+    ///   once, because waiting does not help.
     ///
-    /// Ends within the wait (or, with a wait of zero, the backend's call bound and a quarter).
+    /// It ends within the wait or, with a wait of zero, within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
-    /// Dropped at any await it leaves nothing held and nobody waiting: a request under way is finished in the
-    /// background and withdrawn.
+    /// If this future is dropped at any await, the claim neither holds nor waits afterwards: a request in flight is completed in the
+    /// background, and the claim is withdrawn.
     pub async fn acquire(&self) -> Result<LockGuard> {
         let on_contention = if self.wait.is_zero() { OnContention::Fail } else { OnContention::Queue };
         self.begin(on_contention).await
     }
 
-    /// Tries once, without waiting: `None` when another holds the lock or waits for it.
+    /// Tries once, without waiting. Returns `None` if another claim holds the lock or waits for it.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), but for `Timeout`. Ends within the backend's call bound and a quarter.
+    /// As [`acquire`](Self::acquire), except for `Timeout`. It ends within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -149,15 +148,15 @@ impl Lock {
         }
     }
 
-    /// Acquires, runs the work, releases. The work gets the fencing token, and is dropped at its next await when the
-    /// lease is lost.
+    /// Acquires the lock, runs the work, and releases the lock. The work gets the fencing token. It is dropped at its current await when
+    /// the lease is lost.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`Lost`](ErrorKind::Lost) when the lease was lost before the work ended or
-    /// by the time of its release. A release without an answer is no error here: the work is done.
+    /// As [`acquire`](Self::acquire), and [`Lost`](ErrorKind::Lost) if the lease was lost before the work ended or before its release.
+    /// A release whose outcome is unknown is not an error here, because the work is done.
     ///
     /// # Cancel safety
-    /// Dropped, it drops the work and releases in the background.
+    /// If this future is dropped, it drops the work, and the lock is released in the background.
     pub async fn run<F, W>(&self, work: F) -> Result<W::Output>
     where
         F: FnOnce(FencingToken) -> W,
@@ -196,7 +195,7 @@ impl Lock {
         }
     }
 
-    /// The terms of an acquire. No lease is asked for that lasts longer than `max_hold`, where the store has ttls that short.
+    /// The terms of an acquire. The ttl is no longer than `max_hold`, where the store has ttls that short.
     fn check(&self, name: &LockName, on_contention: OnContention) -> Result<Terms> {
         let capabilities = self.client.keeper.capabilities();
         let Terms { mode, ttl, max_hold, min_hold, .. } = self.terms;
@@ -239,7 +238,10 @@ async fn acquire(
     let (mut ticket, first) = match keeper.enter(name, terms, on_contention, wait)? {
         Entry::Shared(hold) => return Ok(hold),
         Entry::Refused => {
-            return Err(Error::new(ErrorKind::Timeout, "others of this client hold it or wait for it"));
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                "another acquire of this client holds the lock or waits for it",
+            ));
         }
         Entry::Queued(ticket, first) => (ticket, first),
     };

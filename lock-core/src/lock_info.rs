@@ -5,16 +5,16 @@ use std::time::Duration;
 use crate::holder_info::HolderInfo;
 use crate::token::FencingToken;
 
-/// The state of a lock as the store sees it, for people. It was true when the store looked and may have
-/// changed since: never decide by it who may work.
+/// The state of a lock as the store saw it when it replied. It may have changed since: show it to people, and do not decide by it who
+/// may work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
-    /// The token of the last grant; `None` when there never was one.
+    /// The token of the last grant, or `None` if there was none.
     pub last_token: Option<FencingToken>,
     /// The current leases. An exclusive lock has one at most.
     pub holders: Vec<LeaseInfo>,
-    /// How many claims wait; `None` where the store cannot know.
+    /// The number of claims that wait, or `None` if the store does not know it.
     pub waiters: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Why a lease is over, as its holder learns it.
+//! The loss of a lease, as reported to its holder.
 
 use std::fmt;
 
@@ -8,10 +8,9 @@ use crate::error::{Error, ErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The validity passed without a renewal that the store confirmed: the store was silent or failing, or this
-    /// process was paused.
+    /// The validity ended without a renewal that the store confirmed: the store did not reply or failed, or this process was paused.
     Expired,
-    /// The store says that the lease is not this holder's any more.
+    /// The store replied that this holder no longer has the lease.
     Gone,
     /// [`max_hold`](crate::Lock::max_hold) was reached, and the lease ran out.
     MaxHold,
@@ -19,7 +18,7 @@ pub enum LossReason {
     Shutdown,
 }
 
-/// A lease was lost: certainly not held any more, stop the work.
+/// A lease was lost. It is certainly not held any more: stop the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a client has done so far. Counters only grow; gauges say how it stands.
+/// What a client has done so far. Counters only grow. Gauges have the present value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -13,7 +13,7 @@ pub struct Stats {
     pub granted: u64,
     /// Times that a claim got a place in the server's queue.
     pub queued: u64,
-    /// Acquires that ended with [`Timeout`](crate::ErrorKind::Timeout), tries that found the lock held among them.
+    /// Acquires that ended with [`Timeout`](crate::ErrorKind::Timeout), including tries that found the lock held.
     pub timeouts: u64,
     /// Acquires that ended with another error.
     pub acquire_errors: u64,
@@ -27,7 +27,7 @@ pub struct Stats {
     pub lost: u64,
     /// Leases that were released.
     pub released: u64,
-    /// Claims that were taken back: cancelled, timed out, or with an unknown outcome.
+    /// Claims that were withdrawn: cancelled, timed out, or with an unknown outcome.
     pub withdrawn: u64,
     /// Gauge: leases held now.
     pub held: u64,

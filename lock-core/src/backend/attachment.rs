@@ -1,4 +1,4 @@
-//! Where a backend keeps the way back to its client.
+//! The handle of a backend to its client.
 
 use std::sync::OnceLock;
 
@@ -15,13 +15,13 @@ impl Attachment {
         Self(OnceLock::new())
     }
 
-    /// Keeps the handle, and says whether it is the first. A backend serves one client: a second handle is ignored, so that the
-    /// first client keeps its events.
+    /// Stores the handle, and returns whether it is the first. A backend serves one client: a second handle is ignored, so that the first
+    /// client keeps receiving events.
     pub fn attach(&self, core: CoreHandle) -> bool {
         self.0.set(core).is_ok()
     }
 
-    /// The handle, where the backend may also work before it is attached.
+    /// The handle, or `None` before the backend is attached.
     pub fn get(&self) -> Option<&CoreHandle> {
         self.0.get()
     }
@@ -29,7 +29,7 @@ impl Attachment {
     /// The handle.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when the backend is not attached: it was called without a client.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if the backend is not attached, because it is called without a client.
     pub fn core(&self) -> Result<&CoreHandle> {
         self.get().ok_or_else(|| Error::invalid("attach the backend to a client before it is called"))
     }

@@ -1,4 +1,4 @@
-//! What a backend promises, as data. The documentation is generated from it, and the suite holds it to the truth.
+//! What a backend promises, as data. The documentation is generated from it, and the suite verifies it.
 
 use std::time::Duration;
 
@@ -37,12 +37,12 @@ pub enum Scope {
 pub enum TtlScope {
     /// Every lease has its own.
     Lease,
-    /// A client's leases of one ttl and [kind](crate::backend::LeaseKind) share a session, and end with it. A single lease cannot be made
-    /// to end sooner, nor be left to expire while others keep the session alive. So lock-core sends no [`RenewPolicy::Exactly`]
-    /// (a lease that is released within its `min_hold` stays held by this process until then), releases a lease that has reached its
-    /// `max_hold` or was lost by the clock, and never uses a claim for an acquire of another ttl or kind.
+    /// The leases of one client with the same ttl and [kind](crate::backend::LeaseKind) share a session, and end with it. A single lease
+    /// cannot be made to end sooner, nor be left to expire while others keep the session alive. So lock-core sends no
+    /// [`RenewPolicy::Exactly`] (a lease that is released within its `min_hold` stays held by this process until then), releases a lease
+    /// that has reached its `max_hold` or was lost by the clock, and never uses a claim for an acquire of another ttl or kind.
     ///
-    /// Several renewals may be answered with one confirmation of the session, if it is no older than a third of the ttl.
+    /// The backend may reply to several renewals with one confirmation of the session, if it is no older than a third of the ttl.
     ///
     /// [`RenewPolicy::Exactly`]: crate::backend::RenewPolicy::Exactly
     Session,
@@ -60,7 +60,7 @@ pub enum Waiting {
     Poll,
 }
 
-/// How a holder learns that its lease was ended behind its back, while its own deadline has not passed.
+/// How a holder learns that its lease was ended by another party before its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossNotice {
@@ -70,7 +70,7 @@ pub enum LossNotice {
     NextRenewal,
 }
 
-/// What of the store's state is there after it was restarted.
+/// Which part of the store's state remains after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Restart {
@@ -78,7 +78,7 @@ pub enum Restart {
     KeepsAll,
     /// What its persistence kept; the backend guards new grants where that is not all.
     KeepsPersisted,
-    /// Nothing: leases, queue and fencing counter begin anew.
+    /// Nothing: leases, queue and fencing counter start again.
     KeepsNothing,
 }
 
@@ -110,27 +110,27 @@ pub struct Capabilities {
     pub max_place_ttl: Duration,
     /// How an ended lease is learned of.
     pub loss_notice: LossNotice,
-    /// A waiter that knows of the holder's lease holds within the ttl of the dead holder and this. See
+    /// If the holder dies, a waiter that knows of its lease acquires the lock within the ttl of the holder plus this. See
     /// [`takeover_at_worst`](Self::takeover_at_worst) for one that does not.
     pub takeover_slack: Duration,
-    /// Where the fencing token comes from, for people.
+    /// Where the fencing token comes from. Text for people.
     pub fencing: &'static str,
-    /// What is there after a restart.
+    /// Which part of the state remains after a restart.
     pub restart: Restart,
     /// The longest that one call takes, connecting included.
     pub call_bound: Duration,
-    /// How many leases and places one renew call takes at best.
+    /// The greatest number of leases and places that one renew call takes.
     pub renew_batch: usize,
-    /// Every way in which exclusion can end while a holder believes in its lease, so that only the fencing
-    /// token decides. For people.
+    /// Every way in which exclusion can end although the holder's lease is valid by its clock, so that only the fencing token decides.
+    /// Text for people.
     pub limits_of_exclusion: &'static [&'static str],
 }
 
 impl Capabilities {
-    /// The least that can be promised, for a backend to improve on: exclusive locks, reached over the network, with ttls of 100 ms to
+    /// The weakest promises, which a backend improves: exclusive locks, reached over the network, with ttls of 100 ms to
     /// 24 hours in steps of 1 ms that end by the server's wall clock; waiters poll in no order, with places of
     /// [`LONGEST_PLACE_TTL`] at most; a loss shows at the next renewal; a takeover within one second after the ttl; nothing is left after
-    /// a restart; a call takes one second at most, and renews 100 leases at best.
+    /// a restart; a call takes one second at most, and renews 100 leases at most.
     pub const fn new(backend: &'static str) -> Self {
         Self {
             backend,
@@ -167,9 +167,9 @@ impl Capabilities {
 
     /// How long after the ttl of a dead holder a waiter with this `ttl` holds, at the latest.
     ///
-    /// A server with a queue may have handed the lock to a claim that was dead by then, and so a holder with the ttl of its
-    /// place, since the waiter last looked. The waiter learns of it when it renews its own place: up to a third of that
-    /// place's ttl later than the [`takeover_slack`](Self::takeover_slack).
+    /// A server with a queue may have handed the lock to a claim of a client that had died. That claim holds for the ttl of its place. The
+    /// waiter learns of it when it renews its own place: up to a third of that place's ttl later than the
+    /// [`takeover_slack`](Self::takeover_slack).
     pub fn takeover_at_worst(&self, ttl: Duration) -> Duration {
         match self.waiting {
             Waiting::ServerQueue => self.takeover_slack + period(ttl.min(self.max_place_ttl)),

@@ -53,17 +53,17 @@ impl Claim {
         &self.0.name
     }
 
-    /// What proves that a lease is this claim's.
+    /// The token that proves that a lease belongs to this claim.
     pub fn owner(&self) -> &OwnerToken {
         &self.0.owner
     }
 
-    /// Who claims, for people.
+    /// The holder information of this client, for people.
     pub fn holder(&self) -> &HolderInfo {
         &self.0.holder
     }
 
-    /// What a backend keeps for this claim, a key or a connection for example. The first call makes it. All clones of the claim share
+    /// A value that a backend keeps for this claim, such as a key or a connection. The first call creates it. All clones of the claim share
     /// it, and it is dropped with the last of them. A claim keeps one value of each type, so that backends that wrap others do not
     /// interfere: use a type of your own.
     pub fn slot<T: Default + Send + Sync + 'static>(&self) -> &T {

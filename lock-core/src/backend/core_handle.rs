@@ -1,4 +1,4 @@
-//! The line from a backend back to lock-core: stamps out, events in.
+//! The handle of a backend to lock-core: it provides stamps and takes events.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::entropy::Entropy;
 use crate::name::LockName;
 use crate::token::{FencingToken, OwnerToken};
 
-/// Something that a backend learned without being asked. Losing one costs time, never safety.
+/// A notification from a backend. Losing one costs time, never safety.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// The store made a place a lease.
+    /// The store turned a place into a lease.
     Granted {
         /// The claim's owner token.
         owner: OwnerToken,
@@ -22,7 +22,7 @@ pub enum Event {
         place: PlaceNumber,
         /// The token of the grant.
         token: FencingToken,
-        /// A confirmation of its own, where the store's message proves one. A plain push proves none: it
+        /// A confirmation, if the message of the store proves one. A plain push proves none: it
         /// says that the lease began, not when.
         confirmation: Option<Confirmation>,
     },
@@ -31,8 +31,8 @@ pub enum Event {
         /// The claim's owner token.
         owner: OwnerToken,
     },
-    /// The holder's lease ends sooner than this claim, which has a place, was answered last. The keeper renews the place at once, and
-    /// the answer says when the lease ends.
+    /// The holder's lease ends sooner than the last reply to this claim said, which has a place. The keeper renews the place at once, and
+    /// the reply says when the lease ends.
     EndsSooner {
         /// The claim's owner token.
         owner: OwnerToken,
@@ -40,11 +40,11 @@ pub enum Event {
     /// The lock may be free. Each client that waits for it sends one acquire. Where many may wait and the store keeps no queue, a
     /// backend reads first whether the lock is free.
     Changed(LockName),
-    /// The backend may have missed messages, as after a reconnect. The keeper asks for every claim that waits.
+    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits.
     Resync,
 }
 
-/// What a backend gets when it is attached to a client. Cheap to clone.
+/// The handle that a backend gets when it is attached to a client. Cheap to clone.
 #[derive(Clone)]
 pub struct CoreHandle {
     clock: Arc<dyn Clock>,
@@ -54,7 +54,7 @@ pub struct CoreHandle {
 }
 
 impl CoreHandle {
-    /// A handle with this clock and this way for events. lock-core makes one for every client.
+    /// A handle with this clock, and a function that takes events. lock-core creates one for every client.
     pub fn new(
         clock: Arc<dyn Clock>,
         keeper: tokio::runtime::Handle,
@@ -72,7 +72,7 @@ impl CoreHandle {
         Self { clock, keeper, entropy, events: Arc::new(events) }
     }
 
-    /// The same handle with another way for events, for a backend that wraps another one.
+    /// The same handle with another function that takes events, for a backend that wraps another one.
     #[must_use]
     pub fn with_events(&self, events: impl Fn(Event) + Send + Sync + 'static) -> Self {
         Self { events: Arc::new(events), ..self.clone() }
@@ -94,14 +94,14 @@ impl CoreHandle {
         &self.clock
     }
 
-    /// The runtime that the lease keeper runs on, and the home of a backend's background tasks: it lives as long
-    /// as the client and does not starve with the user's executor. Renewals, and releases in the background, are
-    /// called on it; acquires and releases mostly on the user's own runtime.
+    /// The runtime of the lease keeper. A backend spawns its background tasks on it, because it lives as long as the client and does not
+    /// depend on the user's executor. lock-core calls renewals and background releases on it, and acquires and other releases mostly on
+    /// the user's own runtime.
     pub fn keeper_runtime(&self) -> &tokio::runtime::Handle {
         &self.keeper
     }
 
-    /// Tells lock-core. Never blocks for long; may be called from any thread.
+    /// Sends an event to lock-core. It does not block for long, and may be called from any thread.
     pub fn event(&self, event: Event) {
         (self.events)(event);
     }

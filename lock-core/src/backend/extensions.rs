@@ -1,4 +1,4 @@
-//! What a backend can do beyond the contract: show, list and break locks, and examine the store.
+//! Optional functions of a backend: inspect, list and break locks, examine the store, and watch names.
 
 use async_trait::async_trait;
 
@@ -9,7 +9,7 @@ use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// What a backend can do beyond the contract, each if it can.
+/// The optional functions of a backend. `None` means that the backend does not have the function.
 #[derive(Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct Extensions<'a> {
@@ -17,9 +17,9 @@ pub struct Extensions<'a> {
     pub inspect: Option<&'a dyn Inspect>,
     /// Lists locks.
     pub list: Option<&'a dyn List>,
-    /// Ends leases on an operator's word.
+    /// Ends leases for an operator.
     pub break_lock: Option<&'a dyn Break>,
-    /// Says whether the store is fit for locks.
+    /// Checks whether the store is fit for locks.
     pub examine: Option<&'a dyn Examine>,
     /// Reports when a lock may be free.
     pub watch: Option<&'a dyn WatchNames>,
@@ -47,28 +47,28 @@ pub trait Inspect: Send + Sync {
 /// Lists locks.
 #[async_trait]
 pub trait List: Send + Sync {
-    /// The locks whose names begin with `prefix`, those that are held first, else in no order that is promised; at most `limit`
-    /// and [`Listing::MAX`]. Records that cannot be read are named, and not left out. Reads in steps that hold nobody up, so the
-    /// states are of different moments, and ends within ten call bounds.
+    /// The locks whose names begin with `prefix`, those that are held first, otherwise in any order; at most `limit` and
+    /// [`Listing::MAX`]. Records that cannot be read are named, and not left out. The backend reads in steps that block no other
+    /// client, so the states are of different moments. It ends within ten call bounds.
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing>;
 }
 
-/// Ends leases on an operator's word.
+/// Ends leases for an operator.
 #[async_trait]
 pub trait Break: Send + Sync {
-    /// Ends the current lease, whoever has it, if its token is `token`: whoever was looked at, and not the next holder by
-    /// mistake. Raises the token and gives the raised one. Then the lock is free, or its oldest waiter's with a token that is
-    /// higher still. `None`: that lease was over, nothing was changed.
+    /// Ends the current lease if its token is `token`, so that an operator ends the lease that was inspected, and not the next one by
+    /// mistake. Raises the token and returns the raised one. Then the lock is free, or its oldest waiter holds it with a token that is
+    /// higher still. `None`: that lease had ended, and nothing was changed.
     ///
-    /// The old holder learns of it with its next renewal and may go on writing until then: hand the raised token to the
-    /// protected resource to keep it out.
+    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send the raised token
+    /// to the protected resource.
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>>;
 }
 
-/// Says whether the store is fit for locks.
+/// Checks whether the store is fit for locks.
 #[async_trait]
 pub trait Examine: Send + Sync {
-    /// What an operator wants to know of the store, and what is wrong with it, each with how to correct it. Only reads, and ends within
-    /// three call bounds. What the user may not read is a check that says so, and no error.
+    /// Checks the version, settings and state of the store. It only reads, and ends within three call bounds. What the user may not read
+    /// is a check that says so, and not an error.
     async fn examine(&self) -> Result<Vec<Check>>;
 }

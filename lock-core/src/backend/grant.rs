@@ -1,4 +1,4 @@
-//! What a store answers: confirmations, grants, and the outcomes of acquire and release.
+//! The replies of a store: confirmations, grants, and the outcomes of acquire and release.
 
 use std::fmt;
 use std::time::Duration;
@@ -37,24 +37,24 @@ impl fmt::Display for PlaceNumber {
     }
 }
 
-/// An answer of the store that a lease or a place stands.
+/// A reply of the store that confirms a lease or a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirmation {
-    /// How long it stands at the store, at least, counted from when the store worked on the request.
+    /// How long the lease or place lasts at least, counted from when the store processed the request.
     pub ttl: Duration,
     /// Taken just before the request was sent: at that moment the store had not yet started the ttl.
     pub sent: Stamp,
-    /// The place that it is about. A lease keeps the number of the place that it came from.
+    /// The number of the place. A lease keeps the number of the place that it came from.
     pub place: PlaceNumber,
 }
 
-/// The store's yes.
+/// A lease that the store granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
     /// The token of this grant, higher than any before it.
     pub token: FencingToken,
-    /// What the validity counts from.
+    /// The confirmation that the validity counts from.
     pub confirmation: Confirmation,
 }
 
@@ -73,15 +73,15 @@ pub enum AcquireOutcome {
     Granted(Grant),
     /// The claim has a place in the server's queue.
     Queued {
-        /// That the place stands.
+        /// The confirmation of the place.
         confirmation: Confirmation,
-        /// How long the holder's lease still lasts. The keeper asks again then, or earlier on an event.
+        /// How long the holder's lease still lasts. The keeper renews the place then, or earlier on an event.
         retry_after: Duration,
     },
-    /// Another holds the lock, and the claim has no place, because the server keeps none or the claim wants
-    /// none. The keeper asks again after `retry_after`, or earlier on an event.
+    /// Another claim holds the lock, and this claim has no place, because the server keeps no queue or the claim requested no place. The
+    /// keeper sends the next acquire after `retry_after`, or earlier on an event.
     Contended {
-        /// How long the keeper waits before it asks again.
+        /// How long the keeper waits before the next acquire.
         retry_after: Duration,
     },
 }

@@ -1,4 +1,4 @@
-//! What the author of a backend needs: the trait [`LockBackend`], what its calls say and answer, and shared parts.
+//! The interface for the author of a backend: the trait [`LockBackend`], its requests and replies, and shared parts.
 
 #![doc = include_str!("invariants.md")]
 
@@ -17,7 +17,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Implements a trait of this module. Its type stands in no signature, but every backend needs it.
+/// Implements a trait of this module. Every backend needs it, although it appears in no signature.
 #[doc(no_inline)]
 pub use async_trait::async_trait;
 /// The runtime handle in [`CoreHandle`] is of this version.
@@ -45,8 +45,8 @@ use crate::error::Result;
 pub use crate::timers::require_timers;
 pub use crate::token::OwnerToken;
 
-/// For how long at least a store remembers that a claim was withdrawn: a late copy of its acquire that arrives within this time has no
-/// effect. Longer than any request stays under way to a server that runs.
+/// The shortest time for which a store remembers that a claim was withdrawn: a late copy of its acquire that arrives within this time
+/// has no effect. No request stays in flight for longer to a server that runs.
 pub const WITHDRAWN_TTL: Duration = Duration::from_secs(60);
 
 /// The longest ttl of a place in a server's queue. A client that dies while it waits blocks those behind it for as long.
@@ -56,14 +56,14 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 ///
 /// # Contract
 /// Each point is proved by cases of the conformance suite.
-/// - **One honest attempt.** No method waits for a lock and none retries in silence. A request that certainly had
-///   no effect may be sent again within the call's bound.
+/// - **One attempt.** No method waits for a lock, and none repeats a request that may have had an effect. A request that certainly had
+///   no effect may be sent again within the bound of the call.
 /// - **Bounded.** Every call ends by itself within [`Capabilities::call_bound`], connecting included.
 /// - **Three outcomes.** Done, not done, unknown. Unknown is an error of kind
 ///   [`Indeterminate`](crate::ErrorKind::Indeterminate); [`Unavailable`](crate::ErrorKind::Unavailable) promises
 ///   that the request had no effect and never will.
-/// - **Idempotent by claim.** A repeated acquire of a claim that holds answers the same grant, with a deadline of at
-///   least now + ttl; of a claim that has a place, that place. A repeated release answers `NotHeld`.
+/// - **Idempotent by claim.** A repeated acquire of a claim that holds replies with the same grant, with a deadline of at
+///   least now + ttl; that of a claim that has a place replies with that place. A repeated release replies `NotHeld`.
 /// - **Ownership.** A renew or release of a claim that has neither lease nor place changes nothing. Renew creates nothing.
 /// - **Fencing.** Tokens of one lock rise with every grant, for ever.
 /// - **Stamps** are taken from the [`CoreHandle`] just before the request is sent.
@@ -75,12 +75,13 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 /// `keeper::requests_are_within_what_the_backend_promises` proves them.
 /// - **Attached first.** [`attach`](Self::attach) is called once, before every other call.
 /// - **Within bounds.** The mode of an acquire is one of [`Capabilities::modes`]. Its ttl is a multiple of
-///   [`Capabilities::ttl_granularity`] between [`Capabilities::min_ttl`] and [`Capabilities::max_ttl`], and so is that of a renewal. A [`LockName`](crate::LockName) is valid by its type.
+///   [`Capabilities::ttl_granularity`] between [`Capabilities::min_ttl`] and [`Capabilities::max_ttl`], and so is that of a renewal. A
+///   [`LockName`](crate::LockName) is valid by its type.
 /// - **One batch.** A call renews one to [`Capabilities::renew_batch`] leases and places.
 /// - **Context.** lock-core adds the lock, the backend and the action to the errors about a lock that it hands on.
-/// - **Nothing is left.** An acquire that is answered [`Granted`](AcquireOutcome::Granted) or [`Queued`](AcquireOutcome::Queued), or fails with
-///   [`Indeterminate`](crate::ErrorKind::Indeterminate), is followed by a release of its claim, unless the backend itself reports the
-///   claim as lost. The release is repeated until it is answered or the ttl is over.
+/// - **Nothing is left.** An acquire whose reply is [`Granted`](AcquireOutcome::Granted) or [`Queued`](AcquireOutcome::Queued), or that
+///   fails with [`Indeterminate`](crate::ErrorKind::Indeterminate), is followed by a release of its claim, unless the backend itself
+///   reports the claim as lost. lock-core repeats the release until it has a reply or the ttl has ended.
 #[async_trait]
 pub trait LockBackend: Send + Sync + 'static {
     /// Takes the handle to lock-core. Called once, before every other call; a backend serves one client.
@@ -89,20 +90,19 @@ pub trait LockBackend: Send + Sync + 'static {
     /// Tries once to get the lock.
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome>;
 
-    /// Renews leases and places, each to its own ttl, and answers each as soon as it is known. What is unanswered
-    /// when the call ends is unknown, and only that. One that makes a lease end sooner ([`RenewPolicy::Exactly`])
-    /// lets a waiter know, by [`Event::EndsSooner`] or [`Event::Changed`]: whoever waits
-    /// holds when the lease ends, and not a part of its place's ttl later.
+    /// Renews leases and places, each to its own ttl, and gives each reply as soon as it is known. The outcome of a request that has no
+    /// reply when the call ends is unknown. A renewal that makes a lease end sooner ([`RenewPolicy::Exactly`]) notifies a waiter, by
+    /// [`Event::EndsSooner`] or [`Event::Changed`], so that the waiter acquires the lock when the lease ends, and not at its next renewal.
     async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies);
 
-    /// Ends the lease or place of a claim. With [`Delivery::InDoubt`] also makes sure that a request of this claim that
-    /// is still under way cannot take effect later, be it [`WITHDRAWN_TTL`] later or after a restart of the store with its data.
+    /// Ends the lease or place of a claim. With [`Delivery::InDoubt`], it also makes sure that a request of this claim that is still in
+    /// flight has no effect later: not within [`WITHDRAWN_TTL`], and not after a restart of the store with its data.
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome>;
 
     /// What this backend promises. Constant once it is attached.
     fn capabilities(&self) -> Capabilities;
 
-    /// What it can do beyond the contract.
+    /// The optional functions of this backend.
     fn extensions(&self) -> Extensions<'_>;
 }
 

@@ -1,4 +1,4 @@
-//! What a backend has once for each tokio runtime.
+//! A value for each tokio runtime.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,8 +9,9 @@ use tokio::runtime::{Handle, Id};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
-/// One value for each runtime that calls: a connection that serves single calls lives on the caller's runtime, so that a call crosses no
-/// thread. What carries a lease lives on the [keeper's runtime](crate::backend::CoreHandle::keeper_runtime) instead.
+/// One value for each runtime that calls the backend. A connection for single calls belongs to the caller's runtime, so that a call
+/// crosses no thread. A connection that a lease depends on belongs to the [keeper's
+/// runtime](crate::backend::CoreHandle::keeper_runtime) instead.
 pub struct PerRuntime<T>(Mutex<HashMap<Id, T>>);
 
 impl<T> PerRuntime<T> {
@@ -29,8 +30,8 @@ impl<T> PerRuntime<T> {
         })
     }
 
-    /// Reads the value of a runtime, which is made where there is none that is alive. Then also the values of other runtimes that are not
-    /// alive are dropped. The closures do not block.
+    /// Reads the value of a runtime. If there is none that is alive, creates it, and drops the values of other runtimes that are not
+    /// alive. The closures must not block.
     pub fn read<R>(
         &self,
         runtime: &Handle,
@@ -49,7 +50,7 @@ impl<T> PerRuntime<T> {
         done
     }
 
-    /// Takes the value of a runtime out.
+    /// Removes and returns the value of a runtime.
     pub fn remove(&self, runtime: &Handle) -> Option<T> {
         lock(&self.0).remove(&runtime.id())
     }

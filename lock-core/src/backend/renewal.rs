@@ -1,4 +1,4 @@
-//! The answers to a renewal, one by one.
+//! The replies to a renewal.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -7,33 +7,32 @@ use std::time::Duration;
 use crate::backend::{Confirmation, Grant};
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the store says about one lease or place that was to be renewed.
+/// The store's reply about one lease or place that was to be renewed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RenewReply {
-    /// The lease stands.
+    /// The lease is renewed.
     Renewed(Confirmation),
     /// The place has become a lease.
     Granted(Grant),
-    /// The place stands.
+    /// The place is renewed.
     Waiting {
         /// That it does.
         confirmation: Confirmation,
-        /// How long the holder's lease still lasts. The keeper asks again then, or earlier on an event.
+        /// How long the holder's lease still lasts. The keeper renews the place then, or earlier on an event.
         retry_after: Duration,
     },
-    /// No place, and the lock is free: worth an acquire.
+    /// The claim has no place, and the lock is free: the keeper sends an acquire.
     Free,
     /// Neither lease nor place is this claim's any more.
     Lost,
-    /// It is not known.
+    /// The outcome is unknown.
     Unknown(Error),
 }
 
-/// Takes the answers of one renew call, each as soon as it is known.
+/// Takes the replies of one renew call, each as soon as it is known.
 ///
-/// What is unanswered when this is dropped is answered [`RenewReply::Unknown`]. A second answer to the same question
-/// is dropped.
+/// When this is dropped, each request without a reply gets [`RenewReply::Unknown`]. A second reply to the same request is ignored.
 pub struct RenewReplies {
     open: Mutex<Vec<bool>>,
     sink: Box<dyn Fn(usize, RenewReply) + Send + Sync>,
@@ -45,7 +44,7 @@ impl RenewReplies {
         Self { open: Mutex::new(vec![true; count]), sink: Box::new(sink) }
     }
 
-    /// RenewReplies the lease at `index` of the slice that was to be renewed.
+    /// Takes the reply to the request at `index` of the slice.
     pub fn put(&self, index: usize, answer: RenewReply) {
         let first = {
             let mut open = crate::sync::lock(&self.open);
@@ -56,7 +55,7 @@ impl RenewReplies {
         }
     }
 
-    /// RenewReplies a call whose answers come together: each in the order of the requests, or all with the same error.
+    /// Takes the replies of a call that come together: each in the order of the requests, or the same error for all.
     pub fn put_all(&self, outcome: Result<Vec<RenewReply>>) {
         match outcome {
             Ok(replies) => replies.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
@@ -70,7 +69,7 @@ impl RenewReplies {
         (0..open.len()).filter(|&index| open[index]).collect()
     }
 
-    /// RenewReplies everything that is still open with the same error.
+    /// Gives each request that has no reply the same error.
     pub fn fail_rest(&self, error: &Error) {
         for index in self.take_open() {
             (self.sink)(index, RenewReply::Unknown(error.clone()));

@@ -1,4 +1,4 @@
-//! What lock-core wants of a backend, one type for each call.
+//! The requests that lock-core makes of a backend, one type for each call.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub enum Mode {
     /// By one holder at a time.
     #[default]
     Exclusive,
-    /// By any number of holders, none of them exclusive. No backend has it yet.
+    /// By any number of holders, none of them exclusive. No backend supports it yet.
     Shared,
 }
 
@@ -26,14 +26,14 @@ pub enum LeaseKind {
     Fixed,
 }
 
-/// What an acquire wants while another claim holds the lock.
+/// What an acquire requests if another claim holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnContention {
     /// A place in the server's queue, where the server keeps one.
     #[default]
     Queue,
-    /// Nothing: the answer is [`Held`](crate::backend::AcquireOutcome::Contended), and nothing is kept at the store.
+    /// Nothing: the reply is [`Contended`](crate::backend::AcquireOutcome::Contended), and the store keeps nothing.
     Fail,
 }
 
@@ -41,23 +41,24 @@ pub enum OnContention {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AcquireRequest {
-    /// Who wants the lock.
+    /// The claim that requests the lock.
     pub claim: Claim,
-    /// How it wants to hold the lock: one of [`Capabilities::modes`](crate::backend::Capabilities::modes).
+    /// The mode of the lease: one of [`Capabilities::modes`](crate::backend::Capabilities::modes).
     pub mode: Mode,
     /// The ttl of the lease, within [`min_ttl`](crate::backend::Capabilities::min_ttl) and
     /// [`max_ttl`](crate::backend::Capabilities::max_ttl).
     pub ttl: Duration,
     /// Whether the lease will be renewed. Only stores whose leases share a session need it.
     pub kind: LeaseKind,
-    /// What is wanted while another claim holds the lock.
+    /// What is requested if another claim holds the lock.
     pub on_contention: OnContention,
-    /// How many earlier acquires of this claim were answered [`Held`](crate::backend::AcquireOutcome::Contended).
+    /// How many earlier acquires of this claim had the reply [`Contended`](crate::backend::AcquireOutcome::Contended).
     pub attempt: u32,
 }
 
 impl AcquireRequest {
-    /// The first attempt of a claim to hold a lock exclusively, with a lease that is renewed and a place while another holds the lock.
+    /// The first attempt of a claim to acquire a lock exclusively, with a lease that the keeper renews, and with a place if another claim
+    /// holds the lock.
     pub fn new(claim: Claim, ttl: Duration) -> Self {
         let (mode, kind, on_contention) = (Mode::default(), LeaseKind::default(), OnContention::default());
         Self { claim, mode, ttl, kind, on_contention, attempt: 0 }
@@ -83,7 +84,7 @@ impl AcquireRequest {
 pub enum RenewPolicy {
     /// To the later of the old deadline and now + ttl: a late copy never shortens a lease.
     AtLeast,
-    /// To now + ttl, also when that is earlier: a holder that is done leaves its lease to run out then.
+    /// To now + ttl, also when that is earlier: a holder that has released its lease lets it expire then.
     Exactly,
 }
 
@@ -97,7 +98,7 @@ pub struct RenewRequest {
     pub place: PlaceNumber,
     /// The ttl to renew to.
     pub ttl: Duration,
-    /// Whether the deadline may come nearer.
+    /// Whether the deadline may become earlier.
     pub policy: RenewPolicy,
 }
 
@@ -114,13 +115,13 @@ impl RenewRequest {
     }
 }
 
-/// Whether the store has answered every request of a claim.
+/// Whether the client has the reply to every request of a claim.
 #[expect(clippy::exhaustive_enums, reason = "a request was answered or it was not")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Every request was answered.
+    /// Every request has a reply.
     Confirmed,
-    /// At least one request has no answer and may still apply. The backend makes sure that a late copy cannot.
+    /// At least one request has no reply and may still take effect. The backend makes sure that a late copy has no effect.
     InDoubt,
 }
 
@@ -130,12 +131,12 @@ pub enum Delivery {
 pub struct ReleaseRequest {
     /// The claim that has it.
     pub claim: Claim,
-    /// Whether a request of the claim may still be under way.
+    /// Whether a request of the claim may still be in flight.
     pub delivery: Delivery,
 }
 
 impl ReleaseRequest {
-    /// A request that ends what `claim` has.
+    /// A request that ends the lease or place of `claim`.
     pub fn new(claim: Claim, delivery: Delivery) -> Self {
         Self { claim, delivery }
     }

@@ -1,4 +1,4 @@
-//! The URL of a store, read the same for every backend.
+//! The URL of a store, parsed in the same way for every backend.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use url::Url;
 
 use crate::error::{Error, Result};
 
-/// Reads a duration as the command line does: a number and a unit, `250ms`, `5s`, `10m`, `2h`, `1d` or `1h 30m`, and never zero. The
-/// grammar is that of [`humantime`](https://docs.rs/humantime). `name` is what the error calls it.
+/// Parses a duration as the command line does: a number and a unit, `250ms`, `5s`, `10m`, `2h`, `1d` or `1h 30m`, and never zero. The
+/// grammar is that of [`humantime`](https://docs.rs/humantime). The error calls it `name`.
 ///
 /// # Errors
 /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for anything else.
@@ -32,7 +32,7 @@ impl StoreUrl {
     /// Reads a URL of a `store` (`Redis`, `SQLite file`), with one of these schemes (`redis://`).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for what is no URL, has another scheme, or gives a parameter twice.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, or a parameter that is given twice.
     pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
         let url =
             Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a {store} cannot be read: {why}")))?;
@@ -74,7 +74,7 @@ impl StoreUrl {
     /// Takes one of several words.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for another word, with those that there are.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for another word. The error lists the known words.
     pub fn take_choice<T: Copy>(&mut self, name: &'static str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.take(name) else { return Ok(None) };
         if let Some(&(_, choice)) = choices.iter().find(|(word, _)| *word == text) {
@@ -84,11 +84,11 @@ impl StoreUrl {
         Err(Error::invalid(format!("`{name}` is {}, not `{text}`", words.join(" or "))))
     }
 
-    /// The URL without its parameters, once all that the store knows are taken.
+    /// The URL without its parameters, after the store has taken all that it knows.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a parameter that nobody has taken, with those that there are, and for a
-    /// fragment.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a parameter that was not taken, and for a fragment. The error lists the
+    /// known parameters.
     pub fn finish(mut self) -> Result<Url> {
         let store = self.store;
         if let Some((unknown, _)) = self.parameters.first() {
@@ -110,13 +110,14 @@ impl std::fmt::Debug for StoreUrl {
     }
 }
 
-/// Settings that every store with a server or a file has.
+/// Settings of every store with a server or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a backend has these two as fields of its own settings")]
 pub struct CommonSettings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
-    /// How long the record of a free lock, with its last fencing token, stays. Default 10 minutes, 1 s to 365 days. URL: `retention=`.
+    /// How long the store keeps the record of a free lock, with its last fencing token. Default 10 minutes, 1 s to 365 days. URL:
+    /// `retention=`.
     pub retention: Duration,
 }
 
@@ -124,10 +125,10 @@ impl CommonSettings {
     const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
     const RETENTION: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600);
 
-    /// Takes them from a URL; what it does not give is the default.
+    /// Takes the settings from a URL. A parameter that is missing has its default.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) when one cannot be read.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if a parameter is invalid.
     pub fn take(url: &mut StoreUrl) -> Result<Self> {
         let default = Self::default();
         Ok(Self {

@@ -472,5 +472,5 @@ pub(in crate::keeper) fn no_answer() -> Error {
 }
 
 fn held_by_another() -> Error {
-    Error::new(ErrorKind::Timeout, "another had it for the whole wait")
+    Error::new(ErrorKind::Timeout, "another claim held the lock for the whole wait")
 }
