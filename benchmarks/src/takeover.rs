@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use leasehold_conformance::harness::{Canary, ChildProcess, RedisSettings};
+use leasehold_conformance::harness::{ChildProcess, LagMonitor, RedisSettings};
 use leasehold_core::KeeperRuntime;
 
 use crate::peers;
@@ -19,7 +19,7 @@ const TTL: Duration = Duration::from_secs(1);
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut server = RedisSettings::new().start()?;
     let client = peers::client(&server.url(), KeeperRuntime::OwnThread).await?;
-    let canary = Canary::start();
+    let lag_monitor = LagMonitor::start();
     let (mut killed, mut fixed, mut silent) = (Vec::new(), Vec::new(), Vec::new());
 
     for round in 0..ROUNDS {
@@ -39,14 +39,14 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
             .and_then(|seen| seen.holders.into_iter().next())
             .context("the killed holder has no lease")?;
         let (guard, held) = waiter.await??;
-        killed.push(Sample::new(held, kill + lease.ttl_left, &canary, kill));
+        killed.push(Sample::new(held, kill + lease.ttl_left, &lag_monitor, kill));
         guard.release().await?;
     }
     for round in 0..ROUNDS {
         let guard = client.lock(format!("fixed/{round}")).ttl(TTL / 4).without_renewal().acquire().await?;
         let (start, validity) = (Instant::now(), guard.validity());
         guard.lost().await;
-        fixed.push(Sample::new(Instant::now(), start + validity, &canary, start));
+        fixed.push(Sample::new(Instant::now(), start + validity, &lag_monitor, start));
     }
     for round in 0..ROUNDS {
         let guard = client.lock(format!("silent/{round}")).ttl(TTL).acquire().await?;
@@ -56,7 +56,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
         tokio::time::sleep(TTL / 20).await;
         let (start, validity) = (Instant::now(), guard.validity());
         guard.lost().await;
-        silent.push(Sample::new(Instant::now(), start + validity, &canary, start));
+        silent.push(Sample::new(Instant::now(), start + validity, &lag_monitor, start));
         server.resume()?;
         drop(guard);
         // The next round begins with a server that answers.
@@ -87,9 +87,9 @@ struct Sample {
 }
 
 impl Sample {
-    fn new(happened: Instant, due: Instant, canary: &Canary, since: Instant) -> Self {
+    fn new(happened: Instant, due: Instant, lag_monitor: &LagMonitor, since: Instant) -> Self {
         let late = if happened >= due { (happened - due).as_secs_f64() } else { -(due - happened).as_secs_f64() };
-        Self { late: 1000.0 * late, lag: 1000.0 * canary.lag_since(since).as_secs_f64() }
+        Self { late: 1000.0 * late, lag: 1000.0 * lag_monitor.lag_since(since).as_secs_f64() }
     }
 }
 

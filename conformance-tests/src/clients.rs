@@ -8,9 +8,9 @@ use std::time::Duration;
 use leasehold_core::backend::{Capabilities, Waiting};
 use leasehold_core::{Error, ErrorKind, LockClient, LockClientBuilder, LockGuard, LockName, LossReason};
 
-use crate::control::in_time;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, eventually, name};
+use crate::support::{AT_ONCE, eventually, name};
+use crate::timing_control::in_time;
 
 /// So many ttls is a lease whose end plays no part in a case: nothing that takes part of a second can be mistaken for it.
 pub(crate) const LONG: u32 = 25;

@@ -15,7 +15,7 @@ use leasehold_core::{HolderInfo, LockName, Result};
 
 use crate::faulty::{lock, renew_collected};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, Watch};
+use crate::support::{self, Watch};
 
 /// One client of a backend, made of nothing but the trait. Every call is held against the bound that the backend promises.
 pub struct Direct {
@@ -38,7 +38,7 @@ impl Direct {
     /// that down before the first lease with it.
     pub async fn warm(fixture: &dyn Fixture, route: Route) -> Self {
         let client = Self::new(fixture, route).await;
-        let claim = client.claim(&kit::name("warm"));
+        let claim = client.claim(&support::name("warm"));
         client.granted(&claim, fixture.ttl() * 20).await;
         client.release(&claim, Delivery::Confirmed).await.expect("a release");
         client
@@ -140,7 +140,7 @@ impl Direct {
         match self.acquire(claim, ttl).await {
             Ok(AcquireOutcome::Granted(grant)) => return grant,
             Ok(AcquireOutcome::Contended { retry_after })
-                if self.capabilities.waiting != Waiting::ServerQueue && retry_after <= kit::AT_ONCE =>
+                if self.capabilities.waiting != Waiting::ServerQueue && retry_after <= support::AT_ONCE =>
             {
                 tokio::time::sleep(retry_after).await;
             }
@@ -199,7 +199,7 @@ impl Direct {
                     watch.within(bound, "a dead holder is taken over from");
                     return grant;
                 }
-                Ok(_) if watch.elapsed() <= bound + watch.lag() => tokio::time::sleep(kit::LOOK).await,
+                Ok(_) if watch.elapsed() <= bound + watch.lag() => tokio::time::sleep(support::POLL_INTERVAL).await,
                 other => panic!("no takeover after {:?} of {bound:?}: {other:?}", watch.elapsed()),
             }
         }

@@ -82,12 +82,12 @@ pub enum Tamper {
 
 /// A fault that this backend cannot have. The case then proves what is documented instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Declared {
+pub struct Unsupported {
     /// Why, for people.
     pub reason: &'static str,
 }
 
-impl Declared {
+impl Unsupported {
     /// Declares that a fault cannot be.
     pub const fn because(reason: &'static str) -> Self {
         Self { reason }

@@ -1,6 +1,6 @@
 //! Faults without a proxy or a server: a wrapper that breaks the way to any backend, or the server behind it.
 
-mod control;
+mod faults;
 mod gate;
 
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,9 +14,9 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
-pub use self::control::Faults;
-use self::control::Shared;
-pub(crate) use self::control::lock;
+pub use self::faults::Faults;
+use self::faults::Shared;
+pub(crate) use self::faults::lock;
 use self::gate::{Line, Verb};
 use crate::fault::PathFault;
 use crate::fixture::Route;

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use leasehold_core::backend::LockBackend;
 use leasehold_core::{FencingToken, LockClientBuilder, LockName};
 
-use crate::fault::{Declared, PathFault, ServerFault, Tamper};
+use crate::fault::{PathFault, ServerFault, Tamper, Unsupported};
 
 /// The way from a client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub trait Fixture: Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store removes no record by its age.
-    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared>;
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported>;
 
     /// A backend for an operator, who may list locks and examine the store. As [`backend`](Self::backend) by the clear route
     /// where that takes no permission of its own.
@@ -92,16 +92,16 @@ pub trait Fixture: Send + Sync + 'static {
     async fn deliver(&self);
 
     /// Does this to the server.
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared>;
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported>;
 
     /// Does this to the server's record of a lock, behind everybody's back.
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared>;
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported>;
 
     /// Reads the server's own record of a lock, under the frozen encoding of its name.
     async fn record(&self, name: &LockName) -> Record;
 
     /// Counts what the server holds of this namespace, and the connections that it has open.
-    async fn census(&self) -> Census;
+    async fn resource_counts(&self) -> ResourceCounts;
 
     /// How many requests about locks the server has worked on since it started: what clients sent, each once. What the
     /// fixture itself sends does not count, nor what keeps a connection open.
@@ -137,7 +137,7 @@ impl Record {
 
 /// What the server holds of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct ResourceCounts {
     /// Leases that have not expired.
     pub leases: u64,
     /// Places in queues that have not expired.
@@ -152,7 +152,7 @@ pub struct Census {
     pub other: u64,
 }
 
-impl Census {
+impl ResourceCounts {
     /// Whether no claim left anything: what is there is documented to stay.
     pub fn is_clean(&self) -> bool {
         self.leases == 0 && self.places == 0 && self.other == 0

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
 
-use crate::fault::{Data, Declared, PathFault, ServerFault, Tamper};
+use crate::fault::{Data, PathFault, ServerFault, Tamper, Unsupported};
 use crate::faulty::Faults;
-use crate::fixture::{Census, Fixture, Record, Route};
+use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 
 /// A store in the process of the tests, without records that it cannot read.
 pub trait InProcessStore: Send + Sync + 'static {
@@ -26,15 +26,15 @@ pub trait InProcessStore: Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store cannot, as by default.
-    fn lose_data(&self) -> Result<(), Declared> {
-        Err(Declared::because("the store lives as long as the process"))
+    fn lose_data(&self) -> Result<(), Unsupported> {
+        Err(Unsupported::because("the store lives as long as the process"))
     }
 
     /// The record of a lock.
     fn record(&self, name: &LockName) -> Record;
 
     /// Counts what the store holds, without connections.
-    fn census(&self) -> Census;
+    fn resource_counts(&self) -> ResourceCounts;
 }
 
 /// The [`Fixture`] of an [`InProcessStore`]: [`Faults`] breaks the way to it, since there is no proxy for its protocol.
@@ -53,8 +53,8 @@ impl<S: InProcessStore> Fixture for InProcess<S> {
         Arc::new(self.faults.wrap(self.store.backend(), route))
     }
 
-    async fn backend_with_retention(&self, _: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
-        Err(Declared::because("a record stays as long as the store"))
+    async fn backend_with_retention(&self, _: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
+        Err(Unsupported::because("a record stays as long as the store"))
     }
 
     fn ttl(&self) -> Duration {
@@ -73,14 +73,14 @@ impl<S: InProcessStore> Fixture for InProcess<S> {
         self.faults.deliver().await;
     }
 
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         if fault == ServerFault::Start(Data::Lost) {
             self.store.lose_data()?;
         }
         self.faults.server(&fault)
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         match tamper {
             Tamper::Remove => self.store.remove(name),
             Tamper::Spoil | Tamper::OtherVersion => self.faults.spoil(name, true),
@@ -92,8 +92,8 @@ impl<S: InProcessStore> Fixture for InProcess<S> {
         self.store.record(name)
     }
 
-    async fn census(&self) -> Census {
-        Census { connections: self.faults.connections(), ..self.store.census() }
+    async fn resource_counts(&self) -> ResourceCounts {
+        ResourceCounts { connections: self.faults.connections(), ..self.store.resource_counts() }
     }
 
     async fn served(&self) -> u64 {

@@ -4,7 +4,6 @@
 
 pub mod cases;
 mod clients;
-mod control;
 mod direct;
 mod fault;
 mod faulty;
@@ -14,7 +13,6 @@ pub mod history;
 pub mod hooks;
 mod in_process;
 mod jumping_clock;
-mod kit;
 mod list;
 mod logs;
 mod memory;
@@ -22,11 +20,13 @@ mod prefixed;
 mod report;
 pub mod saboteurs;
 mod suite;
+mod support;
+mod timing_control;
 
 pub use direct::Direct;
-pub use fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
+pub use fault::{Data, PathFault, Room, ServerFault, Tamper, Unsupported};
 pub use faulty::{Faults, Faulty};
-pub use fixture::{Census, Fixture, Record, Route};
+pub use fixture::{Fixture, Record, ResourceCounts, Route};
 pub use in_process::{InProcess, InProcessStore};
 pub use memory::{Memory, MemoryFixture};
 pub use prefixed::PrefixedFixture;

@@ -6,8 +6,8 @@ use leasehold_core::LockName;
 use leasehold_core::backend::{Clock, LockBackend};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 
-use crate::fault::Declared;
-use crate::fixture::{Census, Record};
+use crate::fault::Unsupported;
+use crate::fixture::{Record, ResourceCounts};
 use crate::hooks::{Hooked, Hooks};
 use crate::in_process::{InProcess, InProcessStore};
 
@@ -49,7 +49,7 @@ impl InProcessStore for Memory {
         self.store.remove(name);
     }
 
-    fn lose_data(&self) -> Result<(), Declared> {
+    fn lose_data(&self) -> Result<(), Unsupported> {
         self.store.forget_everything();
         Ok(())
     }
@@ -60,14 +60,14 @@ impl InProcessStore for Memory {
         Record { holders, last_token: seen.last_token, waiters: seen.waiters }
     }
 
-    fn census(&self) -> Census {
-        let census = self.store.census();
-        Census {
-            leases: census.leases,
-            places: census.places,
-            fences: census.records,
-            tombstones: census.tombstones,
-            ..Census::default()
+    fn resource_counts(&self) -> ResourceCounts {
+        let resource_counts = self.store.resource_counts();
+        ResourceCounts {
+            leases: resource_counts.leases,
+            places: resource_counts.places,
+            fences: resource_counts.records,
+            tombstones: resource_counts.tombstones,
+            ..ResourceCounts::default()
         }
     }
 }

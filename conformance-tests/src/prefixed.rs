@@ -11,8 +11,8 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{FencingToken, LockInfo, LockName, Result};
 
-use crate::fault::{Declared, PathFault, ServerFault, Tamper};
-use crate::fixture::{Census, Fixture, Record, Route};
+use crate::fault::{PathFault, ServerFault, Tamper, Unsupported};
+use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 
 const PREFIX: &str = "tenant 7/";
 
@@ -116,7 +116,7 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         Arc::new(prefixed)
     }
 
-    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
         let inner = self.0.backend_with_retention(retention).await;
         inner.map(|inner| Arc::new(Prefixed { inner }) as Arc<dyn LockBackend>)
     }
@@ -145,11 +145,11 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         self.0.deliver().await;
     }
 
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         self.0.server(fault).await
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         self.0.tamper(&prefixed(name), tamper).await
     }
 
@@ -157,8 +157,8 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         self.0.record(&prefixed(name)).await
     }
 
-    async fn census(&self) -> Census {
-        self.0.census().await
+    async fn resource_counts(&self) -> ResourceCounts {
+        self.0.resource_counts().await
     }
 
     async fn served(&self) -> u64 {

@@ -1,4 +1,4 @@
-//! What a run did not prove: which cases met the declared alternative instead of a fault, and which had nothing to prove.
+//! What a run did not prove: which cases met an unsupported fault, and which had nothing to prove.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,11 +9,11 @@ use async_trait::async_trait;
 use leasehold_core::backend::LockBackend;
 use leasehold_core::{LockClientBuilder, LockName};
 
-use crate::fault::{Declared, PathFault, ServerFault, Tamper};
-use crate::fixture::{Census, Fixture, Record, Route};
+use crate::fault::{PathFault, ServerFault, Tamper, Unsupported};
+use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 
 /// The environment variable that names the file to which the cases append their lines:
-/// `<case>\t<declared or empty>\t<what>: <reason>`. Without it nothing is written.
+/// `<case>\t<unsupported or empty>\t<what>: <reason>`. Without it nothing is written.
 pub const REPORT_VARIABLE: &str = "LEASEHOLD_SUITE_REPORT";
 
 /// A fixture that reports what it declares, and what a case says of itself.
@@ -27,8 +27,8 @@ impl<F> Reported<F> {
         Self { case, fixture }
     }
 
-    fn declared<T>(&self, what: &str, outcome: Result<T, Declared>) -> Result<T, Declared> {
-        outcome.inspect_err(|declared| self.write("declared", &format!("{what}: {}", declared.reason)))
+    fn unsupported<T>(&self, what: &str, outcome: Result<T, Unsupported>) -> Result<T, Unsupported> {
+        outcome.inspect_err(|unsupported| self.write("unsupported", &format!("{what}: {}", unsupported.reason)))
     }
 
     /// Appends one line, in one write: several processes may write to one file.
@@ -51,8 +51,8 @@ impl<F: Fixture> Fixture for Reported<F> {
         self.fixture.backend(route).await
     }
 
-    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
-        self.declared("Retention", self.fixture.backend_with_retention(retention).await)
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
+        self.unsupported("Retention", self.fixture.backend_with_retention(retention).await)
     }
 
     async fn operator(&self) -> Arc<dyn LockBackend> {
@@ -91,21 +91,21 @@ impl<F: Fixture> Fixture for Reported<F> {
         self.fixture.deliver().await;
     }
 
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         let what = format!("{fault:?}");
-        self.declared(&what, self.fixture.server(fault).await)
+        self.unsupported(&what, self.fixture.server(fault).await)
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
-        self.declared(&format!("{tamper:?}"), self.fixture.tamper(name, tamper).await)
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
+        self.unsupported(&format!("{tamper:?}"), self.fixture.tamper(name, tamper).await)
     }
 
     async fn record(&self, name: &LockName) -> Record {
         self.fixture.record(name).await
     }
 
-    async fn census(&self) -> Census {
-        self.fixture.census().await
+    async fn resource_counts(&self) -> ResourceCounts {
+        self.fixture.resource_counts().await
     }
 
     async fn served(&self) -> u64 {

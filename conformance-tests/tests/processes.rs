@@ -1,8 +1,8 @@
-//! Holders and waiters in processes of their own (`taker`), on a real redis-server: killed, paused, cut off, and made to exit.
+//! Holders and waiters in processes of their own (`lock-holder`), on a real redis-server: killed, paused, cut off, and made to exit.
 //!
-//! All of them, the server included, share one machine, so the server's record says when a lease ends and the takers'
+//! All of them, the server included, share one machine, so the server's record says when a lease ends and the lock holders'
 //! lines say what happened when, on one clock. Lower bounds are strict; upper bounds are those of the contract plus the
-//! lag of the machine, which a canary measures.
+//! lag of the machine, which a lag_monitor measures.
 
 #[path = "processes/bounds.rs"]
 mod bounds;
@@ -10,11 +10,11 @@ mod bounds;
 mod chaos;
 #[path = "processes/endings.rs"]
 mod endings;
+#[path = "processes/environment.rs"]
+mod environment;
 #[path = "processes/late_write.rs"]
 mod late_write;
 #[path = "redis/stored.rs"]
 mod stored;
 #[path = "processes/unreachable.rs"]
 mod unreachable;
-#[path = "processes/world.rs"]
-mod world;

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::{Canary, Fault, FaultProxy, Reach};
+use leasehold_conformance::harness::{Fault, FaultProxy, LagMonitor, Reach};
 
 /// How long something may take that is to happen.
 const SOON: Duration = Duration::from_secs(10);
@@ -202,7 +202,7 @@ fn silence_accepts_and_reads_and_nothing_arrives_or_is_answered() {
 #[test]
 fn delay_is_a_lower_bound_each_way_and_keeps_the_order() {
     let (_echo, proxy) = start();
-    let canary = Canary::start();
+    let lag_monitor = LagMonitor::start();
     let mut client = Client::open(&proxy);
     client.chat("one");
     let (requests, replies) = (Duration::from_millis(40), Duration::from_millis(25));
@@ -219,7 +219,7 @@ fn delay_is_a_lower_bound_each_way_and_keeps_the_order() {
     assert_eq!(heard, "AB");
     // Five wake-ups one after the other: proxy, server, proxy, each with its timer, and this thread.
     let bound = requests + replies + Duration::from_millis(5 + 20);
-    assert!(begin.elapsed() <= bound + 5 * canary.lag(), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() <= bound + 5 * lag_monitor.lag(), "{:?}", begin.elapsed());
     proxy.heal();
     client.chat("three");
 }

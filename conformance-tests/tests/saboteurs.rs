@@ -46,7 +46,7 @@ saboteurs! {
         has_an_operator: RefusesItsOperator, "Fixture::operator: ";
         waits_until_all_are_connected: ConnectsLate, "Fixture::connected: ";
         reads_the_record: ReadsNoRecord, "Fixture::record: it does not see a lease";
-        counts_what_the_server_holds: CountsNothing, "Fixture::census: two clients";
+        counts_what_the_server_holds: CountsNothing, "Fixture::resource_counts: two clients";
         counts_what_is_served: CountsNoRequest, "Fixture::served: an acquire";
         breaks_one_route_only: HasOneRoute, "Fixture::backend(Route::Clear): ";
         cuts_the_path: CutsNothing, "Fixture::path(Cut): an acquire was answered";
@@ -286,7 +286,7 @@ mod further {
     fails! {
         a_fixture {
             reads_the_record: ReadsNoWaiters, "Fixture::record: one waits";
-            counts_what_the_server_holds: CountsNoPlaces, "Fixture::census: places";
+            counts_what_the_server_holds: CountsNoPlaces, "Fixture::resource_counts: places";
             counts_what_is_served: CountsItself, "Fixture::served: what the fixture does";
             cuts_the_path: CutIsSilence, "Fixture::path(Cut): an acquire fails with Unavailable";
             silences_the_path: SilenceIsHold, "Fixture::path(Silence): a request has arrived";

@@ -1,4 +1,4 @@
-//! Holders and waiters in processes of their own (`taker`) on one SQLite file: the cases of every store, and what can happen to a
+//! Holders and waiters in processes of their own (`lock-holder`) on one SQLite file: the cases of every store, and what can happen to a
 //! file under them.
 
 #[path = "processes/bounds.rs"]
@@ -9,11 +9,11 @@ mod chaos;
 mod damage;
 #[path = "processes/endings.rs"]
 mod endings;
+#[path = "sqlite/environment.rs"]
+mod environment;
 #[path = "sqlite/file.rs"]
 mod file;
 #[path = "sqlite/place.rs"]
 mod place;
 #[path = "sqlite/stored.rs"]
 mod stored;
-#[path = "sqlite/world.rs"]
-mod world;

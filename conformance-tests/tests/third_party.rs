@@ -10,7 +10,7 @@ mod third_party_backend;
 use std::sync::Arc;
 use std::time::Instant;
 
-use leasehold_conformance::{Census, InProcessStore, Record};
+use leasehold_conformance::{InProcessStore, Record, ResourceCounts};
 use leasehold_core::backend::LockBackend;
 use leasehold_core::{FencingToken, LockName};
 use third_party_backend::{Table, TableBackend};
@@ -38,11 +38,16 @@ impl InProcessStore for Table {
         }
     }
 
-    fn census(&self) -> Census {
+    fn resource_counts(&self) -> ResourceCounts {
         let (rows, now) = (self.rows(), Instant::now());
         let leases = rows.values().filter(|row| row.lease.is_some_and(|(_, until)| now < until)).count();
         let withdrawn = rows.values().flat_map(|row| &row.withdrawn).filter(|(_, until)| now < *until).count();
-        Census { leases: leases as u64, fences: rows.len() as u64, tombstones: withdrawn as u64, ..Census::default() }
+        ResourceCounts {
+            leases: leases as u64,
+            fences: rows.len() as u64,
+            tombstones: withdrawn as u64,
+            ..ResourceCounts::default()
+        }
     }
 }
 

@@ -78,7 +78,7 @@ async fn a_thousand_waiters_ask_in_batches() {
         let client = client.clone();
         waiting.spawn(async move { client.lock(format!("job {index}")).acquire().await.map(drop) });
     }
-    while store.census().places < WAITERS {
+    while store.resource_counts().places < WAITERS {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let before = store.counts();

@@ -38,8 +38,11 @@ async fn everything_is_counted_once() {
     });
     tokio::time::sleep(Duration::from_millis(1)).await;
     ann.lock("c").acquire().await.unwrap().release().await.unwrap();
-    let (census, counts) = (store.census(), store.counts());
-    assert_eq!((census.records, census.leases, census.places, census.tombstones), (3, 2, 2, 0));
+    let (resource_counts, counts) = (store.resource_counts(), store.counts());
+    assert_eq!(
+        (resource_counts.records, resource_counts.leases, resource_counts.places, resource_counts.tombstones),
+        (3, 2, 2, 0)
+    );
     assert_eq!((counts.acquires, counts.renew_calls, counts.renewals, counts.releases), (5, 0, 0, 1));
 
     let name = |name: &str| LockName::new(name).unwrap();
@@ -50,10 +53,10 @@ async fn everything_is_counted_once() {
 
     // Everything ends at its deadline, and not after it.
     clock.0.store(10_000, Ordering::SeqCst);
-    let census = store.census();
-    assert_eq!((census.leases, census.places), (2, 0));
+    let resource_counts = store.resource_counts();
+    assert_eq!((resource_counts.leases, resource_counts.places), (2, 0));
     clock.0.store(30_000, Ordering::SeqCst);
-    assert_eq!(store.census().leases, 0);
+    assert_eq!(store.resource_counts().leases, 0);
     waits.iter().for_each(|wait| wait.abort());
     drop(held);
 }

@@ -223,7 +223,7 @@ async fn a_backend_behind_an_arc_keeps_its_verbs() {
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert!(guard.is_held(), "it is renewed");
     guard.release().await.unwrap();
-    assert_eq!(store.census().leases, 0);
+    assert_eq!(store.resource_counts().leases, 0);
 }
 
 #[test]

@@ -55,9 +55,9 @@ fn text(lines: &str) -> String {
 mod tests {
     #[test]
     fn each_reason_is_shown_once_with_its_cases() {
-        let lines = "b::x\tdeclared\tStop: no server\na::x\tdeclared\tStop: no server\na::x\tdeclared\tStop: no server\n\
+        let lines = "b::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\n\
                      a::y\tempty\tit lists no locks\n";
         let text = super::text(lines);
-        assert_eq!(text, "declared: Stop: no server\n    a::x\n    b::x\nempty: it lists no locks\n    a::y\n");
+        assert_eq!(text, "unsupported: Stop: no server\n    a::x\n    b::x\nempty: it lists no locks\n    a::y\n");
     }
 }

@@ -35,7 +35,7 @@ const BACKENDS: &[Backend] = &[
 /// and all examples. With BACKEND only the suite on these. The tests start their servers themselves, on free ports
 /// of the loopback interface, and stop them again.
 ///
-/// At the end stand the cases that could not prove what they are there for: a fault that a backend declares impossible, or
+/// At the end stand the cases that could not prove what they are there for: a fault that the backend does not support, or
 /// something that it does not offer.
 ///
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let report = report::read()?;
     if !report.is_empty() {
-        println!("\n=== cases that met what is declared instead of a fault, or had nothing to prove\n{report}");
+        println!("\n=== cases that met an unsupported fault, or had nothing to prove\n{report}");
     }
     if !run.said.is_empty() {
         println!("\n=== what failed");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 
 use crate::process::{Running, id_of, is_running, line_of, outcome, until};
 use crate::store::Store;
@@ -38,11 +38,11 @@ fn with_the_defaults_the_next_run_begins_when_the_last_one_ends(store: &Store) {
         id_of(&store.file(&format!("id{round}")));
         let script = format!("date +%s%N > {}", began.display());
         let next = start_waiting(store, &["run", "x", "--", "sh", "-c", &script]);
-        let canary = Canary::start();
+        let lag_monitor = LagMonitor::start();
         gate.open();
         let [ended, began] = [ended, began].map(|file| line_of(&file).parse::<u64>().unwrap());
         let gap = Duration::from_nanos(began.checked_sub(ended).expect("they took turns"));
-        assert!(gap <= HANDOFF + canary.allowance(), "round {round}: {gap:?}");
+        assert!(gap <= HANDOFF + lag_monitor.allowance(), "round {round}: {gap:?}");
         assert_eq!(holder.end(), (0, String::new(), String::new()));
         assert_eq!(next.end(), (0, String::new(), String::new()));
     }
@@ -52,7 +52,7 @@ fn many_runs_with_the_defaults_take_turns_without_stalls(store: &Store) {
     const PROCESSES: usize = 8;
     const RUNS: usize = 4;
     let script = format!("for i in $(seq {RUNS}); do \"$0\" run x -- true || exit; done");
-    let (canary, begin) = (Canary::start(), Instant::now());
+    let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
     let shells: Vec<_> = (0..PROCESSES)
         .map(|_| {
             let mut command = std::process::Command::new("sh");
@@ -64,7 +64,7 @@ fn many_runs_with_the_defaults_take_turns_without_stalls(store: &Store) {
         assert_eq!(run.end().0, 0);
     }
     let (took, runs) = (begin.elapsed(), u32::try_from(PROCESSES * RUNS).unwrap());
-    assert!(took <= runs * (HANDOFF + canary.allowance()), "{took:?} for {runs} runs");
+    assert!(took <= runs * (HANDOFF + lag_monitor.allowance()), "{took:?} for {runs} runs");
 }
 
 fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Store) {
@@ -75,12 +75,12 @@ fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Stor
     let next = start_waiting(store, &["run", "x", "--max-hold", "2s", "--", "sh", "-c", script]);
     gate.open();
     let command = id_of(&store.file("next"));
-    let (canary, began) = (Canary::start(), Instant::now());
+    let (lag_monitor, began) = (LagMonitor::start(), Instant::now());
     until("the command is gone", || !is_running(command));
     let took = began.elapsed();
     // It ends by TERM, which comes a sixth before the end of a hold that is a tenth shorter.
-    assert!(took + canary.allowance() >= Duration::from_millis(1300), "{took:?}");
-    assert!(took <= Duration::from_secs(2) + canary.allowance(), "{took:?}");
+    assert!(took + lag_monitor.allowance() >= Duration::from_millis(1300), "{took:?}");
+    assert!(took <= Duration::from_secs(2) + lag_monitor.allowance(), "{took:?}");
     let (code, _, stderr) = next.end();
     assert_eq!(code, 124, "{stderr}");
     assert!(stderr.contains("lock `x` has reached --max-hold"), "{stderr}");

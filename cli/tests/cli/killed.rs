@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 use rustix::process::{Signal, kill_process};
 
 use crate::process::{BOUND, Running, id_of, is_running, outcome, pid, state, until, until_within, watcher};
@@ -25,12 +25,12 @@ fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
     let mut run = Running::start(store, &["run", "x", "--ttl", "6s", "--", "sh", "-c", FAMILY]);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let watcher = watcher(run.id());
-    let (canary, killed) = (Canary::start(), Instant::now());
+    let (lag_monitor, killed) = (LagMonitor::start(), Instant::now());
     run.kill();
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = killed.elapsed();
     // Long before anybody else can get the lock: the lease itself lasts for two thirds of its ttl at least.
-    assert!(took < ttl / 2 + canary.allowance_since(killed), "{took:?}");
+    assert!(took < ttl / 2 + lag_monitor.allowance_since(killed), "{took:?}");
     until("nor does the watcher", || !is_running(watcher));
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "the lock comes back by its ttl");
 }

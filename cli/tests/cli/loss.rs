@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 
 use crate::process::{Running, id_of, is_running, outcome, until};
 use crate::store::Store;
@@ -37,12 +37,12 @@ fn with_the_defaults_a_removed_record_ends_the_command(store: &Store) {
 fn killed_when_removed(store: &Store, options: &[&str], ttl: Duration) {
     let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
-    let (canary, begin) = (Canary::start(), Instant::now());
+    let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
     store.remove_records();
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = begin.elapsed();
     // The store says it by the next renewal, a third of the ttl later at most, and one more where that one was under way.
-    assert!(took < ttl * 2 / 3 + canary.allowance(), "{took:?}");
+    assert!(took < ttl * 2 / 3 + lag_monitor.allowance(), "{took:?}");
     assert!(!store.file("got-term").exists(), "there is no time to ask");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
@@ -64,7 +64,7 @@ fn with_the_defaults_a_store_that_does_not_reply_ends_the_command_in_time(store:
 
 /// Runs a stubborn command in front of a store that falls silent, with these options and what they mean: what it says.
 fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration) -> String {
-    let canary = Canary::start();
+    let lag_monitor = LagMonitor::start();
     let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (outage, outage_at) = (Instant::now(), SystemTime::now());
@@ -76,16 +76,16 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     // Validity counts from before the last renewal was sent, and leaves a tenth unused. A renewal may have been sent until the store
     // was silent: falling silent waits for whoever writes.
     assert!(
-        took <= began + ttl * 9 / 10 + canary.allowance(),
+        took <= began + ttl * 9 / 10 + lag_monitor.allowance(),
         "killed after the lease: {took:?}, after an outage that began within {began:?}"
     );
     // And the last renewal was due a third of the ttl ago at most.
     let least = ttl * 9 / 10 - ttl / 3 - Duration::from_millis(300);
-    assert!(took + canary.allowance() >= least, "killed too early: {took:?}");
+    assert!(took + lag_monitor.allowance() >= least, "killed too early: {took:?}");
     let term = std::fs::metadata(store.file("got-term")).and_then(|found| found.modified()).unwrap();
     let term = term.duration_since(outage_at).unwrap_or_default();
     // The command notes it when its `sleep` has ended.
-    let between = took.saturating_sub(term) + canary.allowance();
+    let between = took.saturating_sub(term) + lag_monitor.allowance();
     assert!(between + Duration::from_millis(500) >= grace, "TERM at {term:?}, gone at {took:?}");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
@@ -143,11 +143,11 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     let args = ["run", "x", "--max-hold", "4s", "--grace", "2s", "--", "sh", "-c", STUBBORN];
     let run = Running::start(store, &args);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
-    let (canary, began) = (Canary::start(), Instant::now());
+    let (lag_monitor, began) = (LagMonitor::start(), Instant::now());
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     // No lease is asked for that lasts longer, and a holder leaves a tenth of it unused.
     assert!(begin.elapsed() >= Duration::from_millis(3500), "{:?}", begin.elapsed());
-    assert!(began.elapsed() <= Duration::from_secs(4) + canary.allowance(), "{:?}", began.elapsed());
+    assert!(began.elapsed() <= Duration::from_secs(4) + lag_monitor.allowance(), "{:?}", began.elapsed());
     assert!(store.file("got-term").exists());
     let (code, _, stderr) = run.end();
     assert_eq!(code, 124, "{stderr}");

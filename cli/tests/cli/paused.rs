@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 
 use crate::process::{Running, id_of, is_running, outcome, until};
 use crate::store::Store;
@@ -22,12 +22,12 @@ fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store
     // Past the first renewals, so that the watcher has to know of them.
     std::thread::sleep(TTL);
     assert!(family.into_iter().all(is_running));
-    let canary = Canary::start();
+    let lag_monitor = LagMonitor::start();
     run.pause();
     let paused = Instant::now();
     until("nobody of the family is_running, while the run is stopped", || !family.into_iter().any(is_running));
     let took = paused.elapsed();
-    assert!(took <= TTL * 9 / 10 + canary.allowance(), "the lease ended before: {took:?}");
+    assert!(took <= TTL * 9 / 10 + lag_monitor.allowance(), "the lease ended before: {took:?}");
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");
     run.resume();
     let (code, _, stderr) = run.end();

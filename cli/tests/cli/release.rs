@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 
 use crate::process::{Running, id_of, is_running, outcome, until};
 use crate::store::Store;
@@ -34,7 +34,7 @@ fn a_failed_release_is_retried(store: &Store) {
 }
 
 fn a_release_that_keeps_failing_ends_with_a_warning(store: &Store) {
-    let (canary, begin) = (Canary::start(), Instant::now());
+    let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
     let run = ended_without_replies(store);
     let (code, _, stderr) = run.end();
     let took = begin.elapsed();
@@ -43,18 +43,18 @@ fn a_release_that_keeps_failing_ends_with_a_warning(store: &Store) {
     assert!(stderr.contains("warning: lock `x` could not be released"), "{stderr}");
     assert!(stderr.contains("it stays held until its lease ends, in 2"), "{stderr}");
     // The call, and five seconds of further ones.
-    assert!(took <= Duration::from_secs(8) + canary.allowance(), "{took:?}");
+    assert!(took <= Duration::from_secs(8) + lag_monitor.allowance(), "{took:?}");
 }
 
 fn a_signal_ends_the_retries_of_a_release(store: &Store) {
     let run = ended_without_replies(store);
     std::thread::sleep(Duration::from_secs(2));
-    let (canary, signalled) = (Canary::start(), Instant::now());
+    let (lag_monitor, signalled) = (LagMonitor::start(), Instant::now());
     run.signal(rustix::process::Signal::TERM);
     let (code, _, stderr) = run.end();
     let took = signalled.elapsed();
     store.reply_again();
     assert_eq!(code, 4, "{stderr}");
     assert!(stderr.contains("could not be released"), "{stderr}");
-    assert!(took <= Duration::from_secs(1) + canary.allowance(), "{took:?}");
+    assert!(took <= Duration::from_secs(1) + lag_monitor.allowance(), "{took:?}");
 }

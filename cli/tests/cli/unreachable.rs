@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 
 use crate::process::{BOUND, Running, leasehold, outcome, outcome_of, output, until_within};
 use crate::store::Store;
@@ -25,36 +25,36 @@ fn a_wait_includes_reaching_the_store(store: &Store) {
     let mut run = Running::start(store, &["run", "x", "--wait", "50s", "--", "touch", "ran"]);
     std::thread::sleep(SILENCE);
     assert!(!run.has_ended() && !store.file("ran").exists());
-    let canary = Canary::start();
+    let lag_monitor = LagMonitor::start();
     store.reply_again();
     let back = Instant::now();
     assert_eq!(run.end(), (0, String::new(), String::new()));
     let took = back.elapsed();
     // A pause between two attempts, and an attempt that began in the silence.
-    assert!(took <= Duration::from_secs(4) + canary.allowance(), "{took:?}");
+    assert!(took <= Duration::from_secs(4) + lag_monitor.allowance(), "{took:?}");
 }
 
 fn without_a_wait_a_store_that_does_not_reply_ends_the_run(store: &Store) {
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0);
     store.stop_replying();
-    let (canary, begin) = (Canary::start(), Instant::now());
+    let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
     let (code, _, stderr) = outcome(store, &["run", "x", "--no-wait", "--", "touch", "ran"]);
     let took = begin.elapsed();
     store.reply_again();
     assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
-    assert!(took <= Duration::from_secs(3) + canary.allowance(), "{took:?}");
+    assert!(took <= Duration::from_secs(3) + lag_monitor.allowance(), "{took:?}");
     assert!(!store.file("ran").exists());
 }
 
 fn a_wait_for_the_store_ends_in_time_or_with_a_signal(store: &Store) {
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0);
     store.stop_replying();
-    let (canary, begin) = (Canary::start(), Instant::now());
+    let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
     let (code, _, stderr) = outcome(store, &["run", "x", "--wait", "1500ms", "--", "touch", "ran"]);
     let took = begin.elapsed();
     assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
     assert!(took >= Duration::from_millis(1500), "{took:?}");
-    assert!(took <= Duration::from_secs(4) + canary.allowance(), "{took:?}");
+    assert!(took <= Duration::from_secs(4) + lag_monitor.allowance(), "{took:?}");
     let run = Running::start(store, &["run", "x", "--", "touch", "ran"]);
     std::thread::sleep(Duration::from_millis(500));
     let signalled = Instant::now();
@@ -62,7 +62,7 @@ fn a_wait_for_the_store_ends_in_time_or_with_a_signal(store: &Store) {
     let (code, ..) = run.end();
     assert_eq!(code, 143);
     // What may have reached the store is taken back, for two calls at most.
-    assert!(signalled.elapsed() <= Duration::from_secs(4) + canary.allowance(), "{:?}", signalled.elapsed());
+    assert!(signalled.elapsed() <= Duration::from_secs(4) + lag_monitor.allowance(), "{:?}", signalled.elapsed());
     store.reply_again();
     assert!(!store.file("ran").exists());
 }
@@ -112,7 +112,7 @@ fn a_wait_includes_the_start_of_the_server() {
 fn an_error_that_waiting_cannot_cure_ends_the_run_at_once() {
     let store = Store::any();
     std::fs::write(store.file("text"), "no database ".repeat(1000)).unwrap();
-    let canary = Canary::start();
+    let lag_monitor = LagMonitor::start();
     let mut stores = vec![format!("sqlite://{}", store.file("text").display())];
     let server = cfg!(feature = "redis").then(Store::redis);
     stores.extend(server.as_ref().map(|server| server.url().replace("redis://", "redis://nobody:hunter2@")));
@@ -122,7 +122,7 @@ fn an_error_that_waiting_cannot_cure_ends_the_run_at_once() {
         let (code, _, stderr) = outcome_of(&output(command.env("LEASEHOLD_STORE", &url)));
         assert_eq!((code, stderr.lines().count()), (123, 1), "{url}: {stderr}");
         assert!(!stderr.contains("hunter2"), "{stderr}");
-        assert!(begin.elapsed() <= Duration::from_secs(5) + canary.allowance(), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() <= Duration::from_secs(5) + lag_monitor.allowance(), "{:?}", begin.elapsed());
     }
     assert!(!store.file("ran").exists());
 }

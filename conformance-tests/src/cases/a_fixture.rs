@@ -15,7 +15,7 @@ pub use self::server::*;
 pub use self::stored::*;
 use crate::direct::Direct;
 use crate::fixture::Fixture;
-use crate::kit::{BACK, becomes};
+use crate::support::{BACK, becomes};
 
 /// A ttl whose end plays no part.
 fn long(fixture: &dyn Fixture) -> Duration {

@@ -10,11 +10,11 @@ use crate::clients::{
     becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, polled, queued, steady_client,
     steady_ttl,
 };
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, BACK, OwnRuntime, becomes, eventually, join, name};
+use crate::support::{AT_ONCE, BACK, OwnRuntime, becomes, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
@@ -25,7 +25,7 @@ const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
 /// What is left of a claim is gone within `bound`, which is far less than its ttl.
 async fn leaves_nothing(fixture: &dyn Fixture, other: &LockClient, name: &LockName, bound: Duration, what: &str) {
     becomes_free(other, name, bound, what).await;
-    eventually(bound, &format!("{what}: nothing is left"), async || fixture.census().await.is_clean()).await;
+    eventually(bound, &format!("{what}: nothing is left"), async || fixture.resource_counts().await.is_clean()).await;
 }
 
 /// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each number of polls that it has.
@@ -59,8 +59,8 @@ pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixtur
         let waiting = tokio::time::timeout(SLOW * 4, polled(polls, lock.acquire())).await;
         assert!(!matches!(waiting, Ok(Some(_))), "the lock is held");
         let gone = async || {
-            let census = fixture.census().await;
-            (census.leases, census.places) == (1, 0)
+            let resource_counts = fixture.resource_counts().await;
+            (resource_counts.leases, resource_counts.places) == (1, 0)
         };
         eventually(TAKEN_BACK, &format!("a waiter that was dropped after {polls} polls leaves no place"), gone).await;
     }
@@ -115,7 +115,7 @@ pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture
     }
     tokio::time::sleep(fixture.ttl()).await;
     assert_eq!(fixture.served().await, served, "something was sent for a future that was never polled");
-    assert!(fixture.census().await.is_clean());
+    assert!(fixture.resource_counts().await.is_clean());
 }
 
 /// Invariants 9 and 12: dropped in flight, with the answer lost on its way: the withdraw goes on until it is answered.
@@ -147,7 +147,7 @@ pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on(fixture: &dyn 
         join(release).await.expect("a release");
         becomes_free(&bob, &name, AT_ONCE, "a waiter that is gone keeps nothing").await;
     }
-    eventually(AT_ONCE, "nothing is left", async || fixture.census().await.is_clean()).await;
+    eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
 /// Invariant 12: a release that is dropped at any await goes on in the background.
@@ -320,7 +320,7 @@ pub async fn a_client_that_goes_with_an_acquire_under_way_leaves_nothing(fixture
     let name = name("goes with its client");
     for waits in [false, true] {
         let ann = long_client(fixture, Route::Faulty).await;
-        hold(&ann, &crate::kit::name("warm")).await.release().await.expect("a release");
+        hold(&ann, &crate::support::name("warm")).await.release().await.expect("a release");
         let lock = ann.lock(name.as_str());
         let begin = || tokio::spawn(async move { lock.acquire().await });
         let acquire = if waits {
@@ -365,8 +365,12 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
         let reason = lost(guard, AT_ONCE, "every holder is told").await;
         assert_eq!(reason, LossReason::Shutdown);
     }
-    let census = fixture.census().await;
-    assert_eq!((census.leases, census.places), (1, 0), "a shutdown waits until everything is released");
+    let resource_counts = fixture.resource_counts().await;
+    assert_eq!(
+        (resource_counts.leases, resource_counts.places),
+        (1, 0),
+        "a shutdown waits until everything is released"
+    );
     assert_eq!(kind_of(&ann.lock("after the shutdown").acquire().await), ErrorKind::Unavailable);
 }
 

@@ -9,11 +9,11 @@ use leasehold_core::backend::{
 };
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, Watch, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// The figures make sense together, and are the same at every look.
 pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
@@ -32,7 +32,7 @@ pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
     assert!(!claimed.max_place_ttl.is_zero() && claimed.renew_batch > 0);
     assert!(!claimed.call_bound.is_zero() && claimed.call_bound.as_secs() <= 10, "a call ends soon");
     assert!(!claimed.fencing.is_empty() && claimed.limits_of_exclusion.iter().all(|way| !way.is_empty()));
-    hold(&ann, &crate::kit::name("capabilities")).await.release().await.expect("a release");
+    hold(&ann, &crate::support::name("capabilities")).await.release().await.expect("a release");
     assert_eq!(ann.capabilities(), claimed, "the capabilities changed with the first call");
 }
 
@@ -237,7 +237,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     }
     guards.push(hold(&ann, &name("other/1")).await);
     fixture.connected().await;
-    let free = async || fixture.census().await.leases == guards.len() as u64;
+    let free = async || fixture.resource_counts().await.leases == guards.len() as u64;
     eventually(AT_ONCE, "what was dropped is free", free).await;
     let listed = ops.list("list/", 100).await.expect("nothing is broken").locks;
     let held: Vec<_> =

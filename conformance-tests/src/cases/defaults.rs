@@ -11,11 +11,11 @@ use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::{LockClient, LossReason};
 
 use crate::clients::{build, default_client, handoff_bound, hold, lost, queued};
-use crate::control::in_time;
 use crate::fault::{PathFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::jumping_clock::JumpingClock;
-use crate::kit::{AT_ONCE, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, Watch, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// A client with the defaults, and a clock that the case sets forward.
 async fn jumping_client(fixture: &dyn Fixture, route: Route) -> (LockClient, Arc<JumpingClock>) {

@@ -9,8 +9,8 @@ use leasehold_core::{Error, ErrorKind, HolderId, HolderInfo, LockClient, LockGua
 use crate::clients::{build, builder, client, hold, kind_of, long_client, queued, steady_client};
 use crate::fault::{PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, eventually, join, name};
 use crate::logs::Logs;
+use crate::support::{AT_ONCE, eventually, join, name};
 
 /// Bad input gets `InvalidInput` before anything is sent.
 pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture) {
@@ -169,7 +169,7 @@ pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
         fixture.heal().await;
     }
     drop(guard);
-    let guard = hold(&ann, &crate::kit::name("lost")).await;
+    let guard = hold(&ann, &crate::support::name("lost")).await;
     keep(&guard, &mut shown);
     fixture.path(PathFault::Silence).await;
     let _ = write!(shown, "{:?} {} ", guard.lost().await, guard.lost().await);

@@ -7,10 +7,10 @@ use std::time::Duration;
 use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 
 use crate::clients::{becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
-use crate::control::in_time;
 use crate::fixture::{Fixture, Route};
 use crate::history::History;
-use crate::kit::{AT_ONCE, join, name};
+use crate::support::{AT_ONCE, join, name};
+use crate::timing_control::in_time;
 
 /// Invariant 1: while one client holds, another gets nothing, by trying or by waiting; then it does.
 pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {

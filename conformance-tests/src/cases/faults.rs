@@ -1,4 +1,4 @@
-//! A server, or a way to it, that is broken. What a case cannot break it takes as declared, and proves what holds instead.
+//! A server, or a way to it, that is broken. What a case cannot break it takes as unsupported, and proves what holds instead.
 
 use leasehold_core::ErrorKind;
 use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply, RenewRequest, StoreClock};
@@ -6,19 +6,19 @@ use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply, RenewRequest
 use crate::clients::{
     PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
 };
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Watch, eventually, join, name, still_held};
+use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Watch, eventually, join, name, still_held};
+use crate::timing_control::in_time;
 
 /// Invariant 11: in front of a server that is down, an acquire ends in time with `Unavailable`; when it is back, the
 /// same client works again.
 pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("down");
-    if let Err(declared) = fixture.server(ServerFault::Stop).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(ServerFault::Stop).await {
+        return in_process(&ann, unsupported.reason);
     }
     let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock(name.as_str()));
     let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
@@ -37,8 +37,8 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
 pub async fn an_acquire_outlives_a_restart(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("comes back");
-    if let Err(declared) = fixture.server(ServerFault::Stop).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(ServerFault::Stop).await {
+        return in_process(&ann, unsupported.reason);
     }
     let lock = ann.lock(name.as_str()).wait(PATIENCE);
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -66,8 +66,8 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     let name = name("restart");
     let ttl = steady_ttl(fixture);
     let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
-    if let Err(declared) = fixture.server(end).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(end).await {
+        return in_process(&ann, unsupported.reason);
     }
     start(fixture, Data::Kept).await;
     let lock = bob.lock(name.as_str());
@@ -95,12 +95,12 @@ pub async fn lost_data_is_told(fixture: &dyn Fixture) {
     let name = name("lost data");
     let ttl = fixture.ttl();
     let guard = hold(&ann, &name).await;
-    if let Err(declared) = fixture.server(ServerFault::Kill).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(ServerFault::Kill).await {
+        return in_process(&ann, unsupported.reason);
     }
-    if let Err(declared) = fixture.server(ServerFault::Start(Data::Lost)).await {
+    if let Err(unsupported) = fixture.server(ServerFault::Start(Data::Lost)).await {
         start(fixture, Data::Kept).await;
-        return in_process(&ann, declared.reason);
+        return in_process(&ann, unsupported.reason);
     }
     let next = bob.lock(name.as_str()).wait(PATIENCE);
     let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted in the end") });
@@ -117,8 +117,8 @@ pub async fn a_server_that_stands_still_does_no_harm(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("stands still"), fixture.ttl());
     let guard = hold(&ann, &name).await;
-    if let Err(declared) = fixture.server(ServerFault::Pause).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(ServerFault::Pause).await {
+        return in_process(&ann, unsupported.reason);
     }
     tokio::time::sleep(AT_ONCE / 2).await;
     let lock = bob.lock(name.as_str()).wait(ttl / 2);
@@ -133,7 +133,7 @@ pub async fn a_server_that_stands_still_does_no_harm(fixture: &dyn Fixture) {
     drop(guard);
     let bound = ttl + BACK + ann.capabilities().takeover_slack;
     becomes_free(&bob, &name, bound, "the lock is free when the server goes on").await;
-    eventually(bound, "what arrived late has left nothing", async || fixture.census().await.is_clean()).await;
+    eventually(bound, "what arrived late has left nothing", async || fixture.resource_counts().await.is_clean()).await;
 }
 
 /// Invariant 9: the answer to a renewal is lost, again and again: the lease stands, and is lost only when the holder
@@ -256,8 +256,8 @@ pub async fn a_server_without_connections_is_told_at_once(fixture: &dyn Fixture)
 async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind) {
     let (ann, name) = (long_client(fixture, Route::Clear).await, name("refused"));
     let guard = hold(&ann, &name).await;
-    if let Err(declared) = fixture.server(fault).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(fault).await {
+        return in_process(&ann, unsupported.reason);
     }
     // A new client: connections that are open may still be good.
     let bob = long_client(fixture, Route::Clear).await;
@@ -276,8 +276,8 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     let name = name("read-only");
     hold(&ann, &name).await.release().await.expect("a release");
-    if let Err(declared) = fixture.server(ServerFault::ReadOnly).await {
-        return in_process(&ann, declared.reason);
+    if let Err(unsupported) = fixture.server(ServerFault::ReadOnly).await {
+        return in_process(&ann, unsupported.reason);
     }
     let refused = ann.lock(name.as_str()).try_acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "{refused:?}");
@@ -328,10 +328,10 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
     let (name, ttl) = (name("wall clock"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     let forward = matches!(step, ServerFault::ClockForward(_));
-    if let Err(declared) = fixture.server(step).await {
-        assert!(!declared.reason.is_empty());
+    if let Err(unsupported) = fixture.server(step).await {
+        assert!(!unsupported.reason.is_empty());
         let capabilities = ann.capabilities();
-        assert!(capabilities.clock != StoreClock::ServerWall, "{}, and its leases end by it", declared.reason);
+        assert!(capabilities.clock != StoreClock::ServerWall, "{}, and its leases end by it", unsupported.reason);
         // Then it is only time that passes.
         tokio::time::sleep(ttl * 3 / 2).await;
         assert!(guard.is_held() && !is_free(&bob, &name).await);
@@ -370,10 +370,10 @@ async fn start(fixture: &dyn Fixture, data: Data) {
 
 /// A fault of the server that there cannot be: because there is no server.
 fn in_process(client: &leasehold_core::LockClient, reason: &str) {
-    assert!(!reason.is_empty(), "a fault is declared impossible without a reason");
+    assert!(!reason.is_empty(), "a fault is unsupported without a reason");
     let scope = client.capabilities().scope;
     assert!(
         scope != leasehold_core::backend::Scope::Network,
-        "a server on the network can break like this; declared was: {reason}"
+        "a server on the network can break like this; the reason was: {reason}"
     );
 }

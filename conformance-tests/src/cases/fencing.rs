@@ -6,12 +6,12 @@ use leasehold_core::FencingToken;
 use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::history::{History, Hold};
-use crate::kit::{eventually, join, name};
+use crate::support::{eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Invariant 2: a token is higher than every one before it, across releases, by whomever.
 pub async fn rises_across_releases(fixture: &dyn Fixture) {
@@ -112,12 +112,12 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
     let first = guard.fencing_token();
     let restarted = match fixture.server(end).await {
         Ok(()) => fixture.server(ServerFault::Start(data)).await,
-        declared => declared,
+        unsupported => unsupported,
     };
-    if let Err(declared) = restarted {
+    if let Err(unsupported) = restarted {
         // Without a server there is nothing that could restart: what it keeps ends with the process, and says so.
-        assert!(!declared.reason.is_empty());
-        assert_eq!(ann.capabilities().scope, Scope::Process, "{}", declared.reason);
+        assert!(!unsupported.reason.is_empty());
+        assert_eq!(ann.capabilities().scope, Scope::Process, "{}", unsupported.reason);
         return;
     }
     drop(guard);
@@ -152,7 +152,7 @@ pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     assert_eq!(fixture.record(&name).await.last_token, Some(second.token), "a stale claim raised the counter");
 
     let ann = client(fixture, Route::Clear).await;
-    let other = crate::kit::name("stale guard");
+    let other = crate::support::name("stale guard");
     let guard = ann.lock(other.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     let token = guard.fencing_token();
     let next = bob.takes_over(&bob.claim(&other), ttl, ttl).await;

@@ -6,24 +6,24 @@ use std::time::Duration;
 use leasehold_core::{ErrorKind, KeeperRuntime, LockClient};
 
 use crate::clients::{build, builder, hold, kind_of, long_client, queued};
-use crate::fixture::{Census, Fixture, Route};
-use crate::kit::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
+use crate::fixture::{Fixture, ResourceCounts, Route};
+use crate::support::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
 
 /// How many cycles must leave nothing.
 const CYCLES: usize = 1000;
 
 /// What the server holds while the clients that have made a call do nothing.
-async fn at_rest(fixture: &dyn Fixture) -> Census {
+async fn at_rest(fixture: &dyn Fixture) -> ResourceCounts {
     fixture.connected().await;
-    fixture.census().await
+    fixture.resource_counts().await
 }
 
 /// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names
 /// and of claims with a request that was not answered.
-async fn baseline(fixture: &dyn Fixture, before: Census, names: u64, in_doubt: u64) {
+async fn baseline(fixture: &dyn Fixture, before: ResourceCounts, names: u64, in_doubt: u64) {
     let what = format!("the server is back at its baseline, which was {before:?}");
-    let is_back = |now: &Census| now.is_clean() && now.connections == before.connections;
-    let last = becomes(Duration::from_secs(1), &what, async || fixture.census().await, is_back).await;
+    let is_back = |now: &ResourceCounts| now.is_clean() && now.connections == before.connections;
+    let last = becomes(Duration::from_secs(1), &what, async || fixture.resource_counts().await, is_back).await;
     assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
     assert!(
         last.tombstones <= before.tombstones + in_doubt,
@@ -142,7 +142,7 @@ pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
 
 /// Invariant 17: when its last client, guard and acquire are gone, the keeper ends, and lets go of backend and connections.
 pub async fn a_dropped_client_lets_everything_go(fixture: &dyn Fixture) {
-    let baseline = fixture.census().await.connections;
+    let baseline = fixture.resource_counts().await.connections;
     let backend = fixture.backend(Route::Clear).await;
     let watched = Arc::downgrade(&backend);
     let ann = build(LockClient::builder(backend).ttl(fixture.ttl() * 20));
@@ -154,9 +154,9 @@ pub async fn a_dropped_client_lets_everything_go(fixture: &dyn Fixture) {
     assert!(second.is_held() && watched.strong_count() > 0, "a guard keeps the client alive");
     drop(second);
     eventually(Duration::from_secs(2), "the backend is dropped", async || watched.strong_count() == 0).await;
-    let closed = async || fixture.census().await.connections == baseline;
+    let closed = async || fixture.resource_counts().await.connections == baseline;
     eventually(Duration::from_secs(2), "its connections are closed", closed).await;
-    assert!(fixture.census().await.is_clean(), "the last guard was released before the client ended");
+    assert!(fixture.resource_counts().await.is_clean(), "the last guard was released before the client ended");
 }
 
 /// Invariant 17: queues end when nobody waits any more, and places do not outlive their waiters.
@@ -175,7 +175,7 @@ pub async fn a_queue_that_was_served_is_gone(fixture: &dyn Fixture) {
     for task in waiting {
         join(task).await.expect("a release");
     }
-    let clean = async || fixture.census().await.is_clean();
+    let clean = async || fixture.resource_counts().await.is_clean();
     eventually(AT_ONCE, "nothing is left of the queue", clean).await;
     assert_eq!(fixture.record(&name).await.waiting(), 0);
 }

@@ -13,12 +13,12 @@ use leasehold_core::{ErrorKind, LockClient, LossReason};
 use crate::clients::{
     PATIENCE, becomes_free, build, client, handoff_bound, hold, kind_of, long_client, lost, queued, warm_client,
 };
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::kit::{self, AT_ONCE, BACK, ENDS_BY, LOST_BY, eventually, join, name};
+use crate::support::{self, AT_ONCE, BACK, ENDS_BY, LOST_BY, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// How soon a withdraw that failed is tried again, at most.
 const WITHDRAW_PAUSE: Duration = Duration::from_millis(500);
@@ -98,7 +98,7 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     if fixture.server(ServerFault::Kill).await.is_ok() {
         fixture.server(ServerFault::Start(Data::Kept)).await.expect("what was killed can be started");
     }
-    let other = ann.claim(&kit::name("after the crash"));
+    let other = ann.claim(&support::name("after the crash"));
     let again = async || matches!(ann.acquire(&other, ttl).await, Ok(AcquireOutcome::Granted(_)));
     eventually(PATIENCE, "the server grants again", again).await;
     // A late copy of its request, through the client that all requests of the claim go through.
@@ -122,7 +122,7 @@ pub async fn an_acquire_given_up_in_flight_leaves_nothing(fixture: &dyn Fixture)
     eventually(bound, "the claim is withdrawn", async || ann.stats().withdrawn > 0).await;
     fixture.deliver().await;
     becomes_free(&bob, &name, AT_ONCE, "what arrived late took no effect").await;
-    eventually(AT_ONCE, "nothing is left", async || fixture.census().await.is_clean()).await;
+    eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
 /// Invariant 9: an acquire whose answer was lost is not held by anybody: it is withdrawn, far before its ttl.
@@ -136,7 +136,7 @@ pub async fn a_grant_whose_answer_was_lost_is_withdrawn(fixture: &dyn Fixture) {
     fixture.heal().await;
     let bound = WITHDRAW_PAUSE + ann.capabilities().call_bound;
     becomes_free(&bob, &name, bound, "a grant that nobody heard of is withdrawn").await;
-    eventually(bound, "nothing is left", async || fixture.census().await.is_clean()).await;
+    eventually(bound, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
 /// RenewReplies every renewal itself, with a fresh confirmation of the place before the lease's own.

@@ -18,11 +18,11 @@ pub use self::trouble::*;
 use crate::clients::{
     becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, steady_client, steady_ttl,
 };
-use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
 use crate::jumping_clock::JumpingClock;
-use crate::kit::{AT_ONCE, LOST_BY, OwnRuntime, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, LOST_BY, OwnRuntime, Watch, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
 pub async fn holds_for_three_ttls(fixture: &dyn Fixture) {

@@ -12,11 +12,11 @@ use crate::clients::{
     LONG, PATIENCE, becomes_free, build, builder, client, default_client, handoff_bound, hold, is_free, long_client,
     lost, queued, steady_client, steady_ttl, warm_client,
 };
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, AT_ONCE, LOST_BY, Watch, becomes, eventually, join, name};
+use crate::support::{self, AT_ONCE, LOST_BY, Watch, becomes, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
@@ -58,7 +58,7 @@ pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
     let grant = ann.granted(&claim, ttl * LONG).await;
     let answer = ann.renew(RenewRequest::new(claim, grant.confirmation.place, ttl)).await;
     assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
-    kit::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
+    support::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
 }
 
 /// A renewal that is told to end the lease then does, and not at once: the end of a `min_hold`.
@@ -231,12 +231,12 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
         // So many that a store which sweeps with every few hundredth write comes to it.
         for _ in 0..10 {
             others += 1;
-            hold(&bob, &kit::name(&format!("other {others}"))).await.release().await.expect("a release");
+            hold(&bob, &support::name(&format!("other {others}"))).await.release().await.expect("a release");
         }
         assert!(guard.is_held(), "lost after {:?}, and records of free locks stay for {RETENTION:?}", watch.elapsed());
         tokio::time::sleep(RETENTION / 20).await;
     }
-    kit::still_held(fixture, &name, guard.fencing_token(), ttl / 3).await;
+    support::still_held(fixture, &name, guard.fencing_token(), ttl / 3).await;
     assert!(!is_free(&bob, &name).await, "a lock that is held was removed as one that is free");
     guard.release().await.expect("a release");
 }

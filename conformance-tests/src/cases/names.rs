@@ -3,10 +3,10 @@
 use leasehold_core::{ErrorKind, LockName};
 
 use crate::clients::{handoff_bound, hold, is_free, kind_of, long_client, queued};
-use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, join, name};
+use crate::support::{AT_ONCE, join, name};
+use crate::timing_control::in_time;
 
 /// Names that something on the way could take for one another, or for something else.
 fn tricky() -> Vec<LockName> {
@@ -145,8 +145,8 @@ async fn unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     let ann = long_client(fixture, Route::Clear).await;
     let name = name("unreadable");
     hold(&ann, &name).await.release().await.expect("a release");
-    if let Err(declared) = fixture.tamper(&name, tamper).await {
-        assert!(!declared.reason.is_empty());
+    if let Err(unsupported) = fixture.tamper(&name, tamper).await {
+        assert!(!unsupported.reason.is_empty());
         assert!(is_free(&ann, &name).await, "a record that cannot be spoilt is read");
         return;
     }
@@ -157,5 +157,5 @@ async fn unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     tokio::time::sleep(AT_ONCE).await;
     // It is not repaired behind anybody's back, and other locks do not notice.
     assert_eq!(kind_of(&ann.lock(name.as_str()).try_acquire().await), ErrorKind::Unsupported);
-    assert!(is_free(&ann, &crate::kit::name("readable")).await);
+    assert!(is_free(&ann, &crate::support::name("readable")).await);
 }

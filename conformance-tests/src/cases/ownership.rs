@@ -6,7 +6,7 @@ use leasehold_core::backend::{
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{self, AT_ONCE, eventually, name};
+use crate::support::{self, AT_ONCE, eventually, name};
 
 /// Invariant 7: a release of a claim whose lease has expired answers `NotHeld` and leaves the next holder alone.
 pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
@@ -20,7 +20,7 @@ pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
         ann.release(&old, Delivery::Confirmed).await.expect("a stale release is no error"),
         ReleaseOutcome::NotHeld
     );
-    kit::still_held(fixture, &name, grant.token, ttl * 10).await;
+    support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
 /// Invariant 7: a withdraw of a stale claim, which leaves a note at the store, does not touch the next holder either.
@@ -35,7 +35,7 @@ pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
         ann.release(&old, Delivery::InDoubt).await.expect("a stale withdraw is no error"),
         ReleaseOutcome::NotHeld
     );
-    kit::still_held(fixture, &name, grant.token, ttl * 10).await;
+    support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
 /// Invariant 7: a renewal of a claim whose lease has expired answers `Lost` and does not prolong the next holder's.
@@ -48,7 +48,7 @@ pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
 
     let answer = ann.renew(RenewRequest::new(old, place, ttl * 50)).await;
     assert!(matches!(answer, RenewReply::Lost), "another holds the lock, and the stale renewal says {answer:?}");
-    let left = kit::still_held(fixture, &name, grant.token, ttl).await;
+    let left = support::still_held(fixture, &name, grant.token, ttl).await;
     assert!(left <= ttl * 5, "the stale renewal gave the new holder {left:?} of {:?}", ttl * 5);
 }
 
@@ -79,7 +79,7 @@ pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
     assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
     let grant = ann.granted(&next, fixture.ttl() * 20).await;
     assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
-    kit::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
+    support::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
 }
 
 /// Invariant 7: whoever never held cannot end anything, and leaves nothing.
@@ -91,8 +91,8 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
         let stranger = bob.claim(name);
         assert_eq!(bob.release(&stranger, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
     }
-    kit::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
-    assert_eq!(fixture.census().await.leases, 1, "only the one that was granted is held");
+    support::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
+    assert_eq!(fixture.resource_counts().await.leases, 1, "only the one that was granted is held");
 }
 
 /// Contract of `LockBackend`: a repeated acquire of a claim that holds answers the same grant, and the lease lasts at least
@@ -107,10 +107,10 @@ pub async fn repeated_acquire_answers_the_same_grant(fixture: &dyn Fixture) {
     let second = ann.granted(&claim, ttl * 20).await;
     assert_eq!(first.token, second.token, "one claim was granted twice");
     assert_eq!(first.confirmation.place, second.confirmation.place, "one claim had two places");
-    let left = kit::still_held(fixture, &name, first.token, ttl * 15).await;
+    let left = support::still_held(fixture, &name, first.token, ttl * 15).await;
     // And the shorter one takes nothing away.
     ann.granted(&claim, ttl).await;
-    let then = kit::still_held(fixture, &name, first.token, ttl * 15).await;
+    let then = support::still_held(fixture, &name, first.token, ttl * 15).await;
     assert!(then <= left, "the lease was prolonged by an acquire with a shorter ttl");
 }
 
@@ -149,7 +149,7 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
         "a stranger renewed what is free: {:?}",
         answers[1]
     );
-    kit::still_held(fixture, &held, grant.token, ttl / 2).await;
+    support::still_held(fixture, &held, grant.token, ttl / 2).await;
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a renewal made a place");
     assert_eq!(fixture.record(&free).await.lease(), None, "a renewal made a lease");
 }
@@ -167,7 +167,7 @@ pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
         "the second claim holds as well: {answer:?}"
     );
     ann.release(&second, Delivery::Confirmed).await.expect("the second leaves");
-    kit::still_held(fixture, &name, grant.token, ttl / 2).await;
+    support::still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
 /// A claim that wants no place is told that the lock is held, and the store keeps nothing of it.

@@ -1,10 +1,10 @@
 //! What a waiter has after its connection was cut and is back.
 
 use crate::clients::{handoff_bound, hold, is_free, long_client, queued};
-use crate::control::in_time;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, BACK, eventually, join, name};
+use crate::support::{AT_ONCE, BACK, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Invariant 13: whatever a waiter was to be told while it was cut off, it asks for as soon as it is back, far before its next look.
 pub async fn a_waiter_asks_as_soon_as_it_is_back(fixture: &dyn Fixture) {

@@ -3,10 +3,10 @@
 use leasehold_core::{ErrorKind, HolderId, LossReason};
 
 use crate::clients::{hold, is_free, kind_of, long_client, lost, polled, queued, steady_client, steady_ttl};
-use crate::control::in_time;
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, eventually, join, name};
+use crate::support::{AT_ONCE, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Acquires with the same holder on one client share a lease and its token, which ends with the last guard.
 pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {

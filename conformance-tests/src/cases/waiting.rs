@@ -12,12 +12,12 @@ use tokio::task::JoinHandle;
 use crate::clients::{
     PATIENCE, build, client, handoff_bound, hold, is_free, kind_of, long_client, queued, steady_client, steady_ttl,
 };
-use crate::control::in_time;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::kit::{AT_ONCE, ENDS_BY, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, ENDS_BY, Watch, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
 pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
-use super::control::{Health, Shared};
+use super::faults::{Health, Shared};
 use crate::fault::PathFault;
 use crate::fixture::Route;
 

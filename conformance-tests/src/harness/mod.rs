@@ -1,10 +1,12 @@
-//! What runs beside a case: the canary, and (feature `servers`) processes, servers and the fault proxy.
+//! What runs beside a case: the lag_monitor, and (feature `servers`) processes, servers and the fault proxy.
 
-mod canary;
 #[cfg(feature = "servers")]
 mod clock_step;
 #[cfg(feature = "servers")]
 mod folder;
+mod lag_monitor;
+#[cfg(feature = "servers")]
+mod lock_holder;
 #[cfg(feature = "servers")]
 mod port;
 #[cfg(feature = "servers")]
@@ -13,14 +15,14 @@ mod process;
 mod proxy;
 #[cfg(feature = "servers")]
 mod redis;
-#[cfg(feature = "servers")]
-mod taker;
 
-pub use canary::Canary;
 #[cfg(feature = "servers")]
 pub use clock_step::ClockStep;
 #[cfg(feature = "servers")]
 pub use folder::folder;
+pub use lag_monitor::LagMonitor;
+#[cfg(feature = "servers")]
+pub use lock_holder::{HolderEvent, HolderLine, LockHolder, machine_now, micros};
 #[cfg(feature = "servers")]
 pub use port::Port;
 #[cfg(feature = "servers")]
@@ -29,5 +31,3 @@ pub use process::ChildProcess;
 pub use proxy::{Fault, FaultProxy, ProxyStats, Reach};
 #[cfg(feature = "servers")]
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
-#[cfg(feature = "servers")]
-pub use taker::{Taker, TakerEvent, TakerLine, machine_now, micros};

@@ -9,8 +9,8 @@ use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Capabilities, Exte
 use leasehold_core::{Error, ErrorKind, LockName, Result};
 
 use super::{Saboteur, plain};
-use crate::fault::{Data, Declared, PathFault, Room, ServerFault, Tamper};
-use crate::fixture::{Census, Record, Route};
+use crate::fault::{Data, PathFault, Room, ServerFault, Tamper, Unsupported};
+use crate::fixture::{Record, ResourceCounts, Route};
 use crate::hooks::{Hooks, Inner};
 
 /// Fixtures without state of their own, each with the one method that it has instead of the sound one.
@@ -79,11 +79,11 @@ broken! {
     /// Offers a retention, and removes no record.
     RetainsForEver: fn claims_retention(&self) -> bool { true }
     /// Shares its namespace with another fixture.
-    SharesItsNamespace: fn census(&self, seen: Census) -> Census { Census { fences: seen.fences + 1, ..seen } }
+    SharesItsNamespace: fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts { ResourceCounts { fences: seen.fences + 1, ..seen } }
     /// Sees nothing at the server.
-    CountsNothing: fn census(&self, _: Census) -> Census { Census::default() }
+    CountsNothing: fn resource_counts(&self, _: ResourceCounts) -> ResourceCounts { ResourceCounts::default() }
     /// Sees no places at the server.
-    CountsNoPlaces: fn census(&self, seen: Census) -> Census { Census { places: 0, ..seen } }
+    CountsNoPlaces: fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts { ResourceCounts { places: 0, ..seen } }
     /// Sees every lock as free and unused.
     ReadsNoRecord: fn record(&self, _: Record) -> Record { Record::default() }
     /// Sees no waiters.
@@ -101,7 +101,7 @@ broken! {
 macro_rules! server {
     ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
         broken! {
-            $($(#[$doc])* $name: fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+            $($(#[$doc])* $name: fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
                 matches!(fault, $fault).then_some($instead)
             })*
         }
@@ -128,7 +128,7 @@ server! {
     /// Mends nothing.
     MendsNothing: ServerFault::Mend => Ok(());
     /// Offers to stop its server, and cannot start it.
-    CannotStart: ServerFault::Start(Data::Kept) => Err(Declared::because("planted: it cannot be started"));
+    CannotStart: ServerFault::Start(Data::Kept) => Err(Unsupported::because("planted: it cannot be started"));
 }
 
 broken! {
@@ -168,7 +168,7 @@ impl Saboteur for StepsNoClock {
         Self
     }
 
-    fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+    fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
         matches!(fault, ServerFault::ClockForward(_) | ServerFault::ClockBack(_)).then_some(Ok(()))
     }
 }
@@ -216,9 +216,9 @@ impl Saboteur for ConnectsLate {
         Self::default()
     }
 
-    fn census(&self, seen: Census) -> Census {
+    fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts {
         let late = self.looks.fetch_add(1, Ordering::Relaxed).min(1);
-        Census { connections: seen.connections + late, ..seen }
+        ResourceCounts { connections: seen.connections + late, ..seen }
     }
 }
 

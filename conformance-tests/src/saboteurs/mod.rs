@@ -36,8 +36,8 @@ pub use self::renewal::*;
 pub use self::time::*;
 pub use self::tokens::*;
 pub use self::withdraw::*;
-use crate::fault::{Declared, PathFault, ServerFault, Tamper};
-use crate::fixture::{Census, Fixture, Record, Route};
+use crate::fault::{PathFault, ServerFault, Tamper, Unsupported};
+use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 use crate::hooks::{Hooked, Hooks};
 use crate::memory::MemoryFixture;
 
@@ -55,7 +55,7 @@ pub trait Saboteur: Hooks {
     }
 
     /// What the server makes of a fault, where it is the saboteur's and not the sound one's.
-    fn server(&self, _: &ServerFault) -> Option<Result<(), Declared>> {
+    fn server(&self, _: &ServerFault) -> Option<Result<(), Unsupported>> {
         None
     }
 
@@ -112,7 +112,7 @@ pub trait Saboteur: Hooks {
     }
 
     /// What is counted at the server.
-    fn census(&self, seen: Census) -> Census {
+    fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts {
         seen
     }
 
@@ -151,7 +151,7 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
         Arc::new(Hooked::new(backend, self.backends.fetch_add(1, Ordering::SeqCst), self.saboteur.clone()))
     }
 
-    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
         if self.saboteur.claims_retention() {
             return Ok(self.sound.backend(Route::Clear).await);
         }
@@ -184,14 +184,14 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
         }
     }
 
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         match self.saboteur.server(&fault) {
             Some(outcome) => outcome,
             None => self.sound.server(self.saboteur.instead(fault)).await,
         }
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         if !self.saboteur.tampers(tamper) {
             return Ok(());
         }
@@ -202,8 +202,8 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
         self.saboteur.record(self.sound.record(name).await)
     }
 
-    async fn census(&self) -> Census {
-        self.saboteur.census(self.sound.census().await)
+    async fn resource_counts(&self) -> ResourceCounts {
+        self.saboteur.resource_counts(self.sound.resource_counts().await)
     }
 
     async fn served(&self) -> u64 {

@@ -12,7 +12,7 @@ use leasehold_core::backend::{
 use leasehold_core::{LockClientBuilder, Result};
 
 use super::{Saboteur, plain};
-use crate::fault::{Declared, ServerFault};
+use crate::fault::{ServerFault, Unsupported};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
@@ -283,7 +283,7 @@ impl Saboteur for SendsTheClientsClock {
         Some(self.server.clone())
     }
 
-    fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+    fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
         let (by, forward) = match fault {
             ServerFault::ClockForward(by) => (by, true),
             ServerFault::ClockBack(by) => (by, false),

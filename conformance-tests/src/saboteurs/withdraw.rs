@@ -10,7 +10,7 @@ use leasehold_core::{ErrorKind, Result};
 
 use super::exclusion::refused;
 use super::{Saboteur, stateful};
-use crate::fault::{Declared, ServerFault};
+use crate::fault::{ServerFault, Unsupported};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
@@ -62,7 +62,7 @@ impl Saboteur for CrashForgetsWithdrawnClaims {
         Self::default()
     }
 
-    fn server(&self, fault: &ServerFault) -> Option<Result<(), Declared>> {
+    fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
         if *fault == ServerFault::Kill {
             lock(&self.0.0).clear();
         }

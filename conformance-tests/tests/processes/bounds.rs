@@ -1,9 +1,9 @@
-//! What the worlds of the process cases have in common: the lock, its times, its takers, and what is in time.
+//! What the worlds of the process cases have in common: the lock, its times, its lock holders, and what is in time.
 
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{Canary, Taker, TakerEvent, machine_now};
+use leasehold_conformance::harness::{HolderEvent, LagMonitor, LockHolder, machine_now};
 use leasehold_core::LockName;
 
 /// How long anything may take that takes a moment: only a hang is longer, whatever else the machine does.
@@ -19,7 +19,7 @@ pub(crate) const MARGIN: Duration = Duration::from_millis(400);
 /// How late a loss may be told after the validity has ended.
 pub(crate) const LOSS_SLACK: Duration = Duration::from_millis(5);
 
-/// The longest call of the takers: several fit into what is left of a lease when its renewal is due.
+/// The longest call of the lock holders: several fit into what is left of a lease when its renewal is due.
 pub(crate) const CALL: Duration = Duration::from_millis(600);
 
 /// The lock of these cases.
@@ -29,45 +29,45 @@ pub(crate) fn name() -> LockName {
     LockName::new(NAME).unwrap()
 }
 
-/// What a taker of these cases is told.
+/// What a lock holder of these cases is told.
 pub(crate) fn arguments(url: &str) -> Vec<String> {
     let ttl = format!("{}ms", TTL.as_millis());
     ["--url", url, "--name", NAME, "--ttl", &ttl, "--wait", "120s"].map(str::to_owned).to_vec()
 }
 
-/// Starts a taker with these arguments on top.
-pub(crate) fn start(url: &str, more: &[&str]) -> Taker {
+/// Starts a lock holder with these arguments on top.
+pub(crate) fn start(url: &str, more: &[&str]) -> LockHolder {
     let mut arguments = arguments(url);
     arguments.extend(more.iter().map(|more| (*more).to_owned()));
-    Taker::start(env!("CARGO_BIN_EXE_taker"), &arguments).unwrap()
+    LockHolder::start(env!("CARGO_BIN_EXE_lock-holder"), &arguments).unwrap()
 }
 
 /// A store with the lock of these cases in it.
 pub(crate) trait Scene {
-    /// Where the takers find it, but for what they are told about [`CALL`].
+    /// Where the lock holders find it, but for what they are told about [`CALL`].
     fn store(&self) -> String;
 
     /// The store's own record of the lock.
     fn record(&self) -> Record;
 
     /// Measures how late the machine is.
-    fn canary(&self) -> &Canary;
+    fn lag_monitor(&self) -> &LagMonitor;
 
-    /// The URL of the takers.
+    /// The URL of the lock holders.
     fn url(&self) -> String {
         with_call(&self.store())
     }
 
-    /// A taker with these arguments on top.
-    fn taker(&self, more: &[&str]) -> Taker {
+    /// A lock holder with these arguments on top.
+    fn lock_holder(&self, more: &[&str]) -> LockHolder {
         start(&self.url(), more)
     }
 
     /// A holder, and its fencing token.
-    fn holder(&self, more: &[&str]) -> (Taker, u64) {
-        let mut taker = self.taker(more);
-        let (_, token) = taker.acquired(SOON).unwrap();
-        (taker, token)
+    fn holder(&self, more: &[&str]) -> (LockHolder, u64) {
+        let mut lock_holder = self.lock_holder(more);
+        let (_, token) = lock_holder.acquired(SOON).unwrap();
+        (lock_holder, token)
     }
 
     /// Between which moments of the machine's clock the lease ends by the store's own record, unless it is renewed.
@@ -88,7 +88,7 @@ pub(crate) trait Scene {
     fn happened(&self, what: &str, at_us: u64, earliest: Duration, latest: Duration) {
         let at = Duration::from_micros(at_us);
         assert!(at >= earliest, "{what} {:?} early", earliest.saturating_sub(at));
-        let (late, allowance) = (at.saturating_sub(latest), self.canary().allowance());
+        let (late, allowance) = (at.saturating_sub(latest), self.lag_monitor().allowance());
         assert!(late <= allowance, "{what} {late:?} late, and what the machine was late allows {allowance:?}");
     }
 }
@@ -108,11 +108,11 @@ pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Waits for the answer to `look`: whether the lock is held.
-pub(crate) fn look(taker: &mut Taker) -> bool {
-    taker
+/// Waits for the reply to `check`: whether the lock is held.
+pub(crate) fn is_held(lock_holder: &mut LockHolder) -> bool {
+    lock_holder
         .next(SOON, |line| match line.event {
-            TakerEvent::Look { held, .. } => Some(held),
+            HolderEvent::Checked { held, .. } => Some(held),
             _ => None,
         })
         .unwrap()

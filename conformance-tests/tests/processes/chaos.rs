@@ -3,34 +3,34 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::{Taker, TakerEvent, TakerLine, folder};
+use leasehold_conformance::harness::{HolderEvent, HolderLine, LockHolder, folder};
 use leasehold_conformance::history::{Hold, check};
 use leasehold_core::FencingToken;
 
-use super::world::{SOON, Scene as _, World, name};
+use super::environment::{Environment, SOON, Scene as _, name};
 
-/// The holds that takers have told of. One that was killed in the middle held at most until it said its last word, and one that
+/// The holds that lock holders have told of. One that was killed in the middle held at most until it said its last word, and one that
 /// slept through the end of its lease until the last word before.
-pub(crate) fn holds(said: &[TakerLine]) -> Vec<Hold> {
+pub(crate) fn holds(said: &[HolderLine]) -> Vec<Hold> {
     let mut holds = Vec::new();
     let mut open: BTreeMap<u32, Hold> = BTreeMap::new();
     for line in said {
         let at = Duration::from_micros(line.at_us);
-        let sees_an_end = matches!(line.event, TakerEvent::Lost { .. } | TakerEvent::Failed { .. });
+        let sees_an_end = matches!(line.event, HolderEvent::Lost { .. } | HolderEvent::Failed { .. });
         if let Some(hold) = open.get_mut(&line.pid).filter(|_| !sees_an_end) {
             hold.until = at;
         }
         match line.event {
-            TakerEvent::Acquired { token, .. } => {
+            HolderEvent::Acquired { token, .. } => {
                 let hold = Hold { lock: name(), token: FencingToken::new(token), from: at, until: at };
                 holds.extend(open.insert(line.pid, hold));
             }
-            TakerEvent::Released { called_us, .. } => {
+            HolderEvent::Released { called_us, .. } => {
                 holds.extend(
                     open.remove(&line.pid).map(|hold| Hold { until: Duration::from_micros(called_us), ..hold }),
                 );
             }
-            TakerEvent::Lost { .. } => holds.extend(open.remove(&line.pid)),
+            HolderEvent::Lost { .. } => holds.extend(open.remove(&line.pid)),
             _ => {}
         }
     }
@@ -39,9 +39,9 @@ pub(crate) fn holds(said: &[TakerLine]) -> Vec<Hold> {
 }
 
 /// What the counter was raised to, step by step.
-fn counted(said: &[TakerLine]) -> Vec<u64> {
-    let number = |line: &TakerLine| match line.event {
-        TakerEvent::Counted { number } => Some(number),
+fn counted(said: &[HolderLine]) -> Vec<u64> {
+    let number = |line: &HolderLine| match line.event {
+        HolderEvent::Counted { number } => Some(number),
         _ => None,
     };
     said.iter().filter_map(number).collect()
@@ -49,17 +49,17 @@ fn counted(said: &[TakerLine]) -> Vec<u64> {
 
 #[test]
 fn two_processes_raise_a_counter_without_losing_a_step() {
-    let world = World::new();
+    let environment = Environment::new();
     let folder = folder("leasehold-counter-").unwrap();
     let file = folder.path().join("counter");
     let turns = 150;
     let arguments = ["--count", &turns.to_string(), "--counter", file.to_str().unwrap(), "--work", "1ms"];
-    let mut takers = [world.taker(&arguments), world.taker(&arguments)];
+    let mut lock_holders = [environment.lock_holder(&arguments), environment.lock_holder(&arguments)];
     let mut said = Vec::new();
-    for taker in &mut takers {
-        let exit = taker.wait(2 * SOON).unwrap();
-        assert!(exit.success(), "{:?}", taker.said());
-        said.extend_from_slice(taker.said());
+    for lock_holder in &mut lock_holders {
+        let exit = lock_holder.wait(2 * SOON).unwrap();
+        assert!(exit.success(), "{:?}", lock_holder.events());
+        said.extend_from_slice(lock_holder.events());
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * turns).to_string());
     let holds = holds(&said);
@@ -69,11 +69,11 @@ fn two_processes_raise_a_counter_without_losing_a_step() {
 
 #[test]
 fn processes_that_are_killed_at_work_never_overlap() {
-    let world = World::new();
+    let environment = Environment::new();
     let folder = folder("leasehold-counter-").unwrap();
     let file = folder.path().join("counter");
     let arguments = ["--count", "1000000", "--counter", file.to_str().unwrap(), "--work", "2ms", "--ttl", "400ms"];
-    let mut takers: Vec<Taker> = (0..4).map(|_| world.taker(&arguments)).collect();
+    let mut lock_holders: Vec<LockHolder> = (0..4).map(|_| environment.lock_holder(&arguments)).collect();
     let mut said = Vec::new();
     let begin = Instant::now();
     let (mut kills, mut steps) = (0, 0);
@@ -81,18 +81,18 @@ fn processes_that_are_killed_at_work_never_overlap() {
     while kills < 10 || steps < 100 {
         assert!(begin.elapsed() < Duration::from_secs(120), "only {steps} steps with {kills} kills");
         std::thread::sleep(Duration::from_millis(700));
-        let taker = &mut takers[kills % 4];
-        taker.process().kill().unwrap();
-        taker.wait(SOON).unwrap();
-        said.extend_from_slice(taker.said());
-        takers[kills % 4] = world.taker(&arguments);
+        let lock_holder = &mut lock_holders[kills % 4];
+        lock_holder.process().kill().unwrap();
+        lock_holder.wait(SOON).unwrap();
+        said.extend_from_slice(lock_holder.events());
+        lock_holders[kills % 4] = environment.lock_holder(&arguments);
         kills += 1;
         steps = counted(&said).len();
     }
-    for taker in &mut takers {
-        taker.process().kill().unwrap();
-        taker.wait(SOON).unwrap();
-        said.extend_from_slice(taker.said());
+    for lock_holder in &mut lock_holders {
+        lock_holder.process().kill().unwrap();
+        lock_holder.wait(SOON).unwrap();
+        said.extend_from_slice(lock_holder.events());
     }
     let mut numbers = counted(&said);
     numbers.sort_unstable();

@@ -1,26 +1,26 @@
 //! A holder that is paused with the lock in hand, and writes when it wakes: Redis itself refuses what comes late.
 
-use leasehold_conformance::harness::{Taker, TakerEvent};
+use leasehold_conformance::harness::{HolderEvent, LockHolder};
 use leasehold_conformance::history::{check, check_writes};
 use leasehold_core::FencingToken;
 
 use super::chaos::holds;
-use super::world::{SOON, Scene as _, World};
+use super::environment::{Environment, SOON, Scene as _};
 
 /// Waits for the store's word on a write: where it stands, or the kind of the refusal.
-fn written(taker: &mut Taker) -> Result<String, String> {
-    taker
+fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
+    lock_holder
         .next(SOON, |line| match &line.event {
-            TakerEvent::Wrote { key, .. } => Some(Ok(key.clone())),
-            TakerEvent::Failed { doing, kind, .. } if doing == "write" => Some(Err(kind.clone())),
+            HolderEvent::Wrote { key, .. } => Some(Ok(key.clone())),
+            HolderEvent::Failed { doing, kind, .. } if doing == "write" => Some(Err(kind.clone())),
             _ => None,
         })
         .unwrap()
 }
 
 /// What Redis has taken, in its order: who by token, and what.
-fn taken(world: &World, key: &str) -> Vec<(FencingToken, String)> {
-    let list = world.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
+fn taken(environment: &Environment, key: &str) -> Vec<(FencingToken, String)> {
+    let list = environment.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
     let entry = |text: String| {
         let (token, what) = text.split_once(' ').expect("a token and a text");
         (FencingToken::new(token.parse().expect("a token")), what.to_owned())
@@ -30,39 +30,39 @@ fn taken(world: &World, key: &str) -> Vec<(FencingToken, String)> {
 
 #[test]
 fn the_late_write_of_a_paused_holder_is_refused_by_the_server() {
-    let world = World::new();
-    let (mut first, low) = world.holder(&["--stay"]);
-    let mut second = world.waiter(&["--stay"]);
-    first.tell("write in time").unwrap();
+    let environment = Environment::new();
+    let (mut first, low) = environment.holder(&["--stay"]);
+    let mut second = environment.waiter(&["--stay"]);
+    first.send("write in time").unwrap();
     let key = written(&mut first).expect("the lease is current");
 
     first.process().pause().unwrap();
     let (_, high) = second.acquired(SOON).unwrap();
     assert!(high > low);
     // This waits for it when it wakes. It asks nobody but Redis.
-    first.tell("write too late").unwrap();
+    first.send("write too late").unwrap();
     first.process().resume().unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()), "a late write was taken");
 
     // The other one's write is taken, and the first one's are refused after it as before.
-    second.tell("write of the second").unwrap();
+    second.send("write of the second").unwrap();
     assert_eq!(written(&mut second).as_ref(), Ok(&key));
-    first.tell("write still too late").unwrap();
+    first.send("write still too late").unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()));
 
     // With the lock released again, it is no more the first one's than before.
-    second.tell("release").unwrap();
-    second.next(SOON, |line| matches!(line.event, TakerEvent::Released { .. }).then_some(())).unwrap();
-    first.tell("write to nobody").unwrap();
+    second.send("release").unwrap();
+    second.next(SOON, |line| matches!(line.event, HolderEvent::Released { .. }).then_some(())).unwrap();
+    first.send("write to nobody").unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()));
 
-    let taken = taken(&world, &key);
+    let taken = taken(&environment, &key);
     let expected = [(low, "in time"), (high, "of the second")].map(|(token, text)| (FencingToken::new(token), text));
     assert_eq!(taken.iter().map(|(token, text)| (*token, text.as_str())).collect::<Vec<_>>(), expected);
     check_writes(&taken.iter().map(|(token, _)| *token).collect::<Vec<_>>()).unwrap();
-    for taker in [&mut first, &mut second] {
-        taker.tell("exit").unwrap();
-        taker.wait(SOON).unwrap();
+    for lock_holder in [&mut first, &mut second] {
+        lock_holder.send("exit").unwrap();
+        lock_holder.wait(SOON).unwrap();
     }
-    check(&holds(&[first.said(), second.said()].concat())).unwrap();
+    check(&holds(&[first.events(), second.events()].concat())).unwrap();
 }

@@ -2,41 +2,41 @@
 
 use std::time::Duration;
 
-use leasehold_conformance::harness::{Fault, Taker, machine_now};
+use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 
-use super::world::{LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look};
+use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, is_held};
 
 /// A holder behind the proxy, and somebody who waits for its lock and is not behind it.
-fn holder_and_waiter(world: &World) -> (Taker, u64, Taker) {
-    let mut holder = world.taker_by_proxy(&["--stay"]);
+fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder) {
+    let mut holder = environment.holder_by_proxy(&["--stay"]);
     let (_, token) = holder.acquired(SOON).unwrap();
-    let waiter = world.waiter(&[]);
+    let waiter = environment.waiter(&[]);
     (holder, token, waiter)
 }
 
 /// Cut off, the holder is told when its validity ends, and before anybody else is granted the lock.
 fn is_told_before_the_next_grant(faults: &[Fault]) {
-    let world = World::new();
-    let (mut holder, token, mut waiter) = holder_and_waiter(&world);
+    let environment = Environment::new();
+    let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
     let cut = machine_now();
     for fault in faults {
-        world.proxy.apply(*fault);
+        environment.proxy.apply(*fault);
     }
-    let (earliest, latest) = world.lease_ends();
+    let (earliest, latest) = environment.lease_ends();
     let (lost_at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    world.happened("the loss was told", lost_at, cut, latest - MARGIN + LOSS_SLACK);
+    environment.happened("the loss was told", lost_at, cut, latest - MARGIN + LOSS_SLACK);
     let (at, next) = waiter.acquired(SOON).unwrap();
-    world.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
+    environment.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
     assert!(Duration::from_micros(lost_at) < Duration::from_micros(at), "the next one held before the loss was told");
     assert!(next > token);
 
     // Nothing that was stuck on the way harms the new holder when the way is clear again.
-    world.proxy.heal();
-    world.proxy.deliver();
+    environment.proxy.heal();
+    environment.proxy.deliver();
     std::thread::sleep(TTL);
-    waiter.tell("look").unwrap();
-    assert!(look(&mut waiter));
+    waiter.send("check").unwrap();
+    assert!(is_held(&mut waiter));
 }
 
 #[test]
@@ -56,55 +56,55 @@ fn a_holder_whose_requests_are_held_back_is_told_before_the_next_grant() {
 
 #[test]
 fn a_holder_that_hears_no_answers_is_told_while_the_server_renews_its_lease() {
-    let world = World::new();
-    let (mut holder, token, mut waiter) = holder_and_waiter(&world);
-    let (_, latest) = world.lease_ends();
-    world.proxy.apply(Fault::LoseReplies);
+    let environment = Environment::new();
+    let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
+    let (_, latest) = environment.lease_ends();
+    environment.proxy.apply(Fault::LoseReplies);
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    // A renewal that was answered may have come between our look and the fault.
-    world.happened("the loss was told", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
+    // A renewal that was answered may have come between our read and the fault.
+    environment.happened("the loss was told", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
     // Its renewals got through, so the server gives the lock away later, and then at once.
-    let (earliest, latest) = world.lease_ends();
+    let (earliest, latest) = environment.lease_ends();
     let (at, next) = waiter.acquired(SOON).unwrap();
-    world.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
+    environment.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
     assert!(next > token);
 }
 
 #[test]
 fn cut_off_for_less_than_the_validity_loses_nothing() {
-    let world = World::new();
-    let (mut holder, _, mut waiter) = holder_and_waiter(&world);
+    let environment = Environment::new();
+    let (mut holder, _, mut waiter) = holder_and_waiter(&environment);
     for faults in [&[Fault::Refuse, Fault::Cut][..], &[Fault::Silence], &[Fault::HoldRequests]] {
         for fault in faults {
-            world.proxy.apply(*fault);
+            environment.proxy.apply(*fault);
         }
         std::thread::sleep(TTL / 3);
-        world.proxy.heal();
-        world.proxy.deliver();
+        environment.proxy.heal();
+        environment.proxy.deliver();
         std::thread::sleep(TTL);
-        holder.tell("look").unwrap();
-        assert!(look(&mut holder), "lost after {faults:?}: {:?}", holder.said());
+        holder.send("check").unwrap();
+        assert!(is_held(&mut holder), "lost after {faults:?}: {:?}", holder.events());
     }
     let told = machine_now();
-    holder.tell("release").unwrap();
+    holder.send("release").unwrap();
     let (at, _) = waiter.acquired(SOON).unwrap();
-    world.happened("the handoff came", at, told, told + TAKEOVER_SLACK);
+    environment.happened("the handoff came", at, told, told + TAKEOVER_SLACK);
 }
 
 #[test]
 fn a_server_that_stands_still_ends_the_validity_and_not_the_wait() {
-    let mut world = World::new();
-    let (mut holder, token, mut waiter) = holder_and_waiter(&world);
-    let (_, latest) = world.lease_ends();
-    world.server.pause().unwrap();
+    let mut environment = Environment::new();
+    let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
+    let (_, latest) = environment.lease_ends();
+    environment.server.pause().unwrap();
     let paused = machine_now();
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    // A renewal may have come between our look and the pause.
-    world.happened("the loss was told", at, paused, latest + TTL / 3 - MARGIN + LOSS_SLACK);
+    // A renewal may have come between our read and the pause.
+    environment.happened("the loss was told", at, paused, latest + TTL / 3 - MARGIN + LOSS_SLACK);
     std::thread::sleep(TTL);
-    world.server.resume().unwrap();
+    environment.server.resume().unwrap();
     let (_, next) = waiter.acquired(SOON).unwrap();
     assert!(next > token);
 }

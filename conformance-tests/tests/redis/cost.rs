@@ -93,6 +93,6 @@ fn a_client_has_at_most_one_connection_per_runtime() {
         }
         assert!(fixture.connected_are(|| 1, SOON).await, "the client is not connected");
         // This runtime's, and the keeper's, which also hears of grants.
-        assert_eq!(fixture.census().await.connections, 2);
+        assert_eq!(fixture.resource_counts().await.connections, 2);
     });
 }

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use leasehold::redis::{RedisBackend, acl, operator_acl};
 use leasehold_conformance::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
-use leasehold_conformance::{Census, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper};
+use leasehold_conformance::{
+    Faults, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
+};
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
 
@@ -198,7 +200,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         Arc::new(self.faults.wrap(Arc::new(backend), route))
     }
 
-    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
         let url = self.url(Route::Clear, &format!("&retention={}ms", retention.as_millis()));
         let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
         Ok(Arc::new(self.faults.wrap(Arc::new(backend), Route::Clear)))
@@ -255,7 +257,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         self.tell(&[&["PING"], &["PING"]]);
     }
 
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         let mut server = self.server();
         let done = match fault {
             ServerFault::Stop | ServerFault::Kill => {
@@ -287,7 +289,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         Ok(())
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         let server = self.server();
         let stored = Stored::new(&server, S::PREFIX);
         let (key, queue) = (stored.key(name), stored.queue_key(name));
@@ -304,10 +306,10 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         Stored::new(&self.server(), S::PREFIX).record(name)
     }
 
-    async fn census(&self) -> Census {
+    async fn resource_counts(&self) -> ResourceCounts {
         let server = self.server();
         let connections = server.clients().unwrap_or_else(|error| panic!("CLIENT LIST fails: {error}")).len() as u64;
-        Census { connections, ..Stored::new(&server, S::PREFIX).census() }
+        ResourceCounts { connections, ..Stored::new(&server, S::PREFIX).resource_counts() }
     }
 
     async fn served(&self) -> u64 {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::redis::RedisBackend;
-use leasehold_conformance::harness::Canary;
+use leasehold_conformance::harness::LagMonitor;
 use leasehold_conformance::{Fixture, Route};
 use leasehold_core::{LockClient, LockClientBuilder, LockGuard};
 
@@ -40,13 +40,13 @@ pub(super) async fn hold(client: &LockClient, name: &str) -> LockGuard {
 
 /// Time since a moment, with the machine's own lag measured beside it.
 pub(super) struct Watch {
-    canary: Canary,
+    lag_monitor: LagMonitor,
     begin: Instant,
 }
 
 impl Watch {
     pub(super) fn start() -> Self {
-        Self { canary: Canary::start(), begin: Instant::now() }
+        Self { lag_monitor: LagMonitor::start(), begin: Instant::now() }
     }
 
     pub(super) fn elapsed(&self) -> Duration {
@@ -54,7 +54,7 @@ impl Watch {
     }
 
     pub(super) fn lag(&self) -> Duration {
-        self.canary.allowance()
+        self.lag_monitor.allowance()
     }
 
     #[track_caller]

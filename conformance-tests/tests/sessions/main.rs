@@ -6,7 +6,7 @@ mod store;
 use std::sync::Arc;
 use std::time::Instant;
 
-use leasehold_conformance::{Census, InProcessStore, Record};
+use leasehold_conformance::{InProcessStore, Record, ResourceCounts};
 use leasehold_core::backend::LockBackend;
 use leasehold_core::{FencingToken, LockName};
 
@@ -35,12 +35,12 @@ impl InProcessStore for Store {
         }
     }
 
-    fn census(&self) -> Census {
+    fn resource_counts(&self) -> ResourceCounts {
         let (state, now) = (self.state(), Instant::now());
         let withdrawn = state.rows.values().flat_map(|row| &row.withdrawn).filter(|(_, until)| now < *until).count();
         let leases = state.rows.values().filter(|row| state.lease(row).is_some()).count();
         let fences = state.rows.len() as u64;
-        Census { leases: leases as u64, fences, tombstones: withdrawn as u64, ..Census::default() }
+        ResourceCounts { leases: leases as u64, fences, tombstones: withdrawn as u64, ..ResourceCounts::default() }
     }
 }
 

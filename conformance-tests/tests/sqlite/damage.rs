@@ -5,9 +5,9 @@ use std::fs::{File, copy, remove_file, rename};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::{Taker, TakerEvent};
+use leasehold_conformance::harness::{HolderEvent, LockHolder};
 
-use super::world::{CALL, SOON, Scene as _, TTL, World, look};
+use super::environment::{CALL, Environment, SOON, Scene as _, TTL, is_held};
 
 /// So often a client that nobody calls checks its files, and closes them when they are not those at the path.
 const CHECK: Duration = Duration::from_secs(1);
@@ -44,16 +44,16 @@ impl Damage {
 }
 
 /// A process that comes now. While the others still have the damaged files open it may be refused, as by a store that is down.
-fn newcomer(world: &World) -> Taker {
+fn newcomer(environment: &Environment) -> LockHolder {
     let until = Instant::now() + SOON;
     loop {
-        let mut taker = world.taker(&["--stay"]);
-        let refused = taker.next(SOON, |line| match &line.event {
-            TakerEvent::Waiting { .. } => Some(None),
-            TakerEvent::Failed { kind, text, .. } => Some(Some((kind.clone(), text.clone()))),
+        let mut lock_holder = environment.lock_holder(&["--stay"]);
+        let refused = lock_holder.next(SOON, |line| match &line.event {
+            HolderEvent::Waiting { .. } => Some(None),
+            HolderEvent::Failed { kind, text, .. } => Some(Some((kind.clone(), text.clone()))),
             _ => None,
         });
-        let Some((kind, text)) = refused.unwrap() else { return taker };
+        let Some((kind, text)) = refused.unwrap() else { return lock_holder };
         assert_eq!(kind, "Unavailable", "{text}");
         assert!(Instant::now() < until, "still refused: {text}");
         std::thread::sleep(Duration::from_millis(50));
@@ -61,65 +61,70 @@ fn newcomer(world: &World) -> Taker {
 }
 
 /// When it acquired, and with which token.
-fn grants(taker: &Taker) -> Vec<(u64, u64)> {
-    let grant = |line: &leasehold_conformance::harness::TakerLine| match line.event {
-        TakerEvent::Acquired { token, .. } => Some((line.at_us, token)),
+fn grants(lock_holder: &LockHolder) -> Vec<(u64, u64)> {
+    let grant = |line: &leasehold_conformance::harness::HolderLine| match line.event {
+        HolderEvent::Acquired { token, .. } => Some((line.at_us, token)),
         _ => None,
     };
-    taker.said().iter().filter_map(grant).collect()
+    lock_holder.events().iter().filter_map(grant).collect()
 }
 
 /// Who holds, and everybody's turn after it: one at a time, until each has had the lock.
-fn take_turns(takers: &mut [Taker]) {
+fn take_turns(lock_holders: &mut [LockHolder]) {
     let until = Instant::now() + SOON;
     loop {
-        let held: Vec<bool> = takers
+        let held: Vec<bool> = lock_holders
             .iter_mut()
-            .map(|taker| {
-                taker.tell("look").unwrap();
-                look(taker)
+            .map(|lock_holder| {
+                lock_holder.send("check").unwrap();
+                is_held(lock_holder)
             })
             .collect();
         let holders = held.iter().filter(|held| **held).count();
-        assert!(holders <= 1, "{holders} hold at once: {:#?}", takers.iter().map(Taker::said).collect::<Vec<_>>());
+        assert!(
+            holders <= 1,
+            "{holders} hold at once: {:#?}",
+            lock_holders.iter().map(LockHolder::events).collect::<Vec<_>>()
+        );
         if let Some(holder) = held.iter().position(|held| *held) {
-            takers[holder].tell("release").unwrap();
-            let released = takers[holder].next(SOON, |line| match &line.event {
-                TakerEvent::Released { .. } => Some(Ok(())),
-                TakerEvent::Failed { text, .. } => Some(Err(text.clone())),
+            lock_holders[holder].send("release").unwrap();
+            let released = lock_holders[holder].next(SOON, |line| match &line.event {
+                HolderEvent::Released { .. } => Some(Ok(())),
+                HolderEvent::Failed { text, .. } => Some(Err(text.clone())),
                 _ => None,
             });
             released.unwrap().unwrap();
-        } else if takers.iter().all(|taker| !grants(taker).is_empty()) {
+        } else if lock_holders.iter().all(|lock_holder| !grants(lock_holder).is_empty()) {
             return;
         }
-        let said = || takers.iter().map(Taker::said).collect::<Vec<_>>();
+        let said = || lock_holders.iter().map(LockHolder::events).collect::<Vec<_>>();
         assert!(Instant::now() < until, "somebody never had the lock: {:#?}", said());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 fn survives(suffix: &str, damage: Damage, then: Then) {
-    let world = World::new();
-    let (mut holder, _) = world.holder(&["--stay"]);
-    let waiter = world.waiter(&["--stay"]);
+    let environment = Environment::new();
+    let (mut holder, _) = environment.holder(&["--stay"]);
+    let waiter = environment.waiter(&["--stay"]);
     // A client that nobody calls: it must keep nobody from going on.
-    let (mut idle, _) = world.holder(&["--name", "another", "--stay"]);
-    idle.tell("release").unwrap();
-    damage.apply(&PathBuf::from(format!("{}{suffix}", world.path().display())));
+    let (mut idle, _) = environment.holder(&["--name", "another", "--stay"]);
+    idle.send("release").unwrap();
+    damage.apply(&PathBuf::from(format!("{}{suffix}", environment.path().display())));
     if then == Then::Release {
-        holder.tell("release").unwrap();
+        holder.send("release").unwrap();
     }
-    let newcomer = newcomer(&world);
+    let newcomer = newcomer(&environment);
     // By then the holder has made a call; a second holder would have taken over.
     std::thread::sleep(TTL + CHECK + CALL);
-    let mut takers = [holder, waiter, newcomer];
-    take_turns(&mut takers);
-    let mut grants: Vec<_> = takers.iter().flat_map(grants).collect();
+    let mut lock_holders = [holder, waiter, newcomer];
+    take_turns(&mut lock_holders);
+    let mut grants: Vec<_> = lock_holders.iter().flat_map(grants).collect();
     grants.sort_unstable();
     assert!(grants.is_sorted_by_key(|(_, token)| token), "tokens do not rise: {grants:?}");
     // Nothing is wrong with the database.
-    let state: String = world.stored().connection().query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    let state: String =
+        environment.stored().connection().query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
     assert_eq!(state, "ok");
 }
 

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold_conformance::harness::{ClockStep, Taker, TakerEvent, machine_now, micros};
+use leasehold_conformance::harness::{ClockStep, HolderEvent, LockHolder, machine_now, micros};
 
 use super::bounds;
-use super::world::{
-    CALL, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, World, look, name, taker_for_all, under,
+use super::environment::{
+    CALL, Environment, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, holder_for_all, is_held, name, under,
 };
 
 /// A waiter that was not told looks by itself after this, at the latest.
@@ -25,77 +25,82 @@ fn delete(path: &Path) {
 }
 
 /// Waits until it says that something failed: the kind of the error, and its text.
-pub(crate) fn failed(taker: &mut Taker) -> (String, String) {
-    let failed = taker.next(SOON, |line| match &line.event {
-        TakerEvent::Failed { kind, text, .. } => Some((kind.clone(), text.clone())),
+pub(crate) fn failed(lock_holder: &mut LockHolder) -> (String, String) {
+    let failed = lock_holder.next(SOON, |line| match &line.event {
+        HolderEvent::Failed { kind, text, .. } => Some((kind.clone(), text.clone())),
         _ => None,
     });
     failed.unwrap()
 }
 
-/// The holder learns that its record is gone by its next renewal, and the waiter finds the lock free by its next look.
-fn starts_afresh(world: &World, (mut holder, token): (Taker, u64), mut waiter: Taker, harm: impl FnOnce()) {
+/// The holder learns that its record is gone by its next renewal, and the waiter finds the lock free by its next acquire.
+fn starts_afresh(
+    environment: &Environment,
+    (mut holder, token): (LockHolder, u64),
+    mut waiter: LockHolder,
+    harm: impl FnOnce(),
+) {
     let before = machine_now();
     harm();
     let after = machine_now();
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Gone");
-    world.happened("the loss was told", at, before, after + TTL / 3 + CALL);
+    environment.happened("the loss was told", at, before, after + TTL / 3 + CALL);
     let (at, next) = waiter.acquired(SOON).unwrap();
-    world.happened("the waiter got it", at, before, after + LONGEST_LOOK + CALL);
+    environment.happened("the waiter got it", at, before, after + LONGEST_LOOK + CALL);
     assert!(next > token, "token {next} after {token}");
     // They use one and the same file again.
-    let mut third = world.waiter(&[]);
+    let mut third = environment.waiter(&[]);
     let told = machine_now();
-    waiter.tell("release").unwrap();
+    waiter.send("release").unwrap();
     let (at, last) = third.acquired(SOON).unwrap();
-    world.happened("the next handoff came", at, told, told + TAKEOVER_SLACK);
+    environment.happened("the next handoff came", at, told, told + TAKEOVER_SLACK);
     assert!(last > next);
 }
 
 #[test]
 fn a_deleted_file_is_noticed_and_made_again() {
-    let world = World::new();
-    let holder = world.holder(&[]);
-    let waiter = world.waiter(&[]);
-    starts_afresh(&world, holder, waiter, || delete(&world.path()));
+    let environment = Environment::new();
+    let holder = environment.holder(&[]);
+    let waiter = environment.waiter(&[]);
+    starts_afresh(&environment, holder, waiter, || delete(&environment.path()));
 }
 
 #[test]
 fn an_older_copy_that_is_put_in_its_place_repeats_no_token() {
-    let world = World::new();
-    let (mut first, _) = world.holder(&[]);
-    first.tell("release").unwrap();
+    let environment = Environment::new();
+    let (mut first, _) = environment.holder(&[]);
+    first.send("release").unwrap();
     assert!(first.wait(SOON).unwrap().success());
-    let copy = world.path().with_extension("copy");
-    world.stored().connection().execute("VACUUM INTO ?1", [copy.to_str().unwrap()]).unwrap();
+    let copy = environment.path().with_extension("copy");
+    environment.stored().connection().execute("VACUUM INTO ?1", [copy.to_str().unwrap()]).unwrap();
     for _ in 0..3 {
-        let (mut taker, _) = world.holder(&[]);
-        taker.tell("release").unwrap();
-        assert!(taker.wait(SOON).unwrap().success());
+        let (mut lock_holder, _) = environment.holder(&[]);
+        lock_holder.send("release").unwrap();
+        assert!(lock_holder.wait(SOON).unwrap().success());
     }
-    let holder = world.holder(&[]);
-    let waiter = world.waiter(&[]);
-    starts_afresh(&world, holder, waiter, || {
-        delete(&world.path());
-        std::fs::rename(&copy, world.path()).unwrap();
+    let holder = environment.holder(&[]);
+    let waiter = environment.waiter(&[]);
+    starts_afresh(&environment, holder, waiter, || {
+        delete(&environment.path());
+        std::fs::rename(&copy, environment.path()).unwrap();
     });
 }
 
 #[test]
 fn a_transaction_of_another_program_that_does_not_end() {
-    let world = World::new();
-    let (mut holder, token) = world.holder(&["--stay"]);
-    let mut waiter = world.waiter(&[]);
-    let other = world.stored().connection();
+    let environment = Environment::new();
+    let (mut holder, token) = environment.holder(&["--stay"]);
+    let mut waiter = environment.waiter(&[]);
+    let other = environment.stored().connection();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let (earliest, latest) = world.lease_ends();
-    let mut visitor = world.taker(&["--wait", "1s"]);
+    let (earliest, latest) = environment.lease_ends();
+    let mut visitor = environment.lock_holder(&["--wait", "1s"]);
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
     // The validity counts from when the last renewal was asked for, the record from when it was written.
-    let written = world.canary().allowance();
-    world.happened("the loss was told", at, earliest - MARGIN - written, latest - MARGIN + LOSS_SLACK);
+    let written = environment.lag_monitor().allowance();
+    environment.happened("the loss was told", at, earliest - MARGIN - written, latest - MARGIN + LOSS_SLACK);
     let (kind, text) = failed(&mut visitor);
     assert_eq!(kind, "Unavailable", "{text}");
     assert!(text.contains("another process was writing"), "{text}");
@@ -103,126 +108,132 @@ fn a_transaction_of_another_program_that_does_not_end() {
     let ended = machine_now();
     other.execute_batch("ROLLBACK").unwrap();
     let (at, next) = waiter.acquired(SOON).unwrap();
-    world.happened("the waiter got it", at, ended, ended + CALL + PAUSE + LONGEST_LOOK);
+    environment.happened("the waiter got it", at, ended, ended + CALL + PAUSE + LONGEST_LOOK);
     assert!(next > token);
-    holder.tell("look").unwrap();
-    assert!(!look(&mut holder));
+    holder.send("check").unwrap();
+    assert!(!is_held(&mut holder));
     // What was stuck does the new holder no harm.
     std::thread::sleep(TTL);
-    waiter.tell("look").unwrap();
-    assert!(look(&mut waiter));
+    waiter.send("check").unwrap();
+    assert!(is_held(&mut waiter));
 }
 
-/// A taker whose wall clock is another one than the machine's.
-fn with_clock(clock: &ClockStep, url: &str) -> Taker {
+/// A lock holder whose wall clock is another one than the machine's.
+fn with_clock(clock: &ClockStep, url: &str) -> LockHolder {
     let mut arguments: Vec<_> =
         clock.variables().iter().map(|(name, path)| format!("{name}={}", path.display())).collect();
-    arguments.push(env!("CARGO_BIN_EXE_taker").to_owned());
+    arguments.push(env!("CARGO_BIN_EXE_lock-holder").to_owned());
     arguments.extend(bounds::arguments(url));
-    Taker::start("env", &arguments).unwrap()
+    LockHolder::start("env", &arguments).unwrap()
 }
 
 #[test]
 fn no_step_of_the_wall_clock_ends_a_lease_or_makes_one_longer() {
-    let world = World::new();
+    let environment = Environment::new();
     let hour = 3_600_000_000;
     let clock = |folder: &str| {
-        let folder = world.path().with_file_name(folder);
+        let folder = environment.path().with_file_name(folder);
         std::fs::create_dir(&folder).unwrap();
         ClockStep::new(&folder).unwrap_or_else(|error| panic!("{error}"))
     };
     let (ahead, behind) = (clock("ahead"), clock("behind"));
     ahead.step(hour).unwrap();
-    let mut holder = with_clock(&ahead, &world.url());
+    let mut holder = with_clock(&ahead, &environment.url());
     let (_, token) = holder.acquired(SOON).unwrap();
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     assert!(token > micros(wall) + 3_000_000_000, "its wall clock is not an hour ahead: {token} at {wall:?}");
     behind.step(-hour).unwrap();
-    let mut waiter = with_clock(&behind, &world.url());
+    let mut waiter = with_clock(&behind, &environment.url());
     // Steps while it is held: far forward, far back.
     for step in [5 * hour, -20 * hour, 10 * hour] {
         ahead.step(step).unwrap();
         behind.step(-step).unwrap();
         std::thread::sleep(TTL / 2);
-        holder.tell("look").unwrap();
-        assert!(look(&mut holder), "a step of the wall clock cost a lease");
-        waiter.tell("look").unwrap();
-        assert!(!look(&mut waiter));
+        holder.send("check").unwrap();
+        assert!(is_held(&mut holder), "a step of the wall clock cost a lease");
+        waiter.send("check").unwrap();
+        assert!(!is_held(&mut waiter));
     }
     holder.process().kill().unwrap();
-    let ends = world.lease_ends();
+    let ends = environment.lease_ends();
     let (at, next) = waiter.acquired(SOON).unwrap();
-    world.happened("the takeover came", at, ends.0, ends.1 + TAKEOVER_SLACK);
+    environment.happened("the takeover came", at, ends.0, ends.1 + TAKEOVER_SLACK);
     assert!(next > token, "token {next} after {token}");
 }
 
 /// Has the record say that it is from another boot, as after a restart of the machine.
-fn reboot(world: &World) {
-    world.stored().change("UPDATE leasehold_locks SET boot = boot + 1", &name());
+fn reboot(environment: &Environment) {
+    environment.stored().change("UPDATE leasehold_locks SET boot = boot + 1", &name());
 }
 
 #[test]
 fn a_lease_from_before_a_reboot_is_kept_for_one_ttl() {
-    let world = World::new();
-    let (mut holder, token) = world.holder(&[]);
+    let environment = Environment::new();
+    let (mut holder, token) = environment.holder(&[]);
     holder.process().kill().unwrap();
     // What is left of it was counted from another boot, and says nothing now.
     std::thread::sleep(TTL / 2);
-    reboot(&world);
+    reboot(&environment);
     let rebooted = machine_now();
-    let mut next = world.taker(&[]);
-    // It counts from the first look.
-    let asked = next.next(SOON, |line| matches!(line.event, TakerEvent::Waiting { .. }).then_some(line.at_us)).unwrap();
+    let mut next = environment.lock_holder(&[]);
+    // It counts from the first read.
+    let asked =
+        next.next(SOON, |line| matches!(line.event, HolderEvent::Waiting { .. }).then_some(line.at_us)).unwrap();
     let (at, after) = next.acquired(SOON).unwrap();
-    world.happened("the takeover came", at, rebooted + TTL, Duration::from_micros(asked) + CALL + TTL + TAKEOVER_SLACK);
+    environment.happened(
+        "the takeover came",
+        at,
+        rebooted + TTL,
+        Duration::from_micros(asked) + CALL + TTL + TAKEOVER_SLACK,
+    );
     assert!(after > token);
 }
 
 #[test]
 fn a_holder_whose_record_is_of_another_boot_is_told() {
-    let world = World::new();
-    let (mut holder, _) = world.holder(&[]);
-    reboot(&world);
+    let environment = Environment::new();
+    let (mut holder, _) = environment.holder(&[]);
+    reboot(&environment);
     let changed = machine_now();
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Gone");
-    world.happened("the loss was told", at, Duration::ZERO, changed + TTL / 3 + CALL);
+    environment.happened("the loss was told", at, Duration::ZERO, changed + TTL / 3 + CALL);
 }
 
-/// A taker of somebody who may not write to what the world's folder has. Root may, whatever permissions say.
-fn of_somebody_else(world: &World) -> Taker {
+/// A lock holder of somebody who may not write to what the environment's folder has. Root may, whatever permissions say.
+fn of_somebody_else(environment: &Environment) -> LockHolder {
     if !rustix::process::geteuid().is_root() {
-        return world.taker(&[]);
+        return environment.lock_holder(&[]);
     }
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    under("setpriv", &user, &taker_for_all(world), &world.url(), &[])
+    under("setpriv", &user, &holder_for_all(environment), &environment.url(), &[])
 }
 
 #[test]
 fn whoever_may_not_write_is_told_at_once() {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
-    let world = World::new();
+    let environment = Environment::new();
     let permit = |path: &Path, mode: u32| set_permissions(path, Permissions::from_mode(mode)).unwrap();
-    let folder = world.path().parent().unwrap().to_owned();
+    let folder = environment.path().parent().unwrap().to_owned();
     let refused = |what: &str| {
-        let mut taker = of_somebody_else(&world);
-        let (kind, text) = failed(&mut taker);
+        let mut lock_holder = of_somebody_else(&environment);
+        let (kind, text) = failed(&mut lock_holder);
         assert_eq!(kind, "Auth", "{what}: {text}");
         assert!(text.contains("permissions"), "{what}: {text}");
-        assert_eq!(taker.wait(SOON).unwrap().code(), Some(1));
+        assert_eq!(lock_holder.wait(SOON).unwrap().code(), Some(1));
     };
     permit(&folder, 0o555);
     refused("no file yet, and none may be made");
     permit(&folder, 0o755);
-    let (mut holder, _) = world.holder(&[]);
+    let (mut holder, _) = environment.holder(&[]);
     for suffix in ["", "-wal", "-shm"] {
-        permit(Path::new(&format!("{}{suffix}", world.path().display())), 0o444);
+        permit(Path::new(&format!("{}{suffix}", environment.path().display())), 0o444);
     }
     refused("a file that is for others to write");
-    permit(&world.path(), 0o000);
+    permit(&environment.path(), 0o000);
     refused("a file that is not for them at all");
     // Whoever has it open goes on.
-    holder.tell("release").unwrap();
-    assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.said());
+    holder.send("release").unwrap();
+    assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.events());
 }

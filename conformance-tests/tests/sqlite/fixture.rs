@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use leasehold::sqlite::SqliteBackend;
 use leasehold_conformance::harness::folder;
 use leasehold_conformance::{
-    Census, Data, Declared, Faults, Fixture, PathFault, Record, Room, Route, ServerFault, Tamper,
+    Data, Faults, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
 };
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
@@ -142,7 +142,7 @@ impl Fixture for SqliteFixture {
         Arc::new(self.faults.wrap(Arc::new(backend), route))
     }
 
-    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Declared> {
+    async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
         let url = self.url(&format!("&retention={}ms", retention.as_millis()));
         let backend = SqliteBackend::connect(&url).await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
         Ok(Arc::new(self.faults.wrap(Arc::new(backend), Route::Clear)))
@@ -166,7 +166,7 @@ impl Fixture for SqliteFixture {
         self.faults.deliver().await;
     }
 
-    async fn server(&self, fault: ServerFault) -> Result<(), Declared> {
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         let mut blocker = self.blocker.lock().unwrap_or_else(PoisonError::into_inner);
         match fault {
             ServerFault::Stop | ServerFault::Kill => rename(&self.folder(), &self.away()),
@@ -186,24 +186,24 @@ impl Fixture for SqliteFixture {
                 self.stored().connection().execute_batch(change).unwrap_or_else(|error| panic!("{change}: {error}"));
             }
             ServerFault::RefuseUser | ServerFault::ReadOnly => {
-                return Err(Declared::because("a file has the permissions of the system, which pass by root"));
+                return Err(Unsupported::because("a file has the permissions of the system, which pass by root"));
             }
             ServerFault::Fill(Room::Data) => {
-                return Err(Declared::because(
+                return Err(Unsupported::because(
                     "the disk is the machine's: lock-sqlite's own tests fill a file instead",
                 ));
             }
             ServerFault::Fill(Room::Connections) | ServerFault::Mend => {
-                return Err(Declared::because("a file has no limit of connections"));
+                return Err(Unsupported::because("a file has no limit of connections"));
             }
             ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
-                return Err(Declared::because("the wall clock ends no lease here; lock-sqlite's own tests step it"));
+                return Err(Unsupported::because("the wall clock ends no lease here; lock-sqlite's own tests step it"));
             }
         }
         Ok(())
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Declared> {
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         let what = match tamper {
             Tamper::Remove => "DELETE FROM leasehold_locks",
             Tamper::Spoil => "UPDATE leasehold_locks SET format = '?'",
@@ -217,8 +217,8 @@ impl Fixture for SqliteFixture {
         self.stored().record(name)
     }
 
-    async fn census(&self) -> Census {
-        Census { connections: self.connections(), ..self.stored().census() }
+    async fn resource_counts(&self) -> ResourceCounts {
+        ResourceCounts { connections: self.connections(), ..self.stored().resource_counts() }
     }
 
     async fn served(&self) -> u64 {

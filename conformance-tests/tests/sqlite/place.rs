@@ -6,33 +6,33 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold_conformance::harness::{Taker, TakerEvent, machine_now};
+use leasehold_conformance::harness::{HolderEvent, LockHolder, machine_now};
 
 use super::bounds;
+use super::environment::{Environment, SOON, Scene as _, TAKEOVER_SLACK, holder_for_all, is_root, under};
 use super::file::failed;
-use super::world::{SOON, Scene as _, TAKEOVER_SLACK, World, is_root, taker_for_all, under};
 
-const TAKER: &str = env!("CARGO_BIN_EXE_taker");
+const TAKER: &str = env!("CARGO_BIN_EXE_lock-holder");
 
 #[test]
 fn a_hard_link_to_the_file_is_refused() {
-    let world = World::new();
-    let (mut holder, _) = world.holder(&[]);
-    let link = world.path().with_file_name("link.db");
-    std::fs::hard_link(world.path(), &link).unwrap();
-    for path in [&link, &world.path()] {
+    let environment = Environment::new();
+    let (mut holder, _) = environment.holder(&[]);
+    let link = environment.path().with_file_name("link.db");
+    std::fs::hard_link(environment.path(), &link).unwrap();
+    for path in [&link, &environment.path()] {
         let mut other = bounds::start(&bounds::with_call(&format!("sqlite://{}", path.display())), &[]);
         let (kind, text) = failed(&mut other);
         assert_eq!(kind, "Unsupported", "{text}");
         assert!(text.contains("hard links"), "{text}");
     }
     // Whoever has it open goes on: a program that makes backups by links ends no lease.
-    holder.tell("release").unwrap();
-    assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.said());
+    holder.send("release").unwrap();
+    assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.events());
 }
 
-/// A taker in a mount namespace of its own, after `mount` with these arguments. Its process is the taker's.
-fn mounted(mount: &[&str], url: &str, more: &[&str]) -> Taker {
+/// A lock holder in a mount namespace of its own, after `mount` with these arguments. Its process is the lock holder's.
+fn mounted(mount: &[&str], url: &str, more: &[&str]) -> LockHolder {
     let script = format!("mount {} && exec \"$@\"", mount.join(" "));
     under("unshare", &["--mount", "sh", "-c", &script, "sh"], Path::new(TAKER), url, more)
 }
@@ -42,32 +42,32 @@ fn a_file_that_is_mounted_alone_is_refused_and_its_folder_is_not() {
     if !is_root("a bind mount of the file alone") {
         return;
     }
-    let world = World::new();
-    let (mut holder, token) = world.holder(&[]);
-    let folder = world.path().with_file_name("mounted");
+    let environment = Environment::new();
+    let (mut holder, token) = environment.holder(&[]);
+    let folder = environment.path().with_file_name("mounted");
     std::fs::create_dir(&folder).unwrap();
     let file = folder.join("locks.db");
     std::fs::write(&file, "").unwrap();
     let url = bounds::with_call(&format!("sqlite://{}", file.display()));
-    let mut alone = mounted(&["--bind", world.path().to_str().unwrap(), file.to_str().unwrap()], &url, &[]);
+    let mut alone = mounted(&["--bind", environment.path().to_str().unwrap(), file.to_str().unwrap()], &url, &[]);
     let (kind, text) = failed(&mut alone);
     assert_eq!(kind, "Unsupported", "{text}");
     assert!(text.contains("mount its folder"), "{text}");
     // As `docker run -v FOLDER:/locks` does it.
-    let own = world.path().parent().unwrap().to_owned();
+    let own = environment.path().parent().unwrap().to_owned();
     let mut waiter = mounted(&["--bind", own.to_str().unwrap(), folder.to_str().unwrap()], &url, &[]);
-    waiter.next(SOON, |line| matches!(line.event, TakerEvent::Waiting { .. }).then_some(())).unwrap();
-    holder.tell("release").unwrap();
+    waiter.next(SOON, |line| matches!(line.event, HolderEvent::Waiting { .. }).then_some(())).unwrap();
+    holder.send("release").unwrap();
     let (_, next) = waiter.acquired(SOON).unwrap();
     assert!(next > token);
 }
 
 /// Releases, and waits for the answer.
-fn release(taker: &mut Taker) {
-    taker.tell("release").unwrap();
-    let released = taker.next(SOON, |line| match &line.event {
-        TakerEvent::Released { .. } => Some(Ok(())),
-        TakerEvent::Failed { text, .. } => Some(Err(text.clone())),
+fn release(lock_holder: &mut LockHolder) {
+    lock_holder.send("release").unwrap();
+    let released = lock_holder.next(SOON, |line| match &line.event {
+        HolderEvent::Released { .. } => Some(Ok(())),
+        HolderEvent::Failed { text, .. } => Some(Err(text.clone())),
         _ => None,
     });
     released.unwrap().unwrap();
@@ -78,8 +78,8 @@ fn a_full_disk_keeps_nobody_from_renewing_and_releasing() {
     if !is_root("a full disk, by mounting a small one") {
         return;
     }
-    let world = World::new();
-    let disk = world.path().with_file_name("disk");
+    let environment = Environment::new();
+    let disk = environment.path().with_file_name("disk");
     std::fs::create_dir(&disk).unwrap();
     let url = bounds::with_call(&format!("sqlite://{}/locks.db", disk.display()));
     let mount = ["-t", "tmpfs", "-o", "size=400k", "none", disk.to_str().unwrap()];
@@ -92,27 +92,28 @@ fn a_full_disk_keeps_nobody_from_renewing_and_releasing() {
     // Several renewals, more than what was left of a page of the disk.
     for _ in 0..4 {
         release(&mut holder);
-        holder.tell("acquire").unwrap();
+        holder.send("acquire").unwrap();
         let (_, next) = holder.acquired(SOON).unwrap();
         assert!(next > token);
         std::thread::sleep(bounds::TTL / 2);
     }
-    holder.tell("look").unwrap();
-    assert!(bounds::look(&mut holder), "a full disk cost a lease: {:#?}", holder.said());
+    holder.send("check").unwrap();
+    assert!(bounds::is_held(&mut holder), "a full disk cost a lease: {:#?}", holder.events());
     release(&mut holder);
     std::fs::remove_file(seen).unwrap();
-    holder.tell("acquire").unwrap();
+    holder.send("acquire").unwrap();
     holder.acquired(SOON).unwrap();
 }
 
 /// The group of a folder.
 const GROUP: u32 = 54_000;
 
-/// A taker of a user of the group, whose first group is another one.
-fn member(world: &World, user: u32, umask: &str) -> Taker {
-    let url = bounds::with_call(&format!("sqlite://{}/shared/locks.db", world.path().parent().unwrap().display()));
+/// A lock holder of a user of the group, whose first group is another one.
+fn member(environment: &Environment, user: u32, umask: &str) -> LockHolder {
+    let url =
+        bounds::with_call(&format!("sqlite://{}/shared/locks.db", environment.path().parent().unwrap().display()));
     let script = format!("umask {umask} && exec setpriv --reuid={user} --regid={user} --groups={GROUP} \"$@\"");
-    under("sh", &["-c", &script, "sh"], &taker_for_all(world), &url, &[])
+    under("sh", &["-c", &script, "sh"], &holder_for_all(environment), &url, &[])
 }
 
 #[test]
@@ -120,19 +121,19 @@ fn the_users_of_a_group_share_the_locks_of_its_folder() {
     if !is_root("two users of a group") {
         return;
     }
-    let world = World::new();
+    let environment = Environment::new();
     let permit = |path: &Path, mode: u32| set_permissions(path, Permissions::from_mode(mode)).unwrap();
-    permit(world.path().parent().unwrap(), 0o755);
-    let folder = world.path().with_file_name("shared");
+    permit(environment.path().parent().unwrap(), 0o755);
+    let folder = environment.path().with_file_name("shared");
     std::fs::create_dir(&folder).unwrap();
     chown(&folder, Some(0), Some(GROUP)).unwrap();
     permit(&folder, 0o2770);
     let mut last = 0;
     for (first, second, umask) in [(54_001, 54_002, "022"), (54_002, 54_001, "077")] {
-        let mut holder = member(&world, first, umask);
+        let mut holder = member(&environment, first, umask);
         let (_, token) = holder.acquired(SOON).unwrap();
         assert!(token > last);
-        let mut waiter = member(&world, second, umask);
+        let mut waiter = member(&environment, second, umask);
         // By then it is notified of releases.
         let bell = folder.join("locks.db-bell");
         bounds::eventually("the waiter waits", || bell.exists());
@@ -143,12 +144,12 @@ fn the_users_of_a_group_share_the_locks_of_its_folder() {
             assert!(found.mode() & 0o060 == 0o060 && found.gid() == GROUP, "{what}");
         }
         let told = machine_now();
-        holder.tell("release").unwrap();
+        holder.send("release").unwrap();
         let (at, next) = waiter.acquired(SOON).unwrap();
-        world.happened("the handoff came", at, told, told + TAKEOVER_SLACK);
-        waiter.tell("release").unwrap();
-        for taker in [&mut holder, &mut waiter] {
-            assert!(taker.wait(SOON).unwrap().success(), "{:?}", taker.said());
+        environment.happened("the handoff came", at, told, told + TAKEOVER_SLACK);
+        waiter.send("release").unwrap();
+        for lock_holder in [&mut holder, &mut waiter] {
+            assert!(lock_holder.wait(SOON).unwrap().success(), "{:?}", lock_holder.events());
         }
         last = next;
         // The other one makes the file.
@@ -163,14 +164,14 @@ const CROWD: usize = 200;
 
 #[test]
 fn a_crowd_that_starts_at_once_is_served() {
-    let world = World::new();
+    let environment = Environment::new();
     // The default bound of a call: that is what users have.
-    let url = format!("sqlite://{}", world.path().display());
-    let mut takers: Vec<Taker> = (0..CROWD).map(|_| bounds::start(&url, &["--hold", "1ms"])).collect();
+    let url = format!("sqlite://{}", environment.path().display());
+    let mut lock_holders: Vec<LockHolder> = (0..CROWD).map(|_| bounds::start(&url, &["--hold", "1ms"])).collect();
     let mut tokens = Vec::new();
-    for taker in &mut takers {
-        tokens.push(taker.acquired(SOON).unwrap().1);
-        assert!(taker.wait(SOON).unwrap().success(), "{:?}", taker.said());
+    for lock_holder in &mut lock_holders {
+        tokens.push(lock_holder.acquired(SOON).unwrap().1);
+        assert!(lock_holder.wait(SOON).unwrap().success(), "{:?}", lock_holder.events());
     }
     tokens.sort_unstable();
     tokens.dedup();

@@ -29,7 +29,7 @@ use self::machines::outputs::{Outputs, Wake};
 use self::machines::rules::Rules;
 use self::machines::wait_queue::QueueOutput;
 pub(crate) use self::queue::Entry;
-use self::queue::{Queue, Taker};
+use self::queue::{OutcomeSender, Queue};
 use self::report::Reports;
 pub use self::run::KeeperRuntime;
 use self::run::Target;
@@ -93,7 +93,7 @@ struct State {
     /// A backend's code runs when they are dropped.
     unwatched: Vec<WatchGuard>,
     /// Empty, and kept for its room.
-    outputs: Outputs<QueueOutput<Taker>>,
+    outputs: Outputs<QueueOutput<OutcomeSender>>,
     lease_outputs: Outputs<LeaseOutput>,
 }
 
@@ -124,7 +124,7 @@ enum Task {
 /// What is to be done once the state is unlocked.
 #[derive(Default)]
 struct Effects {
-    deliveries: Vec<(Taker, Result<Hold>)>,
+    deliveries: Vec<(OutcomeSender, Result<Hold>)>,
     attempts: Vec<Attempt>,
     /// Of places. Whoever wakes queues takes them.
     renewals: Vec<(Target, RenewRequest)>,
@@ -245,9 +245,9 @@ impl LeaseKeeper {
         reports.emit();
         drop(unwatched);
         effects.watches.iter().for_each(|claim| self.watch(claim));
-        for (taker, outcome) in effects.deliveries {
-            // A taker that is gone drops the hold, which releases it.
-            let _ = taker.send(outcome);
+        for (sender, outcome) in effects.deliveries {
+            // An acquire that was dropped drops the hold, which releases it.
+            let _ = sender.send(outcome);
         }
         for attempt in effects.attempts {
             self.home.spawn(self.clone().attempt(attempt));

@@ -12,7 +12,7 @@ use super::hold::Hold;
 use super::machines::disposal::{Ending, Why};
 use super::machines::outputs::{Outputs, Wake};
 use super::machines::rules::Rules;
-use super::machines::wait_queue::{AcquireCall, Joining, QueueNote, QueueOutput, TakerId, WaitQueue, no_answer};
+use super::machines::wait_queue::{AcquireCall, AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_answer};
 use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
@@ -27,11 +27,11 @@ use crate::terms::Terms;
 use crate::token::{FencingToken, OwnerToken};
 
 /// The channel of an acquire's outcome.
-pub(super) type Taker = oneshot::Sender<Result<Hold>>;
+pub(super) type OutcomeSender = oneshot::Sender<Result<Hold>>;
 
 /// A local queue, and what of it is not its own business.
 pub(super) struct Queue {
-    machine: WaitQueue<Taker>,
+    machine: WaitQueue<OutcomeSender>,
     /// The one that stands for the queue.
     pub(super) claim: Claim,
     /// None before a first attempt has failed or somebody else depends on it.
@@ -50,11 +50,11 @@ pub(crate) enum Entry<'a> {
     Refused,
 }
 
-/// A taker's place in the local queue; leaves it when dropped.
+/// An acquire's place in the local queue. Dropping it leaves the queue.
 pub(crate) struct Ticket<'a> {
     keeper: &'a Arc<LeaseKeeper>,
     name: &'a LockName,
-    taker: TakerId,
+    acquire: AcquireId,
     outcome: oneshot::Receiver<Result<Hold>>,
     /// The outcome was taken, and whoever gets one is out of the queue.
     left: bool,
@@ -81,9 +81,9 @@ impl Ticket<'_> {
         if std::mem::replace(&mut self.left, true) {
             return None;
         }
-        let (keeper, name, taker) = (self.keeper, self.name, self.taker);
+        let (keeper, name, acquire) = (self.keeper, self.name, self.acquire);
         keeper.with_state(|state, effects| {
-            keeper.feed(state, effects, name, |queue, rules, now, out| queue.leave(rules, taker, now, out)).flatten()
+            keeper.feed(state, effects, name, |queue, rules, now, out| queue.leave(rules, acquire, now, out)).flatten()
         })
     }
 }
@@ -115,9 +115,9 @@ impl LeaseKeeper {
                 return Ok(Entry::Refused);
             }
             let (to, outcome) = oneshot::channel();
-            let (now, taker) = (self.now(), state.next_waiter);
+            let (now, acquire) = (self.now(), state.next_waiter);
             let confirm_after = now.plus(wait.saturating_sub(self.rules.call_bound));
-            let joining = Joining { taker, terms, on_contention, confirm_after, to };
+            let joining = Joining { acquire, terms, on_contention, confirm_after, to };
             let first = if is_first {
                 let (machine, call) = WaitQueue::new(joining, now);
                 let claim = self.draw_claim(state, name);
@@ -130,7 +130,7 @@ impl LeaseKeeper {
                 None
             };
             state.next_waiter += 1;
-            Ok(Entry::Queued(Ticket { keeper: self, name, taker, outcome, left: false }, first))
+            Ok(Entry::Queued(Ticket { keeper: self, name, acquire, outcome, left: false }, first))
         })
     }
 
@@ -152,7 +152,7 @@ impl LeaseKeeper {
         state: &mut State,
         effects: &mut Effects,
         name: &LockName,
-        input: impl FnOnce(&mut WaitQueue<Taker>, &Rules, Stamp, &mut Outputs<QueueOutput<Taker>>) -> T,
+        input: impl FnOnce(&mut WaitQueue<OutcomeSender>, &Rules, Stamp, &mut Outputs<QueueOutput<OutcomeSender>>) -> T,
     ) -> Option<T> {
         let queue = state.queues.get_mut(name)?;
         let mut outputs = std::mem::take(&mut state.outputs);
@@ -169,7 +169,7 @@ impl LeaseKeeper {
         state: &mut State,
         effects: &mut Effects,
         name: &LockName,
-        output: QueueOutput<Taker>,
+        output: QueueOutput<OutcomeSender>,
     ) {
         let Some(queue) = state.queues.get_mut(name) else { return };
         let claim = &queue.claim;

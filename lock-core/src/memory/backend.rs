@@ -253,12 +253,12 @@ mod tests {
         let client = Client::new(&store);
         let [a, b] = [claim("a", 1), claim("b", 2)];
         assert_eq!(client.release(&a).await, ReleaseOutcome::NotHeld);
-        assert_eq!(store.census().records, 0);
+        assert_eq!(store.resource_counts().records, 0);
         for claim in [&a, &b] {
             let withdraw = ReleaseRequest::new(claim.clone(), Delivery::InDoubt);
             assert_eq!(client.backend.release(&withdraw).await.unwrap(), ReleaseOutcome::NotHeld);
         }
-        assert_eq!((store.census().records, store.census().tombstones), (2, 2));
+        assert_eq!((store.resource_counts().records, store.resource_counts().tombstones), (2, 2));
         let seen = client.backend.inspect(a.name()).await.unwrap().unwrap();
         assert_eq!((seen.last_token, seen.holders.len(), seen.waiters), (None, 0, Some(0)));
         let late = client.backend.acquire(&AcquireRequest::new(a, TTL)).await;
@@ -302,9 +302,9 @@ mod tests {
             client.acquire(&fresh).await;
             client.release(&fresh).await;
         }
-        let census = store.census();
-        assert!(census.records < 5_000, "{census:?}");
-        assert_eq!((census.leases, census.places, census.tombstones), (1, 0, 0));
+        let resource_counts = store.resource_counts();
+        assert!(resource_counts.records < 5_000, "{resource_counts:?}");
+        assert_eq!((resource_counts.leases, resource_counts.places, resource_counts.tombstones), (1, 0, 0));
         assert_eq!(token_of(client.acquire(&claim("0", 3)).await), 2);
         assert_eq!(token_of(client.acquire(&held).await), 1);
     }
@@ -319,6 +319,6 @@ mod tests {
         assert!(
             matches!(answer, AcquireOutcome::Contended { retry_after } if retry_after > TTL / 2 && retry_after <= TTL)
         );
-        assert_eq!(store.census().places, 0);
+        assert_eq!(store.resource_counts().places, 0);
     }
 }

@@ -9,4 +9,4 @@ mod store;
 
 pub use self::backend::MemoryBackend;
 pub use self::record::{ClaimState, LeaseRecord, LockRecord, QueuedPlace};
-pub use self::store::{MemoryCensus, MemoryCounts, MemoryStore};
+pub use self::store::{MemoryStore, RequestCounts, ResourceCounts};

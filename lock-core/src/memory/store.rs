@@ -46,7 +46,7 @@ struct State {
     /// The highest token and place of a name that has no entry any more.
     floor: (u64, PlaceNumber),
     sweep_at: usize,
-    counts: MemoryCounts,
+    counts: RequestCounts,
 }
 
 struct Entry {
@@ -73,7 +73,7 @@ impl PartialEq for Party {
 /// How many requests a store has worked on since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct MemoryCounts {
+pub struct RequestCounts {
     /// Acquire calls.
     pub acquires: u64,
     /// Renew calls, each of which may renew many.
@@ -87,7 +87,7 @@ pub struct MemoryCounts {
 /// What a store holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct MemoryCensus {
+pub struct ResourceCounts {
     /// Names with a record, those that only keep counters included.
     pub records: u64,
     /// Leases that have not expired.
@@ -105,13 +105,13 @@ impl MemoryStore {
             names: HashMap::new(),
             floor: (0, PlaceNumber::NONE),
             sweep_at: FIRST_SWEEP,
-            counts: MemoryCounts::default(),
+            counts: RequestCounts::default(),
         };
         Self { shared: Arc::new(Shared { clock, state: Mutex::new(state) }) }
     }
 
     /// How many requests it has worked on.
-    pub fn counts(&self) -> MemoryCounts {
+    pub fn counts(&self) -> RequestCounts {
         lock(&self.shared.state).counts
     }
 
@@ -121,16 +121,16 @@ impl MemoryStore {
     }
 
     /// What it holds now. Looks at every name.
-    pub fn census(&self) -> MemoryCensus {
+    pub fn resource_counts(&self) -> ResourceCounts {
         let state = lock(&self.shared.state);
         let now = self.shared.clock.now();
-        let mut census = MemoryCensus { records: state.names.len() as u64, ..MemoryCensus::default() };
+        let mut resource_counts = ResourceCounts { records: state.names.len() as u64, ..ResourceCounts::default() };
         for Entry { record, .. } in state.names.values() {
-            census.leases += u64::from(record.live_lease(now).is_some());
-            census.places += record.live_places(now).count() as u64;
-            census.tombstones += record.live_tombstones(now).count() as u64;
+            resource_counts.leases += u64::from(record.live_lease(now).is_some());
+            resource_counts.places += record.live_places(now).count() as u64;
+            resource_counts.tombstones += record.live_tombstones(now).count() as u64;
         }
-        census
+        resource_counts
     }
 
     /// The state of a lock, without changing it. `None` when there is no record of it.

@@ -91,8 +91,8 @@ impl Observed {
                 QueueOutput::Withdraw { .. } | QueueOutput::WithdrawOverdue { .. } => self.at_store = false,
                 QueueOutput::Granted { to, .. } => {
                     self.at_store = false;
-                    for taker in to {
-                        prop_assert!(self.waiting.remove(&taker), "told twice");
+                    for acquire in to {
+                        prop_assert!(self.waiting.remove(&acquire), "told twice");
                     }
                 }
                 QueueOutput::Failed { to, .. } => prop_assert!(self.waiting.remove(&to), "told twice"),
@@ -119,10 +119,10 @@ proptest! {
             let kind = if kinds[next as usize % kinds.len()] { LeaseKind::Fixed } else { LeaseKind::Kept };
             let on_contention = if tries { OnContention::Fail } else { OnContention::Queue };
             let terms = terms(kind, None, None);
-            Joining { taker: next, terms, on_contention, confirm_after: at(now + 2000), to: next }
+            Joining { acquire: next, terms, on_contention, confirm_after: at(now + 2000), to: next }
         };
         let first = joining(now, false);
-        let mut seen = Observed { waiting: BTreeSet::from([first.taker]), in_flight: true, ..Observed::default() };
+        let mut seen = Observed { waiting: BTreeSet::from([first.acquire]), in_flight: true, ..Observed::default() };
         let (mut queue, _) = WaitQueue::new(first, at(now));
         let mut out = Outputs::default();
         for input in inputs {
@@ -140,14 +140,14 @@ proptest! {
                 }
                 Input::Join { tries } => {
                     let joining = joining(now, tries);
-                    seen.waiting.insert(joining.taker);
+                    seen.waiting.insert(joining.acquire);
                     queue.join(&rules, joining, &mut out).unwrap();
                     prop_assert!(seen.in_flight || seen.wake.is_some());
                 }
                 Input::Leave(index) => {
-                    let Some(taker) = seen.waiting.iter().nth(index).copied() else { continue };
-                    seen.waiting.remove(&taker);
-                    prop_assert!(queue.leave(&rules, taker, at(now), &mut out).is_some());
+                    let Some(acquire) = seen.waiting.iter().nth(index).copied() else { continue };
+                    seen.waiting.remove(&acquire);
+                    prop_assert!(queue.leave(&rules, acquire, at(now), &mut out).is_some());
                 }
                 Input::Acquired(_) | Input::NotSent if !seen.in_flight => continue,
                 Input::Acquired(reply) => {

@@ -20,7 +20,7 @@ pub(super) struct Client {
     pub(super) enters_left: u8,
     sends_left: u8,
     claims: u8,
-    takers: u64,
+    acquires: u64,
     /// Claims of which something was answered, and the tick of the newest request of each.
     answered: Vec<u8>,
     newest: Vec<(u8, u8)>,
@@ -32,7 +32,7 @@ pub(super) struct Queue {
     claim: u8,
     machine: WaitQueue<u64>,
     /// Who waits, in order.
-    pub(super) takers: Vec<u64>,
+    pub(super) acquires: Vec<u64>,
     wake: Option<Stamp>,
 }
 
@@ -97,7 +97,7 @@ impl Client {
             enters_left: if takes_part { world.acquires } else { 0 },
             sends_left: world.sends,
             claims: 0,
-            takers: 0,
+            acquires: 0,
             answered: Vec::new(),
             newest: Vec::new(),
             is_dead: !takes_part,
@@ -173,8 +173,8 @@ impl Client {
 
     pub(super) fn enter(&mut self, scene: &mut Scene<'_>) {
         self.enters_left -= 1;
-        self.takers += 1;
-        let taker = self.takers;
+        self.acquires += 1;
+        let acquire = self.acquires;
         let terms = Terms {
             mode: Mode::Exclusive,
             ttl: ticks(scene.world.ttl),
@@ -184,23 +184,23 @@ impl Client {
             holder: None,
         };
         let on_contention = OnContention::Queue;
-        let joining = Joining { taker, terms, on_contention, confirm_after: Stamp::ZERO, to: taker };
+        let joining = Joining { acquire, terms, on_contention, confirm_after: Stamp::ZERO, to: acquire };
         let (rules, now) = (scene.rules(), scene.stamp());
         if let Some(queue) = &mut self.queue {
-            queue.takers.push(taker);
+            queue.acquires.push(acquire);
             return self.feed(scene, |queue, out| queue.join(&rules, joining, out).unwrap());
         }
         let (machine, call) = WaitQueue::new(joining, now);
         let claim = self.draw();
-        self.queue = Some(Queue { claim, machine, takers: vec![taker], wake: Some(now.plus(rules.call_bound)) });
+        self.queue = Some(Queue { claim, machine, acquires: vec![acquire], wake: Some(now.plus(rules.call_bound)) });
         self.send(scene, claim, Verb::Acquire { in_doubt: call.delivery == Delivery::InDoubt });
     }
 
     pub(super) fn cancel(&mut self, scene: &mut Scene<'_>) {
         let (rules, now) = (scene.rules(), scene.stamp());
         let Some(queue) = &mut self.queue else { return };
-        let taker = queue.takers.remove(0);
-        self.feed(scene, |queue, out| queue.leave(&rules, taker, now, out).map(drop).unwrap_or_default());
+        let acquire = queue.acquires.remove(0);
+        self.feed(scene, |queue, out| queue.leave(&rules, acquire, now, out).map(drop).unwrap_or_default());
     }
 
     /// The holder gives its lease up.
@@ -400,10 +400,10 @@ impl Client {
                 machine.add_guard();
                 scene.sent.tokens.push(start.grant.token.get());
                 self.leases.push(Lease { claim, machine, given_up: false, wake: Some(wake.resolve(|pause| pause)) });
-                self.queue.iter_mut().for_each(|queue| queue.takers.retain(|taker| !to.contains(taker)));
+                self.queue.iter_mut().for_each(|queue| queue.acquires.retain(|acquire| !to.contains(acquire)));
             }
             QueueOutput::Failed { to, .. } => {
-                self.queue.iter_mut().for_each(|queue| queue.takers.retain(|taker| *taker != to));
+                self.queue.iter_mut().for_each(|queue| queue.acquires.retain(|acquire| *acquire != to));
             }
             QueueOutput::Wake(_) if scene.is(Sabotage::QueuesAreNeverWoken) => {}
             QueueOutput::Wake(wake) => {

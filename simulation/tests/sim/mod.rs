@@ -302,8 +302,10 @@ async fn calm(world: &Arc<World>, machines: &[Arc<Machine>]) {
 /// left: a late copy of a request that was answered can take a lock for a ttl.
 async fn settle(world: &Arc<World>, machines: &[Arc<Machine>]) {
     look(world.clone(), Instant::now() + world.ttl + LATEST + Duration::from_secs(5)).await;
-    let census = world.store.census();
-    world.oracle.check(census.leases + census.places == 0, Rule::NothingLeft, || format!("the store has {census:?}"));
+    let resource_counts = world.store.resource_counts();
+    world.oracle.check(resource_counts.leases + resource_counts.places == 0, Rule::NothingLeft, || {
+        format!("the store has {resource_counts:?}")
+    });
     world.oracle.check_releases();
     for machine in machines {
         let stats = machine.client().stats();

@@ -9,7 +9,7 @@ use super::{becomes_unavailable, fails, is_answered, long};
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, LOOK, Watch, name};
+use crate::support::{AT_ONCE, POLL_INTERVAL, Watch, name};
 
 /// Asserts that the server has heard nothing of a lock: not now, and not when the path is whole again.
 async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {
@@ -132,7 +132,7 @@ async fn notified_after(
     holder.release(&held, Delivery::Confirmed).await.expect("the holder's route is clear");
     let mut notified = None;
     while notified.is_none() && watch.elapsed() < AT_ONCE * 2 + delay * 2 + watch.lag() {
-        tokio::time::sleep(LOOK / 5).await;
+        tokio::time::sleep(POLL_INTERVAL / 5).await;
         let reports = |event: &Event| matches!(event, Event::Granted { .. } | Event::Changed(_) | Event::Resync);
         notified = waiter.take_events().iter().any(reports).then(|| watch.elapsed());
     }
@@ -152,7 +152,7 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     let served = fixture.served().await;
     fixture.path(PathFault::Hold).await;
     let late = async {
-        tokio::time::sleep(LOOK * 4).await;
+        tokio::time::sleep(POLL_INTERVAL * 4).await;
         ann.acquire(&second, ttl).await
     };
     let (one, two) = tokio::join!(ann.acquire(&first, ttl), late);
@@ -179,7 +179,7 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(Double)";
     let ann = Direct::warm(fixture, Route::Faulty).await;
     let cost = async |name: &str| {
-        let (claim, before) = (ann.claim(&crate::kit::name(name)), fixture.served().await);
+        let (claim, before) = (ann.claim(&crate::support::name(name)), fixture.served().await);
         let answer = ann.acquire(&claim, long(fixture)).await;
         assert!(answer.is_ok(), "{WHAT}: the first answer is the answer: {answer:?}");
         tokio::time::sleep(AT_ONCE).await;

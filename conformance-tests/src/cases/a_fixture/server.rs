@@ -7,24 +7,24 @@ use leasehold_core::backend::{AcquireOutcome, Delivery, StoreClock};
 
 use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
 use crate::direct::Direct;
-use crate::fault::{Data, Declared, Room, ServerFault, Tamper};
+use crate::fault::{Data, Room, ServerFault, Tamper, Unsupported};
 use crate::fixture::{Fixture, Route};
-use crate::kit::{AT_ONCE, BACK, becomes, name};
+use crate::support::{AT_ONCE, BACK, becomes, name};
 
 /// Whether a fault is offered. One that is not has a reason.
-fn is_offered(outcome: Result<(), Declared>, what: &str) -> bool {
+fn is_offered(outcome: Result<(), Unsupported>, what: &str) -> bool {
     match outcome {
         Ok(()) => true,
-        Err(declared) => {
-            assert!(!declared.reason.trim().is_empty(), "{what}: declared impossible without a reason");
+        Err(unsupported) => {
+            assert!(!unsupported.reason.trim().is_empty(), "{what}: unsupported without a reason");
             false
         }
     }
 }
 
 async fn must(fixture: &dyn Fixture, fault: ServerFault, what: &str) {
-    if let Err(declared) = fixture.server(fault.clone()).await {
-        panic!("Fixture::server({fault:?}): {what} is offered, and this ends it: {}", declared.reason);
+    if let Err(unsupported) = fixture.server(fault.clone()).await {
+        panic!("Fixture::server({fault:?}): {what} is offered, and this ends it: {}", unsupported.reason);
     }
 }
 
@@ -46,13 +46,13 @@ async fn is_down(fixture: &dyn Fixture, fault: ServerFault) {
     if !is_offered(fixture.server(fault).await, &what) {
         return;
     }
-    becomes_unavailable(&ann, &crate::kit::name("down"), ttl, &what).await;
+    becomes_unavailable(&ann, &crate::support::name("down"), ttl, &what).await;
     must(fixture, ServerFault::Start(Data::Kept), &what).await;
     let record = fixture.record(&name).await;
     assert_eq!(record.last_token, Some(grant.token), "{START}: the server has lost what it had: {record:?}");
     assert!(record.lease().is_some(), "{START}: the server has lost what it had: {record:?}");
     // After a restart a backend may grant nothing until the leases from before it have ended.
-    is_answered_within(ttl, &ann, &crate::kit::name("back"), ttl, START).await;
+    is_answered_within(ttl, &ann, &crate::support::name("back"), ttl, START).await;
 }
 
 /// `Fixture::server(Start(Lost))`: the server knows nothing.
@@ -181,7 +181,7 @@ async fn is_unreadable(fixture: &dyn Fixture, tamper: Tamper) {
         return;
     }
     assert_eq!(fails(&ann, &name, long(fixture), &what).await, ErrorKind::Unsupported, "{what}");
-    let other = ann.acquire(&ann.claim(&crate::kit::name("readable")), long(fixture)).await;
+    let other = ann.acquire(&ann.claim(&crate::support::name("readable")), long(fixture)).await;
     assert!(matches!(other, Ok(AcquireOutcome::Granted(_))), "{what}: another lock was changed too: {other:?}");
 }
 

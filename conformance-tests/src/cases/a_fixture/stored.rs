@@ -8,12 +8,16 @@ use super::long;
 use crate::clients::LONG;
 use crate::direct::Direct;
 use crate::fault::PathFault;
-use crate::fixture::{Census, Fixture, Record, Route};
-use crate::kit::{AT_ONCE, Watch, becomes, eventually, name};
+use crate::fixture::{Fixture, Record, ResourceCounts, Route};
+use crate::support::{AT_ONCE, Watch, becomes, eventually, name};
 
 /// `Fixture::new`: no lock exists yet, and nobody has asked for one.
 pub async fn begins_empty(fixture: &dyn Fixture) {
-    assert_eq!(fixture.census().await, Census::default(), "Fixture::new: the namespace is not a fresh one");
+    assert_eq!(
+        fixture.resource_counts().await,
+        ResourceCounts::default(),
+        "Fixture::new: the namespace is not a fresh one"
+    );
     assert_eq!(fixture.record(&name("nobody")).await, Record::default(), "Fixture::record of a lock that nobody used");
     assert_eq!(fixture.served().await, 0, "Fixture::served: nobody has sent anything");
 }
@@ -48,7 +52,9 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
     const RETENTION: Duration = Duration::from_secs(1);
     let backend = match fixture.backend_with_retention(RETENTION).await {
         Ok(backend) => backend,
-        Err(declared) => return assert!(!declared.reason.trim().is_empty(), "{WHAT}: declared without a reason"),
+        Err(unsupported) => {
+            return assert!(!unsupported.reason.trim().is_empty(), "{WHAT}: unsupported without a reason");
+        }
     };
     let (ann, name, ttl) = (Direct::attach(backend), name("retained"), fixture.ttl());
     let mut others = 0;
@@ -64,7 +70,7 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
         // So many that a store which sweeps with every few hundredth write comes to it.
         for _ in 0..20 {
             others += 1;
-            cycle(crate::kit::name(&format!("other {others}"))).await;
+            cycle(crate::support::name(&format!("other {others}"))).await;
         }
         tokio::time::sleep(RETENTION / 20).await;
     }
@@ -93,9 +99,9 @@ pub async fn has_an_operator(fixture: &dyn Fixture) {
 pub async fn waits_until_all_are_connected(fixture: &dyn Fixture) {
     let (_ann, _bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
     fixture.connected().await;
-    let then = fixture.census().await.connections;
+    let then = fixture.resource_counts().await.connections;
     tokio::time::sleep(AT_ONCE * 2).await;
-    let now = fixture.census().await.connections;
+    let now = fixture.resource_counts().await.connections;
     assert_eq!(now, then, "Fixture::connected: it has returned, and connections were still being made");
 }
 
@@ -126,41 +132,41 @@ pub async fn reads_the_record(fixture: &dyn Fixture) {
     assert_eq!(fixture.record(&name).await.lease(), None, "{WHAT}: the lease was released");
 }
 
-/// `Fixture::census`: leases, places, connections, and that they have gone. Notes and counters stay as long as is documented; a
+/// `Fixture::resource_counts`: leases, places, connections, and that they have gone. Notes and counters stay as long as is documented; a
 /// store that shows none of them is reported.
 pub async fn counts_what_the_server_holds(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::census";
+    const WHAT: &str = "Fixture::resource_counts";
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
     let ttl = long(fixture);
     fixture.connected().await;
-    let before = fixture.census().await;
+    let before = fixture.resource_counts().await;
     assert!(before.connections > 0, "{WHAT}: two clients are connected: {before:?}");
     let claims = ["one", "two"].map(|text| ann.claim(&name(text)));
     for claim in &claims {
         ann.granted(claim, ttl).await;
     }
-    let held = fixture.census().await;
+    let held = fixture.resource_counts().await;
     assert_eq!(held.leases, before.leases + 2, "{WHAT}: leases, when two were granted: {held:?}");
     let waiter = bob.claim(claims[0].name());
     bob.not_granted(&waiter, ttl).await;
     let places = u64::from(bob.capabilities().waiting == Waiting::ServerQueue);
-    let waiting = fixture.census().await;
+    let waiting = fixture.resource_counts().await;
     assert_eq!(waiting.places, before.places + places, "{WHAT}: places, when one waits: {waiting:?}");
     bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
     for claim in &claims {
         ann.release(claim, Delivery::Confirmed).await.expect("a release");
     }
-    let after = becomes(AT_ONCE, WHAT, async || fixture.census().await, Census::is_clean).await;
+    let after = becomes(AT_ONCE, WHAT, async || fixture.resource_counts().await, ResourceCounts::is_clean).await;
     if after.fences == 0 {
-        fixture.empty("its census shows no counters of free locks");
+        fixture.empty("its resource_counts shows no counters of free locks");
     }
     ann.release(&ann.claim(&name("withdrawn")), Delivery::InDoubt).await.expect("a withdraw");
-    if fixture.census().await.tombstones == after.tombstones {
-        fixture.empty("its census shows no notes about withdrawn claims");
+    if fixture.resource_counts().await.tombstones == after.tombstones {
+        fixture.empty("its resource_counts shows no notes about withdrawn claims");
     }
     drop((ann, bob));
-    let gone = async || fixture.census().await.connections == 0;
-    eventually(Duration::from_secs(2), "Fixture::census: no client is left, and no connection", gone).await;
+    let gone = async || fixture.resource_counts().await.connections == 0;
+    eventually(Duration::from_secs(2), "Fixture::resource_counts: no client is left, and no connection", gone).await;
 }
 
 /// `Fixture::served`: each request counts, and what the fixture itself asks does not.
@@ -182,7 +188,7 @@ pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     rises("a release").await;
     fixture.record(&name).await;
-    fixture.census().await;
+    fixture.resource_counts().await;
     fixture.path(PathFault::Silence).await;
     fixture.heal().await;
     assert_eq!(fixture.served().await, before, "{WHAT}: what the fixture does counts as a request");

@@ -12,11 +12,11 @@ use leasehold_core::backend::{
 use leasehold_core::{ErrorKind, LockClient, LockName, Result};
 
 use crate::clients::{PATIENCE, build, hold, kind_of};
-use crate::control::in_time;
 use crate::faulty::lock;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::kit::{AT_ONCE, join, name};
+use crate::support::{AT_ONCE, join, name};
+use crate::timing_control::in_time;
 
 /// Holds every request against what lock-core guarantees.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
-use crate::kit::Watch;
+use crate::support::Watch;
 
 /// Panics in every renewal of which this name is part.
 pub(super) struct Panics {

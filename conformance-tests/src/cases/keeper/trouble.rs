@@ -8,12 +8,12 @@ use leasehold_core::{LockClient, LockGuard, LossReason};
 
 use super::planted::{BlocksTheKeeper, LateAnswers, Panics};
 use crate::clients::{becomes_free, build, client, hold, is_free, long_client, lost, steady_client, steady_ttl};
-use crate::control::in_time;
 use crate::fault::{PathFault, Tamper};
 use crate::faulty::lock;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::Hooked;
-use crate::kit::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
+use crate::timing_control::in_time;
 
 /// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost answers.
 pub async fn trouble_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {

@@ -19,5 +19,5 @@ pub use self::disposal::{Disposal, Due, EndCall, Ended, Ending, Next, RunOut, Wh
 pub use self::held_lease::{Check, GivenUp, HeldLease, LeaseNote, LeaseOutput, Phase};
 pub use self::outputs::{Outputs, Wake};
 pub use self::rules::Rules;
-pub use self::wait_queue::{AcquireCall, Joining, QueueNote, QueueOutput, Start, TakerId, WaitQueue};
+pub use self::wait_queue::{AcquireCall, AcquireId, Joining, QueueNote, QueueOutput, Start, WaitQueue};
 pub use crate::terms::Terms;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use self::claim::CurrentClaim;
 pub use self::output::{AcquireCall, QueueNote, QueueOutput, Start};
-pub use self::waiters::{Joining, TakerId};
+pub use self::waiters::{AcquireId, Joining};
 use self::waiters::{Waiter, Waiters};
 use super::outputs::{Outputs, Wake};
 use super::rules::{PATIENCE, Rules, backoff};
@@ -63,7 +63,7 @@ impl<T> WaitQueue<T> {
 
     /// How many acquires wait.
     pub fn waiting(&self) -> usize {
-        self.waiters.takers()
+        self.waiters.acquires()
     }
 
     /// One more acquire, which waits.
@@ -87,11 +87,11 @@ impl<T> WaitQueue<T> {
     pub fn leave(
         &mut self,
         rules: &Rules,
-        taker: TakerId,
+        acquire: AcquireId,
         now: Stamp,
         out: &mut Outputs<QueueOutput<T>>,
     ) -> Option<Error> {
-        let confirm_after = self.waiters.remove(taker)?;
+        let confirm_after = self.waiters.remove(acquire)?;
         let in_doubt = self.claim.delivery == Delivery::InDoubt || self.claim.at_store || now < self.in_doubt_until;
         // A place may have become a lease since, and whoever held the lock may have released it.
         let is_known = self.newest_answer().is_some_and(|newest| newest >= confirm_after);

@@ -8,12 +8,12 @@ use crate::error::Result;
 use crate::terms::Terms;
 
 /// Names an acquire within a client.
-pub type TakerId = u64;
+pub type AcquireId = u64;
 
 /// An acquire that enters a queue.
 #[derive(Clone, Debug)]
 pub struct Joining<T> {
-    pub taker: TakerId,
+    pub acquire: AcquireId,
     pub terms: Terms,
     pub on_contention: OnContention,
     /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
@@ -25,25 +25,25 @@ pub struct Joining<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Waiter<T> {
     pub(super) terms: Terms,
-    takers: Vec<Taker<T>>,
+    acquires: Vec<PendingAcquire<T>>,
 }
 
 #[derive(Clone, Debug)]
-struct Taker<T> {
-    id: TakerId,
+struct PendingAcquire<T> {
+    id: AcquireId,
     on_contention: OnContention,
     confirm_after: Stamp,
     to: T,
 }
 
 impl<T> Waiter<T> {
-    fn new(Joining { taker, terms, on_contention, confirm_after, to }: Joining<T>) -> Self {
-        Self { terms, takers: vec![Taker { id: taker, on_contention, confirm_after, to }] }
+    fn new(Joining { acquire, terms, on_contention, confirm_after, to }: Joining<T>) -> Self {
+        Self { terms, acquires: vec![PendingAcquire { id: acquire, on_contention, confirm_after, to }] }
     }
 
     /// A place at the store, as soon as one of the acquires wants to wait.
     pub(super) fn on_contention(&self) -> OnContention {
-        let waits = self.takers.iter().any(|taker| taker.on_contention == OnContention::Queue);
+        let waits = self.acquires.iter().any(|acquire| acquire.on_contention == OnContention::Queue);
         if waits { OnContention::Queue } else { OnContention::Fail }
     }
 }
@@ -64,7 +64,7 @@ impl<T> Waiters<T> {
         match self.0.iter_mut().find(same) {
             Some(waiter) => {
                 waiter.terms.agree(&joining.terms)?;
-                waiter.takers.extend(Waiter::new(joining).takers);
+                waiter.acquires.extend(Waiter::new(joining).acquires);
             }
             None => self.0.push_back(Waiter::new(joining)),
         }
@@ -72,14 +72,14 @@ impl<T> Waiters<T> {
     }
 
     /// Takes an acquire out. Gives its `confirm_after`, if it still waited.
-    pub(super) fn remove(&mut self, id: TakerId) -> Option<Stamp> {
-        let find = |waiter: &Waiter<T>| waiter.takers.iter().position(|taker| taker.id == id);
+    pub(super) fn remove(&mut self, id: AcquireId) -> Option<Stamp> {
+        let find = |waiter: &Waiter<T>| waiter.acquires.iter().position(|acquire| acquire.id == id);
         let (index, at) = self.0.iter().enumerate().find_map(|(index, waiter)| Some((index, find(waiter)?)))?;
-        let taker = self.0[index].takers.remove(at);
-        if self.0[index].takers.is_empty() {
+        let acquire = self.0[index].acquires.remove(at);
+        if self.0[index].acquires.is_empty() {
             self.0.remove(index);
         }
-        Some(taker.confirm_after)
+        Some(acquire.confirm_after)
     }
 
     pub(super) fn front(&self) -> Option<&Waiter<T>> {
@@ -89,15 +89,15 @@ impl<T> Waiters<T> {
     /// Takes the front out, with the channels of its acquires.
     pub(super) fn pop_front(&mut self) -> Option<(Terms, Vec<T>)> {
         let front = self.0.pop_front()?;
-        Some((front.terms, front.takers.into_iter().map(|taker| taker.to).collect()))
+        Some((front.terms, front.acquires.into_iter().map(|acquire| acquire.to).collect()))
     }
 
     /// Takes out those at the front that do not want to wait. Whether the front consisted of such.
     pub(super) fn refuse_tries(&mut self, mut refuse: impl FnMut(T)) -> bool {
         let Some(front) = self.0.front_mut() else { return false };
-        let tries = front.takers.extract_if(.., |taker| taker.on_contention == OnContention::Fail);
-        tries.for_each(|taker| refuse(taker.to));
-        let is_empty = front.takers.is_empty();
+        let tries = front.acquires.extract_if(.., |acquire| acquire.on_contention == OnContention::Fail);
+        tries.for_each(|acquire| refuse(acquire.to));
+        let is_empty = front.acquires.is_empty();
         if is_empty {
             self.0.pop_front();
         }
@@ -105,17 +105,17 @@ impl<T> Waiters<T> {
     }
 
     pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
-        self.0.drain(..).flat_map(|waiter| waiter.takers).map(|taker| taker.to)
+        self.0.drain(..).flat_map(|waiter| waiter.acquires).map(|acquire| acquire.to)
     }
 
     /// When the store has to be asked for those whose wait ends soon, if its newest answer is to a request that was sent at `newest`.
     pub(super) fn confirmation_due(&self, newest: Stamp) -> Option<Stamp> {
-        let takers = self.0.iter().flat_map(|waiter| &waiter.takers);
-        takers.map(|taker| taker.confirm_after).filter(|after| *after > newest).min()
+        let acquires = self.0.iter().flat_map(|waiter| &waiter.acquires);
+        acquires.map(|acquire| acquire.confirm_after).filter(|after| *after > newest).min()
     }
 
     /// How many acquires there are.
-    pub(super) fn takers(&self) -> usize {
-        self.0.iter().map(|waiter| waiter.takers.len()).sum()
+    pub(super) fn acquires(&self) -> usize {
+        self.0.iter().map(|waiter| waiter.acquires.len()).sum()
     }
 }

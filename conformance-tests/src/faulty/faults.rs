@@ -9,7 +9,7 @@ use leasehold_core::{LockName, Result};
 use tokio::sync::{oneshot, watch};
 
 use super::{Faulty, unreadable};
-use crate::fault::{Declared, PathFault, Room, ServerFault};
+use crate::fault::{PathFault, Room, ServerFault, Unsupported};
 use crate::fixture::Route;
 
 /// Breaks and mends the path and the server of all backends that it has wrapped, and counts their requests.
@@ -75,7 +75,7 @@ impl Faults {
     ///
     /// # Errors
     /// What only a real server can have.
-    pub fn server(&self, fault: &ServerFault) -> Result<(), Declared> {
+    pub fn server(&self, fault: &ServerFault) -> Result<(), Unsupported> {
         let health = match fault {
             ServerFault::Stop | ServerFault::Kill => Health::Down,
             ServerFault::Start(_) | ServerFault::Resume | ServerFault::Mend => Health::Up,
@@ -83,9 +83,9 @@ impl Faults {
             ServerFault::RefuseUser => Health::RefusesUser,
             ServerFault::ReadOnly => Health::ReadOnly,
             ServerFault::Fill(Room::Data | Room::Connections) => Health::Full,
-            ServerFault::ForgetScripts => return Err(Declared::because("it runs no scripts")),
+            ServerFault::ForgetScripts => return Err(Unsupported::because("it runs no scripts")),
             ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
-                return Err(Declared::because("it has no wall clock"));
+                return Err(Unsupported::because("it has no wall clock"));
             }
         };
         self.0.server.send_replace(health);

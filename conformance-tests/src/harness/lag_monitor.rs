@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the canary sleeps between two looks.
+/// How long the lag_monitor sleeps between two measurements.
 const NAP: Duration = Duration::from_millis(1);
 
 /// How many processes and threads have to be woken one after the other, at most, before a case sees something: a server, or
@@ -24,20 +24,20 @@ const TICK: Duration = Duration::from_millis(2);
 /// Measures how late a thread is woken while a case runs.
 ///
 /// A bound in real time (5 ms, 50 ms) is a promise about the library, not about a busy machine. A case starts a
-/// canary beside its work and asserts the bound plus what the canary saw:
+/// lag_monitor beside its work and asserts the bound plus what the lag_monitor saw:
 ///
 /// ```
 /// use std::time::{Duration, Instant};
-/// use leasehold_conformance::harness::Canary;
+/// use leasehold_conformance::harness::LagMonitor;
 ///
-/// let canary = Canary::start();
+/// let lag_monitor = LagMonitor::start();
 /// let begin = Instant::now();
 /// std::thread::sleep(Duration::from_millis(10));
 /// let late = begin.elapsed() - Duration::from_millis(10);
-/// assert!(late <= Duration::from_millis(5) + canary.allowance());
+/// assert!(late <= Duration::from_millis(5) + lag_monitor.allowance());
 /// ```
 #[derive(Debug)]
-pub struct Canary {
+pub struct LagMonitor {
     naps: Arc<Naps>,
     thread: Option<JoinHandle<()>>,
     pinned: &'static [Arc<Naps>],
@@ -54,8 +54,8 @@ struct Naps {
     worst: Mutex<Vec<(Instant, Duration)>>,
 }
 
-impl Canary {
-    /// Starts a thread that sleeps 1 ms at a time until the canary is dropped. The first of a process also starts one on each
+impl LagMonitor {
+    /// Starts a thread that sleeps 1 ms at a time until the lag_monitor is dropped. The first of a process also starts one on each
     /// processor, of at most eight, which stay for as long as the process.
     ///
     /// # Panics
@@ -87,7 +87,7 @@ impl Canary {
     }
 }
 
-impl Drop for Canary {
+impl Drop for LagMonitor {
     fn drop(&mut self) {
         self.naps.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -104,14 +104,14 @@ impl Naps {
             due: AtomicU64::new(u64::MAX),
             worst: Mutex::default(),
         });
-        let thread = std::thread::Builder::new().name("canary".into()).spawn({
+        let thread = std::thread::Builder::new().name("lag monitor".into()).spawn({
             let naps = naps.clone();
             move || {
                 first();
                 naps.run();
             }
         });
-        (naps, thread.expect("the system gives a thread for the canary"))
+        (naps, thread.expect("the system gives a thread for the lag monitor"))
     }
 
     fn run(&self) {
@@ -174,40 +174,40 @@ mod tests {
 
     #[test]
     fn remembers_the_worst_of_each_stretch_of_time() {
-        let canary = Canary::start();
+        let lag_monitor = LagMonitor::start();
         let start = Instant::now();
         // Planted, so that the test needs no busy machine.
         let planted = Duration::from_secs(5);
-        canary.naps.worst.lock().unwrap().push((Instant::now(), planted));
-        assert_eq!(canary.lag(), planted);
-        assert_eq!(canary.lag_since(start), planted);
-        assert!(canary.allowance() > planted * HOPS);
+        lag_monitor.naps.worst.lock().unwrap().push((Instant::now(), planted));
+        assert_eq!(lag_monitor.lag(), planted);
+        assert_eq!(lag_monitor.lag_since(start), planted);
+        assert!(lag_monitor.allowance() > planted * HOPS);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(canary.lag_since(start), planted);
-        assert!(canary.lag_since(Instant::now()) < planted);
+        assert_eq!(lag_monitor.lag_since(start), planted);
+        assert!(lag_monitor.lag_since(Instant::now()) < planted);
     }
 
     #[test]
     fn a_processor_that_was_taken_away_is_allowed_for() {
         assert_eq!(pinned().is_empty(), !cfg!(target_os = "linux"));
-        let mut canary = Canary::start();
+        let mut lag_monitor = LagMonitor::start();
         let (taken, _) = Naps::begin(|| {});
-        canary.pinned = vec![taken.clone()].leak();
+        lag_monitor.pinned = vec![taken.clone()].leak();
         let (moment, planted) = (Instant::now(), Duration::from_secs(3));
         taken.worst.lock().unwrap().push((moment, planted));
-        assert!(canary.allowance_since(moment) >= planted * STALLS);
-        assert!(canary.lag_since(moment) < planted, "elsewhere nothing was seen of it");
+        assert!(lag_monitor.allowance_since(moment) >= planted * STALLS);
+        assert!(lag_monitor.lag_since(moment) < planted, "elsewhere nothing was seen of it");
     }
 
     #[test]
     fn sees_a_lag_that_has_not_ended() {
-        let mut canary = Canary::start();
-        canary.naps.stop.store(true, Ordering::Relaxed);
-        canary.thread.take().unwrap().join().unwrap();
+        let mut lag_monitor = LagMonitor::start();
+        lag_monitor.naps.stop.store(true, Ordering::Relaxed);
+        lag_monitor.thread.take().unwrap().join().unwrap();
         // A sleep that should have ended now and never does: as if the machine did not wake it.
-        let now = u64::try_from(canary.naps.start.elapsed().as_nanos()).unwrap();
-        canary.naps.due.store(now, Ordering::Release);
+        let now = u64::try_from(lag_monitor.naps.start.elapsed().as_nanos()).unwrap();
+        lag_monitor.naps.due.store(now, Ordering::Release);
         std::thread::sleep(Duration::from_millis(60));
-        assert!(canary.lag() >= Duration::from_millis(60), "{:?}", canary.lag());
+        assert!(lag_monitor.lag() >= Duration::from_millis(60), "{:?}", lag_monitor.lag());
     }
 }

@@ -1,4 +1,4 @@
-//! Holds a lock by URL, says what happens to it, and does what it is told: for the process cases of the suite, and for
+//! Holds a lock by URL, prints what happens to it, and takes commands: for the process cases of the suite, and for
 //! people who want to see a lock killed, paused or cut off.
 
 mod store;
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use clap::Parser;
 use leasehold::{Error, ErrorKind, Lock, LockClient, LockGuard};
-use leasehold_conformance::harness::{TakerEvent, TakerLine, machine_now, micros};
+use leasehold_conformance::harness::{HolderEvent, HolderLine, machine_now, micros};
 use store::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 #[derive(Debug, Parser)]
-#[command(name = "taker", version, about = ABOUT, long_about = None, after_help = HELP, args_override_self = true)]
+#[command(name = "lock-holder", version, about = ABOUT, long_about = None, after_help = HELP, args_override_self = true)]
 struct Options {
     /// Where the locks are.
     #[arg(long, default_value = "redis://127.0.0.1:6379")]
@@ -72,7 +72,7 @@ struct Options {
 }
 
 const ABOUT: &str = "\
-Hold a lock and say what happens to it.
+Hold a lock and print what happens to it.
 
 Every event is one line of JSON on standard output, with the time in microseconds on
 a clock that all processes of this machine share, the process id, and the fencing
@@ -80,34 +80,34 @@ token of the lease. Errors go there too, as \"failed\" with their kind.";
 
 const HELP: &str = "\
 COMMANDS, one a line on standard input:
-  look      say whether the lock is held, by the guard
+  check     print whether the lock is held, by the guard
   release   release it, and wait for the server's answer
   drop      drop the guard: the release goes on in the background
-  write TEXT  append the token and TEXT to a list in Redis, without a look at the guard (also after a loss, with
+  write TEXT  append the token and TEXT to a list in Redis, without a check of the guard (also after a loss, with
             --stay): Redis itself refuses it when the lease is not current
   leak      forget the guard and wait for commands: the lease is renewed for as long as this process lives
   acquire   take the lock once more (after the last turn, with --stay)
-  cut       with --by-proxy: break the line to the server, and let no new one through
-  silence   with --by-proxy: drop everything on the line, both ways
-  heal      with --by-proxy: let everything through again
+  cut       with --by-proxy: close the connections to the server, and refuse new ones
+  silence   with --by-proxy: drop all traffic, in both directions
+  heal      with --by-proxy: let all traffic through again
   panic     panic with the guard in hand
   exit      exit at once, without a release: the lease ends by its ttl
-At the end of standard input nothing happens: a taker in the background goes on.
+At the end of standard input nothing happens: a lock holder in the background continues.
 
-A COUNTER that several takers raise is short of a step when two held the lock at once:
-  for i in 1 2 3; do taker --count 100 --counter n.txt < /dev/null & done; wait; cat n.txt
+A COUNTER that several processes raise is short of a step when two held the lock at once:
+  for i in 1 2 3; do lock-holder --count 100 --counter n.txt < /dev/null & done; wait; cat n.txt
 
 EXIT CODES: 0 all turns done; 1 an error; 2 bad arguments; 3 the lease was lost; 101 a panic
 
 TRY IT, with a redis-server on its usual port and two terminals:
-  taker --ttl 5s --stay     in both: the second one waits
+  lock-holder --ttl 5s --stay     in both: the second one waits
 Pause:
-  Ctrl-Z in the first       it stands still; after 5 s the second one holds, with a higher token
+  Ctrl-Z in the first       it is paused; after 5 s the second one holds, with a higher token
   write second              in the second: Redis takes it
-  fg, write first           in the first: it says that the lock is lost, and Redis refuses the late write
+  fg, write first           in the first: it prints that the lease is lost, and Redis refuses the late write
   redis-cli LRANGE 'leasehold:{demo}:f:written' 0 -1
-Cut, with `taker --ttl 5s --stay --by-proxy` in the first:
-  cut                       in the first: it says that the lock is lost, 0.5 s before the second one holds
+Cut, with `lock-holder --ttl 5s --stay --by-proxy` in the first:
+  cut                       in the first: it prints that the lease is lost, 0.5 s before the second one holds
 Kill:
   kill -9 PID               of the holder (its lines have the pid): the other one holds when the 5 s are over";
 
@@ -115,7 +115,7 @@ Kill:
 enum Turn {
     /// Done: the lock is free, or will be.
     Over,
-    /// Lost. The guard is kept for looks that come late.
+    /// Lost. The guard is kept for commands that come later.
     Lost(LockGuard),
     /// The guard is forgotten: this process is to live on.
     Leaked,
@@ -130,7 +130,7 @@ const EXIT_LOST: u8 = 3;
 async fn main() -> ExitCode {
     let options = Options::parse();
     let code = run(&options).await;
-    say(TakerEvent::Exit { code });
+    report(HolderEvent::Exit { code });
     // Without a goodbye to threads: a command may never come, and nothing is to be released behind our back.
     std::process::exit(code.into())
 }
@@ -166,7 +166,7 @@ async fn run(options: &Options) -> u8 {
             }
         }
         match commands.recv().await.as_deref() {
-            Some("look") => look(lost.as_ref()),
+            Some("check") => check(lost.as_ref()),
             Some("acquire") => (turns, code, lost) = (1, 0, None),
             Some("exit") | None => return code,
             Some(other) => match (other.strip_prefix("write "), &lost) {
@@ -184,7 +184,7 @@ async fn run(options: &Options) -> u8 {
 
 /// Acquires, and holds until the time is up, a command or a loss.
 async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver<String>) -> Result<Turn, Error> {
-    say(TakerEvent::Waiting { name: options.name.clone() });
+    report(HolderEvent::Waiting { name: options.name.clone() });
     let lock = lock(options, &store.client);
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
@@ -192,17 +192,17 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
         tokio::select! {
             guard = &mut acquiring => break guard?,
             Some(command) = commands.recv() => match &*command {
-                "look" => look(None),
+                "check" => check(None),
                 "exit" => return Ok(Turn::Exit),
                 other => other_command(store, other),
             }
         }
     };
     let token = guard.fencing_token().get();
-    say(TakerEvent::Acquired { token, validity_ms: millis(guard.validity()) });
+    report(HolderEvent::Acquired { token, validity_ms: millis(guard.validity()) });
     if let Some(file) = &options.counter {
         match count(file, options.work, &guard).await {
-            Ok(Some(number)) => say(TakerEvent::Counted { number }),
+            Ok(Some(number)) => report(HolderEvent::Counted { number }),
             // The loss is told below.
             Ok(None) => {}
             Err(error) => say_failed("count", "Io".to_owned(), error.to_string()),
@@ -220,7 +220,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
         let command = tokio::select! {
             biased;
             loss = guard.lost() => {
-                say(TakerEvent::Lost { token, reason: format!("{:?}", loss.reason) });
+                report(HolderEvent::Lost { token, reason: format!("{:?}", loss.reason) });
                 return Ok(Turn::Lost(guard));
             }
             Some(command) = commands.recv() => command,
@@ -228,10 +228,10 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
         };
         let called_us = micros(machine_now());
         match &*command {
-            "look" => look(Some(&guard)),
+            "check" => check(Some(&guard)),
             "release" => {
                 match guard.release().await {
-                    Ok(()) => say(TakerEvent::Released { token, called_us }),
+                    Ok(()) => report(HolderEvent::Released { token, called_us }),
                     Err(error) => {
                         failed("release", &error);
                     }
@@ -240,12 +240,12 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
             }
             "drop" => {
                 drop(guard);
-                say(TakerEvent::Dropped { token, called_us });
+                report(HolderEvent::Dropped { token, called_us });
                 return Ok(Turn::Over);
             }
             "leak" => {
                 std::mem::forget(guard);
-                say(TakerEvent::Leaked { token });
+                report(HolderEvent::Leaked { token });
                 return Ok(Turn::Leaked);
             }
             "panic" => panic!("told to panic with the lock held"),
@@ -265,7 +265,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
 /// Says what the store made of a write, and asks nobody else.
 async fn write(store: &Store, guard: &LockGuard, text: &str) {
     match store.write(guard, text).await {
-        Ok(key) => say(TakerEvent::Wrote { token: guard.fencing_token().get(), text: text.to_owned(), key }),
+        Ok(key) => report(HolderEvent::Wrote { token: guard.fencing_token().get(), text: text.to_owned(), key }),
         Err(error) => {
             failed("write", &error);
         }
@@ -308,8 +308,8 @@ async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Resul
     Ok(Some(number + 1))
 }
 
-fn look(guard: Option<&LockGuard>) {
-    say(TakerEvent::Look {
+fn check(guard: Option<&LockGuard>) {
+    report(HolderEvent::Checked {
         held: guard.is_some_and(LockGuard::is_held),
         validity_ms: guard.map_or(0, |guard| millis(guard.validity())),
     });
@@ -348,13 +348,13 @@ fn failed(doing: &str, error: &Error) -> u8 {
 }
 
 fn say_failed(doing: &str, kind: String, text: String) {
-    say(TakerEvent::Failed { doing: doing.to_owned(), kind, text });
+    report(HolderEvent::Failed { doing: doing.to_owned(), kind, text });
 }
 
 /// Prints at once, so that a reader sees it before whatever comes next, a kill included.
-fn say(event: TakerEvent) {
+fn report(event: HolderEvent) {
     let mut out = std::io::stdout().lock();
-    let said = writeln!(out, "{}", TakerLine::now(event)).and_then(|()| out.flush());
+    let said = writeln!(out, "{}", HolderLine::now(event)).and_then(|()| out.flush());
     if said.is_err() {
         // Nobody listens any more.
         std::process::exit(1);

@@ -1,51 +1,51 @@
-//! A server, a proxy in front of it, and takers.
+//! A server, a proxy in front of it, and lock holders.
 
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{Canary, FaultProxy, RedisServer, RedisSettings, Taker};
+use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder, RedisServer, RedisSettings};
 
-pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, look, name};
+pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, is_held, name};
 use super::bounds::{start, with_call};
 use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(50);
 
-pub(crate) struct World {
+pub(crate) struct Environment {
     pub(crate) server: RedisServer,
     pub(crate) proxy: FaultProxy,
-    canary: Canary,
+    lag_monitor: LagMonitor,
 }
 
-impl World {
+impl Environment {
     pub(crate) fn new() -> Self {
         let server = RedisSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).unwrap();
-        Self { server, proxy, canary: Canary::start() }
+        Self { server, proxy, lag_monitor: LagMonitor::start() }
     }
 
-    /// A taker that reaches the server through the proxy.
-    pub(crate) fn taker_by_proxy(&self, more: &[&str]) -> Taker {
+    /// A lock holder that reaches the server through the proxy.
+    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
         start(&with_call(&format!("redis://{}/", self.proxy.addr())), more)
     }
 
-    /// A taker that stands in the queue, and hears that it is its turn. Every taker has a line for its calls and one on which it
+    /// A lock holder that stands in the queue, and hears that it is its turn. Every lock holder has a line for its calls and one on which it
     /// hears of grants and of ttls in use; each begins with a script.
-    pub(crate) fn waiter(&self, more: &[&str]) -> Taker {
+    pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
         let waiting = self.record().waiting();
-        let taker = self.taker(more);
+        let lock_holder = self.lock_holder(more);
         eventually("the waiter stands in the queue", || self.record().waiting() == waiting + 1);
-        eventually("every taker hears of grants", || {
+        eventually("every lock holder hears of grants", || {
             let lines = self.server.clients().unwrap();
             let listening = lines.iter().filter(|line| line.contains(" sub=2 ")).count();
             listening * 2 == lines.len() && lines.iter().all(|line| line.contains(" cmd=eval"))
         });
-        taker
+        lock_holder
     }
 }
 
-impl Scene for World {
+impl Scene for Environment {
     fn store(&self) -> String {
         format!("{}/", self.server.url())
     }
@@ -54,7 +54,7 @@ impl Scene for World {
         Stored::new(&self.server, "leasehold:").record(&name())
     }
 
-    fn canary(&self) -> &Canary {
-        &self.canary
+    fn lag_monitor(&self) -> &LagMonitor {
+        &self.lag_monitor
     }
 }

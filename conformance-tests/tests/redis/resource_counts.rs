@@ -1,34 +1,34 @@
 //! What a server holds of a prefix.
 
-use leasehold_conformance::Census;
+use leasehold_conformance::ResourceCounts;
 use leasehold_conformance::harness::Reply;
 
 use super::stored::{Head, Stored};
 
 impl Stored<'_> {
     /// Everything under the prefix. Keys that are not Leasehold's fail the case.
-    pub(super) fn census(&self) -> Census {
-        let mut census = Census::default();
+    pub(super) fn resource_counts(&self) -> ResourceCounts {
+        let mut resource_counts = ResourceCounts::default();
         for key in self.keys() {
             let rest = key.strip_prefix(self.prefix).unwrap_or(&key).to_owned();
             match rest.split_once('}').map(|(_, kind)| kind) {
                 Some("") => match self.ask(&["GET", &key]) {
-                    Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => census.leases += 1,
-                    Reply::Bytes(_) => census.fences += 1,
+                    Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => resource_counts.leases += 1,
+                    Reply::Bytes(_) => resource_counts.fences += 1,
                     _ => {}
                 },
                 Some(":q") => match self.live_places(&key) {
                     // Its places are dead; it ends by itself.
-                    0 => census.other += 1,
-                    places => census.places += places,
+                    0 => resource_counts.other += 1,
+                    places => resource_counts.places += places,
                 },
-                Some(kind) if kind.starts_with(":t:") => census.tombstones += 1,
+                Some(kind) if kind.starts_with(":t:") => resource_counts.tombstones += 1,
                 Some(kind) if kind.starts_with(":f:") => {}
                 None if rest == "epoch" => {}
                 _ => panic!("a key that is no part of the format: {key:?}"),
             }
         }
-        census
+        resource_counts
     }
 
     /// All keys under the prefix. Owner tokens are part of some: they are shown in no text.

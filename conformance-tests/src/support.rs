@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use leasehold_core::{FencingToken, LockName};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::control::in_time;
 use crate::fixture::Fixture;
-use crate::harness::Canary;
+use crate::harness::LagMonitor;
+use crate::timing_control::in_time;
 
 /// The pause between two looks of a case at something that it waits for.
-pub(crate) const LOOK: Duration = Duration::from_millis(5);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// "At once", for what takes a message and no timer. Far below a third of any ttl, which is when a renewal
 /// would notice by itself.
@@ -37,15 +37,15 @@ pub(crate) fn name(name: &str) -> LockName {
 /// Time since a moment, with the machine's own lag measured beside it.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch {
-    canary: &'static Canary,
+    lag_monitor: &'static LagMonitor,
     begin: Instant,
 }
 
 impl Watch {
     pub(crate) fn start() -> Self {
-        // One canary serves all cases of a process: they share the machine.
-        static CANARY: OnceLock<Canary> = OnceLock::new();
-        Self { canary: CANARY.get_or_init(Canary::start), begin: Instant::now() }
+        // One lag_monitor serves all cases of a process: they share the machine.
+        static LAG_MONITOR: OnceLock<LagMonitor> = OnceLock::new();
+        Self { lag_monitor: LAG_MONITOR.get_or_init(LagMonitor::start), begin: Instant::now() }
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
@@ -54,7 +54,7 @@ impl Watch {
 
     /// How late the machine itself may have made what took place since the start.
     pub(crate) fn lag(&self) -> Duration {
-        self.canary.allowance_since(self.begin)
+        self.lag_monitor.allowance_since(self.begin)
     }
 
     /// Upper bound: it took at most `bound`, plus what the machine itself was late.
@@ -82,7 +82,7 @@ pub(crate) fn eventually(
 ) -> impl Future<Output = ()> {
     in_time(bound, what, async move {
         while !is_so().await {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     })
 }
@@ -102,7 +102,7 @@ pub(crate) async fn becomes<T: Debug>(
             return seen;
         }
         watch.within(bound, &format!("{what}, seen last: {seen:?}"));
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

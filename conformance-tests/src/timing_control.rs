@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::kit::Watch;
+use crate::support::Watch;
 
 /// Waits for what has to end within `bound`.
 ///
 /// A control is armed together with it: two threads, one after the other, that do nothing but sleep for the bound and then
 /// wake the case. What ends before the control arrives is in time. Else the machine was late too, just then, and what the
-/// control was late is granted twice more, or what the canary saw, if that is more. Whoever is later than that is late.
+/// control was late is granted twice more, or what the lag_monitor saw, if that is more. Whoever is later than that is late.
 #[track_caller]
 pub(crate) fn in_time<F: Future>(bound: Duration, what: &str, work: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();

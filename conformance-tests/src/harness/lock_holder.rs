@@ -1,4 +1,4 @@
-//! A process that holds a lock: what `taker` says, and a hand on it.
+//! A process that holds a lock: its events and its commands.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use super::ChildProcess;
 
-/// What a `taker` has to say, one line of JSON each.
+/// An event of a `lock-holder`, one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakerLine {
+pub struct HolderLine {
     /// When, on the machine's clock: see [`machine_now`]. The same clock for all processes of a machine.
     pub at_us: u64,
     /// Which process.
     pub pid: u32,
     /// What.
     #[serde(flatten)]
-    pub event: TakerEvent,
+    pub event: HolderEvent,
 }
 
-/// What happened to a `taker`.
+/// What happened to a `lock-holder`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum TakerEvent {
+pub enum HolderEvent {
     /// It asks for the lock now.
     Waiting {
         /// The lock.
@@ -39,8 +39,8 @@ pub enum TakerEvent {
         /// How long the lease is valid without a renewal.
         validity_ms: u64,
     },
-    /// It has looked at its guard (`look`).
-    Look {
+    /// It checked its guard (command `check`).
+    Checked {
         /// Whether the lock is held.
         held: bool,
         /// How long it stays valid without another renewal.
@@ -102,14 +102,14 @@ pub enum TakerEvent {
     },
 }
 
-impl TakerLine {
+impl HolderLine {
     /// The line of something that happens now, in this process.
-    pub fn now(event: TakerEvent) -> Self {
+    pub fn now(event: HolderEvent) -> Self {
         Self { at_us: micros(machine_now()), pid: std::process::id(), event }
     }
 }
 
-impl fmt::Display for TakerLine {
+impl fmt::Display for HolderLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
@@ -128,17 +128,17 @@ pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A `taker` in a process of its own. It is killed when this is dropped.
+/// A `lock-holder` in a process of its own. It is killed when this is dropped.
 #[derive(Debug)]
-pub struct Taker {
+pub struct LockHolder {
     process: ChildProcess,
     commands: Option<ChildStdin>,
-    lines: Receiver<TakerLine>,
-    seen: Vec<TakerLine>,
+    lines: Receiver<HolderLine>,
+    seen: Vec<HolderLine>,
 }
 
-impl Taker {
-    /// Starts `program`, which is a `taker`, with these arguments. Its errors go to this process's standard error.
+impl LockHolder {
+    /// Starts `program`, which is a `lock-holder`, with these arguments. Its errors go to this process's standard error.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -147,10 +147,10 @@ impl Taker {
         command.args(arguments.iter().map(AsRef::as_ref)).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = ChildProcess::spawn(&mut command)?;
         let (commands, output, _) = process.take_pipes();
-        let output = output.ok_or_else(|| io::Error::other("a taker's standard output is a pipe"))?;
+        let output = output.ok_or_else(|| io::Error::other("a lock holder's standard output is a pipe"))?;
         let (sender, lines) = channel();
         // Ends with the process, which closes its end of the pipe then.
-        std::thread::Builder::new().name("taker".into()).spawn(move || {
+        std::thread::Builder::new().name("lock-holder".into()).spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
                     Ok(line) => {
@@ -158,18 +158,18 @@ impl Taker {
                             return;
                         }
                     }
-                    Err(error) => eprintln!("a taker said what cannot be read ({error}): {line}"),
+                    Err(error) => eprintln!("cannot read what a lock holder wrote ({error}): {line}"),
                 }
             }
         })?;
         Ok(Self { process, commands, lines, seen: Vec::new() })
     }
 
-    /// Gives it a command: `release`, `look`, …
+    /// Sends it a command: `release`, `check`, …
     ///
     /// # Errors
     /// When it has ended.
-    pub fn tell(&mut self, command: &str) -> io::Result<()> {
+    pub fn send(&mut self, command: &str) -> io::Result<()> {
         let commands = self.commands.as_mut().ok_or_else(|| io::Error::other("its standard input is closed"))?;
         commands.write_all(format!("{command}\n").as_bytes())?;
         commands.flush()
@@ -179,7 +179,7 @@ impl Taker {
     ///
     /// # Errors
     /// When there is none by then or the process has ended: the text has what it said instead.
-    pub fn next<T>(&mut self, bound: Duration, wanted: impl Fn(&TakerLine) -> Option<T>) -> io::Result<T> {
+    pub fn next<T>(&mut self, bound: Duration, wanted: impl Fn(&HolderLine) -> Option<T>) -> io::Result<T> {
         let until = Instant::now() + bound;
         let first = self.seen.len();
         loop {
@@ -197,7 +197,10 @@ impl Taker {
                         RecvTimeoutError::Disconnected => "the process has ended".to_owned(),
                     };
                     let said: Vec<String> = self.seen[first..].iter().map(ToString::to_string).collect();
-                    let text = format!("taker {} did not say it: {why}; it said {said:#?}", self.process.id());
+                    let text = format!(
+                        "lock holder {} did not report the event: {why}; its events are {said:#?}",
+                        self.process.id()
+                    );
                     return Err(io::Error::new(io::ErrorKind::TimedOut, text));
                 }
             }
@@ -210,7 +213,7 @@ impl Taker {
     /// As [`next`](Self::next).
     pub fn acquired(&mut self, bound: Duration) -> io::Result<(u64, u64)> {
         self.next(bound, |line| match line.event {
-            TakerEvent::Acquired { token, .. } => Some((line.at_us, token)),
+            HolderEvent::Acquired { token, .. } => Some((line.at_us, token)),
             _ => None,
         })
     }
@@ -221,7 +224,7 @@ impl Taker {
     /// As [`next`](Self::next).
     pub fn lost(&mut self, bound: Duration) -> io::Result<(u64, String)> {
         self.next(bound, |line| match &line.event {
-            TakerEvent::Lost { reason, .. } => Some((line.at_us, reason.clone())),
+            HolderEvent::Lost { reason, .. } => Some((line.at_us, reason.clone())),
             _ => None,
         })
     }
@@ -249,7 +252,7 @@ impl Taker {
     }
 
     /// Everything that it said and that was waited for, in its order.
-    pub fn said(&self) -> &[TakerLine] {
+    pub fn events(&self) -> &[HolderLine] {
         &self.seen
     }
 

@@ -1,42 +1,42 @@
-//! A file of locks, and takers.
+//! A file of locks, and lock holders.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{Canary, Taker, folder};
+use leasehold_conformance::harness::{LagMonitor, LockHolder, folder};
 
-pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, look, name};
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, is_held, name};
 use super::{bounds, stored::Stored};
 
 /// How late a takeover may be after the lease has ended.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(100);
 
-pub(crate) struct World {
+pub(crate) struct Environment {
     folder: tempfile::TempDir,
-    canary: Canary,
+    lag_monitor: LagMonitor,
 }
 
-impl World {
+impl Environment {
     pub(crate) fn new() -> Self {
         let folder = folder("leasehold-sqlite-").unwrap_or_else(|error| panic!("no folder for a file: {error}"));
-        Self { folder, canary: Canary::start() }
+        Self { folder, lag_monitor: LagMonitor::start() }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("locks.db")
     }
 
-    /// A taker that waits: the system watches the bell for it.
-    pub(crate) fn waiter(&self, more: &[&str]) -> Taker {
-        let mut taker = self.taker(more);
-        let fds = format!("/proc/{}/fdinfo", taker.process().id());
+    /// A lock holder that waits: the system watches the bell for it.
+    pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
+        let mut lock_holder = self.lock_holder(more);
+        let fds = format!("/proc/{}/fdinfo", lock_holder.process().id());
         eventually("the waiter hears of releases", || {
-            let open = std::fs::read_dir(&fds).unwrap_or_else(|error| panic!("the taker has ended: {error}"));
+            let open = std::fs::read_dir(&fds).unwrap_or_else(|error| panic!("the lock holder has ended: {error}"));
             let infos = open.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
             infos.into_iter().any(|info| info.contains("inotify wd:"))
         });
-        taker
+        lock_holder
     }
 
     pub(crate) fn stored(&self) -> Stored {
@@ -44,7 +44,7 @@ impl World {
     }
 }
 
-impl Scene for World {
+impl Scene for Environment {
     fn store(&self) -> String {
         format!("sqlite://{}", self.path().display())
     }
@@ -53,29 +53,36 @@ impl Scene for World {
         self.stored().record(&name())
     }
 
-    fn canary(&self) -> &Canary {
-        &self.canary
+    fn lag_monitor(&self) -> &LagMonitor {
+        &self.lag_monitor
     }
 }
 
-/// A taker that runs under `command`, which a program of the system's is; its arguments come first.
-pub(crate) fn under<A: AsRef<str>>(command: &str, arguments: &[A], taker: &Path, url: &str, more: &[&str]) -> Taker {
+/// A lock holder that runs under `command`, which a program of the system's is; its arguments come first.
+pub(crate) fn under<A: AsRef<str>>(
+    command: &str,
+    arguments: &[A],
+    lock_holder: &Path,
+    url: &str,
+    more: &[&str],
+) -> LockHolder {
     let mut all: Vec<String> = arguments.iter().map(|argument| argument.as_ref().to_owned()).collect();
-    all.push(taker.display().to_string());
+    all.push(lock_holder.display().to_string());
     all.extend(bounds::arguments(url));
     all.extend(more.iter().map(|more| (*more).to_owned()));
-    Taker::start(command, &all).unwrap_or_else(|error| panic!("`{command}` (package util-linux): {error}"))
+    LockHolder::start(command, &all).unwrap_or_else(|error| panic!("`{command}` (package util-linux): {error}"))
 }
 
-/// A copy of the program that every user may run: where nobody else may look, nobody else may run anything.
-pub(crate) fn taker_for_all(world: &World) -> PathBuf {
-    let taker = world.path().with_file_name("taker");
-    if !taker.exists() {
+/// A copy of the program that every user may run: other users cannot run a program in a folder that they cannot read.
+pub(crate) fn holder_for_all(environment: &Environment) -> PathBuf {
+    let lock_holder = environment.path().with_file_name("lock-holder");
+    if !lock_holder.exists() {
         // Not by this process: what another case starts meanwhile would have the copy open for writing, and so nobody could run it.
-        let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_taker")).arg(&taker).status().unwrap();
+        let copied =
+            std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_lock-holder")).arg(&lock_holder).status().unwrap();
         assert!(copied.success());
     }
-    taker
+    lock_holder
 }
 
 /// Whether this may be tested: it needs root. Says so past the test's own output where it is not.
