@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// What happens to everything on [`Route::Faulty`](crate::Route::Faulty).
+/// A fault of every connection on [`Route::Faulty`](crate::Route::Faulty).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathFault {
-    /// Connections are cut and new ones refused: certainly nothing arrives.
-    Cut,
-    /// Connections are accepted and nothing is ever answered; nothing arrives.
-    Silence,
+    /// Connections are closed and new ones refused. Certainly nothing arrives.
+    Disconnect,
+    /// Connections are accepted, but nothing arrives and nothing is answered.
+    DropTraffic,
     /// Every request, and every answer or push, takes this long more.
     Delay(Duration),
     /// Requests arrive and take effect; answers and pushes are lost.
@@ -22,7 +22,7 @@ pub enum PathFault {
     Double,
 }
 
-/// What happens to the server.
+/// A fault of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerFault {
     /// It ends in good order, with what its persistence keeps.
@@ -31,18 +31,18 @@ pub enum ServerFault {
     Kill,
     /// It is started again after [`ServerFault::Stop`] or [`ServerFault::Kill`].
     Start(Data),
-    /// It stands still with its connections open; what is sent to it waits.
+    /// It is paused with its connections open. What is sent to it waits.
     Pause,
-    /// It goes on.
+    /// It continues.
     Resume,
     /// It refuses the user of new connections, and of open ones where it can.
     RefuseUser,
     /// It refuses writes, as a replica does.
     ReadOnly,
-    /// It has no room left.
+    /// It is full.
     Fill(Room),
     /// Ends [`ServerFault::RefuseUser`], [`ServerFault::ReadOnly`] and [`ServerFault::Fill`].
-    Mend,
+    Restore,
     /// It forgets the scripts or prepared statements that clients have loaded.
     ForgetScripts,
     /// Its wall clock is set forward.
@@ -69,18 +69,18 @@ pub enum Room {
     Connections,
 }
 
-/// What happens to the server's record of one lock.
+/// A change of the server's record of one lock, behind the back of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tamper {
     /// An operator removes it, with its lease and its queue. A fencing counter that is kept apart stays.
     Remove,
-    /// It becomes something that the backend cannot read.
-    Spoil,
+    /// It becomes a record that the backend cannot read.
+    Corrupt,
     /// It becomes the record of a future version of the stored format.
     OtherVersion,
 }
 
-/// A fault that this backend cannot have. The case then proves what is documented instead.
+/// A fault or function that this fixture does not support. The case then proves what is documented instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsupported {
     /// Why, for people.
@@ -88,7 +88,7 @@ pub struct Unsupported {
 }
 
 impl Unsupported {
-    /// Declares that a fault cannot be.
+    /// A fault that is not supported, for this reason.
     pub const fn because(reason: &'static str) -> Self {
         Self { reason }
     }

@@ -210,7 +210,7 @@ fn sent_by(mut grant: Grant, sent: Stamp) -> Grant {
 fn push(faults: &Arc<Shared>, route: Route, core: &CoreHandle, event: Event) {
     match faults.path_of(route) {
         None | Some(PathFault::Hold | PathFault::Double) => core.event(event),
-        Some(PathFault::Cut | PathFault::Silence | PathFault::LoseReplies | PathFault::LosePushes) => {}
+        Some(PathFault::Disconnect | PathFault::DropTraffic | PathFault::LoseReplies | PathFault::LosePushes) => {}
         Some(PathFault::Delay(delay)) => {
             let core = core.clone();
             faults.runtime().spawn(async move {

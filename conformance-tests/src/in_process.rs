@@ -83,7 +83,7 @@ impl<S: InProcessStore> Fixture for InProcess<S> {
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         match tamper {
             Tamper::Remove => self.store.remove(name),
-            Tamper::Spoil | Tamper::OtherVersion => self.faults.spoil(name, true),
+            Tamper::Corrupt | Tamper::OtherVersion => self.faults.spoil(name, true),
         }
         Ok(())
     }

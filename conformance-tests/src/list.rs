@@ -18,8 +18,8 @@ macro_rules! for_each_case {
                 counts_what_the_server_holds
                 counts_what_is_served
                 breaks_one_route_only
-                cuts_the_path
-                silences_the_path
+                closes_connections
+                drops_all_traffic
                 delays_the_path
                 loses_replies
                 loses_pushes
@@ -38,7 +38,7 @@ macro_rules! for_each_case {
                 steps_the_clock_forward
                 steps_the_clock_back
                 removes_a_record
-                spoils_a_record
+                corrupts_a_record
                 writes_another_version
             }
             exclusion {
@@ -47,8 +47,8 @@ macro_rules! for_each_case {
                 free_again_after_each_release
                 two_clients_and_a_counter
                 a_hundred_tasks_and_a_counter
-                the_history_of_a_herd
-                a_herd_without_a_lost_wakeup
+                the_history_of_many_clients
+                many_waiters_without_a_lost_wakeup
                 many_locks_at_once
                 one_client_excludes_itself
             }
@@ -57,7 +57,7 @@ macro_rules! for_each_case {
                 a_wait_ends_with_the_release
                 clients_take_turns_in_time
                 a_lease_is_kept
-                a_loss_is_told
+                a_loss_is_reported
                 a_shortest_hold_is_kept_and_no_longer
             }
             ownership {
@@ -77,7 +77,7 @@ macro_rules! for_each_case {
                 expires_after_its_ttl_and_not_before
                 every_renewal_restarts_the_ttl
                 a_renewal_never_shortens
-                a_renewal_shortens_when_it_is_told_to
+                a_renewal_shortens_on_request
                 one_call_renews_each_to_its_own_ttl
                 a_ttl_is_rounded_up_and_reported
                 a_slow_grant_leaves_a_true_validity
@@ -104,7 +104,7 @@ macro_rules! for_each_case {
                 a_waiter_that_died_in_the_queue_is_passed_over
                 a_lost_push_costs_time_only
                 a_watch_reports_once
-                what_is_told_during_a_call_is_not_lost
+                an_event_during_a_call_is_not_lost
                 clients_are_served_in_order_where_that_is_claimed
                 tasks_of_one_client_are_served_in_order
                 a_thousand_waiters_all_get_their_turn
@@ -115,11 +115,11 @@ macro_rules! for_each_case {
                 a_withdrawn_request_has_no_effect
                 a_withdrawn_claim_is_remembered
                 a_withdrawn_claim_outlives_a_crash
-                an_acquire_given_up_in_flight_leaves_nothing
+                an_acquire_dropped_in_flight_leaves_nothing
                 a_grant_whose_answer_was_lost_is_withdrawn
                 a_late_answer_of_an_older_place_counts_for_nothing
                 tasks_with_short_waits_get_a_long_queue
-                a_waiter_cut_off_in_silence_does_not_know
+                a_waiter_without_replies_does_not_know
             }
             cancellation {
                 an_acquire_dropped_at_every_await_leaves_nothing
@@ -134,11 +134,11 @@ macro_rules! for_each_case {
                 a_leaked_guard_ends_with_its_client
                 a_runtime_that_is_shut_down_leaves_nothing
                 a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl
-                a_runtime_that_stands_still_leaves_nothing
-                a_hundred_waiters_torn_down_at_once_leave_nothing
-                a_client_that_goes_with_an_acquire_under_way_leaves_nothing
+                a_runtime_that_is_not_driven_leaves_nothing
+                a_hundred_waiters_dropped_at_once_leave_nothing
+                a_client_dropped_with_an_acquire_in_flight_leaves_nothing
                 a_shutdown_releases_everything
-                a_shutdown_in_front_of_silence_has_an_end
+                a_shutdown_without_replies_has_an_end
                 a_dropped_run_releases
             }
             keeper {
@@ -149,15 +149,15 @@ macro_rules! for_each_case {
                 silence_after_the_release
                 silence_after_the_drop
                 silence_after_the_loss
-                a_lease_that_is_gone_is_told
-                a_loss_is_told_once_and_stays
+                a_lease_that_is_gone_is_reported
+                a_loss_is_reported_once_and_stays
                 guarded_work_ends_with_the_lease
                 a_starved_runtime_loses_nothing
                 a_paused_process_learns_of_its_loss_at_once
                 a_clock_that_jumps_ends_the_validity
-                trouble_shorter_than_the_validity_loses_nothing
-                silence_is_lost_when_the_validity_ends
-                a_cut_is_lost_when_the_validity_ends
+                an_outage_shorter_than_the_validity_loses_nothing
+                without_replies_the_lease_is_lost_when_the_validity_ends
+                without_a_connection_the_lease_is_lost_when_the_validity_ends
                 a_late_renewal_revives_nothing
                 an_answer_after_an_end_that_nobody_saw_revives_nothing
                 a_slow_path_loses_nothing
@@ -190,28 +190,28 @@ macro_rules! for_each_case {
                 an_acquire_outlives_a_restart
                 a_restart_makes_no_second_holder
                 a_kill_makes_no_second_holder
-                lost_data_is_told
-                a_server_that_stands_still_does_no_harm
+                lost_data_is_reported
+                a_paused_server_does_no_harm
                 lost_answers_to_renewals_end_the_validity
                 a_lost_answer_to_a_release_is_indeterminate
                 a_lost_release_is_sent_again
                 doubled_requests_do_what_one_does
                 a_waiter_that_was_cut_off_gets_the_lock
-                a_refused_user_is_told_at_once
-                a_full_server_is_told_at_once
-                a_server_without_connections_is_told_at_once
+                a_refused_user_gets_an_error_at_once
+                a_full_server_gives_an_error_at_once
+                a_server_without_connections_gives_an_error_at_once
                 a_read_only_server_grants_nothing
                 forgotten_scripts_are_loaded_again
-                a_wall_clock_set_forward_is_survived
-                a_wall_clock_set_back_is_survived
+                a_wall_clock_set_forward_does_no_harm
+                a_wall_clock_set_back_does_no_harm
             }
             reconnect {
-                a_waiter_asks_as_soon_as_it_is_back
-                a_waiter_is_told_after_a_reconnect
+                a_waiter_retries_as_soon_as_it_is_connected
+                a_waiter_is_notified_after_a_reconnect
             }
             names {
-                all_names_are_told_apart
-                a_strange_name_is_waited_for
+                all_names_are_distinct
+                a_waiter_gets_a_lock_with_any_name
                 the_encoding_is_frozen
                 another_format_version_is_an_error
                 an_unreadable_record_is_an_error
@@ -221,12 +221,12 @@ macro_rules! for_each_case {
                 a_thousand_contended_cycles_leave_nothing
                 a_thousand_waits_in_vain_leave_nothing
                 no_task_is_left_behind
-                a_dropped_client_lets_everything_go
+                a_dropped_client_releases_everything
                 a_queue_that_was_served_is_gone
             }
             errors {
                 bad_input_is_refused_before_anything_is_sent
-                an_error_says_what_was_tried
+                an_error_names_the_action
                 the_same_situation_has_the_same_kind
                 no_secret_is_shown
             }

@@ -151,13 +151,13 @@ fn cut_resets_what_is_open_and_serves_what_comes() {
     proxy.apply(Fault::HoldRequests);
     one.send("lost");
     eventually("held", || proxy.stats().held == 4);
-    proxy.apply(Fault::Cut);
+    proxy.apply(Fault::Disconnect);
     assert_eq!((proxy.stats().open, proxy.stats().held), (0, 0));
     assert_eq!(one.receive(SOON), Err(ErrorKind::ConnectionReset));
     assert_eq!(other.receive(SOON), Err(ErrorKind::ConnectionReset));
     eventually("the server sees it", || echo.ends() == 2);
     proxy.heal();
-    proxy.apply(Fault::Cut);
+    proxy.apply(Fault::Disconnect);
     Client::open(&proxy).chat("three");
     assert_eq!(echo.bytes(), "onetwothree");
 }
@@ -180,7 +180,7 @@ fn silence_accepts_and_reads_and_nothing_arrives_or_is_answered() {
     let (echo, proxy) = start();
     let mut old = Client::open(&proxy);
     old.chat("one");
-    proxy.apply(Fault::Silence);
+    proxy.apply(Fault::DropTraffic);
     let mut new = Client::open(&proxy);
     old.send("lost");
     new.send("lost");
@@ -331,7 +331,7 @@ fn faults_add_up() {
     let mut client = Client::open(&proxy);
     client.chat("one");
     proxy.apply(Fault::Refuse);
-    proxy.apply(Fault::Silence);
+    proxy.apply(Fault::DropTraffic);
     // What lost something stays silent, whatever comes on top.
     client.send("lost");
     eventually("lost", || proxy.stats().lost == 4);
@@ -351,7 +351,7 @@ fn it_works_while_the_runtime_of_a_test_starves() {
         let (_echo, proxy) = start();
         let mut client = Client::open(&proxy);
         client.chat("one");
-        proxy.apply(Fault::Cut);
+        proxy.apply(Fault::Disconnect);
         assert_eq!(client.receive(SOON), Err(ErrorKind::ConnectionReset));
     });
 }

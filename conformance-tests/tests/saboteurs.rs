@@ -49,14 +49,14 @@ saboteurs! {
         counts_what_the_server_holds: CountsNothing, "Fixture::resource_counts: two clients";
         counts_what_is_served: CountsNoRequest, "Fixture::served: an acquire";
         breaks_one_route_only: HasOneRoute, "Fixture::backend(Route::Clear): ";
-        cuts_the_path: CutsNothing, "Fixture::path(Cut): an acquire was answered";
-        silences_the_path: SilencesNothing, "Fixture::path(Silence): an acquire was answered";
+        closes_connections: DisconnectsNothing, "Fixture::path(Disconnect): an acquire was answered";
+        drops_all_traffic: DropsNothing, "Fixture::path(DropTraffic): an acquire was answered";
         delays_the_path: DelaysNothing, "Fixture::path(Delay): a request and its answer";
         loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire was answered";
         loses_pushes: LosesNoPushes, "Fixture::path(LosePushes): a push has arrived";
         holds_and_delivers: DeliversNothing, "Fixture::deliver: it has returned";
         doubles_requests: DoublesNothing, "Fixture::path(Double): how many";
-        heals_the_path: HealsNothing, "Fixture::heal after Cut";
+        heals_the_path: HealsNothing, "Fixture::heal after Disconnect";
         stops_and_starts: StopsNothing, "Fixture::server(Stop): an acquire was answered";
         kills_and_starts: KillsNothing, "Fixture::server(Kill): an acquire was answered";
         starts_without_data: KeepsTheData, "Fixture::server(Start(Lost)): it still has";
@@ -69,7 +69,7 @@ saboteurs! {
         steps_the_clock_forward: StepsNoClock, "Fixture::server(ClockForward(";
         steps_the_clock_back: StepsNoClock, "Fixture::server(ClockBack(";
         removes_a_record: RemovesNothing, "Fixture::tamper(Remove): ";
-        spoils_a_record: SpoilsNothing, "Fixture::tamper(Spoil): an acquire was answered";
+        corrupts_a_record: CorruptsNothing, "Fixture::tamper(Corrupt): an acquire was answered";
         writes_another_version: WritesThisVersion, "Fixture::tamper(OtherVersion): an acquire was answered";
     }
     exclusion {
@@ -78,8 +78,8 @@ saboteurs! {
         free_again_after_each_release: ForgetsReleases, "still held in round";
         two_clients_and_a_counter: GrantsEveryTenth, "steps were lost";
         a_hundred_tasks_and_a_counter: GrantsEveryTenth, "steps were lost";
-        the_history_of_a_herd: TokensFall, "tokens do not rise";
-        a_herd_without_a_lost_wakeup: LosesOnePush, "everybody in the herd";
+        the_history_of_many_clients: TokensFall, "tokens do not rise";
+        many_waiters_without_a_lost_wakeup: LosesOnePush, "every client has held";
         many_locks_at_once: CollidingNames, "held by the holder of another name";
         one_client_excludes_itself: OneOwnerPerClient, "one client holds a lock twice";
     }
@@ -88,7 +88,7 @@ saboteurs! {
         a_wait_ends_with_the_release: PushesNothing, "ends with the release";
         clients_take_turns_in_time: PushesNothing, "take turns in time";
         a_lease_is_kept: RefusesRenewals, "after a third of the default ttl";
-        a_loss_is_told: RenewsInWordsOnly, "that is gone is told";
+        a_loss_is_reported: RenewsInWordsOnly, "that is gone is told";
         a_shortest_hold_is_kept_and_no_longer: RunsOutAtOnce, "within the shortest hold";
     }
     ownership {
@@ -108,7 +108,7 @@ saboteurs! {
         expires_after_its_ttl_and_not_before: ShortLeases, "before the lease had ended";
         every_renewal_restarts_the_ttl: RenewsInWordsOnly, "at the server";
         a_renewal_never_shortens: RenewalsShorten, "was shortened";
-        a_renewal_shortens_when_it_is_told_to: NeverShortens, "no takeover";
+        a_renewal_shortens_on_request: NeverShortens, "no takeover";
         one_call_renews_each_to_its_own_ttl: OneTtlForAll, "was renewed to";
         a_ttl_is_rounded_up_and_reported: RoundsDown, "asked for";
         a_slow_grant_leaves_a_true_validity: StampsTheAnswer, "valid of";
@@ -135,7 +135,7 @@ saboteurs! {
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
         a_lost_push_costs_time_only: BlindLooks, "the next look";
         a_watch_reports_once: WatchesNothing, "a release is reported once";
-        what_is_told_during_a_call_is_not_lost: PushesNothing, "told while it asked";
+        an_event_during_a_call_is_not_lost: PushesNothing, "told while it asked";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
         tasks_of_one_client_are_served_in_order: TokensFall, "out of order";
         a_thousand_waiters_all_get_their_turn: TokensTwice, "a thousand holders";
@@ -146,11 +146,11 @@ saboteurs! {
         a_withdrawn_request_has_no_effect: IgnoresDoubt, "a withdrawn claim was granted";
         a_withdrawn_claim_is_remembered: ForgetsWithdrawnClaims, "after it was withdrawn";
         a_withdrawn_claim_outlives_a_crash: CrashForgetsWithdrawnClaims, "a crash made";
-        an_acquire_given_up_in_flight_leaves_nothing: IgnoresDoubt, "took no effect";
+        an_acquire_dropped_in_flight_leaves_nothing: IgnoresDoubt, "took no effect";
         a_grant_whose_answer_was_lost_is_withdrawn: ForgetsReleases, "is withdrawn";
         a_late_answer_of_an_older_place_counts_for_nothing: StampsTheFuture, "do not prolong";
         tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "when it is their turn";
-        a_waiter_cut_off_in_silence_does_not_know: KeepsPlacesInWords, "a waiter that was cut off";
+        a_waiter_without_replies_does_not_know: KeepsPlacesInWords, "a waiter that was cut off";
     }
     cancellation {
         an_acquire_dropped_at_every_await_leaves_nothing: ForgetsReleases, "was dropped after";
@@ -165,11 +165,11 @@ saboteurs! {
         a_leaked_guard_ends_with_its_client: ForgetsReleases, "a shutdown releases";
         a_runtime_that_is_shut_down_leaves_nothing: ForgetsReleases, "went down with its runtime";
         a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl: RenewsByItself, "ends by its ttl";
-        a_runtime_that_stands_still_leaves_nothing: ForgetsReleases, "stands still";
-        a_hundred_waiters_torn_down_at_once_leave_nothing: ForgetsWaiters, "stand in the way";
-        a_client_that_goes_with_an_acquire_under_way_leaves_nothing: ForgetsReleases, "went with its client";
+        a_runtime_that_is_not_driven_leaves_nothing: ForgetsReleases, "stands still";
+        a_hundred_waiters_dropped_at_once_leave_nothing: ForgetsWaiters, "stand in the way";
+        a_client_dropped_with_an_acquire_in_flight_leaves_nothing: ForgetsReleases, "went with its client";
         a_shutdown_releases_everything: ForgetsReleases, "a shutdown waits";
-        a_shutdown_in_front_of_silence_has_an_end: TakesSilenceForAnAnswer, "had to fail";
+        a_shutdown_without_replies_has_an_end: TakesSilenceForAnAnswer, "had to fail";
         a_dropped_run_releases: ForgetsReleases, "is_free";
     }
     keeper {
@@ -180,15 +180,15 @@ saboteurs! {
         silence_after_the_release: RenewsByItself, "still sends requests";
         silence_after_the_drop: RenewsByItself, "still sends requests";
         silence_after_the_loss: RenewsByItself, "still sends requests";
-        a_lease_that_is_gone_is_told: RenewsInWordsOnly, "is told";
-        a_loss_is_told_once_and_stays: CriesWolf, "before the validity ended";
+        a_lease_that_is_gone_is_reported: RenewsInWordsOnly, "is told";
+        a_loss_is_reported_once_and_stays: CriesWolf, "before the validity ended";
         guarded_work_ends_with_the_lease: CriesWolf, "ended before the lease";
         a_starved_runtime_loses_nothing: RenewsOnTheUsersRuntime, "starved runtime";
         a_paused_process_learns_of_its_loss_at_once: ClockStandsStill, "after a pause the guard says held: true";
         a_clock_that_jumps_ends_the_validity: StampsTheFuture, "asks a task and not the clock";
-        trouble_shorter_than_the_validity_loses_nothing: StaysBroken, "lost the lease";
-        silence_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
-        a_cut_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
+        an_outage_shorter_than_the_validity_loses_nothing: StaysBroken, "lost the lease";
+        without_replies_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
+        without_a_connection_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
         an_answer_after_an_end_that_nobody_saw_revives_nothing: ClockStandsStill, "revived the lease";
         a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has a line that is good";
@@ -221,28 +221,28 @@ saboteurs! {
         an_acquire_outlives_a_restart: GivesUpEarly, "gave up before";
         a_restart_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
         a_kill_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
-        lost_data_is_told: RenewsInWordsOnly, "learns that its lease is gone";
-        a_server_that_stands_still_does_no_harm: TakesSilenceForAnAnswer, "no excuse";
+        lost_data_is_reported: RenewsInWordsOnly, "learns that its lease is gone";
+        a_paused_server_does_no_harm: TakesSilenceForAnAnswer, "no excuse";
         lost_answers_to_renewals_end_the_validity: TakesSilenceForAnAnswer, "does not prolong";
         a_lost_answer_to_a_release_is_indeterminate: TakesSilenceForAnAnswer, "had to fail";
         a_lost_release_is_sent_again: TriesReleasesOnce, "is sent again";
         doubled_requests_do_what_one_does: NewGrantEachTime, "Renewed";
         a_waiter_that_was_cut_off_gets_the_lock: StaysBroken, "gets the lock";
-        a_refused_user_is_told_at_once: NeverGivesUp, "waiting does not mend it";
-        a_full_server_is_told_at_once: NeverGivesUp, "waiting does not mend it";
-        a_server_without_connections_is_told_at_once: NeverGivesUp, "waiting does not mend it";
+        a_refused_user_gets_an_error_at_once: NeverGivesUp, "waiting does not mend it";
+        a_full_server_gives_an_error_at_once: NeverGivesUp, "waiting does not mend it";
+        a_server_without_connections_gives_an_error_at_once: NeverGivesUp, "waiting does not mend it";
         a_read_only_server_grants_nothing: GrantsOnError, "had to fail";
         forgotten_scripts_are_loaded_again: CriesWolf, "cost a lease";
-        a_wall_clock_set_forward_is_survived: ClaimsAWallClock, "its leases end by it";
-        a_wall_clock_set_back_is_survived: ClaimsAWallClock, "its leases end by it";
+        a_wall_clock_set_forward_does_no_harm: ClaimsAWallClock, "its leases end by it";
+        a_wall_clock_set_back_does_no_harm: ClaimsAWallClock, "its leases end by it";
     }
     reconnect {
-        a_waiter_asks_as_soon_as_it_is_back: HidesReconnects, "what it missed";
-        a_waiter_is_told_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
+        a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "what it missed";
+        a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
     }
     names {
-        all_names_are_told_apart: FoldsCase, "is taken for the name";
-        a_strange_name_is_waited_for: PushesNothing, "a strange name holds at once";
+        all_names_are_distinct: FoldsCase, "is taken for the name";
+        a_waiter_gets_a_lock_with_any_name: PushesNothing, "a strange name holds at once";
         the_encoding_is_frozen: RenamesLocks, "under the frozen form";
         another_format_version_is_an_error: GrantsOnError, "had to fail";
         an_unreadable_record_is_an_error: GrantsOnError, "had to fail";
@@ -252,12 +252,12 @@ saboteurs! {
         a_thousand_contended_cycles_leave_nothing: LeavesLeases, "back at its baseline";
         a_thousand_waits_in_vain_leave_nothing: ForgetsWaiters, "back at its baseline";
         no_task_is_left_behind: LeavesTasks, "no task is left";
-        a_dropped_client_lets_everything_go: KeepsBackends, "connections are closed";
+        a_dropped_client_releases_everything: KeepsBackends, "connections are closed";
         a_queue_that_was_served_is_gone: LeavesLeases, "nothing is left of the queue";
     }
     errors {
         bad_input_is_refused_before_anything_is_sent: Chatters, "something was sent";
-        an_error_says_what_was_tried: SpeaksInSentences, "not a fragment";
+        an_error_names_the_action: SpeaksInSentences, "not a fragment";
         the_same_situation_has_the_same_kind: TakesSilenceForAnAnswer, "nothing was sent";
         no_secret_is_shown: LogsTheOwner, "stands in a log line";
     }
@@ -288,13 +288,13 @@ mod further {
             reads_the_record: ReadsNoWaiters, "Fixture::record: one waits";
             counts_what_the_server_holds: CountsNoPlaces, "Fixture::resource_counts: places";
             counts_what_is_served: CountsItself, "Fixture::served: what the fixture does";
-            cuts_the_path: CutIsSilence, "Fixture::path(Cut): an acquire fails with Unavailable";
-            silences_the_path: SilenceIsHold, "Fixture::path(Silence): a request has arrived";
+            closes_connections: DisconnectIsDropTraffic, "Fixture::path(Disconnect): an acquire fails with Unavailable";
+            drops_all_traffic: DropTrafficIsHold, "Fixture::path(DropTraffic): a request has arrived";
             holds_and_delivers: HoldsNothing, "Fixture::path(Hold): a request that is held is answered";
             stops_and_starts: LosesTheData, "Fixture::server(Start(Kept)): the server has lost";
             kills_and_starts: CannotStart, "Fixture::server(Start(Kept)): Fixture::server(Kill) is offered";
             pauses_and_resumes: ResumesNothing, "Fixture::server(Resume): ";
-            refuses_the_user: MendsNothing, "Fixture::server(Mend) after ";
+            refuses_the_user: RestoresNothing, "Fixture::server(Restore) after ";
         }
         keeper {
             a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "a starved runtime cost renewals";
@@ -303,8 +303,8 @@ mod further {
             a_shortest_hold_is_kept_and_no_longer: HidesShortenedLeases, "soon after the shortest hold";
         }
         faults {
-            a_wall_clock_set_forward_is_survived: SendsTheClientsClock, "at the server";
-            a_wall_clock_set_back_is_survived: SendsTheClientsClock, "at the server";
+            a_wall_clock_set_forward_does_no_harm: SendsTheClientsClock, "at the server";
+            a_wall_clock_set_back_does_no_harm: SendsTheClientsClock, "at the server";
         }
     }
 }
@@ -316,7 +316,7 @@ mod third {
     fails! {
         a_fixture {
             reads_the_record: ReadsTheTtl, "Fixture::record: what is left of a lease";
-            holds_and_delivers: HoldIsSilence, "Fixture::deliver: it has returned";
+            holds_and_delivers: HoldIsDropTraffic, "Fixture::deliver: it has returned";
         }
     }
 }

@@ -76,7 +76,7 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl());
     let stands_still = fixture.server(ServerFault::Pause).await.is_ok();
     if !stands_still {
-        fixture.path(PathFault::Silence).await;
+        fixture.path(PathFault::DropTraffic).await;
     }
     for index in 0..CALLS {
         let claim = ann.claim(&name(&format!("dropped {index}")));
@@ -235,7 +235,7 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
 
 /// Invariant 12: the same where that runtime is not shut down, but not driven any more either, as behind a synchronous wrapper. The
 /// client can be shut down meanwhile.
-pub async fn a_runtime_that_stands_still_leaves_nothing(fixture: &dyn Fixture) {
+pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) {
     const DELAY: Duration = Duration::from_millis(50);
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (acquired, released) = (name("acquired, then still"), name("released, then still"));
@@ -291,7 +291,7 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixt
 }
 
 /// Invariants 12 and 13: a hundred waiters torn down at once neither block the lock nor leave a place.
-pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing(fixture: &dyn Fixture) {
+pub async fn a_hundred_waiters_dropped_at_once_leave_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("torn down");
     let guard = hold(&bob, &name).await;
@@ -315,7 +315,7 @@ pub async fn a_hundred_waiters_torn_down_at_once_leave_nothing(fixture: &dyn Fix
 
 /// Invariant 12: an acquire that is dropped in flight, and its client with it: what it is granted later is taken back all the
 /// same, though nobody but the request itself knows of it. First in its own task, then as somebody who has waited.
-pub async fn a_client_that_goes_with_an_acquire_under_way_leaves_nothing(fixture: &dyn Fixture) {
+pub async fn a_client_dropped_with_an_acquire_in_flight_leaves_nothing(fixture: &dyn Fixture) {
     let bob = long_client(fixture, Route::Clear).await;
     let name = name("goes with its client");
     for waits in [false, true] {
@@ -375,10 +375,10 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
 }
 
 /// Invariant 11: a shutdown in front of a silent server has an end.
-pub async fn a_shutdown_in_front_of_silence_has_an_end(fixture: &dyn Fixture) {
+pub async fn a_shutdown_without_replies_has_an_end(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Faulty).await;
     let guard = hold(&ann, &name("silence")).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     let bound = ann.capabilities().call_bound * 5 / 2;
     let shut = in_time(bound, "a shutdown ends within two call bounds and a quarter of each", ann.shutdown()).await;
     assert_eq!(kind_of(&shut), ErrorKind::Indeterminate);

@@ -293,7 +293,7 @@ pub async fn a_list_names_what_it_cannot_read(fixture: &dyn Fixture) {
     }
     let guard = hold(&ann, &name("mixed/readable")).await;
     let mut expected = Vec::new();
-    for (unreadable, tamper) in [("mixed/newer", Tamper::OtherVersion), ("mixed/spoilt", Tamper::Spoil)] {
+    for (unreadable, tamper) in [("mixed/newer", Tamper::OtherVersion), ("mixed/spoilt", Tamper::Corrupt)] {
         let name = name(unreadable);
         hold(&ann, &name).await.release().await.expect("a release");
         if fixture.tamper(&name, tamper).await.is_ok() {
@@ -368,5 +368,5 @@ pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
         Err(error) => error.kind() == ErrorKind::Unavailable,
     };
     assert!(is_wrong, "nothing is wrong with a store that takes no writes");
-    fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+    fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
 }

@@ -98,7 +98,7 @@ pub async fn a_lease_is_kept(fixture: &dyn Fixture) {
 }
 
 /// Invariant 6: a loss is told: by the next renewal when the lease is gone, when the validity ends in front of silence.
-pub async fn a_loss_is_told(fixture: &dyn Fixture) {
+pub async fn a_loss_is_reported(fixture: &dyn Fixture) {
     let (ann, clock) = jumping_client(fixture, Route::Faulty).await;
     let (gone, silent) = (name("default gone"), name("default silence"));
     let guard = hold(&ann, &gone).await;
@@ -107,7 +107,7 @@ pub async fn a_loss_is_told(fixture: &dyn Fixture) {
         assert_eq!(lost(&guard, AT_ONCE * 5, "a default lease that is gone is told").await, LossReason::Gone);
     }
     let guard = hold(&ann, &silent).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     clock.jump(DEFAULT_TTL);
     assert!(!guard.is_held());
     assert_eq!(lost(&guard, AT_ONCE, "the end of a default lease is told").await, LossReason::Expired);

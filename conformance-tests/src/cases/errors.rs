@@ -62,14 +62,14 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
 }
 
 /// An error is a fragment in lower case that names the lock, the backend and what was tried; no cause is said twice.
-pub async fn an_error_says_what_was_tried(fixture: &dyn Fixture) {
+pub async fn an_error_names_the_action(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("said in errors");
     let guard = hold(&bob, &name).await;
     let mut errors = vec![("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await))];
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     errors.push(("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await)));
-    fixture.path(PathFault::Cut).await;
+    fixture.path(PathFault::Disconnect).await;
     errors.push(("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await)));
     errors.push(("acquire", failed(ann.lock(name.as_str()).try_acquire().await)));
     fixture.heal().await;
@@ -106,12 +106,12 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     let acquire = async || kind_of(&ann.lock(name.as_str()).wait(wait).acquire().await);
     let guard = hold(&bob, &name).await;
     assert_eq!(acquire().await, ErrorKind::Timeout, "another held it for the whole wait");
-    fixture.path(PathFault::Cut).await;
+    fixture.path(PathFault::Disconnect).await;
     // Not with a line that was good: only a request may find out that it is not any more, and then it was sent.
     let fresh = long_client(fixture, Route::Faulty).await;
     let refused = fresh.lock(name.as_str()).wait(wait).acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "nothing was sent");
-    for fault in [PathFault::Silence, PathFault::LoseReplies, PathFault::Hold] {
+    for fault in [PathFault::DropTraffic, PathFault::LoseReplies, PathFault::Hold] {
         // On a line that was good: with none, nothing could be sent, and that is certain.
         fixture.heal().await;
         let well = async || ann.lock("well").try_acquire().await.is_ok();
@@ -125,7 +125,7 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     let back = async || ann.lock(name.as_str()).try_acquire().await.is_ok_and(|guard| guard.is_some());
     eventually(Duration::from_secs(3), "the client is well again", back).await;
     let guard = hold(&ann, &name).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     assert_eq!(kind_of(&guard.release().await), ErrorKind::Indeterminate, "no answer to a release");
     fixture.heal().await;
     bob.shutdown().await.expect("the server answers");
@@ -158,7 +158,7 @@ pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
     guard.release().await.expect("a release");
     let guard = join(waiter).await;
     keep(&guard, &mut shown);
-    for fault in [PathFault::Cut, PathFault::Silence, PathFault::LoseReplies] {
+    for fault in [PathFault::Disconnect, PathFault::DropTraffic, PathFault::LoseReplies] {
         fixture.path(fault).await;
         for error in [
             failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await),
@@ -171,14 +171,14 @@ pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
     drop(guard);
     let guard = hold(&ann, &crate::support::name("lost")).await;
     keep(&guard, &mut shown);
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     let _ = write!(shown, "{:?} {} ", guard.lost().await, guard.lost().await);
     show_error(&failed(guard.release().await), &mut shown);
     fixture.heal().await;
     if fixture.server(ServerFault::RefuseUser).await.is_ok() {
         let fresh = build(builder(fixture, Route::Clear).await);
         show_error(&failed(fresh.lock("refused").acquire().await), &mut shown);
-        fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+        fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
     }
     show_client(&ann, &mut shown);
     show_client(&bob, &mut shown);

@@ -100,9 +100,9 @@ pub async fn a_hundred_tasks_and_a_counter(fixture: &dyn Fixture) {
     count(fixture, 4, 100, 2).await;
 }
 
-/// Invariants 1 and 2: the recorded history of a herd, some of whose holders die, has no overlap, and its tokens
+/// Invariants 1 and 2: the recorded history of many clients, some of whose holders die, has no overlap, and its tokens
 /// rise in the order of the grants.
-pub async fn the_history_of_a_herd(fixture: &dyn Fixture) {
+pub async fn the_history_of_many_clients(fixture: &dyn Fixture) {
     let history = Arc::new(History::new());
     let mut working = Vec::new();
     for member in 0..4_u64 {
@@ -145,10 +145,10 @@ async fn visit(client: &LockClient, name: &LockName, history: &History, dies: bo
 }
 
 /// Invariant 13: twenty clients wait for one holder, and each release wakes the next without help of a timer.
-pub async fn a_herd_without_a_lost_wakeup(fixture: &dyn Fixture) {
+pub async fn many_waiters_without_a_lost_wakeup(fixture: &dyn Fixture) {
     const HERD: usize = 20;
     let holder = long_client(fixture, Route::Clear).await;
-    let name = name("herd");
+    let name = name("clients");
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
     for index in 0..HERD {
@@ -164,7 +164,7 @@ pub async fn a_herd_without_a_lost_wakeup(fixture: &dyn Fixture) {
             join(task).await.expect("a release");
         }
     };
-    in_time(bound, "everybody in the herd has held the lock", all).await;
+    in_time(bound, "every client has held the lock", all).await;
 }
 
 /// Invariants 1 and 15: two hundred locks are held at once, each by one client.

@@ -90,7 +90,7 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
 
 /// Outside the domain, a server that comes back without its data: its holder is told, and whoever holds next has a
 /// higher token. If both believe for a while, the backend says so in its capabilities.
-pub async fn lost_data_is_told(fixture: &dyn Fixture) {
+pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("lost data");
     let ttl = fixture.ttl();
@@ -113,7 +113,7 @@ pub async fn lost_data_is_told(fixture: &dyn Fixture) {
 
 /// Invariants 5, 6 and 11: a server that stands still: the holder is told in time, calls end, and when it goes on what
 /// arrives late does no harm.
-pub async fn a_server_that_stands_still_does_no_harm(fixture: &dyn Fixture) {
+pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("stands still"), fixture.ttl());
     let guard = hold(&ann, &name).await;
@@ -173,7 +173,9 @@ pub async fn a_lost_answer_to_a_release_is_indeterminate(fixture: &dyn Fixture) 
 /// Invariants 8 and 9: a release that never arrived is sent again until it does, far before the ttl ends the lease.
 pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    for (fault, drops) in [(PathFault::Silence, false), (PathFault::Cut, false), (PathFault::Silence, true)] {
+    for (fault, drops) in
+        [(PathFault::DropTraffic, false), (PathFault::Disconnect, false), (PathFault::DropTraffic, true)]
+    {
         let name = name(&format!("lost release {fault:?} {drops}"));
         let guard = hold(&ann, &name).await;
         fixture.path(fault).await;
@@ -226,7 +228,7 @@ pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
         queued(fixture, &bob, &name, (1, 1)).await;
-        fixture.path(PathFault::Cut).await;
+        fixture.path(PathFault::Disconnect).await;
         tokio::time::sleep(away).await;
         // The handoff and its message fall into the time of the cut.
         guard.release().await.expect("a release");
@@ -239,17 +241,17 @@ pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
 }
 
 /// A server that refuses the user: `Auth`, at once and not at the end of the wait.
-pub async fn a_refused_user_is_told_at_once(fixture: &dyn Fixture) {
+pub async fn a_refused_user_gets_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::RefuseUser, ErrorKind::Auth).await;
 }
 
 /// A server that has no room for data: `Capacity`, at once; what is held can be released.
-pub async fn a_full_server_is_told_at_once(fixture: &dyn Fixture) {
+pub async fn a_full_server_gives_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
 }
 
 /// A server that takes no more connections: `Capacity`, at once.
-pub async fn a_server_without_connections_is_told_at_once(fixture: &dyn Fixture) {
+pub async fn a_server_without_connections_gives_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::Fill(Room::Connections), ErrorKind::Capacity).await;
 }
 
@@ -264,7 +266,7 @@ async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: Er
     let lock = bob.lock("other").wait(fixture.ttl() * 5);
     let refused = in_time(bob.capabilities().call_bound, "waiting does not mend it", lock.acquire()).await;
     assert_eq!(kind_of(&refused), expected, "{refused:?}");
-    fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+    fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
     eventually(BACK, "the client works when it is mended", async || bob.lock("other").try_acquire().await.is_ok())
         .await;
     assert!(guard.is_held());
@@ -285,7 +287,7 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
     let waiting = tokio::spawn(async move { lock.acquire().await });
     tokio::time::sleep(fixture.ttl()).await;
     assert!(!waiting.is_finished(), "an acquire gave up on a replica that may be a primary soon");
-    fixture.server(ServerFault::Mend).await.expect("what was broken can be mended");
+    fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
     let bound = BACK + ann.capabilities().call_bound;
     let guard = in_time(bound, "the client notices", join(waiting)).await.expect("it is a primary again");
     assert!(guard.is_held());
@@ -314,12 +316,12 @@ pub async fn forgotten_scripts_are_loaded_again(fixture: &dyn Fixture) {
 
 /// A wall clock that is set forward by more than a ttl: tokens rise, the holder is told by its next renewal, and if two
 /// believe for a while the backend says so.
-pub async fn a_wall_clock_set_forward_is_survived(fixture: &dyn Fixture) {
+pub async fn a_wall_clock_set_forward_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockForward(fixture.ttl() * 50)).await;
 }
 
 /// A wall clock that is set back: nobody holds twice, tokens rise, and the lock is free when it is released.
-pub async fn a_wall_clock_set_back_is_survived(fixture: &dyn Fixture) {
+pub async fn a_wall_clock_set_back_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockBack(fixture.ttl() * 50)).await;
 }
 

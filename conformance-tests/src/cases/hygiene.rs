@@ -141,7 +141,7 @@ pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
 }
 
 /// Invariant 17: when its last client, guard and acquire are gone, the keeper ends, and lets go of backend and connections.
-pub async fn a_dropped_client_lets_everything_go(fixture: &dyn Fixture) {
+pub async fn a_dropped_client_releases_everything(fixture: &dyn Fixture) {
     let baseline = fixture.resource_counts().await.connections;
     let backend = fixture.backend(Route::Clear).await;
     let watched = Arc::downgrade(&backend);

@@ -109,7 +109,7 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
 
 /// Invariants 9 and 12: an acquire that is given up in flight leaves nothing, though its request arrives much later, when
 /// it was withdrawn already.
-pub async fn an_acquire_given_up_in_flight_leaves_nothing(fixture: &dyn Fixture) {
+pub async fn an_acquire_dropped_in_flight_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("given up");
     fixture.path(PathFault::Hold).await;
@@ -224,7 +224,7 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
 /// Invariant 9: a waiter is cut off, and the server hands the lock to its place meanwhile. What the waiter received before proves
 /// nothing of the end of its wait, so it does not report that another had the lock. What it was handed is withdrawn when it is
 /// back.
-pub async fn a_waiter_cut_off_in_silence_does_not_know(fixture: &dyn Fixture) {
+pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, warm_client(fixture, Route::Faulty).await);
     let (name, capabilities) = (name("cut off in silence"), bob.capabilities());
     if capabilities.waiting != Waiting::ServerQueue {
@@ -235,7 +235,7 @@ pub async fn a_waiter_cut_off_in_silence_does_not_know(fixture: &dyn Fixture) {
     let lock = bob.lock(name.as_str()).wait(wait);
     let waiter = tokio::spawn(async move { lock.acquire().await });
     queued(fixture, &bob, &name, (1, 1)).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     guard.release().await.expect("a release");
     assert!(fixture.record(&name).await.lease().is_some(), "the lock was not handed over");
     let outcome = in_time(wait + ENDS_BY, "a wait ends in time", join(waiter)).await;

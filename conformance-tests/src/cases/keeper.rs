@@ -1,8 +1,8 @@
 //! The lease keeper: what is held stays held, and a loss is told.
 
 mod guarantees;
-mod planted;
-mod trouble;
+mod hooks;
+mod outages;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
 pub use self::guarantees::*;
-pub use self::trouble::*;
+pub use self::outages::*;
 use crate::clients::{
     becomes_free, build, builder, client, hold, is_free, kind_of, long_client, lost, steady_client, steady_ttl,
 };
@@ -128,7 +128,7 @@ async fn stays_silent(fixture: &dyn Fixture, ttl: Duration, since: &str) {
 
 /// Invariant 6: when the store says that a lease is gone, its holder is told: at once where the store pushes it, by the next
 /// renewal elsewhere.
-pub async fn a_lease_that_is_gone_is_told(fixture: &dyn Fixture) {
+pub async fn a_lease_that_is_gone_is_reported(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Clear).await;
     let (name, ttl) = (name("gone"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
@@ -148,7 +148,7 @@ pub async fn a_lease_that_is_gone_is_told(fixture: &dyn Fixture) {
 }
 
 /// Invariant 6: a loss is told exactly once to the client, and every question of its holder gets the same answer.
-pub async fn a_loss_is_told_once_and_stays(fixture: &dyn Fixture) {
+pub async fn a_loss_is_reported_once_and_stays(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
     let (watch, valid) = (Watch::start(), guard.validity());

@@ -62,7 +62,7 @@ pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
 }
 
 /// A renewal that is told to end the lease then does, and not at once: the end of a `min_hold`.
-pub async fn a_renewal_shortens_when_it_is_told_to(fixture: &dyn Fixture) {
+pub async fn a_renewal_shortens_on_request(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("exactly"), fixture.ttl());
     if ann.capabilities().ttl_scope == TtlScope::Session {

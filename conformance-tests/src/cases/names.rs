@@ -85,7 +85,7 @@ fn tricky() -> Vec<LockName> {
 }
 
 /// Invariant 16: whatever the names look like, different names are different locks: all are held at once.
-pub async fn all_names_are_told_apart(fixture: &dyn Fixture) {
+pub async fn all_names_are_distinct(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let mut guards = Vec::new();
     for name in tricky() {
@@ -104,7 +104,7 @@ pub async fn all_names_are_told_apart(fixture: &dyn Fixture) {
 }
 
 /// Invariant 16: a waiter of a strange name is woken like any other.
-pub async fn a_strange_name_is_waited_for(fixture: &dyn Fixture) {
+pub async fn a_waiter_gets_a_lock_with_any_name(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     for strange in ["{job} 1/%2F\0\n'\"🔒", &"/".repeat(LockName::MAX_BYTES)] {
         let name = name(strange);
@@ -138,7 +138,7 @@ pub async fn another_format_version_is_an_error(fixture: &dyn Fixture) {
 
 /// Stored state that nobody can read is a typed error, never a grant, and harms no other lock.
 pub async fn an_unreadable_record_is_an_error(fixture: &dyn Fixture) {
-    unreadable(fixture, Tamper::Spoil).await;
+    unreadable(fixture, Tamper::Corrupt).await;
 }
 
 async fn unreadable(fixture: &dyn Fixture, tamper: Tamper) {

@@ -7,13 +7,13 @@ use crate::support::{AT_ONCE, BACK, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariant 13: whatever a waiter was to be told while it was cut off, it asks for as soon as it is back, far before its next look.
-pub async fn a_waiter_asks_as_soon_as_it_is_back(fixture: &dyn Fixture) {
+pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
     let name = name("asks when it is back");
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
-    fixture.path(PathFault::Cut).await;
+    fixture.path(PathFault::Disconnect).await;
     // The handoff and its message fall into the time of the cut.
     guard.release().await.expect("a release");
     fixture.heal().await;
@@ -23,13 +23,13 @@ pub async fn a_waiter_asks_as_soon_as_it_is_back(fixture: &dyn Fixture) {
 }
 
 /// Invariants 10 and 13: a client whose connection was cut is told again as before: it has subscribed again to what it needs.
-pub async fn a_waiter_is_told_after_a_reconnect(fixture: &dyn Fixture) {
+pub async fn a_waiter_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
     let name = name("told after a reconnect");
     let bound = handoff_bound(&bob.capabilities());
     for cut in [false, true] {
         if cut {
-            fixture.path(PathFault::Cut).await;
+            fixture.path(PathFault::Disconnect).await;
             tokio::time::sleep(AT_ONCE).await;
             fixture.heal().await;
             let back = async || bob.lock(name.as_str()).acquire().await.is_ok();

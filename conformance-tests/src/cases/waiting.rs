@@ -68,7 +68,7 @@ pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
 /// Invariant 11: the wait includes connecting. In front of a silent server it is as long as it says.
 pub async fn the_wait_includes_connecting(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     for wait in [Duration::from_millis(70), fixture.ttl() * 2] {
         let lock = ann.lock("silence").wait(wait);
         let refused = in_time(wait + ENDS_BY, "the wait has an end in front of a silent server", lock.acquire()).await;
@@ -190,7 +190,7 @@ impl Hooks for ReleasedMeanwhile {
 }
 
 /// Invariant 13: what a waiter is told while its own request is still under way is newer than the answer, and counts.
-pub async fn what_is_told_during_a_call_is_not_lost(fixture: &dyn Fixture) {
+pub async fn an_event_during_a_call_is_not_lost(fixture: &dyn Fixture) {
     let holder = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("told meanwhile"), fixture.ttl() * 20);
     let held = holder.claim(&name);

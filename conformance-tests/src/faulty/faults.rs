@@ -38,7 +38,7 @@ impl Faults {
 
     /// [`Fixture::path`](crate::Fixture::path).
     pub fn path(&self, fault: PathFault) {
-        let cut = fault == PathFault::Cut;
+        let cut = fault == PathFault::Disconnect;
         lock(&self.0.path).fault = Some(fault);
         if cut {
             self.0.cuts.send_modify(|cuts| *cuts += 1);
@@ -52,7 +52,7 @@ impl Faults {
             let mut path = lock(&self.0.path);
             (path.fault.take(), path.cores.clone())
         };
-        if let Some(PathFault::Cut | PathFault::Silence) = fault {
+        if let Some(PathFault::Disconnect | PathFault::DropTraffic) = fault {
             for attached in cores.iter().filter(|attached| attached.route == Route::Faulty) {
                 attached.core.event(Event::Resync);
             }
@@ -78,7 +78,7 @@ impl Faults {
     pub fn server(&self, fault: &ServerFault) -> Result<(), Unsupported> {
         let health = match fault {
             ServerFault::Stop | ServerFault::Kill => Health::Down,
-            ServerFault::Start(_) | ServerFault::Resume | ServerFault::Mend => Health::Up,
+            ServerFault::Start(_) | ServerFault::Resume | ServerFault::Restore => Health::Up,
             ServerFault::Pause => Health::Paused,
             ServerFault::RefuseUser => Health::RefusesUser,
             ServerFault::ReadOnly => Health::ReadOnly,

@@ -53,7 +53,7 @@ impl Line {
             return Ok(request().await);
         }
         let fault = self.faults.path_of(self.route);
-        if fault == Some(PathFault::Cut) {
+        if fault == Some(PathFault::Disconnect) {
             return Err(Error::new(ErrorKind::Unavailable, "the connection was refused"));
         }
         let mut cuts = self.faults.cuts.subscribe();
@@ -80,7 +80,7 @@ impl Line {
     {
         let cuts = self.faults.cuts.subscribe();
         let arrived = match &fault {
-            Some(PathFault::Silence) => return nobody_answers(answered).await,
+            Some(PathFault::DropTraffic) => return nobody_answers(answered).await,
             Some(PathFault::Hold) => match self.faults.hold().await {
                 Ok(arrived) => Some(arrived),
                 Err(_) => return,

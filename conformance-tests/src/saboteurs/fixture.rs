@@ -46,13 +46,13 @@ macro_rules! path {
 
 path! {
     /// Cuts no connection.
-    CutsNothing: PathFault::Cut => None;
+    DisconnectsNothing: PathFault::Disconnect => None;
     /// Keeps connections open that are to be cut.
-    CutIsSilence: PathFault::Cut => Some(PathFault::Silence);
+    DisconnectIsDropTraffic: PathFault::Disconnect => Some(PathFault::DropTraffic);
     /// Lets everything pass that is to be met with silence.
-    SilencesNothing: PathFault::Silence => None;
+    DropsNothing: PathFault::DropTraffic => None;
     /// Keeps for later what is never to arrive.
-    SilenceIsHold: PathFault::Silence => Some(PathFault::Hold);
+    DropTrafficIsHold: PathFault::DropTraffic => Some(PathFault::Hold);
     /// Delays nothing.
     DelaysNothing: PathFault::Delay(_) => None;
     /// Lets replies pass.
@@ -62,7 +62,7 @@ path! {
     /// Lets pass what is to be held.
     HoldsNothing: PathFault::Hold => None;
     /// Drops what is to be held.
-    HoldIsSilence: PathFault::Hold => Some(PathFault::Silence);
+    HoldIsDropTraffic: PathFault::Hold => Some(PathFault::DropTraffic);
     /// Sends every request once.
     DoublesNothing: PathFault::Double => None;
 }
@@ -126,7 +126,7 @@ server! {
     /// Has always room for connections.
     FillsNoConnections: ServerFault::Fill(Room::Connections) => Ok(());
     /// Mends nothing.
-    MendsNothing: ServerFault::Mend => Ok(());
+    RestoresNothing: ServerFault::Restore => Ok(());
     /// Offers to stop its server, and cannot start it.
     CannotStart: ServerFault::Start(Data::Kept) => Err(Unsupported::because("planted: it cannot be started"));
 }
@@ -146,8 +146,8 @@ broken! {
     }
     /// Removes no record.
     RemovesNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Remove }
-    /// Spoils no record.
-    SpoilsNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Spoil }
+    /// Corrupts no record.
+    CorruptsNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Corrupt }
     /// Leaves each record in its version.
     WritesThisVersion: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::OtherVersion }
 }

@@ -41,12 +41,12 @@ fn is_told_before_the_next_grant(faults: &[Fault]) {
 
 #[test]
 fn a_holder_whose_connections_are_cut_is_told_before_the_next_grant() {
-    is_told_before_the_next_grant(&[Fault::Refuse, Fault::Cut]);
+    is_told_before_the_next_grant(&[Fault::Refuse, Fault::Disconnect]);
 }
 
 #[test]
 fn a_holder_in_front_of_silence_is_told_before_the_next_grant() {
-    is_told_before_the_next_grant(&[Fault::Silence]);
+    is_told_before_the_next_grant(&[Fault::DropTraffic]);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_holder_that_hears_no_answers_is_told_while_the_server_renews_its_lease() {
 fn cut_off_for_less_than_the_validity_loses_nothing() {
     let environment = Environment::new();
     let (mut holder, _, mut waiter) = holder_and_waiter(&environment);
-    for faults in [&[Fault::Refuse, Fault::Cut][..], &[Fault::Silence], &[Fault::HoldRequests]] {
+    for faults in [&[Fault::Refuse, Fault::Disconnect][..], &[Fault::DropTraffic], &[Fault::HoldRequests]] {
         for fault in faults {
             environment.proxy.apply(*fault);
         }

@@ -76,7 +76,7 @@ async fn work(client: LockClient, worker: u64, history: Arc<History>, tally: Arc
 }
 
 /// Kills every connection that hears of grants, twenty times a second; forgets the scripts, twice a second.
-async fn trouble(fixture: &Redis, tally: &Tally) -> u64 {
+async fn inject_faults(fixture: &Redis, tally: &Tally) -> u64 {
     let (mut killed, begin) = (0, Instant::now());
     for round in 0.. {
         if begin.elapsed() >= LASTS {
@@ -107,7 +107,7 @@ fn no_two_hold_and_nobody_is_stuck() {
                 workers.push(tokio::spawn(work(client.clone(), worker, history.clone(), tally.clone())));
             }
         }
-        let killed = trouble(&fixture, &tally).await;
+        let killed = inject_faults(&fixture, &tally).await;
         let mut held = Vec::new();
         for worker in workers {
             held.push(worker.await.expect("no worker panics"));

@@ -233,11 +233,11 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         self.heal().await;
         self.is_broken.store(true, Ordering::Release);
         match fault {
-            PathFault::Cut => {
+            PathFault::Disconnect => {
                 self.proxy.apply(Fault::Refuse);
-                self.proxy.apply(Fault::Cut);
+                self.proxy.apply(Fault::Disconnect);
             }
-            PathFault::Silence => self.proxy.apply(Fault::Silence),
+            PathFault::DropTraffic => self.proxy.apply(Fault::DropTraffic),
             PathFault::Delay(delay) => self.proxy.apply(Fault::Delay { requests: delay, replies: delay }),
             PathFault::LoseReplies => self.proxy.apply(Fault::LoseReplies),
             PathFault::Hold => self.proxy.apply(Fault::HoldRequests),
@@ -296,7 +296,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         drop(server);
         match tamper {
             Tamper::Remove => self.tell(&[&["DEL", &key, &queue]]),
-            Tamper::Spoil => self.tell(&[&["DEL", &key], &["RPUSH", &key, "somebody else's list"]]),
+            Tamper::Corrupt => self.tell(&[&["DEL", &key], &["RPUSH", &key, "somebody else's list"]]),
             Tamper::OtherVersion => self.tell(&[&["SETRANGE", &key, "0", "\x02"]]),
         }
         Ok(())

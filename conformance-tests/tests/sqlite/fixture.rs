@@ -193,7 +193,7 @@ impl Fixture for SqliteFixture {
                     "the disk is the machine's: lock-sqlite's own tests fill a file instead",
                 ));
             }
-            ServerFault::Fill(Room::Connections) | ServerFault::Mend => {
+            ServerFault::Fill(Room::Connections) | ServerFault::Restore => {
                 return Err(Unsupported::because("a file has no limit of connections"));
             }
             ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
@@ -206,7 +206,7 @@ impl Fixture for SqliteFixture {
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         let what = match tamper {
             Tamper::Remove => "DELETE FROM leasehold_locks",
-            Tamper::Spoil => "UPDATE leasehold_locks SET format = '?'",
+            Tamper::Corrupt => "UPDATE leasehold_locks SET format = '?'",
             Tamper::OtherVersion => "UPDATE leasehold_locks SET format = '2x'",
         };
         self.stored().change(what, name);

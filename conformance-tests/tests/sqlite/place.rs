@@ -160,14 +160,14 @@ fn the_users_of_a_group_share_the_locks_of_its_folder() {
 }
 
 /// How many start at once, on a file that is not there.
-const CROWD: usize = 200;
+const CLIENTS: usize = 200;
 
 #[test]
-fn a_crowd_that_starts_at_once_is_served() {
+fn clients_that_start_at_once_are_served() {
     let environment = Environment::new();
     // The default bound of a call: that is what users have.
     let url = format!("sqlite://{}", environment.path().display());
-    let mut lock_holders: Vec<LockHolder> = (0..CROWD).map(|_| bounds::start(&url, &["--hold", "1ms"])).collect();
+    let mut lock_holders: Vec<LockHolder> = (0..CLIENTS).map(|_| bounds::start(&url, &["--hold", "1ms"])).collect();
     let mut tokens = Vec::new();
     for lock_holder in &mut lock_holders {
         tokens.push(lock_holder.acquired(SOON).unwrap().1);
@@ -175,5 +175,5 @@ fn a_crowd_that_starts_at_once_is_served() {
     }
     tokens.sort_unstable();
     tokens.dedup();
-    assert_eq!(tokens.len(), CROWD);
+    assert_eq!(tokens.len(), CLIENTS);
 }

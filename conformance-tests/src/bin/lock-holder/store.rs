@@ -46,9 +46,9 @@ impl Store {
         match command {
             "cut" => {
                 proxy.apply(Fault::Refuse);
-                proxy.apply(Fault::Cut);
+                proxy.apply(Fault::Disconnect);
             }
-            "silence" => proxy.apply(Fault::Silence),
+            "silence" => proxy.apply(Fault::DropTraffic),
             "heal" => proxy.heal(),
             _ => return false,
         }

@@ -23,7 +23,7 @@ async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, wh
 /// `Fixture::path` breaks [`Route::Faulty`] and leaves [`Route::Clear`] alone.
 pub async fn breaks_one_route_only(fixture: &dyn Fixture) {
     let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("clear route"));
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     let answer = ann.acquire(&ann.claim(&name), long(fixture)).await;
     assert!(
         matches!(answer, Ok(AcquireOutcome::Granted(_))),
@@ -31,12 +31,12 @@ pub async fn breaks_one_route_only(fixture: &dyn Fixture) {
     );
 }
 
-/// `Fixture::path(Cut)`: nothing arrives by connections that are open, and new ones are refused.
-pub async fn cuts_the_path(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::path(Cut)";
+/// `Fixture::path(Disconnect)`: nothing arrives by connections that are open, and new ones are refused.
+pub async fn closes_connections(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(Disconnect)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("cut"));
     let served = fixture.served().await;
-    fixture.path(PathFault::Cut).await;
+    fixture.path(PathFault::Disconnect).await;
     let fresh = Direct::new(fixture, Route::Faulty).await;
     for client in [&ann, &fresh] {
         becomes_unavailable(client, &name, long(fixture), WHAT).await;
@@ -44,12 +44,12 @@ pub async fn cuts_the_path(fixture: &dyn Fixture) {
     nothing_arrives(fixture, &name, served, WHAT).await;
 }
 
-/// `Fixture::path(Silence)`: nothing is answered, and nothing arrives, neither now nor later.
-pub async fn silences_the_path(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::path(Silence)";
+/// `Fixture::path(DropTraffic)`: nothing is answered, and nothing arrives, neither now nor later.
+pub async fn drops_all_traffic(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::path(DropTraffic)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("silent"));
     let served = fixture.served().await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     let watch = Watch::start();
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
     assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
@@ -197,7 +197,13 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
 pub async fn heals_the_path(fixture: &dyn Fixture) {
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, long(fixture));
     let delay = ann.capabilities().call_bound;
-    let faults = [PathFault::Cut, PathFault::Silence, PathFault::Delay(delay), PathFault::LoseReplies, PathFault::Hold];
+    let faults = [
+        PathFault::Disconnect,
+        PathFault::DropTraffic,
+        PathFault::Delay(delay),
+        PathFault::LoseReplies,
+        PathFault::Hold,
+    ];
     for fault in faults {
         let name = name(&format!("healed {fault:?}"));
         fixture.path(fault.clone()).await;
@@ -206,7 +212,7 @@ pub async fn heals_the_path(fixture: &dyn Fixture) {
         fixture.heal().await;
         is_answered(&ann, &name, ttl, &format!("Fixture::heal after {fault:?}")).await;
     }
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     fixture.path(PathFault::Double).await;
     is_answered(&ann, &name("replaced"), ttl, "Fixture::path: a second fault replaces the first").await;
 }

@@ -87,17 +87,17 @@ pub async fn pauses_and_resumes(fixture: &dyn Fixture) {
     is_answered(&ann, &name, ttl, "Fixture::server(Resume)").await;
 }
 
-/// `Fixture::server(RefuseUser)`: a new client fails with `Auth`, until `Mend`.
+/// `Fixture::server(RefuseUser)`: a new client fails with `Auth`, until `Restore`.
 pub async fn refuses_the_user(fixture: &dyn Fixture) {
     refuses(fixture, ServerFault::RefuseUser, ErrorKind::Auth).await;
 }
 
-/// `Fixture::server(ReadOnly)`: nothing is granted, until `Mend`.
+/// `Fixture::server(ReadOnly)`: nothing is granted, until `Restore`.
 pub async fn refuses_writes(fixture: &dyn Fixture) {
     refuses(fixture, ServerFault::ReadOnly, ErrorKind::Unavailable).await;
 }
 
-/// `Fixture::server(Fill(Data))`: a new client fails with `Capacity`, until `Mend`.
+/// `Fixture::server(Fill(Data))`: a new client fails with `Capacity`, until `Restore`.
 pub async fn fills_the_store(fixture: &dyn Fixture) {
     refuses(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
 }
@@ -116,8 +116,8 @@ async fn refuses(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind)
     }
     let (bob, name) = (Direct::new(fixture, Route::Clear).await, name("refused"));
     assert_eq!(fails(&bob, &name, long(fixture), &what).await, expected, "{what}");
-    must(fixture, ServerFault::Mend, &what).await;
-    is_answered(&bob, &name, long(fixture), &format!("Fixture::server(Mend) after {what}")).await;
+    must(fixture, ServerFault::Restore, &what).await;
+    is_answered(&bob, &name, long(fixture), &format!("Fixture::server(Restore) after {what}")).await;
     drop(ann);
 }
 
@@ -161,9 +161,9 @@ pub async fn removes_a_record(fixture: &dyn Fixture) {
     }
 }
 
-/// `Fixture::tamper(Spoil)`: the backend cannot read the record of that lock, and reads all others.
-pub async fn spoils_a_record(fixture: &dyn Fixture) {
-    is_unreadable(fixture, Tamper::Spoil).await;
+/// `Fixture::tamper(Corrupt)`: the backend cannot read the record of that lock, and reads all others.
+pub async fn corrupts_a_record(fixture: &dyn Fixture) {
+    is_unreadable(fixture, Tamper::Corrupt).await;
 }
 
 /// `Fixture::tamper(OtherVersion)`: the same.

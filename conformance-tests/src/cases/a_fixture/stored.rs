@@ -111,7 +111,7 @@ pub async fn reads_the_record(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
     let (name, ttl, claim) = (name("recorded"), long(fixture), ann.claim(&name("recorded")));
     let grant = ann.granted(&claim, ttl).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     let record = fixture.record(&name).await;
     let left = record.lease().unwrap_or_else(|| panic!("{WHAT}: it does not see a lease: {record:?}"));
     let most = ttl + ann.capabilities().ttl_granularity;
@@ -189,7 +189,7 @@ pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     rises("a release").await;
     fixture.record(&name).await;
     fixture.resource_counts().await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     fixture.heal().await;
     assert_eq!(fixture.served().await, before, "{WHAT}: what the fixture does counts as a request");
 }

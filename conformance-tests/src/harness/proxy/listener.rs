@@ -90,7 +90,7 @@ impl Listener {
     async fn apply(&mut self, fault: Fault, reach: Reach) {
         match fault {
             Fault::Refuse => self.socket = None,
-            Fault::Cut => {
+            Fault::Disconnect => {
                 for connection in &self.connections {
                     connection.cut().await;
                 }

@@ -24,11 +24,11 @@ const ORDER_BOUND: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Every open connection is reset, and what was on its way is lost. New ones are served.
-    Cut,
+    Disconnect,
     /// The listener is closed, so that new connections are refused. Open ones go on.
     Refuse,
     /// Everything is read and dropped, both ways; new connections are accepted.
-    Silence,
+    DropTraffic,
     /// What is sent arrives this much later, in its order.
     Delay {
         /// From the client to the server.

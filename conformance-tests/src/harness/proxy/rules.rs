@@ -40,10 +40,10 @@ impl Rules {
 
     pub(super) fn add(&mut self, fault: Fault) {
         match fault {
-            Fault::Cut => self.cut = true,
+            Fault::Disconnect => self.cut = true,
             // It is the listener's.
             Fault::Refuse => {}
-            Fault::Silence => (self.requests.flow, self.replies.flow) = (Flow::Drop, Flow::Drop),
+            Fault::DropTraffic => (self.requests.flow, self.replies.flow) = (Flow::Drop, Flow::Drop),
             Fault::Delay { requests, replies } => (self.requests.delay, self.replies.delay) = (requests, replies),
             Fault::LoseReplies => self.replies.flow = Flow::Drop,
             Fault::HoldRequests => self.requests.flow = Flow::Hold,

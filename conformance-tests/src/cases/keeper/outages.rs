@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{LockClient, LockGuard, LossReason};
 
-use super::planted::{BlocksTheKeeper, LateAnswers, Panics};
+use super::hooks::{BlocksTheKeeper, LateAnswers, Panics};
 use crate::clients::{becomes_free, build, client, hold, is_free, long_client, lost, steady_client, steady_ttl};
 use crate::fault::{PathFault, Tamper};
 use crate::faulty::lock;
@@ -16,11 +16,11 @@ use crate::support::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost answers.
-pub async fn trouble_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {
+pub async fn an_outage_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("short trouble"), steady_ttl(fixture));
+    let (name, ttl) = (name("short outage"), steady_ttl(fixture));
     let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
-    for fault in [PathFault::Cut, PathFault::Silence, PathFault::LoseReplies] {
+    for fault in [PathFault::Disconnect, PathFault::DropTraffic, PathFault::LoseReplies] {
         let renewed = ann.stats().renewed;
         let next = async || ann.stats().renewed > renewed;
         eventually(ttl, "it is renewed", next).await;
@@ -36,19 +36,19 @@ pub async fn trouble_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixtu
 }
 
 /// Invariants 6 and 11: in front of silence the loss is told when the validity ends, not earlier, not later.
-pub async fn silence_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
-    lost_in_time(fixture, PathFault::Silence).await;
+pub async fn without_replies_the_lease_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
+    lost_in_time(fixture, PathFault::DropTraffic).await;
 }
 
 /// Invariant 6: the same where every connection is cut.
-pub async fn a_cut_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
-    lost_in_time(fixture, PathFault::Cut).await;
+pub async fn without_a_connection_the_lease_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
+    lost_in_time(fixture, PathFault::Disconnect).await;
 }
 
 /// Loses a lease to a fault while another client waits; the loss comes in time, once, and before the next grant.
 async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let name = name("long trouble");
+    let name = name("long outage");
     let guard = hold(&ann, &name).await;
     fixture.path(fault).await;
     // What was under way is answered by now, or never.
@@ -174,7 +174,7 @@ pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Clear).await, steady_ttl(fixture));
     let poisoned = name("lease 500");
     let guards = many(&ann, LEASES, ttl).await;
-    if fixture.tamper(&poisoned, Tamper::Spoil).await.is_err() {
+    if fixture.tamper(&poisoned, Tamper::Corrupt).await.is_err() {
         // What cannot be unreadable can be missing.
         fixture.tamper(&poisoned, Tamper::Remove).await.expect("a record can be spoilt or removed");
     }
@@ -224,7 +224,7 @@ pub async fn after_a_loss_the_lock_goes_on(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("goes on"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
-    fixture.path(PathFault::Silence).await;
+    fixture.path(PathFault::DropTraffic).await;
     let bound = ttl + bob.capabilities().takeover_slack;
     let next = in_time(bound, "taken over from a holder that was cut off", hold(&bob, &name)).await;
     assert!(!guard.is_held(), "two clients believe that they hold");
