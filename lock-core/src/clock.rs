@@ -133,7 +133,7 @@ impl Reading {
     }
 }
 
-/// The machine's clock since boot: the same for all its processes, and never stepped. It goes on while the machine is suspended on Linux
+/// The machine's clock since boot: the same for all its processes, and never stepped. It continues while the machine is suspended on Linux
 /// and Android (`CLOCK_BOOTTIME`) and on Apple's systems. `None` where the system has no such clock, as on Windows.
 ///
 /// It may be slewed by NTP. The margin of a lease covers that.

@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
-/// A call that goes on in the background when it is dropped between its first poll and its end: many clients of
+/// A call that continues in the background when it is dropped between its first poll and its end: many clients of
 /// stores misbehave when a future is dropped in the middle of a request. Costs no task while nobody drops it.
 ///
-/// It goes on where its connection is: on the caller's runtime. One that shuts down drops it all the same, and one that is not
+/// It continues where its connection is: on the caller's runtime. One that shuts down drops it all the same, and one that is not
 /// driven any more never ends it. So the keeper must not depend on its end.
 pub(crate) struct RunToEnd<'a, F, A>
 where
@@ -25,7 +25,7 @@ where
 
 /// Receives what becomes of a call that its caller dropped in the middle.
 pub(crate) trait Abandoned: Send + Unpin + 'static {
-    /// It is about to go on in the background.
+    /// It is about to continue in the background.
     fn begins(&self);
 
     /// It has come to its end there.
@@ -45,7 +45,7 @@ where
     F::Output: Send + 'static,
     A: Abandoned,
 {
-    /// Dropped outside of a tokio runtime, it goes on on `home`.
+    /// Dropped outside of a tokio runtime, it continues on `home`.
     pub(crate) fn new(home: &'a Handle, call: F, abandoned: A) -> Self {
         Self { call: Some(Box::pin(call)), begun: false, home, abandoned: Some(abandoned) }
     }

@@ -1,4 +1,4 @@
-//! What a lease is asked for with, and the arithmetic of its validity.
+//! The terms of a lease, and the arithmetic of its validity.
 
 use std::time::Duration;
 

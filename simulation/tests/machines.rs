@@ -47,7 +47,7 @@ fn exactly(wake: Wake) -> Stamp {
     wake.resolve(|pause| pause)
 }
 
-/// An answer that was sent so long ago, about a place with a number around the one in question.
+/// A reply that was sent so long ago, about a place with a number around the one in question.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     Renewed { ago: u64, place: u64 },

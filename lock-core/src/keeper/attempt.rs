@@ -1,4 +1,4 @@
-//! One acquire at the store, from before it is sent until its answer is taken.
+//! One acquire at the store, from before it is sent until its reply is taken.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct Attempt {
     pub(super) delivery: Delivery,
 }
 
-/// Settles an attempt that ends without an answer: dropped with its runtime, or by a panic.
+/// Settles an attempt that ends without a reply: dropped with its runtime, or by a panic.
 struct Unsettled {
     attempt: Attempt,
     open: bool,
@@ -46,7 +46,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Takes the answer of an attempt.
+    /// Takes the reply of an attempt.
     fn settle(self: &Arc<Self>, attempt: &Attempt, answer: Result<AcquireOutcome>) {
         let Attempt { request: AcquireRequest { claim, ttl, .. }, delivery } = attempt;
         self.with_state(|state, effects| {
@@ -56,7 +56,7 @@ impl LeaseKeeper {
                 });
                 return;
             }
-            // Everybody left meanwhile.
+            // Every acquire has left the queue since.
             self.call_ended(state, claim.owner());
             match answer {
                 Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) => {

@@ -1,4 +1,4 @@
-//! Shares in a lease, and giving it up.
+//! Shares in a lease, and its release.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::sync::lock;
 use crate::terms::Terms;
 use crate::timers::{before, timer};
 
-/// A share in a lease. The last one that goes gives the lease up.
+/// A share in a lease. Dropping the last one releases the lease.
 pub(crate) struct Hold {
     keeper: Arc<LeaseKeeper>,
     lease: Arc<Lease>,
@@ -34,7 +34,7 @@ impl Hold {
         &self.lease
     }
 
-    /// Asks the clock.
+    /// Reads the clock.
     pub(crate) fn check(&self) -> Held {
         let mut reports = Reports::default();
         let held = self.keeper.check(&mut reports, &self.lease);
@@ -46,7 +46,7 @@ impl Hold {
         self.check().map_or(Duration::ZERO, |valid_until| valid_until.since(self.keeper.now()))
     }
 
-    /// Gives the share up; the last one waits for the store's answer.
+    /// Releases the share; the last one waits for the store's reply.
     pub(crate) async fn release(mut self) -> Result<()> {
         // Where there are no timers the share is dropped, and so released in the background.
         let timer = timer(self.keeper.call_bound())?;
@@ -59,7 +59,7 @@ impl Hold {
             GivenUp::HeldOver => return Ok(()),
             GivenUp::Now(ending) => ending,
         };
-        // Counted as long as somebody waits for it; from then on the keeper has a withdrawal for it.
+        // Counted as long as a caller waits for it; from then on the keeper has a withdrawal for it.
         let _open = keeper.clone().open_call();
         let abandoned = AbandonedRelease {
             keeper: keeper.clone(),
@@ -87,7 +87,7 @@ impl Drop for Hold {
     }
 }
 
-/// A release that nobody waits for any more. The runtime that it was called on may never be driven again, so the keeper sends
+/// A release that no caller waits for any more. The runtime that it was called on may never be driven again, so the keeper sends
 /// it again when the call is overdue.
 struct AbandonedRelease {
     keeper: Arc<LeaseKeeper>,
@@ -129,7 +129,7 @@ impl LeaseKeeper {
         Ok(Some(Hold { keeper: self.clone(), lease: lease.clone(), open: true }))
     }
 
-    /// A share goes. For the last one renewal stops, and the answer is how the lease is to end.
+    /// A share goes. For the last one renewal stops. Returns how the lease is to end.
     fn give_up(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<GivenUp> {
         if !lock(&lease.machine).drop_guard() {
             return None;

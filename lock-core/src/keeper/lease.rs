@@ -35,7 +35,7 @@ impl Lease {
 }
 
 impl LeaseKeeper {
-    /// How a lease stands now. Locks the lease alone.
+    /// The present state of a lease. Locks the lease alone.
     pub(super) fn check(&self, reports: &mut Reports, lease: &Lease) -> Held {
         let check = {
             let mut machine = lock(&lease.machine);

@@ -135,14 +135,14 @@ impl LeaseKeeper {
         }
     }
 
-    /// Takes the answer to the renewal of a lease.
+    /// Takes the reply to the renewal of a lease.
     pub(super) fn on_lease_answer(self: &Arc<Self>, lease: &Arc<Lease>, answer: RenewReply) {
         self.with_state(|state, effects| {
             self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.renewed(rules, answer, now, out));
         });
     }
 
-    /// The answer to a renewal of a place that has become a lease meanwhile.
+    /// The reply to a renewal of a place that has become a lease meanwhile.
     pub(super) fn on_overtaken_answer(
         self: &Arc<Self>,
         state: &mut State,
@@ -156,7 +156,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The store says that a claim which holds already became a lease at a place.
+    /// The store reports that a claim which holds already became a lease at a place.
     pub(super) fn on_grant_while_held(
         self: &Arc<Self>,
         state: &mut State,
@@ -170,7 +170,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The store says that the lease or place of an owner is gone.
+    /// The store reports that the lease or place of an owner is gone.
     pub(super) fn on_gone(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(lease) = state.held_by(owner) {

@@ -50,11 +50,11 @@ use crate::token::OwnerToken;
 /// their loss, serves waiters, and withdraws claims whose outcome is unknown.
 ///
 /// - One schedule in order of due time, no task or timer per lease: what is released leaves nothing behind.
-/// - Renewals go out in batches, each answer counts on its own, and no call holds up another: one slow, failing or
+/// - Renewals go out in batches, each reply counts on its own, and no call holds up another: one slow, failing or
 ///   panicking renewal harms no other lease.
 /// - A failed renewal is tried again with growing, jittered pauses until the validity ends. A renewal without an
 ///   answer is one after the call's bound, silence is as good as an error.
-/// - It runs on a thread of its own by default, with a runtime of its own, so that it goes on while the
+/// - It runs on a thread of its own by default, with a runtime of its own, so that it continues while the
 ///   user's executor is starved and after it was shut down.
 pub struct LeaseKeeper {
     backend: Arc<dyn LockBackend>,
@@ -66,9 +66,9 @@ pub struct LeaseKeeper {
     home: tokio::runtime::Handle,
     counters: Counters,
     state: Mutex<State>,
-    /// Releases that somebody waits for: they run apart from the keeper's loop.
+    /// Releases that a caller waits for: they run apart from the keeper's loop.
     open_calls: AtomicUsize,
-    /// Somebody waits for their end: a shutdown, or the keeper itself once the last client and guard are gone.
+    /// A caller waits for their end: a shutdown, or the keeper itself once the last client and guard are gone.
     ending: AtomicBool,
     wake: Notify,
     /// Notified at the end of each call and withdrawal, for a shutdown that waits for them.
@@ -83,7 +83,7 @@ struct State {
     reentrant: HashMap<(LockName, HolderId), Arc<Lease>>,
     next_waiter: u64,
     withdrawals: usize,
-    /// How many withdrawals were given up without an answer.
+    /// How many withdrawals were given up without a reply.
     unanswered: usize,
     sleeps_until: Stamp,
     life: Life,
@@ -92,7 +92,7 @@ struct State {
     last_confirmed: Stamp,
     /// A backend's code runs when they are dropped.
     unwatched: Vec<WatchGuard>,
-    /// Empty, and kept for its room.
+    /// Empty, and kept for its capacity.
     outputs: Outputs<QueueOutput<OutcomeSender>>,
     lease_outputs: Outputs<LeaseOutput>,
 }
@@ -126,7 +126,7 @@ enum Task {
 struct Effects {
     deliveries: Vec<(OutcomeSender, Result<Hold>)>,
     attempts: Vec<Attempt>,
-    /// Of places. Whoever wakes queues takes them.
+    /// Of places. The code that wakes queues takes them.
     renewals: Vec<(Target, RenewRequest)>,
     /// Claims that were refused, and wait.
     watches: Vec<Claim>,
@@ -148,7 +148,7 @@ impl Hasher for TokenHasher {
     }
 }
 
-/// What a client is made with.
+/// The parts that a client is built from.
 pub(crate) struct Parts {
     pub(crate) backend: Arc<dyn LockBackend>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -234,7 +234,7 @@ impl LeaseKeeper {
             let done = work(&mut state, &mut effects);
             let wake = state.schedule.next().is_some_and(|next| next < state.sleeps_until);
             if wake {
-                // Once is enough until the keeper has looked.
+                // Once is enough until the keeper has read it.
                 state.sleeps_until = Stamp::ZERO;
             }
             (done, wake, std::mem::take(&mut state.reports), std::mem::take(&mut state.unwatched))

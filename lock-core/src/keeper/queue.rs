@@ -1,4 +1,4 @@
-//! The local queues of a client: one [`WaitQueue`] for each lock that somebody waits for, fed with inputs, and its outputs carried out.
+//! The local queues of a client: one [`WaitQueue`] for each lock that an acquire waits for, fed with inputs, and its outputs carried out.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) type OutcomeSender = oneshot::Sender<Result<Hold>>;
 /// A local queue, and what of it is not its own business.
 pub(super) struct Queue {
     machine: WaitQueue<OutcomeSender>,
-    /// The one that stands for the queue.
+    /// The present claim of the queue.
     pub(super) claim: Claim,
     /// None before a first attempt has failed or somebody else depends on it.
     task: Option<TaskId>,
@@ -134,7 +134,7 @@ impl LeaseKeeper {
         })
     }
 
-    /// A claim that stands for a queue.
+    /// The claim of a queue.
     fn draw_claim(&self, state: &mut State, name: &LockName) -> Claim {
         let claim = Claim::new(name.clone(), self.entropy.owner_token(), self.holder_info.clone());
         state.owners.insert(*claim.owner(), OwnerState::Waiting(name.clone()));
@@ -242,7 +242,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Takes the answer to the renewal of a place.
+    /// Takes the reply to the renewal of a place.
     pub(super) fn on_place_answer(self: &Arc<Self>, claim: &Claim, place: PlaceNumber, answer: RenewReply) {
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
@@ -255,7 +255,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The store says that a place became a lease.
+    /// The store reports that a place became a lease.
     pub(super) fn on_pushed_grant(
         self: &Arc<Self>,
         owner: &OwnerToken,
@@ -286,7 +286,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The same for the queue for which this claim stands.
+    /// The same for the queue of this claim.
     pub(super) fn changed_for(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
@@ -324,7 +324,7 @@ impl State {
         self.last_confirmed = self.last_confirmed.max(sent);
     }
 
-    /// A claim stands for a queue no more, unless it has become something else.
+    /// A claim is no longer that of a queue, unless it has become something else.
     fn forget_waiting(&mut self, owner: &OwnerToken) {
         if let Some(OwnerState::Waiting(_)) = self.owners.get(owner) {
             self.owners.remove(owner);

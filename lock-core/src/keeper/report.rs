@@ -27,7 +27,7 @@ pub(super) enum Report {
 pub(super) struct Reports(Vec<(LockName, Report)>);
 
 impl Reports {
-    /// An event for whoever traces a fault. Costs nothing where no subscriber wants any.
+    /// An event for tracing a fault. Costs nothing where no subscriber wants any.
     pub(super) fn debug(&mut self, lock: &LockName, report: impl FnOnce() -> Report) {
         if LevelFilter::current() >= LevelFilter::DEBUG {
             self.warn(lock, report());

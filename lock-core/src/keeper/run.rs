@@ -21,7 +21,7 @@ use crate::timers::require_timers;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KeeperRuntime {
-    /// On a thread of its own, with a small runtime of its own. Renewals go on while the user's executor is starved,
+    /// On a thread of its own, with a small runtime of its own. Renewals continue while the user's executor is starved,
     /// and a guard that is dropped outside a runtime still releases.
     #[default]
     OwnThread,
@@ -56,7 +56,7 @@ impl Drop for Running {
     }
 }
 
-/// A release that somebody waits for, apart from the keeper's loop.
+/// A release that a caller waits for, apart from the keeper's loop.
 pub(super) struct OpenCall(Arc<LeaseKeeper>);
 
 impl Drop for OpenCall {
@@ -90,7 +90,7 @@ impl Drop for OwnRuntime {
     }
 }
 
-/// At most so many tasks are looked at before the state is unlocked.
+/// At most so many tasks are taken before the state is unlocked.
 const STEP: usize = 1024;
 
 impl LeaseKeeper {
@@ -207,7 +207,7 @@ impl LeaseKeeper {
         self.home.spawn(self.clone().renew_batch(batch));
     }
 
-    /// Every answer counts on its own, as soon as it is there. A call that is dropped leaves the rest unknown. Where one
+    /// Every reply counts on its own, as soon as it is there. A call that is dropped leaves the rest unknown. Where one
     /// panics, what is open is asked once more, each alone: else one lease that makes the backend panic would take those
     /// along that happen to be due with it, again and again.
     async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<RenewRequest>)) {
@@ -249,7 +249,7 @@ impl LeaseKeeper {
         state.withdrawals + self.open_calls.load(Ordering::SeqCst)
     }
 
-    /// Call it before the request is sent, and keep it while somebody waits for the answer.
+    /// Call it before the request is sent, and keep it while a caller waits for the reply.
     pub(super) fn open_call(self: Arc<Self>) -> OpenCall {
         self.open_calls.fetch_add(1, Ordering::SeqCst);
         OpenCall(self)
@@ -266,7 +266,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// Ends every acquire and every lease, and waits until the store has answered. While answers come it goes on;
+    /// Ends every acquire and every lease, and waits until the store has replied. While replies come, it continues;
     /// without any for two call bounds it ends with an error.
     pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
         require_timers()?;

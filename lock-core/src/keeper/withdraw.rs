@@ -21,7 +21,7 @@ pub(super) struct Withdrawal {
 }
 
 impl LeaseKeeper {
-    /// Takes a claim back, beginning at once.
+    /// Withdraws a claim, beginning at once.
     pub(super) fn withdraw(&self, state: &mut State, claim: &Claim, delivery: Delivery, ttl: Duration) {
         self.end(state, claim, Ending::now(delivery, ttl), Why::Withdraw);
     }
@@ -74,7 +74,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// The store has just handed the lock to a claim that is being ended: what pauses after a failure goes on at once,
+    /// The store has just handed the lock to a claim that is being ended: what pauses after a failure continues at once,
     /// because others wait.
     pub(super) fn expedite(&self, state: &mut State, id: TaskId) {
         if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id)
@@ -142,7 +142,7 @@ impl LeaseKeeper {
         Ended::by_renewal(answer)
     }
 
-    /// Ends a claim for a caller who waits. What fails goes on in the background.
+    /// Ends a claim for a caller who waits. What fails continues in the background.
     pub(super) async fn end_now(self: Arc<Self>, claim: Claim, ending: Ending) -> Result<()> {
         let keeper = &self;
         let mut unanswered =
@@ -175,7 +175,7 @@ impl LeaseKeeper {
     }
 }
 
-/// Goes on in the background when a release ends without a clear answer, also by being dropped.
+/// Continues in the background when a release ends without a clear reply, also by being dropped.
 struct Unanswered<'a> {
     keeper: &'a Arc<LeaseKeeper>,
     claim: &'a Claim,

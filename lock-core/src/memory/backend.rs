@@ -1,4 +1,4 @@
-//! A client's way to a store in its own process.
+//! The backend of a store in the same process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct MemoryBackend {
 }
 
 impl MemoryBackend {
-    /// A way to `store` for one client.
+    /// A backend for `store` for one client.
     pub fn new(store: &MemoryStore) -> Self {
         Self { store: store.clone(), line: Arc::new(Attachment::new()) }
     }
@@ -48,7 +48,7 @@ impl MemoryBackend {
 #[async_trait]
 impl LockBackend for MemoryBackend {
     fn attach(&self, core: CoreHandle) {
-        // A backend serves one client: a second one must not take over the line of the first.
+        // A backend serves one client: a second one must not take over the handle of the first.
         self.line.attach(core);
     }
 

@@ -64,7 +64,7 @@ pub struct QueuedPlace<P> {
     pub until: Stamp,
 }
 
-/// How a party stands after an operation.
+/// The state of a party after an operation.
 #[expect(clippy::exhaustive_enums, reason = "a model has to know each")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClaimState {

@@ -17,7 +17,7 @@ use crate::name::LockName;
 use crate::sync::lock;
 use crate::token::FencingToken;
 
-/// Names whose locks are free are swept out when there are this many names, and then at each doubling.
+/// Names whose locks are free are removed when there are this many names, and then at each doubling.
 const FIRST_SWEEP: usize = 1 << 16;
 
 /// A store in this process. Clones share it; a [`MemoryBackend`](crate::memory::MemoryBackend) makes it available to one client.
@@ -25,11 +25,11 @@ const FIRST_SWEEP: usize = 1 << 16;
 /// It is the reference for every other store: leases end by its clock, waiters stand in a queue and the lock is handed
 /// on to its head, withdrawn claims leave tombstones for a minute. Nothing of it outlives the process.
 ///
-/// **Fencing.** Each name counts its grants. The counter outlives lease and record: when free names are swept out
+/// **Fencing.** Each name counts its grants. The counter outlives lease and record: when free names are removed
 /// (at 65,536 names, so that a program that locks ever new names does not grow for ever), or the store is
 /// told to forget, new names begin above every token that was forgotten.
 ///
-/// Methods that tamper are for tests. They notify no client of what they do: as with an operator who works on
+/// The `tamper` methods are for tests. They notify no client of what they do: as with an operator who works on
 /// a server by hand, a holder learns of it with its next renewal.
 #[derive(Clone)]
 pub struct MemoryStore {
@@ -70,7 +70,7 @@ impl PartialEq for Party {
     }
 }
 
-/// How many requests a store has worked on since it was made.
+/// The number of requests that a store has processed since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestCounts {
@@ -110,7 +110,7 @@ impl MemoryStore {
         Self { shared: Arc::new(Shared { clock, state: Mutex::new(state) }) }
     }
 
-    /// How many requests it has worked on.
+    /// The number of requests that it has processed.
     pub fn counts(&self) -> RequestCounts {
         lock(&self.shared.state).counts
     }
@@ -120,7 +120,7 @@ impl MemoryStore {
         lock(&self.shared.state).names.get(name).map_or(0, |entry| entry.renewals)
     }
 
-    /// What it holds now. Looks at every name.
+    /// What it holds now. Reads every name.
     pub fn resource_counts(&self) -> ResourceCounts {
         let state = lock(&self.shared.state);
         let now = self.shared.clock.now();
@@ -140,7 +140,7 @@ impl MemoryStore {
         state.names.get(name).map(|entry| entry.inspect(now))
     }
 
-    /// The locks whose names begin with `prefix`, those that are held first; at most `limit`. Looks at every name.
+    /// The locks whose names begin with `prefix`, those that are held first; at most `limit`. Reads every name.
     pub fn list(&self, prefix: &str, limit: usize) -> Vec<Listed> {
         let state = lock(&self.shared.state);
         let now = self.shared.clock.now();

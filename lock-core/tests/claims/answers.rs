@@ -109,7 +109,7 @@ async fn a_fixed_lease_that_did_not_wait_is_not_renewed() {
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
 }
 
-/// The first acquire has no answer, the second is under way when everybody leaves: whatever it says, the first one
+/// The first acquire has no reply, the second is in flight when everybody leaves: whatever it says, the first one
 /// may still arrive.
 #[tokio::test(start_paused = true)]
 async fn a_claim_with_an_unanswered_acquire_is_withdrawn_in_doubt() {
@@ -132,7 +132,7 @@ async fn a_claim_with_an_unanswered_acquire_is_withdrawn_in_doubt() {
     store.is_silent(TTL * 2).await;
 }
 
-/// A request that is under way is one without an answer.
+/// A request that is in flight is one without a reply.
 #[tokio::test(start_paused = true)]
 async fn what_is_renewed_just_now_is_ended_in_doubt() {
     let (client, mut store) = scripted();
@@ -183,7 +183,7 @@ async fn a_loss_that_a_push_overtook_is_told_at_once() {
     }
 }
 
-/// An answer about the place of the lease is newer than what the lease began with: the validity counts from it.
+/// A reply about the place of the lease is newer than what the lease began with: the validity counts from it.
 #[tokio::test(start_paused = true)]
 async fn a_confirmation_that_a_push_overtook_counts() {
     for waits in [true, false] {
@@ -225,7 +225,7 @@ async fn a_late_answer_about_an_older_place_ends_nothing() {
     assert!(guard.is_held());
 }
 
-/// The lease is gone, and the first acquire has no answer: it may still arrive, and take the lock for a whole ttl.
+/// The lease is gone, and the first acquire has no reply: it may still arrive, and take the lock for a whole ttl.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     let (client, mut store) = scripted();
@@ -261,7 +261,7 @@ async fn a_grant_that_comes_before_the_answer_of_its_acquire_is_joined_with_it()
     guard.release().await.map_err(|error| error.kind()).unwrap_err();
 }
 
-/// A grant of a higher place than the answer's is not the answer's.
+/// A grant of a higher place than the reply's is not the reply's.
 #[tokio::test(start_paused = true)]
 async fn a_grant_is_not_joined_with_the_answer_about_another_place() {
     let (client, mut store) = scripted();
@@ -276,7 +276,7 @@ async fn a_grant_is_not_joined_with_the_answer_about_another_place() {
     assert_eq!(client.stats().held, 1);
 }
 
-/// A grant without a live confirmation is joined with the answer that is under way.
+/// A grant without a live confirmation is joined with the reply that is in flight.
 #[tokio::test(start_paused = true)]
 async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     let (client, mut store) = scripted();
@@ -299,7 +299,7 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     assert_eq!(granted(waiter).await.fencing_token().get(), 1);
 }
 
-/// When the store hands the lock to a claim that is to be withdrawn, and the withdraw pauses after a failure, it goes on
+/// When the store hands the lock to a claim that is to be withdrawn, and the withdraw pauses after a failure, it continues
 /// at once: others wait.
 #[tokio::test(start_paused = true)]
 async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
@@ -321,7 +321,7 @@ async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     store.is_silent(TTL * 2).await;
 }
 
-/// The answer about a place that is gone long since says nothing about the one that the claim has now.
+/// The reply about a place that is gone long since says nothing about the one that the claim has now.
 #[tokio::test(start_paused = true)]
 async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     let (client, mut store) = scripted();

@@ -66,7 +66,7 @@ async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_m
     }
 }
 
-/// A late grant, long after the withdraw, is taken back too.
+/// A late grant, long after the withdraw, is withdrawn too.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_is_granted_after_its_withdraw_is_taken_back() {
     let (client, mut store) = scripted();
@@ -101,7 +101,7 @@ async fn a_release_that_was_dropped_and_never_ends_is_sent_again() {
     timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
 }
 
-/// The validity ends while a renewal has no answer: the lease is released in doubt, also when its guard is dropped later.
+/// The validity ends while a renewal has no reply: the lease is released in doubt, also when its guard is dropped later.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_lost_during_a_renewal_is_released_in_doubt() {
     let (client, mut store) = scripted();
@@ -152,7 +152,7 @@ async fn a_stalled_first_acquire_holds_nobody_up() {
     assert!(guard.is_held());
 }
 
-/// How long after it was sent a call counts as one without an answer, with a little for the timers.
+/// How long after it was sent a call counts as one without a reply, with a little for the timers.
 const OVERDUE: Duration = CALL_BOUND.saturating_add(Duration::from_millis(255));
 
 /// The keeper's own acquire is past its bound: it may have taken effect, whatever the store says of the next claim.

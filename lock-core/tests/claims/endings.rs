@@ -46,7 +46,7 @@ async fn a_release_that_outlives_its_client_goes_on() {
     store.is_over().await;
 }
 
-/// A shutdown waits for the answer of an acquire that is under way, and for what has to be done about it.
+/// A shutdown waits for the reply of an acquire that is in flight, and for what has to be done about it.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {
     let (client, mut store) = scripted();
@@ -65,7 +65,7 @@ async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {
     shutdown.await.unwrap().unwrap();
 }
 
-/// One task tries, another one waits behind it. When the one that tries is gone, the other must not go on without a place.
+/// One task tries, another one waits behind it. When the one that tries is gone, the other must not continue without a place.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
     for unanswered in [false, true] {
@@ -87,7 +87,7 @@ async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
     }
 }
 
-/// A fixed lease that was asked for by another waiter of the queue, with a shorter ttl, is renewed to its own.
+/// A fixed lease that was requested by another waiter of the queue, with a shorter ttl, is renewed to its own.
 #[tokio::test(start_paused = true)]
 async fn a_fixed_lease_that_inherits_a_shorter_ttl_gets_its_own() {
     let (client, mut store) = scripted();
@@ -109,7 +109,7 @@ async fn a_fixed_lease_that_inherits_a_shorter_ttl_gets_its_own() {
     assert!(guard.validity() > TTL / 2);
 }
 
-/// An acquire has no answer, and all that is heard later is that nothing was sent: the first one may have taken effect.
+/// An acquire has no reply, and all that is heard later is that nothing was sent: the first one may have taken effect.
 #[tokio::test(start_paused = true)]
 async fn an_outcome_stays_unknown_when_the_claim_is_drawn_anew() {
     let (client, mut store) = scripted();
@@ -135,7 +135,7 @@ async fn an_outcome_stays_unknown_when_the_claim_is_drawn_anew() {
     assert_eq!((unknown, outcome.unwrap_err().kind()), (1, ErrorKind::Indeterminate));
 }
 
-/// A withdraw was sent twice. The second copy ended it; the answer of the first must not end the next one of the same claim.
+/// A withdraw was sent twice. The second copy ended it; the reply of the first must not end the next one of the same claim.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_ends_no_other_withdraw() {
     let (client, mut store) = scripted();

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, Store, TTL, acquire, granted, scripted};
 
-/// The answer to the renewal of a lease names another grant: the lease is gone, though the same claim holds.
+/// The reply to the renewal of a lease names another grant: the lease is gone, though the same claim holds.
 #[tokio::test(start_paused = true)]
 async fn another_grant_is_no_confirmation() {
     for (place, token, counts) in [(4, 1, true), (4, 2, false), (5, 1, false), (5, 2, false)] {
@@ -51,7 +51,7 @@ async fn a_confirmation_of_another_place_does_not_count() {
     }
 }
 
-/// The same for the answer to a renewal that was sent for the place, and is overtaken by the message of its grant.
+/// The same for the reply to a renewal that was sent for the place, and is overtaken by the message of its grant.
 #[tokio::test(start_paused = true)]
 async fn an_overtaken_confirmation_of_another_place_does_not_count() {
     for place in [3, 5] {
@@ -159,7 +159,7 @@ async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Gra
     next.unwrap()
 }
 
-/// A message of a grant comes while an acquire of the same claim is under way. Its answer is waited for: when it came for a claim that
+/// A message of a grant comes while an acquire of the same claim is in flight. Its reply is waited for: when it came for a claim that
 /// holds already, it would be taken for a second grant and given back, and the lease with it.
 #[tokio::test(start_paused = true)]
 async fn a_grant_during_an_acquire_is_joined_with_its_answer() {

@@ -1,4 +1,4 @@
-//! What lock-core asks a store for, call by call, where an answer is missing or late, or somebody goes away meanwhile.
+//! What lock-core asks a store for, call by call, where a reply is missing or late, or somebody goes away meanwhile.
 
 mod answers;
 mod doubts;

@@ -127,7 +127,7 @@ async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
     }
 }
 
-/// The last waiter has left when the answer comes: only what may have taken effect is withdrawn.
+/// The last waiter has left when the reply comes: only what may have taken effect is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_effect() {
     for (error, expected) in [(unknown(), Some(Delivery::InDoubt)), (refused(), None)] {

@@ -31,7 +31,7 @@ fn held(guards: &[LockGuard]) -> Vec<bool> {
     guards.iter().map(LockGuard::is_held).collect()
 }
 
-/// Each answer of a call counts on its own, as soon as it is there: neither a loss nor an error nor silence about one lease touches
+/// Each reply of a call counts on its own, as soon as it is there: neither a loss nor an error nor silence about one lease touches
 /// the others.
 #[tokio::test(start_paused = true)]
 async fn one_bad_lease_of_a_batch_harms_no_other() {

@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
 
-/// Only a lease that is lost makes the result of the work doubtful: a release without an answer does not.
+/// Only a lease that is lost makes the result of the work doubtful: a release without a reply does not.
 #[tokio::test(start_paused = true)]
 async fn a_run_fails_where_the_lease_was_lost() {
     for (released, expected) in [
@@ -58,7 +58,7 @@ async fn the_lag_of_a_renewal_is_measured() {
     let waiter = acquire(&client);
     store.grants(1, 1).await;
     let _guard = granted(waiter).await;
-    // Nothing runs while the clock goes on: the runtime is not driven.
+    // Nothing runs while the clock continues: the runtime is not driven.
     tokio::time::advance(TTL / 3 + MS * 500).await;
     let (lease, answer) = timeout(MS * 10, store.renew()).await.expect("it is overdue");
     answer.send(RenewReply::Renewed(store.confirms(lease.place.get()))).map_err(drop).unwrap();

@@ -1,4 +1,4 @@
-//! A store whose every answer the test gives, call by call, on paused time.
+//! A store whose every reply the test gives, call by call, on paused time.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ pub(crate) const AT_ONCE: Duration = Duration::from_millis(5);
 pub(crate) const TTL: Duration = Duration::from_secs(9);
 pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 
-/// A call that waits for its answer. Each lease of a renewal is a call here.
+/// A call that waits for its reply. Each lease of a renewal is a call here.
 pub(crate) enum Call {
     Acquire(Claim, oneshot::Sender<Result<AcquireOutcome>>),
     Renew(RenewRequest, oneshot::Sender<RenewReply>),
@@ -152,7 +152,7 @@ pub(crate) async fn granted(waiter: JoinHandle<Result<LockGuard>>) -> LockGuard 
     timeout(AT_ONCE, waiter).await.expect("the waiter holds at once").unwrap().unwrap()
 }
 
-/// A request without an answer.
+/// A request without a reply.
 pub(crate) fn unknown() -> Error {
     Error::new(ErrorKind::Indeterminate, "planted")
 }
@@ -203,7 +203,7 @@ impl Store {
         }
     }
 
-    /// Nothing is asked for so long.
+    /// Nothing is requested so long.
     pub(crate) async fn is_silent(&mut self, time: Duration) {
         if let Ok(call) = timeout(time, self.calls.recv()).await {
             panic!("{}", call.map_or("the client is gone", |call| call.name()));

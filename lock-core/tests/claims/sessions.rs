@@ -187,7 +187,7 @@ async fn a_claim_is_not_used_for_a_lease_of_another_session() {
     }
 }
 
-/// What other leases keep alive does not end by itself: a release that fails goes on as long as they are confirmed.
+/// What other leases keep alive does not end by itself: a release that fails continues as long as they are confirmed.
 #[tokio::test(start_paused = true)]
 async fn a_failed_release_goes_on_while_the_session_lives() {
     let (client, mut store) = sessions();

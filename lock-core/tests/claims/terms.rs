@@ -55,7 +55,7 @@ async fn a_fixed_lease_is_asked_for_no_longer_than_max_hold() {
     assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
 }
 
-/// A store that grants more than it was asked for does not prolong the hold.
+/// A store that grants more than was requested does not prolong the hold.
 #[tokio::test(start_paused = true)]
 async fn a_longer_confirmation_does_not_outlast_max_hold() {
     let (client, mut store) = scripted();
@@ -127,7 +127,7 @@ async fn acquires_of_one_holder_agree_in_max_hold_and_min_hold() {
     drop(lock.acquire().await.expect("the same terms share the lease"));
 }
 
-/// A release within `min_hold` after an acquire or a renewal without an answer: the lease runs out, and then the claim is
+/// A release within `min_hold` after an acquire or a renewal without a reply: the lease runs out, and then the claim is
 /// withdrawn, so that a late copy of that request takes nothing.
 #[tokio::test(start_paused = true)]
 async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
@@ -215,7 +215,7 @@ async fn the_front_of_the_local_queue_decides_the_mode() {
     drop(granted(shared).await);
 }
 
-/// The same while the first acquire is under way, whatever its answer is.
+/// The same while the first acquire is in flight, whatever its reply is.
 #[tokio::test(start_paused = true)]
 async fn a_grant_in_the_mode_of_somebody_who_left_goes_back() {
     for is_granted in [true, false] {

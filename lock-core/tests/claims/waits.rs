@@ -88,7 +88,7 @@ async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Indeterminate);
 }
 
-/// A store with a queue may give a place to somebody who only tries. The try is answered at once, and its place is taken back; whoever
+/// A store with a queue may give a place to somebody who only tries. The try is answered at once, and its place is withdrawn; whoever
 /// waits behind it asks for itself.
 #[tokio::test(start_paused = true)]
 async fn a_try_that_got_a_place_is_refused_at_once() {
@@ -128,7 +128,7 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
 }
 
 /// The first request of a claim may have been applied a whole ttl ago, so a grant of that claim would be no news. A new claim is
-/// drawn then. The old one is withdrawn where a request of it has no answer.
+/// drawn then. The old one is withdrawn where a request of it has no reply.
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
     for in_doubt in [false, true] {

@@ -50,7 +50,7 @@ proptest! {
                     }
                     match disposal.due(&rules, Stamp::ZERO, at(now)) {
                         Due::Send(ending, next) => {
-                            // A call that has no answer leaves the claim in doubt, and doubt does not go away.
+                            // A call that has no reply leaves the claim in doubt, and doubt does not go away.
                             doubt |= in_flight;
                             prop_assert_eq!(ending.delivery == Delivery::InDoubt, doubt);
                             prop_assert!(!disposal.awaits_call());

@@ -67,7 +67,7 @@ struct Observed {
     waiting: BTreeSet<u64>,
     wake: Option<Stamp>,
     is_over: bool,
-    /// An acquire is under way, or the store may have something of the claim otherwise.
+    /// An acquire is in flight, or the store may have something of the claim otherwise.
     in_flight: bool,
     at_store: bool,
 }
@@ -132,7 +132,7 @@ proptest! {
                     now += ms;
                     if seen.wake.is_some_and(|wake| wake <= at(now)) {
                         due = true;
-                        // Without an answer by now it counts as unknown.
+                        // Without a reply by now it counts as unknown.
                         seen.at_store |= seen.in_flight;
                         queue.due(&rules, at(now), &mut out);
                         seen.in_flight &= false;

@@ -235,7 +235,7 @@ impl Client {
                 self.feed(scene, |queue, out| queue.acquired(&rules, answer, now, out));
             }
             Verb::Acquire { in_doubt } => {
-                // Everybody left meanwhile.
+                // Every acquire has left the queue since.
                 self.disposals.retain(|closing| closing.claim != claim || !closing.machine.awaits_call());
                 let delivery = match reply {
                     Reply::Holds { .. } | Reply::Waits { .. } if !in_doubt => Some(Delivery::Confirmed),

@@ -196,7 +196,7 @@ impl State {
                 next.serve(world, request)?;
             }
             Step::Fail(request) => {
-                // Its answer will not be heard any more.
+                // Its reply will not be heard any more.
                 remove(&mut next.requests, &request);
                 add(&mut next.requests, Request { is_abandoned: true, ..request });
                 next.with(world, client_of(request.claim), |client, scene| {

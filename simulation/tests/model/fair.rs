@@ -1,4 +1,4 @@
-//! From any state on, were the world fair: everything under way is lost and no push ever comes again, but holders release, requests are
+//! From any state on, were the world fair: everything in flight is lost and no push ever comes again, but holders release, requests are
 //! answered at once, and timers fire when they are due. Everybody who waits must hold soon after the last lease or place that stands now
 //! has run out.
 

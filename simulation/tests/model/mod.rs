@@ -2,7 +2,7 @@
 //! that may do anything.
 //!
 //! Clients send requests. Those wait in the network and are worked on at any later time, in any order, twice, or never; the same goes
-//! for answers and pushes. A call may fail while its request is still under way. An acquire may be cancelled, a lease released and a
+//! for answers and pushes. A call may fail while its request is still in flight. An acquire may be cancelled, a lease released and a
 //! process killed at any point, and a timer of the keeper may fire late. Time is in ticks and runs at the same rate for all: drift is the
 //! margin's concern, and the simulation's.
 
@@ -81,11 +81,11 @@ pub(crate) enum Broken {
     Fifo,
     /// A renewal made something of nothing.
     Created,
-    /// The lock stayed free after a request although somebody waits.
+    /// The lock stayed free after a request although an acquire waits.
     Unserved,
     /// A lease lasts longer than the place that it came from.
     Outlasts,
-    /// Somebody who goes on waiting does not get the lock when all leases and places of the dead have run out.
+    /// An acquire that continues to wait does not get the lock when all leases and places of the dead have run out.
     Wake,
 }
 
@@ -110,7 +110,7 @@ struct Request {
     claim: u8,
     sent: u8,
     verb: Verb,
-    /// Its call has failed: nobody hears the answer.
+    /// Its call has failed: nobody hears the reply.
     is_abandoned: bool,
 }
 

@@ -10,7 +10,7 @@ use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
 
 type Record = LockRecord<u8>;
 
-/// Works on one request. What a release has taken back is checked by the caller, who remembers it.
+/// Works on one request. What a release has withdrawn is checked by the caller, who remembers it.
 pub(super) fn serve(
     world: &World,
     record: &mut Record,

@@ -152,7 +152,7 @@ async fn simulate(scenario: Scenario, keeps_lines: bool) -> Arc<World> {
     }
     user::vigil(&world, &machines[0]).await;
     drop(machines);
-    // A withdraw that nobody answered goes on for a ttl; a call that hangs, for ten bounds at most.
+    // A withdraw that nobody answered continues for a ttl; a call that hangs, for ten bounds at most.
     sleep(world.ttl + LATEST + Duration::from_secs(40)).await;
     world
 }
@@ -322,7 +322,7 @@ impl World {
         *self.weather.lock().expect("no panic while it is locked")
     }
 
-    /// How long a message is under way; `None` when it gets lost.
+    /// How long a message is in flight; `None` when it gets lost.
     fn trip(&self) -> Option<Duration> {
         let weather = self.weather();
         let mut chance = self.chance();

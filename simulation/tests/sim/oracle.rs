@@ -34,7 +34,7 @@ pub(crate) enum Rule {
     Silence,
     /// 9: a claim with an open acquire is released as in doubt.
     Delivery,
-    /// 9, 12: what was taken back stays away, nothing is left behind.
+    /// 9, 12: what was withdrawn stays away, nothing is left behind.
     NothingLeft,
     /// 8, 9: a lease that nobody wants is released, and does not just run out.
     Abandoned,
@@ -290,7 +290,7 @@ impl Oracle {
         self.each_of(process, |guard, paused| *paused = Some((own.plus(guard.validity()), own, now)));
     }
 
-    /// It goes on in this instant, and no task has run yet: what do the guards say?
+    /// It continues in this instant, and no task has run yet: what do the guards say?
     pub(crate) fn resumes(&self, process: &Arc<Process>) {
         self.each_of(process, |guard, paused| {
             if let Some((until, own, then)) = paused.take() {

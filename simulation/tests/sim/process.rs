@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// One client's process. Its clock is the client's.
 ///
 /// While it is paused its clock seems to stand still and nothing leaves or reaches it, so whatever its tasks do meanwhile
-/// could as well have happened just before the pause. When it goes on, the clock has jumped. After a pause the timers that
+/// could as well have happened just before the pause. When it continues, the clock has jumped. After a pause the timers that
 /// came due meanwhile fire at once. In a suspend of the whole machine they stood still, and still have their rest to run.
 pub(crate) struct Process {
     start: Instant,
@@ -115,7 +115,7 @@ impl Process {
         }
     }
 
-    /// It goes on. The caller knows that the time has come.
+    /// It continues. The caller knows that the time has come.
     pub(crate) fn resume(&self) {
         let now = self.start.elapsed();
         let mut state = self.state();

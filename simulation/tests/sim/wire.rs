@@ -33,7 +33,7 @@ impl Weather {
     pub(crate) const CALM: Self = Self { lost: 0, late: 0, doubled: 0 };
 }
 
-/// The longest that a message is under way: less than a tombstone lasts.
+/// The longest that a message is in flight: less than a tombstone lasts.
 pub(crate) const LATEST: Duration = Duration::from_secs(45);
 
 /// The longest in calm weather, one way.
@@ -65,7 +65,7 @@ impl Wire {
         self.core.get().expect("attached").stamp()
     }
 
-    /// Sends a request and waits for its answer, within the bound.
+    /// Sends a request and waits for its reply, within the bound.
     async fn call<T: Send + 'static>(&self, request: impl Fn() -> Reply<T> + Send + Sync + 'static) -> Result<T> {
         self.process.awake().await;
         if self.process.is_cut() && self.world.chance().permille(500) {
@@ -238,7 +238,7 @@ impl LockBackend for Wire {
             }
             Ok(collected) => {
                 for (index, answer) in collected {
-                    // A part of the answers may be lost.
+                    // A part of the replies may be lost.
                     if !self.world.loses() {
                         let lease = &leases[index];
                         let invented = self.sabotaged(Sabotage::LossIsInvented) && self.world.chance().permille(50);

@@ -1,4 +1,4 @@
-//! The end of a claim at the store, as pure state machines: how one call ends it, and how the keeper goes on until the store has answered
+//! The end of a claim at the store, as pure state machines: how one call ends it, and how the keeper continues until the store has replied
 //! or the ttl is over.
 
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
     pub delivery: Delivery,
-    /// The longest ttl that a request of the claim asked for: after it the store has ended by itself whatever it granted.
+    /// The longest ttl that a request of the claim had: after it the store has ended by itself whatever it granted.
     pub ttl: Duration,
-    /// The lease was given up within its `min_hold`: it is left to run out then.
+    /// The lease was released within its `min_hold`: it is left to expire then.
     pub run_out: Option<RunOut>,
 }
 
@@ -23,7 +23,7 @@ pub struct Ending {
 pub struct RunOut {
     pub at: Stamp,
     pub place: PlaceNumber,
-    /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no answer.
+    /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no reply.
     pub begun: bool,
 }
 
@@ -70,7 +70,7 @@ impl Ending {
         }
     }
 
-    /// What is left to do after the store has said this: a claim of which a request has no answer is withdrawn when its `min_hold` is
+    /// What is left to do after this reply: a claim of which a request has no reply is withdrawn when its `min_hold` is
     /// over, or at once where nothing runs out.
     pub fn rest(&self, ended: Ended) -> Option<Self> {
         if self.delivery == Delivery::Confirmed {
@@ -88,7 +88,7 @@ impl Ending {
 }
 
 impl Ended {
-    /// What the answer to [`EndCall::Release`] says.
+    /// What the reply to [`EndCall::Release`] says.
     pub fn by_release(release: ReleaseOutcome) -> Self {
         match release {
             ReleaseOutcome::Released => Self::Released,
@@ -96,7 +96,7 @@ impl Ended {
         }
     }
 
-    /// What the answer to [`EndCall::RunOut`] says.
+    /// What the reply to [`EndCall::RunOut`] says.
     pub fn by_renewal(answer: Option<RenewReply>) -> Result<Self> {
         match answer {
             Some(RenewReply::Renewed(_) | RenewReply::Granted(_)) => Ok(Self::RunsOut),
@@ -109,7 +109,7 @@ impl Ended {
 /// What the end of a claim counts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// A lease that its holder gave up.
+    /// A lease that its holder released.
     Release,
     /// A claim that nobody wants any more.
     Withdraw,
@@ -129,9 +129,9 @@ pub struct Disposal {
 enum Phase {
     /// A call of the user's own may still end the claim, or show that there is nothing to end. Nothing is sent before it is overdue.
     AwaitsCall,
-    /// Nothing is under way: it has not begun, or pauses after a failure.
+    /// Nothing is in flight: it has not begun, or pauses after a failure.
     Pauses,
-    /// A call is under way.
+    /// A call is in flight.
     InFlight,
 }
 
@@ -144,7 +144,7 @@ pub enum Due {
     GivenUp,
 }
 
-/// What an answer leads to.
+/// What a reply leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The claim has ended, as far as the rest is not to be ended later.
@@ -177,7 +177,7 @@ impl Disposal {
             return Due::GivenUp;
         }
         if self.phase == Phase::InFlight {
-            // It has no answer.
+            // It has no reply.
             self.ending.delivery = Delivery::InDoubt;
         }
         self.phase = Phase::InFlight;
@@ -185,7 +185,7 @@ impl Disposal {
         Due::Send(self.ending, Wake::at(now.plus(rules.call_bound)))
     }
 
-    /// The answer to a call.
+    /// The reply to a call.
     pub fn ended(&mut self, answer: Result<Ended, &Error>, now: Stamp) -> Next {
         match answer {
             Ok(ended) => Next::Done(self.why, self.ending.rest(ended)),
@@ -199,7 +199,7 @@ impl Disposal {
         }
     }
 
-    /// The store has just handed the lock to the claim: whether what pauses goes on at once, because others wait.
+    /// The store has just handed the lock to the claim: whether what pauses continues at once, because others wait.
     pub fn can_go_on_at_once(&self) -> bool {
         match self.phase {
             Phase::AwaitsCall | Phase::Pauses => self.ending.run_out.is_none(),

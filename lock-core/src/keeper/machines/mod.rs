@@ -1,7 +1,7 @@
 //! The decisions of the keeper, as pure state machines: inputs and the time go in, outputs come out. They know no store, clock, lock or
 //! source of randomness.
 //!
-//! - [`WaitQueue`]: the acquires of one client for one lock, and the claim that stands for them.
+//! - [`WaitQueue`]: the acquires of one client for one lock, and their claim at the store.
 //! - [`HeldLease`]: one lease from its grant to its end.
 //! - [`Disposal`]: the end of a claim at the store, in the background.
 //!

@@ -1,4 +1,4 @@
-//! What the keeper's state machines give back.
+//! The outputs of the keeper's state machines.
 
 use std::time::Duration;
 

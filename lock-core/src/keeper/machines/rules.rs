@@ -1,4 +1,4 @@
-//! What the keeper's state machines know of the backend.
+//! The figures of the backend that the keeper's state machines use.
 
 use std::time::Duration;
 

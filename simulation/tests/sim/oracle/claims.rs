@@ -22,9 +22,9 @@ pub(super) struct ClaimBook {
     /// Acquire calls, and how often the store has worked on one.
     pub(super) sent: u32,
     pub(super) served: u32,
-    /// Acquire calls without a clear answer.
+    /// Acquire calls without a clear reply.
     pub(super) open: u32,
-    /// Renewals without a clear answer.
+    /// Renewals without a clear reply.
     pub(super) open_renewals: u32,
     /// It was given back, and how that went.
     pub(super) releases: Option<Releases>,
@@ -66,7 +66,7 @@ impl Oracle {
         claim.process.get_or_insert_with(|| process.clone());
     }
 
-    /// The client has a clear answer to one acquire.
+    /// The client has a clear reply to one acquire.
     pub(crate) fn acquire_answered(&self, owner: &OwnerToken) {
         let now = self.now();
         if let Some(claim) = self.state().claims.get_mut(owner) {
@@ -109,8 +109,8 @@ impl Oracle {
             releases.in_doubt |= delivery == Delivery::InDoubt;
             (claim.open, releases.in_doubt)
         };
-        // An unanswered acquire is taken back at once when everybody leaves, and its own late answer takes it back a second
-        // time. A release without doubt takes no tombstone away, and `check_releases` sees that the other goes on.
+        // An unanswered acquire is withdrawn at once when everybody leaves, and its own late reply takes it back a second
+        // time. A release without doubt takes no tombstone away, and `check_releases` sees that the other continues.
         self.check(open == 0 || withdraws, Rule::Delivery, || {
             format!("claim {:016x} is released as sure with {open} acquires unanswered", id(owner))
         });
@@ -159,7 +159,7 @@ impl Oracle {
         }
     }
 
-    /// The client has a clear answer to one renewal.
+    /// The client has a clear reply to one renewal.
     pub(crate) fn renewal_answered(&self, owner: &OwnerToken) {
         if let Some(claim) = self.state().claims.get_mut(owner) {
             claim.open_renewals -= 1;
@@ -187,12 +187,12 @@ impl Oracle {
         self.state().claims.entry(*owner).or_default().confirmations += 1;
     }
 
-    /// The client has the answer that a claim is gone, to a renewal that it sent at that step.
+    /// The client has the reply that a claim is gone, to a renewal that it sent at that step.
     pub(crate) fn told_gone(&self, owner: &OwnerToken, sent: u64) {
         let now = self.now();
         let mut state = self.state();
         let claim = state.claims.entry(*owner).or_default();
-        // The renewal of a place may be worked on after the grant was pushed and the lease had ended again. Its answer is about
+        // The renewal of a place may be worked on after the grant was pushed and the lease had ended again. Its reply is about
         // a place, and the client drops it; the lease's own renewal tells, or its validity ends before.
         if claim.granted.is_some_and(|granted| granted < sent) {
             claim.gone.get_or_insert(now);

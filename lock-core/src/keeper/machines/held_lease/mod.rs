@@ -22,11 +22,11 @@ use crate::loss::{Loss, LossReason};
 use crate::terms::{Terms, period, validity_end};
 use crate::token::FencingToken;
 
-/// How a lease stands with its holder.
+/// The state of a lease for its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Held,
-    /// Released, or given up by its last guard.
+    /// Released, or dropped by its last guard.
     Released,
     Lost(Loss),
 }
@@ -56,7 +56,7 @@ pub struct HeldLease {
     token: FencingToken,
     place: PlaceNumber,
     terms: Terms,
-    /// The longest ttl that a request of the claim asked for: what is left of it at the store has ended by itself then.
+    /// The longest ttl that a request of the claim had: what is left of it at the store has ended by itself then.
     claim_ttl: Duration,
     granted: Stamp,
     phase: Phase,
@@ -64,7 +64,7 @@ pub struct HeldLease {
     /// What the store confirmed lasts until `max_hold` is reached: no renewal could prolong the hold.
     reaches_max_hold: bool,
     guards: u32,
-    /// Whether every request of the claim has an answer, but for the renewal that is under way.
+    /// Whether every request of the claim has a reply, but for the renewal that is in flight.
     delivery: Delivery,
     renewal: Renewal,
 }
@@ -79,12 +79,12 @@ enum Renewal {
 
 #[derive(Clone, Copy, Debug)]
 struct Active {
-    /// A renewal was sent then and has no answer.
+    /// A renewal was sent then and has no reply.
     in_flight: Option<Stamp>,
     failures: u32,
     /// The ttl of the last confirmation: it sets the pace of the next renewal and of what follows when that fails.
     confirmed: Duration,
-    /// It began as a place some time ago, or was asked for with a shorter ttl, and is yet to be renewed to its own ttl.
+    /// It began as a place some time ago, or was requested with a shorter ttl, and is yet to be renewed to its own ttl.
     top_up: bool,
     /// Its holder has released it within its `min_hold`. The store cannot let a single lease of a session expire, so it is renewed until
     /// then, and released.
@@ -131,7 +131,7 @@ impl HeldLease {
         &self.terms
     }
 
-    /// Asks the clock.
+    /// Reads the clock.
     pub fn check(&mut self, now: Stamp) -> Check {
         if self.phase != Phase::Held {
             return Check::Over(self.phase);
@@ -209,7 +209,7 @@ impl HeldLease {
         }
     }
 
-    /// The answer to a renewal of the lease.
+    /// The reply to a renewal of the lease.
     pub fn renewed(&mut self, rules: &Rules, answer: RenewReply, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         match answer {
             RenewReply::Renewed(confirmation) => self.confirmed(rules, &confirmation, now, out),
@@ -224,7 +224,7 @@ impl HeldLease {
         }
     }
 
-    /// The answer to a renewal of the place with this number, which has become a lease meanwhile. What it confirms counts for the lease.
+    /// The reply to a renewal of the place with this number, which has become a lease meanwhile. What it confirms counts for the lease.
     pub fn place_renewed(
         &mut self,
         rules: &Rules,
@@ -253,7 +253,7 @@ impl HeldLease {
         }
     }
 
-    /// The store pushes that the claim became a lease at a place, and it is one already.
+    /// The store reports that the claim became a lease at a place, and it is one already.
     pub fn grant_pushed(
         &mut self,
         rules: &Rules,
@@ -270,7 +270,7 @@ impl HeldLease {
         }
     }
 
-    /// The store says that the lease is gone.
+    /// The store reports that the lease is gone.
     pub fn gone(&mut self, out: &mut Outputs<LeaseOutput>) {
         let in_doubt = self.phase == Phase::Held && self.delivery == Delivery::InDoubt;
         if self.phase == Phase::Held {
@@ -393,7 +393,7 @@ impl HeldLease {
         }
     }
 
-    /// Takes a confirmation, unless the validity is over: a late answer never revives a lease.
+    /// Takes a confirmation, unless the validity is over: a late reply never revives a lease.
     fn prolong(
         &mut self,
         rules: &Rules,
@@ -435,7 +435,7 @@ impl HeldLease {
         }
     }
 
-    /// Renewal stops for good. One that is under way has no answer then.
+    /// Renewal stops for good. One that is in flight has no reply then.
     fn stop(&mut self, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(active) = std::mem::replace(&mut self.renewal, Renewal::Done) {
             if active.in_flight.is_some() {
@@ -455,13 +455,13 @@ impl HeldLease {
         until.is_some()
     }
 
-    /// How the lease is to end that is given up now.
+    /// How the lease is to end that is released now.
     fn ending(&self, now: Stamp) -> Ending {
         let run_out = self.min_hold_ends(now).map(|at| RunOut { at, place: self.place, begun: false });
         Ending { delivery: self.delivery, ttl: self.claim_ttl, run_out }
     }
 
-    /// When the lease may end that is given up within its `min_hold`.
+    /// When the lease may end that is released within its `min_hold`.
     fn min_hold_ends(&self, now: Stamp) -> Option<Stamp> {
         let at = self.granted.plus(self.terms.min_hold?);
         (at > now).then_some(at)
@@ -477,7 +477,7 @@ impl HeldLease {
         now < self.max_hold_ends() && !self.reaches_max_hold
     }
 
-    /// The ttl that a renewal asks for that is sent now: no more than what is left of `max_hold`, where leases have ttls of their own.
+    /// The ttl that a renewal requests that is sent now: no more than what is left of `max_hold`, where leases have ttls of their own.
     fn ttl_to_ask(&self, rules: &Rules, now: Stamp) -> Duration {
         let Terms { ttl, .. } = self.terms;
         if rules.sessions { ttl } else { rules.ttl(ttl.min(self.max_hold_ends().since(now))) }

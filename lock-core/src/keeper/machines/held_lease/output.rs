@@ -1,4 +1,4 @@
-//! What a [`HeldLease`](super::HeldLease) has the keeper do.
+//! The outputs of a [`HeldLease`](super::HeldLease).
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub enum LeaseOutput {
     Wake(Wake),
     /// The lease wants to be woken by then at the latest.
     WakeBy(Stamp),
-    /// The holder has given the lease up.
+    /// The holder has released the lease.
     Released,
     /// The lease is lost. The keeper notifies its holder.
     Lost(Loss),

@@ -1,4 +1,4 @@
-//! What is known of the claim that stands for a queue.
+//! What is known of the claim of a queue.
 
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ pub(super) struct CurrentClaim {
     /// The token of a grant of that place, which the store has pushed without a confirmation.
     pub(super) pushed: Option<FencingToken>,
     pub(super) delivery: Delivery,
-    /// The store may have a place or a lease of the claim, going by its answers.
+    /// The store may have a place or a lease of the claim, going by its replies.
     pub(super) at_store: bool,
     pub(super) failures: u32,
-    /// What was in the way of the last call's answer; none when it was answered.
+    /// Why the last call failed; none when it had a reply.
     pub(super) last_error: Option<Error>,
-    /// The backend reported a change while a call was under way: asks once more when that has ended.
+    /// The backend reported a change while a call was in flight: asks once more when that has ended.
     pub(super) recheck: bool,
 }
 
@@ -56,7 +56,7 @@ impl CurrentClaim {
         }
     }
 
-    /// For whoever is at the front.
+    /// A claim for the front.
     pub(super) fn of<T>(front: &Waiter<T>, now: Stamp) -> Self {
         Self::new(&front.terms, front.on_contention(), now)
     }
@@ -89,12 +89,12 @@ impl CurrentClaim {
         }
     }
 
-    /// The ttl that the store was asked for: of its place, if it has one.
+    /// The ttl that was requested last: that of its place, if it has one.
     pub(super) fn asked_ttl(&self, max_place_ttl: Duration) -> Duration {
         if self.confirmation.is_some() { self.place_ttl(max_place_ttl) } else { self.ttl }
     }
 
-    /// The ttl that a place is asked for.
+    /// The ttl to request for a place.
     fn place_ttl(&self, max_place_ttl: Duration) -> Duration {
         self.ttl.min(max_place_ttl)
     }

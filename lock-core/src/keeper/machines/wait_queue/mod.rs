@@ -1,4 +1,4 @@
-//! The acquires of one client for one lock, and the claim that stands for them at the store, as a pure state machine: inputs and the time
+//! The acquires of one client for one lock, and their claim at the store, as a pure state machine: inputs and the time
 //! go in, [`QueueOutput`]s come out. It knows no store, clock, lock or source of randomness.
 //!
 //! The local queue is first come, first served. Whoever is at the front when the claim is granted gets the lease; those behind it get a
@@ -24,24 +24,24 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
 use crate::token::FencingToken;
 
-/// Exists while somebody waits. `T` is the channel of an acquire's outcome.
+/// Exists while an acquire waits. `T` is the channel of an acquire's outcome.
 #[derive(Clone, Debug)]
 pub struct WaitQueue<T> {
     waiters: Waiters<T>,
     claim: CurrentClaim,
     phase: Phase,
-    /// When the newest request was sent that the store has answered since somebody began to wait.
+    /// When the newest request was sent that has had a reply since an acquire began to wait.
     answered: Option<Stamp>,
-    /// Until then an acquire without an answer may have taken effect: of this claim, or of an earlier one of the queue.
+    /// Until then an acquire without a reply may have taken effect: of this claim, or of an earlier one of the queue.
     in_doubt_until: Stamp,
 }
 
 /// What the claim waits for.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// The answer to an acquire that was sent then.
+    /// The reply to an acquire that was sent then.
     Acquiring { since: Stamp },
-    /// Its turn: it has a place at the store. The answer to a renewal that was sent then may be outstanding.
+    /// Its turn: it has a place at the store. The reply to a renewal that was sent then may be outstanding.
     Queued { renewal: Option<Stamp> },
     /// The time of the next acquire.
     Retrying,
@@ -77,7 +77,7 @@ impl<T> WaitQueue<T> {
             // From now on somebody depends on a first attempt whose future may never be polled again.
             Phase::Acquiring { since } => out.wake_at(since.plus(rules.call_bound)),
             Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(confirm_after)),
-            // What its answer confirms is compared with what the waiters need.
+            // What its reply confirms is compared with what the waiters need.
             Phase::Queued { renewal: Some(_) } => {}
         }
         Ok(())
@@ -107,7 +107,7 @@ impl<T> WaitQueue<T> {
         } else if self.is_outdated(rules) {
             match self.phase {
                 Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(now)),
-                // The answer, or its absence, comes first.
+                // The reply, or its absence, comes first.
                 Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => {}
             }
         }
@@ -123,7 +123,7 @@ impl<T> WaitQueue<T> {
         out.push(QueueOutput::Finished);
     }
 
-    /// The answer to the acquire of the claim.
+    /// The reply to the acquire of the claim.
     pub fn acquired(
         &mut self,
         rules: &Rules,
@@ -180,7 +180,7 @@ impl<T> WaitQueue<T> {
         self.retry_at(now, Wake::at(now), out);
     }
 
-    /// The answer to a renewal of the place with this number.
+    /// The reply to a renewal of the place with this number.
     pub fn renewed(
         &mut self,
         rules: &Rules,
@@ -190,7 +190,7 @@ impl<T> WaitQueue<T> {
         out: &mut Outputs<QueueOutput<T>>,
     ) {
         let Phase::Queued { .. } = self.phase else {
-            // An acquire has followed it: its answer is newer.
+            // An acquire has followed it: its reply is newer.
             return;
         };
         self.phase = Phase::Queued { renewal: None };
@@ -200,7 +200,7 @@ impl<T> WaitQueue<T> {
                 self.queued(rules, confirmation, retry_after, now, out);
             }
             RenewReply::Granted(grant) => self.granted(rules, grant, now, out),
-            // About a place that is gone since longer: the answer about the present one is asked for.
+            // About a place that is gone since longer: the queue requests the state of the present one.
             RenewReply::Lost | RenewReply::Free if asked < self.claim.place => out.wake_at(now),
             RenewReply::Free => {
                 self.claim.at_store = false;
@@ -221,8 +221,8 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// The store pushes that a place became a lease. It does not say when, so the validity counts from the newest confirmation of this
-    /// very place. Without a live one the answer that is under way comes first, as that of the acquire which the push has overtaken, or
+    /// The store reports that a place became a lease. It does not say when, so the validity counts from the newest confirmation of this
+    /// very place. Without a live one the reply that is in flight comes first, as that of the acquire which the push has overtaken, or
     /// the place is renewed.
     pub fn grant_pushed(
         &mut self,
@@ -307,7 +307,7 @@ impl<T> WaitQueue<T> {
     /// The front gets the lease, and those behind it get a claim of their own.
     fn granted(&mut self, rules: &Rules, grant: Grant, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         if grant.confirmation.place < self.claim.place {
-            // An answer about a place that is gone.
+            // A reply about a place that is gone.
             return self.retry_at(now, Wake::at(now), out);
         }
         let Some(front) = self.waiters.front() else { return };
@@ -350,7 +350,7 @@ impl<T> WaitQueue<T> {
         out.wake_at(now.plus(rules.call_bound));
     }
 
-    /// Withdraws the claim, where the store may have anything of it. What a first acquire under way leaves at the store is seen from its
+    /// Withdraws the claim, where the store may have anything of it. What a first acquire in flight leaves at the store is seen from its
     /// answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
     fn withdraw(&self, rules: &Rules, out: &mut Outputs<QueueOutput<T>>) {
         let (delivery, ttl) = (self.delivery(), self.claim.ttl);
@@ -420,7 +420,7 @@ impl<T> WaitQueue<T> {
         out.push(QueueOutput::Wake(Wake::after(now, pause)));
     }
 
-    /// The next acquire of the claim is due then, or when somebody needs an answer before.
+    /// The next acquire of the claim is due then, or when somebody needs a reply before.
     fn retry_at(&mut self, now: Stamp, wake: Wake, out: &mut Outputs<QueueOutput<T>>) {
         self.phase = Phase::Retrying;
         if std::mem::take(&mut self.claim.recheck) {
@@ -430,20 +430,20 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// The store has answered a request that was sent then.
+    /// The store has replied to a request that was sent then.
     fn answer(&mut self, sent: Stamp) {
         self.answered = self.answered.max(Some(sent));
         self.claim.failures = 0;
         self.claim.last_error = None;
     }
 
-    /// An acquire of the claim has no answer.
+    /// An acquire of the claim has no reply.
     fn doubt(&mut self, now: Stamp) {
         self.claim.delivery = Delivery::InDoubt;
         self.in_doubt_until = now.plus(self.claim.ttl);
     }
 
-    /// When the request was sent from whose answer the state of the lock is known: of the place, where there is one.
+    /// When the request was sent from whose reply the state of the lock is known: of the place, where there is one.
     fn newest_answer(&self) -> Option<Stamp> {
         self.claim.confirmation.map_or(self.answered, |newest| Some(newest.sent))
     }
@@ -452,7 +452,7 @@ impl<T> WaitQueue<T> {
         self.waiters.confirmation_due(self.newest_answer()?)
     }
 
-    /// A call that is under way has no answer either.
+    /// A call that is in flight has no reply either.
     fn delivery(&self) -> Delivery {
         match self.phase {
             Phase::Acquiring { .. } | Phase::Queued { renewal: Some(_) } => Delivery::InDoubt,

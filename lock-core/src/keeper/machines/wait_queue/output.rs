@@ -1,4 +1,4 @@
-//! What a [`WaitQueue`](super::WaitQueue) has the keeper do.
+//! The outputs of a [`WaitQueue`](super::WaitQueue).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::terms::Terms;
 /// To be carried out in order. "The claim" is the present one, up to the next [`NewClaim`](Self::NewClaim).
 #[derive(Clone, Debug)]
 pub enum QueueOutput<T> {
-    /// A new claim stands for the queue from now on.
+    /// The queue has a new claim from now on.
     NewClaim,
     /// Sends an acquire of the claim.
     Acquire(AcquireCall),
@@ -19,7 +19,7 @@ pub enum QueueOutput<T> {
     Renew { place: PlaceNumber, ttl: Duration },
     /// Withdraws the claim, beginning at once.
     Withdraw { delivery: Delivery, ttl: Duration },
-    /// Leaves the claim to the acquire that is under way, and withdraws it when that has no answer at `overdue`.
+    /// Leaves the claim to the acquire that is in flight, and withdraws it when that has no reply at `overdue`.
     WithdrawOverdue { delivery: Delivery, ttl: Duration, overdue: Stamp },
     /// The claim has become a lease, which these acquires share.
     Granted { start: Start, to: Vec<T> },
@@ -33,7 +33,7 @@ pub enum QueueOutput<T> {
     Watch,
     /// For logs and counters.
     Note(QueueNote),
-    /// Nobody waits any more.
+    /// No acquire waits any more.
     Finished,
 }
 
@@ -54,7 +54,7 @@ pub struct AcquireCall {
 pub struct Start {
     pub grant: Grant,
     pub terms: Terms,
-    /// The ttl that the acquires of its claim asked for.
+    /// The ttl that the acquires of its claim requested.
     pub asked: Duration,
     pub delivery: Delivery,
     /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.

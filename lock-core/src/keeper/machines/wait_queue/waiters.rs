@@ -108,7 +108,7 @@ impl<T> Waiters<T> {
         self.0.drain(..).flat_map(|waiter| waiter.acquires).map(|acquire| acquire.to)
     }
 
-    /// When the store has to be asked for those whose wait ends soon, if its newest answer is to a request that was sent at `newest`.
+    /// When the store has to be asked for those whose wait ends soon, if its newest reply is to a request that was sent at `newest`.
     pub(super) fn confirmation_due(&self, newest: Stamp) -> Option<Stamp> {
         let acquires = self.0.iter().flat_map(|waiter| &waiter.acquires);
         acquires.map(|acquire| acquire.confirm_after).filter(|after| *after > newest).min()
