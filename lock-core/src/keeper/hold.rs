@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::lease::{Held, Lease};
 use super::machines::disposal::{Ending, Why};
-use super::machines::held_lease::GivenUp;
+use super::machines::held_lease::ReleaseDecision;
 use super::report::Reports;
 use super::{LeaseKeeper, State};
 use crate::backend::{Claim, Delivery};
@@ -52,12 +52,12 @@ impl Hold {
         let timer = timer(self.keeper.call_bound())?;
         self.open = false;
         let keeper = &self.keeper;
-        let Some(end) = keeper.give_up(&self.lease) else { return Ok(()) };
+        let Some(end) = keeper.drop_share(&self.lease) else { return Ok(()) };
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
         let ending = match end {
-            GivenUp::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
-            GivenUp::HeldOver => return Ok(()),
-            GivenUp::Now(ending) => ending,
+            ReleaseDecision::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
+            ReleaseDecision::HeldOver => return Ok(()),
+            ReleaseDecision::Now(ending) => ending,
         };
         // Counted as long as a caller waits for it; from then on the keeper has a withdrawal for it.
         let _open = keeper.clone().open_call();
@@ -81,7 +81,7 @@ impl Drop for Hold {
         if !std::mem::replace(&mut self.open, false) {
             return;
         }
-        if let Some(GivenUp::Now(ending)) = self.keeper.give_up(&self.lease) {
+        if let Some(ReleaseDecision::Now(ending)) = self.keeper.drop_share(&self.lease) {
             self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending, Why::Release));
         }
     }
@@ -130,12 +130,12 @@ impl LeaseKeeper {
     }
 
     /// A share goes. For the last one renewal stops. Returns how the lease is to end.
-    fn give_up(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<GivenUp> {
+    fn drop_share(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<ReleaseDecision> {
         if !lock(&lease.machine).drop_guard() {
             return None;
         }
         self.with_state(|state, effects| {
-            self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.give_up(rules, now, out))
+            self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.release(rules, now, out))
         })
     }
 }

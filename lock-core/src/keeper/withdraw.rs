@@ -65,7 +65,7 @@ impl LeaseKeeper {
                 self.wake_at(state, id, wake);
                 Some((claim, ending))
             }
-            Due::GivenUp => {
+            Due::TimedOut => {
                 state.reports.warn(claim.name(), Report::WithdrawGivenUp);
                 state.unanswered += 1;
                 self.withdrawal_done(state, id);

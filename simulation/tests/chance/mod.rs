@@ -1,4 +1,4 @@
-//! Chance that can be replayed: the same seed gives the same numbers on every machine and in every version.
+//! Random numbers that can be replayed: the same seed gives the same numbers on every machine and in every version.
 #![allow(dead_code, reason = "not every test target that shares it draws in every way")]
 
 use std::time::Duration;

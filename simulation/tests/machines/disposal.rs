@@ -59,7 +59,7 @@ proptest! {
                             wake = exactly(next);
                             prop_assert!(wake > at(now));
                         }
-                        Due::GivenUp => {
+                        Due::TimedOut => {
                             prop_assert!(calls > 0 && at(now) > at(begin).plus(TTL));
                             return Ok(());
                         }

@@ -2,7 +2,7 @@
 
 use leasehold_core::FencingToken;
 use leasehold_core::backend::{Delivery, Grant, LeaseKind, PlaceNumber, Stamp};
-use leasehold_core::machines::{Check, GivenUp, HeldLease, LeaseOutput, Outputs, Phase, Start};
+use leasehold_core::machines::{Check, HeldLease, LeaseOutput, Outputs, Phase, ReleaseDecision, Start};
 use proptest::prelude::*;
 
 use crate::{Reply, TTL, at, confirmation, exactly, replies, rules, terms};
@@ -147,11 +147,11 @@ proptest! {
                     seen.guards = false;
                     prop_assert!(lease.drop_guard() && !lease.share());
                     let ended = seen.ends == 1;
-                    let given_up = lease.give_up(&rules, at(now), &mut out);
+                    let given_up = lease.release(&rules, at(now), &mut out);
                     if ended {
-                        prop_assert!(matches!(given_up, Some(GivenUp::Lost(_))));
+                        prop_assert!(matches!(given_up, Some(ReleaseDecision::Lost(_))));
                     }
-                    if let Some(GivenUp::Now(ending)) = given_up {
+                    if let Some(ReleaseDecision::Now(ending)) = given_up {
                         prop_assert!(ending.ttl >= TTL);
                         prop_assert!(!in_doubt || ending.delivery == Delivery::InDoubt);
                     }

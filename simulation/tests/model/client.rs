@@ -4,8 +4,8 @@ use leasehold_core::backend::{
     AcquireOutcome, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, RenewReply, Stamp,
 };
 use leasehold_core::machines::{
-    Disposal, Due, EndCall, Ended, Ending, GivenUp, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput, Rules,
-    Terms, WaitQueue, Why,
+    Disposal, Due, EndCall, Ended, Ending, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput,
+    ReleaseDecision, Rules, Terms, WaitQueue, Why,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken};
 
@@ -105,7 +105,7 @@ impl Client {
     }
 
     /// Nothing is left of a process that is killed.
-    pub(super) fn die(&mut self) {
+    pub(super) fn kill(&mut self) {
         *self = Self { enters_left: 0, sends_left: 0, queue: None, is_dead: true, ..self.clone() };
         self.leases.clear();
         self.disposals.clear();
@@ -167,7 +167,7 @@ impl Client {
                     EndCall::RunOut { .. } => unreachable!("no lease has a min_hold"),
                 }
             }
-            Due::GivenUp => self.disposals.retain(|closing| closing.claim != claim),
+            Due::TimedOut => self.disposals.retain(|closing| closing.claim != claim),
         }
     }
 
@@ -204,7 +204,7 @@ impl Client {
     }
 
     /// The holder gives its lease up.
-    pub(super) fn give_up(&mut self, scene: &mut Scene<'_>, claim: u8) {
+    pub(super) fn release_lease(&mut self, scene: &mut Scene<'_>, claim: u8) {
         let (rules, now) = (scene.rules(), scene.stamp());
         let mut ending = None;
         self.leases.iter_mut().filter(|lease| lease.claim == claim).for_each(|lease| lease.given_up = true);
@@ -212,7 +212,7 @@ impl Client {
             if !lease.drop_guard() {
                 return;
             }
-            if let Some(GivenUp::Now(at_once)) = lease.give_up(&rules, now, out) {
+            if let Some(ReleaseDecision::Now(at_once)) = lease.release(&rules, now, out) {
                 ending = Some(at_once);
             }
         });
@@ -221,7 +221,7 @@ impl Client {
         }
     }
 
-    pub(super) fn hear(&mut self, scene: &mut Scene<'_>, request: Request, reply: Reply) {
+    pub(super) fn receive(&mut self, scene: &mut Scene<'_>, request: Request, reply: Reply) {
         let (rules, now, claim) = (scene.rules(), scene.stamp(), request.claim);
         if reply != Reply::Unknown && !self.answered.contains(&claim) {
             self.answered.push(claim);
@@ -274,7 +274,7 @@ impl Client {
     }
 
     /// Takes a pushed grant. It says nothing about when the lease began.
-    pub(super) fn hear_push(&mut self, scene: &mut Scene<'_>, push: Push) {
+    pub(super) fn receive_push(&mut self, scene: &mut Scene<'_>, push: Push) {
         let (rules, now) = (scene.rules(), scene.stamp());
         let place = self.place(scene, push.place);
         let own = scene.is(Sabotage::ValidityFromThePush).then(|| Confirmation {

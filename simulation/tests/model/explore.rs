@@ -182,9 +182,9 @@ impl State {
             Step::Enter { client } => next.with(world, client, Client::enter)?,
             Step::Cancel { client } => next.with(world, client, Client::cancel)?,
             Step::Release { claim } => {
-                next.with(world, client_of(claim), |client, scene| client.give_up(scene, claim))?;
+                next.with(world, client_of(claim), |client, scene| client.release_lease(scene, claim))?;
             }
-            Step::Die { client } => next.clients[client].die(),
+            Step::Die { client } => next.clients[client].kill(),
             Step::Fire { client, timer } => next.with(world, client, |client, scene| client.fire(scene, timer))?,
             Step::Serve(request) => {
                 remove(&mut next.requests, &request);
@@ -200,19 +200,19 @@ impl State {
                 remove(&mut next.requests, &request);
                 add(&mut next.requests, Request { is_abandoned: true, ..request });
                 next.with(world, client_of(request.claim), |client, scene| {
-                    client.hear(scene, request, Reply::Unknown)
+                    client.receive(scene, request, Reply::Unknown)
                 })?;
             }
             Step::Hear(request, reply) => {
                 remove(&mut next.replies, &(request, reply));
-                next.with(world, client_of(request.claim), |client, scene| client.hear(scene, request, reply))?;
+                next.with(world, client_of(request.claim), |client, scene| client.receive(scene, request, reply))?;
             }
             Step::HearPush(push) => {
                 remove(&mut next.pushes, &push);
-                next.with(world, client_of(push.claim), |client, scene| client.hear_push(scene, push))?;
+                next.with(world, client_of(push.claim), |client, scene| client.receive_push(scene, push))?;
             }
         }
-        next.forget_what_nobody_hears();
+        next.drop_unreceived_replies();
         let holders: usize = next.clients.iter().map(|client| client.holds(next.now)).sum();
         if holders > 1 {
             return Err(Broken::Exclusion);
@@ -249,7 +249,7 @@ impl State {
         scene.sent.tokens.into_iter().try_for_each(|token| note_token(&mut self.highest, token))
     }
 
-    fn forget_what_nobody_hears(&mut self) {
+    fn drop_unreceived_replies(&mut self) {
         let clients = &self.clients;
         self.replies.retain(|(request, _)| !clients[client_of(request.claim)].is_dead && !request.is_abandoned);
         self.pushes.retain(|push| !clients[client_of(push.claim)].is_dead);

@@ -38,7 +38,7 @@ fn settle(world: &World, state: &mut State) -> Result<(), Broken> {
         let before = act(world, state, |client, scene| {
             let claims: Vec<_> = client.given().collect();
             let acts = !claims.is_empty();
-            claims.into_iter().for_each(|claim| client.give_up(scene, claim));
+            claims.into_iter().for_each(|claim| client.release_lease(scene, claim));
             let timer = client.timers(scene.now).first().copied();
             timer.into_iter().for_each(|timer| client.fire(scene, timer));
             acts || timer.is_some()
@@ -65,7 +65,7 @@ fn act(
             let (reply, _) = serve(world, &mut state.record, request, now)?;
             let mut scene = Scene { world, now, sent: Sent::default() };
             if let Some(reply) = reply {
-                state.clients[client_of(request.claim)].hear(&mut scene, request, reply);
+                state.clients[client_of(request.claim)].receive(&mut scene, request, reply);
             }
             open.extend(scene.sent.requests);
         }

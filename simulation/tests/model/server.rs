@@ -18,7 +18,7 @@ pub(super) fn serve(
     now: u8,
 ) -> Result<(Option<Reply>, Vec<Push>), Broken> {
     let mut handoffs = Vec::new();
-    let had = standing_until(record, request.claim, now).is_some();
+    let had = lasts_until(record, request.claim, now).is_some();
     let places: Vec<_> = record.places.iter().map(|place| (place.party, place.until)).collect();
     let reply = match world.sabotage {
         Some(sabotage) => broken(world, sabotage, record, request, now, &mut handoffs),
@@ -68,7 +68,7 @@ fn broken(
     handoffs: &mut Vec<LeaseRecord<u8>>,
 ) -> Option<Reply> {
     let Request { claim, verb, .. } = request;
-    let before = standing_until(record, claim, now);
+    let before = lasts_until(record, claim, now);
     let is_free = record.live_lease(at(now)).is_none();
     let mut rules = |record: &mut Record| by_the_rules(world, record, request, now, handoffs);
     let reply = match (sabotage, verb) {
@@ -143,7 +143,7 @@ fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Br
     if record.live_lease(at(now)).is_none() && record.live_places(at(now)).next().is_some() {
         return Err(Broken::Unserved);
     }
-    let has = standing_until(record, request.claim, now).is_some();
+    let has = lasts_until(record, request.claim, now).is_some();
     if matches!(request.verb, Verb::Renew { .. }) && has && !had {
         return Err(Broken::Created);
     }
@@ -163,7 +163,7 @@ fn never() -> Stamp {
 }
 
 /// Until when the lease or place of a claim lasts, if it has one.
-fn standing_until(record: &Record, claim: u8, now: u8) -> Option<Stamp> {
+fn lasts_until(record: &Record, claim: u8, now: u8) -> Option<Stamp> {
     let lease = record.live_lease(at(now)).filter(|lease| lease.party == claim).map(|lease| lease.until);
     lease.or_else(|| record.live_places(at(now)).find(|place| place.party == claim).map(|place| place.until))
 }

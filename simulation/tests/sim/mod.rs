@@ -1,8 +1,8 @@
 //! The simulation: clients of lock-core on a simulated clock and a simulated network, with an oracle that sees everything.
 //!
 //! One run is one seed, one thread and one paused tokio runtime, and nothing in it depends on anything else. True time is
-//! the runtime's, and the store's clock shows it. Storms, in which clocks drift, processes pause, lines are cut and
-//! messages are lost, late or doubled, take turns with calms, in which everybody has to be served and nothing may be left.
+//! the runtime's, and the store's clock shows it. Phases with faults, in which clocks drift, processes pause, connections break and
+//! messages are lost, late or doubled, alternate with quiet phases, in which every waiter is served and nothing may be left.
 
 mod oracle;
 mod process;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::oracle::Oracle;
 pub(crate) use self::oracle::{Rule, Violation};
 use self::process::{ClockFault, LONGEST_SLEEP, Process, TRUE_RATE};
-use self::wire::{CALM_TRIP, LATEST, Weather, Wire};
+use self::wire::{LATEST, Network, QUIET_LATENCY, Wire};
 use crate::chance::Chance;
 
 /// What is simulated.
@@ -32,7 +32,7 @@ pub(crate) struct Scenario {
     pub(crate) store_forgets: bool,
 }
 
-/// Bugs that are planted, to see that the oracle sees them.
+/// Bugs that are introduced to show that the oracle detects them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sabotage {
     // In the backend.
@@ -82,7 +82,7 @@ pub(crate) struct World {
     names: Vec<LockName>,
     ttl: Duration,
     chance: Mutex<Chance>,
-    weather: Mutex<Weather>,
+    network: Mutex<Network>,
     /// The store stands still until then.
     stalled_until: Mutex<Option<Instant>>,
 }
@@ -139,18 +139,18 @@ async fn simulate(scenario: Scenario, keeps_lines: bool) -> Arc<World> {
         names,
         ttl,
         chance: Mutex::new(chance),
-        weather: Mutex::new(Weather::CALM),
+        network: Mutex::new(Network::QUIET),
         stalled_until: Mutex::default(),
     });
     let machines: Vec<_> = (0..machines as u64).map(|index| Arc::new(Machine::new(&world, start, index))).collect();
     for _ in 0..2 {
-        storm(&world, &machines).await;
-        calm(&world, &machines).await;
+        fault_phase(&world, &machines).await;
+        quiet_phase(&world, &machines).await;
         if world.oracle.violation().is_some() {
             break;
         }
     }
-    user::vigil(&world, &machines[0]).await;
+    user::long_hold(&world, &machines[0]).await;
     drop(machines);
     // A withdraw that nobody answered continues for a ttl; a call that hangs, for ten bounds at most.
     sleep(world.ttl + LATEST + Duration::from_secs(40)).await;
@@ -158,17 +158,17 @@ async fn simulate(scenario: Scenario, keeps_lines: bool) -> Arc<World> {
 }
 
 /// A time in which anything may happen.
-async fn storm(world: &Arc<World>, machines: &[Arc<Machine>]) {
-    let (length, weather) = {
+async fn fault_phase(world: &Arc<World>, machines: &[Arc<Machine>]) {
+    let (length, network) = {
         let mut chance = world.chance();
-        let weather = Weather {
+        let network = Network {
             lost: chance.pick(&[0, 2, 20, 150]),
             late: chance.pick(&[0, 2, 20, 100]),
             doubled: chance.pick(&[0, 10, 100]),
         };
-        (world.ttl * chance.pick(&[2, 3, 4, 6, 12]), weather)
+        (world.ttl * chance.pick(&[2, 3, 4, 6, 12]), network)
     };
-    *world.weather.lock().expect("no panic while it is locked") = weather;
+    *world.network.lock().expect("no panic while it is locked") = network;
     let end = Instant::now() + length;
     let mut tasks = Vec::new();
     for machine in machines {
@@ -176,10 +176,10 @@ async fn storm(world: &Arc<World>, machines: &[Arc<Machine>]) {
         for _ in 0..users {
             tasks.push(tokio::spawn(user::live(world.clone(), machine.clone(), end)));
         }
-        tasks.push(tokio::spawn(trouble(world.clone(), machine.clone(), end)));
+        tasks.push(tokio::spawn(inject_faults(world.clone(), machine.clone(), end)));
     }
     tasks.push(tokio::spawn(stall(world.clone(), end)));
-    tasks.push(tokio::spawn(look(world.clone(), end)));
+    tasks.push(tokio::spawn(check_all(world.clone(), end)));
     if world.store_forgets {
         tasks.push(tokio::spawn(forget(world.clone(), end)));
     }
@@ -189,7 +189,7 @@ async fn storm(world: &Arc<World>, machines: &[Arc<Machine>]) {
 }
 
 /// Has the oracle look at all locks at any moment until `end`, whatever is still on its way.
-async fn look(world: Arc<World>, end: Instant) {
+async fn check_all(world: Arc<World>, end: Instant) {
     while Instant::now() < end {
         let pause = world.chance().spread(20, 4000);
         sleep(pause.min(end - Instant::now())).await;
@@ -197,8 +197,8 @@ async fn look(world: Arc<World>, end: Instant) {
     }
 }
 
-/// What happens to a machine during a storm.
-async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
+/// What happens to a machine during a fault phase.
+async fn inject_faults(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
     let longest = (world.ttl * 3).as_millis() as u64;
     let mean = world.ttl.as_millis() as u64;
     while Instant::now() < end {
@@ -207,7 +207,7 @@ async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
             (chance.spread(mean / 8, mean * 4), chance.below(10), chance.spread(5, longest))
         };
         sleep(quiet).await;
-        world.oracle.note("trouble", machine.index, kind as u64);
+        world.oracle.note("fault", machine.index, kind as u64);
         match kind {
             // The process is stopped, or the whole machine is suspended.
             0..=2 => {
@@ -227,7 +227,7 @@ async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
                 machine.process.cut(length);
                 sleep(length).await;
                 machine.process.awake().await;
-                machine.process.tell(Event::Resync);
+                machine.process.notify(Event::Resync);
             }
             6..=7 => {
                 let [slow, fast] = RATES;
@@ -241,11 +241,11 @@ async fn trouble(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
             _ => {
                 let name = world.chance().below(world.names.len());
                 machine.process.awake().await;
-                machine.process.tell(Event::Changed(world.names[name].clone()));
+                machine.process.notify(Event::Changed(world.names[name].clone()));
             }
         }
     }
-    // The calm begins with a line and a clock in order, so that its bounds are exact.
+    // The quiet phase begins with a working connection and clock, so that its bounds are exact.
     machine.process.cut(Duration::ZERO);
     machine.process.set_rate(TRUE_RATE);
 }
@@ -279,19 +279,19 @@ async fn forget(world: Arc<World>, end: Instant) {
 }
 
 /// A time in which everybody is served, and nothing is left in the end.
-async fn calm(world: &Arc<World>, machines: &[Arc<Machine>]) {
-    *world.weather.lock().expect("no panic while it is locked") = Weather::CALM;
+async fn quiet_phase(world: &Arc<World>, machines: &[Arc<Machine>]) {
+    *world.network.lock().expect("no panic while it is locked") = Network::QUIET;
     settle(world, machines).await;
 
-    // A herd: each release serves the next one at once.
+    // All contend: each release serves the next one at once.
     world.oracle.slowest_handoff();
-    let herd: Vec<_> =
-        machines.iter().map(|machine| tokio::spawn(user::herd(world.clone(), machine.clone()))).collect();
-    for task in herd {
+    let contenders: Vec<_> =
+        machines.iter().map(|machine| tokio::spawn(user::contend(world.clone(), machine.clone()))).collect();
+    for task in contenders {
         task.await.expect("no task of a run panics");
     }
     // The release, the push, and a place whose renewal was on its way.
-    let (slowest, bound) = (world.oracle.slowest_handoff(), CALM_TRIP * 4 + Duration::from_millis(10));
+    let (slowest, bound) = (world.oracle.slowest_handoff(), QUIET_LATENCY * 4 + Duration::from_millis(10));
     world.oracle.check(slowest <= bound, Rule::Served, || format!("a handoff took {slowest:?}"));
 
     user::takeover(world, &machines[0], &machines[1]).await;
@@ -301,7 +301,7 @@ async fn calm(world: &Arc<World>, machines: &[Arc<Machine>]) {
 /// Goes on looking until the last late message has arrived and the last withdrawn claim has run out. Only then may nothing be
 /// left: a late copy of a request that was answered can take a lock for a ttl.
 async fn settle(world: &Arc<World>, machines: &[Arc<Machine>]) {
-    look(world.clone(), Instant::now() + world.ttl + LATEST + Duration::from_secs(5)).await;
+    check_all(world.clone(), Instant::now() + world.ttl + LATEST + Duration::from_secs(5)).await;
     let resource_counts = world.store.resource_counts();
     world.oracle.check(resource_counts.leases + resource_counts.places == 0, Rule::NothingLeft, || {
         format!("the store has {resource_counts:?}")
@@ -318,20 +318,20 @@ impl World {
         self.chance.lock().expect("no panic while it is locked")
     }
 
-    fn weather(&self) -> Weather {
-        *self.weather.lock().expect("no panic while it is locked")
+    fn network(&self) -> Network {
+        *self.network.lock().expect("no panic while it is locked")
     }
 
     /// How long a message is in flight; `None` when it gets lost.
-    fn trip(&self) -> Option<Duration> {
-        let weather = self.weather();
+    fn latency(&self) -> Option<Duration> {
+        let network = self.network();
         let mut chance = self.chance();
-        if chance.permille(weather.lost) {
+        if chance.permille(network.lost) {
             None
-        } else if chance.permille(weather.late) {
+        } else if chance.permille(network.late) {
             Some(chance.spread(5, LATEST.as_millis() as u64))
         } else {
-            Some(chance.between(0, CALM_TRIP.as_millis() as u64))
+            Some(chance.between(0, QUIET_LATENCY.as_millis() as u64))
         }
     }
 
@@ -344,12 +344,12 @@ impl World {
     }
 
     fn doubles(&self) -> bool {
-        let doubled = self.weather().doubled;
+        let doubled = self.network().doubled;
         self.chance().permille(doubled)
     }
 
     fn loses(&self) -> bool {
-        let lost = self.weather().lost;
+        let lost = self.network().lost;
         self.chance().permille(lost)
     }
 }

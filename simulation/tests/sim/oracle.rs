@@ -224,7 +224,7 @@ impl Oracle {
         state.claims.values_mut().for_each(|claim| claim.withdrawn = false);
     }
 
-    /// Holds everybody's belief about a lock against the others' and the store's.
+    /// Holds everybody's known about a lock against the others' and the store's.
     pub(crate) fn look(&self, name: &LockName) {
         let guards: Vec<_> = {
             let state = self.state();
@@ -253,12 +253,12 @@ impl Oracle {
             });
         }
         if let Some(token) = kept {
-            self.look_for_its_holder(name, token);
+            self.check_holder(name, token);
         }
     }
 
     /// Whether somebody still wants the lease that the store has, or gives it back.
-    fn look_for_its_holder(&self, name: &LockName, token: u64) {
+    fn check_holder(&self, name: &LockName, token: u64) {
         let now = self.now();
         let (owner, quiet) = {
             let mut state = self.state();

@@ -1,4 +1,4 @@
-//! A process of the simulation: a clock that drifts, pauses and suspends in which nothing runs, a line that can be cut.
+//! A process of the simulation: a clock that drifts, pauses and suspends in which nothing runs, a connection that can be closed.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -156,7 +156,7 @@ impl Process {
     }
 
     /// Tells the newest client something of which it knows nothing, as after a reconnect.
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn notify(&self, event: Event) {
         let core = self.state().core.clone();
         if let Some(core) = core {
             core.event(event);

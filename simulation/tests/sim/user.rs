@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::oracle::{Rule, id};
 use super::process::Process;
-use super::wire::CALM_TRIP;
+use super::wire::QUIET_LATENCY;
 use super::{Machine, RATES, Sabotage, World};
 
 /// Timers have whole milliseconds.
@@ -108,11 +108,11 @@ async fn hold_for(world: &Arc<World>, machine: &Machine, guard: &LockGuard, leng
     // The oracle must not look in `lost()`'s place: it is polled again only when the keeper has something to tell.
     let mut lost = pin!(guard.lost());
     loop {
-        let belief = Belief::of(world, process, guard, &owner);
+        let known = KnownValidity::of(world, process, guard, &owner);
         let next = (end.saturating_duration_since(Instant::now())).min(world.chance().spread(40, 20_000));
         // Not just when the validity ends: a look then would hide that nobody told.
-        let look = if belief.ends_within(process, next + TIMER * 2) {
-            process.sleep_time(belief.valid_until) + TELL
+        let look = if known.ends_within(process, next + TIMER * 2) {
+            process.sleep_time(known.valid_until) + TELL
         } else {
             next
         };
@@ -126,10 +126,10 @@ async fn hold_for(world: &Arc<World>, machine: &Machine, guard: &LockGuard, leng
         match told {
             Ok(loss) => {
                 oracle.note("told", id(&owner), loss.reason as u64);
-                belief.check_told(world, process, guard, loss.reason);
+                known.check_reported(world, process, guard, loss.reason);
                 return;
             }
-            Err(_) => belief.check_untold(world, process, &owner),
+            Err(_) => known.check_unreported(world, process, &owner),
         }
         oracle.look(guard.name());
         if Instant::now() >= end {
@@ -139,13 +139,13 @@ async fn hold_for(world: &Arc<World>, machine: &Machine, guard: &LockGuard, leng
 }
 
 /// What a holder knew of its validity at its last look.
-struct Belief {
+struct KnownValidity {
     looked: Duration,
     valid_until: Stamp,
     confirmations: u64,
 }
 
-impl Belief {
+impl KnownValidity {
     fn of(world: &World, process: &Process, guard: &LockGuard, owner: &OwnerToken) -> Self {
         let confirmations = world.oracle.confirmations(owner);
         Self { looked: world.oracle.now(), valid_until: process.now().plus(guard.validity()), confirmations }
@@ -155,7 +155,7 @@ impl Belief {
         process.sleep_time(self.valid_until) <= time + Duration::from_millis(5)
     }
 
-    fn check_told(&self, world: &World, process: &Process, guard: &LockGuard, reason: LossReason) {
+    fn check_reported(&self, world: &World, process: &Process, guard: &LockGuard, reason: LossReason) {
         let (oracle, now) = (&world.oracle, process.now());
         let token = guard.fencing_token();
         oracle.check(!guard.is_held(), Rule::ToldRightly, || format!("token {token} is lost and held"));
@@ -179,7 +179,7 @@ impl Belief {
         }
     }
 
-    fn check_untold(&self, world: &World, process: &Process, owner: &OwnerToken) {
+    fn check_unreported(&self, world: &World, process: &Process, owner: &OwnerToken) {
         let (oracle, now) = (&world.oracle, process.now());
         let late = now.since(self.valid_until);
         // A confirmation may have moved the end, and a sleep that began by another rate of the clock ends at another time.
@@ -226,13 +226,13 @@ async fn end_it(world: &Arc<World>, machine: &Machine, guard: Arc<LockGuard>) {
     }
 }
 
-/// In calm weather: takes a lock a few times, together with everybody else.
-pub(super) async fn herd(world: Arc<World>, machine: Arc<Machine>) {
+/// In calm network: takes a lock a few times, together with everybody else.
+pub(super) async fn contend(world: Arc<World>, machine: Arc<Machine>) {
     let name = &world.names[0];
     for _ in 0..4 {
         let guard = match machine.client().lock(name.as_str()).wait(world.ttl * 2).acquire().await {
             Ok(guard) => Arc::new(guard),
-            Err(error) => return world.oracle.broken(Rule::Served, format!("in calm weather: {error:?}")),
+            Err(error) => return world.oracle.broken(Rule::Served, format!("in calm network: {error:?}")),
         };
         world.oracle.granted(&guard, &machine.process, false);
         let hold = world.chance().between(1, 400);
@@ -242,7 +242,7 @@ pub(super) async fn herd(world: Arc<World>, machine: Arc<Machine>) {
             world.oracle.ending(&guard, true);
             if world.chance().permille(500) {
                 let released = guard.release().await;
-                world.oracle.check(released.is_ok(), Rule::Served, || format!("in calm weather: {released:?}"));
+                world.oracle.check(released.is_ok(), Rule::Served, || format!("in calm network: {released:?}"));
             } else {
                 drop(guard);
             }
@@ -250,12 +250,12 @@ pub(super) async fn herd(world: Arc<World>, machine: Arc<Machine>) {
     }
 }
 
-/// In calm weather: a holder is cut off for good, and a waiter takes over when its ttl has passed.
+/// In calm network: a holder is cut off for good, and a waiter takes over when its ttl has passed.
 pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: &Arc<Machine>) {
     let name: &LockName = &world.names[0];
     let lock = |machine: &Machine| machine.client().lock(name.as_str()).wait(world.ttl * 4);
     let Ok(guard) = lock(dying).acquire().await else {
-        return world.oracle.broken(Rule::Served, "no lock in calm weather");
+        return world.oracle.broken(Rule::Served, "no lock on a quiet network");
     };
     let guard = Arc::new(guard);
     world.oracle.granted(&guard, &dying.process, false);
@@ -272,7 +272,7 @@ pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: 
     let life = world.chance().spread(50, world.ttl.as_millis() as u64 * 2);
     sleep(life).await;
     dying.process.cut(world.ttl * 10);
-    sleep(CALM_TRIP).await;
+    sleep(QUIET_LATENCY).await;
     let left = world
         .store
         .inspect(name)
@@ -281,7 +281,7 @@ pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: 
     let due = Instant::now() + left + dying.client().capabilities().takeover_slack;
     let (taken, next) = waiter.await.expect("no task of a run panics");
     // The waiter's look is on its way while the lease runs out.
-    let due = due + CALM_TRIP * 2;
+    let due = due + QUIET_LATENCY * 2;
     world.oracle.check(next.is_some() && taken <= due, Rule::Served, || {
         format!("a waiter of a dead holder took over {:?} too late", taken.saturating_duration_since(due))
     });
@@ -291,19 +291,19 @@ pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: 
 }
 
 /// With a clock that drifts as far as it may, and a network that works: a lease is kept for a long time.
-pub(super) async fn vigil(world: &Arc<World>, machine: &Machine) {
+pub(super) async fn long_hold(world: &Arc<World>, machine: &Machine) {
     let name = &world.names[0];
     let rate = world.chance().pick(&RATES);
     machine.process.set_rate(rate);
     let guard = match machine.client().lock(name.as_str()).acquire().await {
         Ok(guard) => Arc::new(guard),
-        Err(error) => return world.oracle.broken(Rule::Served, format!("in calm weather: {error:?}")),
+        Err(error) => return world.oracle.broken(Rule::Served, format!("in calm network: {error:?}")),
     };
     world.oracle.granted(&guard, &machine.process, false);
     let end = Instant::now() + world.ttl * 60;
     while Instant::now() < end {
         sleep(world.ttl * 3).await;
         world.oracle.look(name);
-        world.oracle.check(guard.is_held(), Rule::Served, || "a lease was lost in calm weather".to_owned());
+        world.oracle.check(guard.is_held(), Rule::Served, || "a lease was lost on a quiet network".to_owned());
     }
 }

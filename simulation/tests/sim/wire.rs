@@ -18,9 +18,9 @@ use super::oracle::id;
 use super::process::Process;
 use super::{Sabotage, World};
 
-/// How messages fare.
+/// How the network treats messages.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Weather {
+pub(crate) struct Network {
     /// In a thousand, each way.
     pub(crate) lost: u32,
     /// In a thousand; a late message takes up to [`LATEST`].
@@ -29,19 +29,19 @@ pub(crate) struct Weather {
     pub(crate) doubled: u32,
 }
 
-impl Weather {
-    pub(crate) const CALM: Self = Self { lost: 0, late: 0, doubled: 0 };
+impl Network {
+    pub(crate) const QUIET: Self = Self { lost: 0, late: 0, doubled: 0 };
 }
 
 /// The longest that a message is in flight: less than a tombstone lasts.
 pub(crate) const LATEST: Duration = Duration::from_secs(45);
 
-/// The longest in calm weather, one way.
-pub(crate) const CALM_TRIP: Duration = Duration::from_millis(4);
+/// The greatest latency of a quiet network, one way.
+pub(crate) const QUIET_LATENCY: Duration = Duration::from_millis(4);
 
 pub(crate) const CALL_BOUND: Duration = Duration::from_secs(2);
 
-/// A memory backend at the other end of a line.
+/// A memory backend at the other end of a network.
 pub(crate) struct Wire {
     world: Arc<World>,
     process: Arc<Process>,
@@ -71,8 +71,8 @@ impl Wire {
         if self.process.is_cut() && self.world.chance().permille(500) {
             return Err(Error::new(ErrorKind::Unavailable, "refused"));
         }
-        let (there, back) = (self.world.trip(), self.world.trip());
-        let again = self.world.doubles().then(|| self.world.trip()).flatten();
+        let (there, back) = (self.world.latency(), self.world.latency());
+        let again = self.world.doubles().then(|| self.world.latency()).flatten();
         let (answer, answered) = oneshot::channel();
         let mut silent = None;
         let request = Arc::new(request);
@@ -147,7 +147,7 @@ impl Wire {
                 RenewReply::Waiting { confirmation, retry_after: self.retry_after(retry_after) }
             }
             RenewReply::Lost => {
-                self.world.oracle.told_gone(claim.owner(), begun);
+                self.world.oracle.reported_gone(claim.owner(), begun);
                 if self.sabotaged(Sabotage::LossIsHidden) {
                     return RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent, place: lease.place });
                 }
@@ -306,7 +306,7 @@ fn push(world: &Arc<World>, process: &Arc<Process>, core: &CoreHandle, event: Ev
     }
     let copies = 1 + u32::from(world.doubles());
     for _ in 0..copies {
-        let Some(trip) = world.trip() else { continue };
+        let Some(trip) = world.latency() else { continue };
         let (world, process, core, mut event) = (world.clone(), process.clone(), core.clone(), event.clone());
         tokio::spawn(async move {
             sleep(trip).await;

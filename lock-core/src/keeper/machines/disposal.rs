@@ -141,7 +141,7 @@ pub enum Due {
     /// The call of this ending is to be sent, and the disposal wants to be woken when that is overdue.
     Send(Ending, Wake),
     /// The store has not answered for the whole ttl.
-    GivenUp,
+    TimedOut,
 }
 
 /// What a reply leads to.
@@ -174,7 +174,7 @@ impl Disposal {
         // What other leases of a session keep alive does not end by itself.
         let lives_on = rules.sessions && now <= last_confirmed.plus(self.ending.ttl);
         if now > self.until && self.failures > 0 && !lives_on {
-            return Due::GivenUp;
+            return Due::TimedOut;
         }
         if self.phase == Phase::InFlight {
             // It has no reply.
@@ -236,7 +236,7 @@ mod tests {
                 assert_eq!(wake, Wake::at(now.plus(Duration::from_secs(5))));
                 ending
             }
-            Due::GivenUp => panic!("given up at {now:?}"),
+            Due::TimedOut => panic!("timed out at {now:?}"),
         }
     }
 
@@ -267,7 +267,7 @@ mod tests {
         let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
         // The machine was suspended meanwhile: the store is asked once all the same.
         lost_call(&mut disposal, at(60));
-        assert_eq!(disposal.due(&rules(), Stamp::ZERO, at(65)), Due::GivenUp);
+        assert_eq!(disposal.due(&rules(), Stamp::ZERO, at(65)), Due::TimedOut);
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
         lost_call(&mut disposal, at(1));
         let rules = Rules { sessions: true, ..rules() };
         assert!(matches!(disposal.due(&rules, at(40), at(70)), Due::Send(..)));
-        assert_eq!(disposal.due(&rules, at(40), at(71)), Due::GivenUp);
+        assert_eq!(disposal.due(&rules, at(40), at(71)), Due::TimedOut);
     }
 
     #[test]

@@ -188,7 +188,7 @@ impl Oracle {
     }
 
     /// The client has the reply that a claim is gone, to a renewal that it sent at that step.
-    pub(crate) fn told_gone(&self, owner: &OwnerToken, sent: u64) {
+    pub(crate) fn reported_gone(&self, owner: &OwnerToken, sent: u64) {
         let now = self.now();
         let mut state = self.state();
         let claim = state.claims.entry(*owner).or_default();

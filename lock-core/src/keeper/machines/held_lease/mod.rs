@@ -44,7 +44,7 @@ pub enum Check {
 
 /// How a lease ends whose last guard is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GivenUp {
+pub enum ReleaseDecision {
     Lost(Loss),
     /// At the end of its `min_hold`. Nothing is to be sent before.
     HeldOver,
@@ -284,16 +284,16 @@ impl HeldLease {
     }
 
     /// The last guard is gone. Nothing is left to do for a lease that was released before.
-    pub fn give_up(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Option<GivenUp> {
+    pub fn release(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Option<ReleaseDecision> {
         match self.checked(now, out) {
             Ok(_) => {
                 self.phase = Phase::Released;
                 out.push(LeaseOutput::Released);
                 if self.hold_over(rules, now, out) {
-                    return Some(GivenUp::HeldOver);
+                    return Some(ReleaseDecision::HeldOver);
                 }
                 self.stop(out);
-                Some(GivenUp::Now(self.ending(now)))
+                Some(ReleaseDecision::Now(self.ending(now)))
             }
             // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done, or waits for the
             // end of `min_hold`.
@@ -308,7 +308,7 @@ impl HeldLease {
                     }
                     LossReason::Gone | LossReason::Shutdown => {}
                 }
-                Some(GivenUp::Lost(loss))
+                Some(ReleaseDecision::Lost(loss))
             }
             // It has no guards, so nobody gives it up.
             Err(Phase::Held | Phase::Released) => {
