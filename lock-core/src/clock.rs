@@ -200,6 +200,7 @@ mod tests {
         let before = clock.now();
         std::thread::sleep(Duration::from_millis(5));
         assert!(clock.now().since(before) >= Duration::from_millis(5));
-        assert!(clock.sleep_time(clock.now().plus(Duration::from_secs(3600))) <= LONGEST_SLEEP);
+        assert_eq!(clock.sleep_time(clock.now().plus(Duration::from_secs(3600))), LONGEST_SLEEP);
+        assert_eq!(clock.sleep_time(before), Duration::ZERO);
     }
 }

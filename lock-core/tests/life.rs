@@ -9,7 +9,7 @@ use leasehold_core::backend::{
     RenewReplies, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{ErrorKind, HolderId, LockClient, LossReason, Result};
+use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LossReason, Result};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -211,4 +211,18 @@ impl LockBackend for Endless {
 async fn an_endless_call_bound_is_refused() {
     let built = LockClient::builder(Endless(MemoryBackend::new(&MemoryStore::default()))).build();
     assert_eq!(built.map(|_| ()).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+/// A keeper on the runtime that its client was built on renews nothing once that runtime has shut down.
+#[test]
+fn holders_learn_that_the_runtime_of_their_keeper_has_shut_down() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let guard = runtime.block_on(async {
+        let backend = MemoryBackend::new(&MemoryStore::default());
+        let client = LockClient::builder(backend).keeper(KeeperRuntime::CurrentRuntime).build().unwrap();
+        client.lock("job").acquire().await.unwrap()
+    });
+    assert!(guard.is_held());
+    drop(runtime);
+    assert!(!guard.is_held(), "nobody renews it");
 }

@@ -112,3 +112,25 @@ impl fmt::Debug for CoreHandle {
         f.debug_struct("CoreHandle").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::name::LockName;
+    use std::sync::mpsc::channel;
+
+    #[tokio::test]
+    async fn a_wrapped_handle_has_events_of_its_own_and_spreads_pauses() {
+        let ((outer, received), (inner, wrapped)) = (channel(), channel());
+        let clock = Arc::new(SystemClock::new());
+        let core = CoreHandle::new(clock, tokio::runtime::Handle::current(), move |event| outer.send(event).unwrap());
+        let core = core.with_events(move |event| inner.send(event).unwrap());
+        core.event(Event::Changed(LockName::new("job").unwrap()));
+        assert!(matches!(wrapped.try_recv(), Ok(Event::Changed(_))) && received.try_recv().is_err());
+        let pause = Duration::from_secs(4);
+        let pauses: Vec<Duration> = (0..100).map(|_| core.jitter(pause)).collect();
+        assert!(pauses.iter().all(|it| (pause * 3 / 4..=pause * 5 / 4).contains(it)), "{pauses:?}");
+        assert!(pauses.iter().any(|it| *it != pauses[0]), "no jitter");
+    }
+}

@@ -147,3 +147,28 @@ impl ReleaseRequest {
         Self { claim, ..self.clone() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::holder_info::HolderInfo;
+    use crate::name::LockName;
+    use crate::token::OwnerToken;
+    use std::sync::Arc;
+
+    fn claim(name: &str) -> Claim {
+        let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
+        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([1; 16]), holder)
+    }
+
+    #[test]
+    fn a_request_by_another_claim_differs_in_the_claim_alone() {
+        let (ann, bob, ttl) = (claim("ann"), claim("bob"), Duration::from_secs(7));
+        let acquire = AcquireRequest::new(ann.clone(), ttl).on_contention(OnContention::Fail).by(bob.clone());
+        assert_eq!((acquire.claim.name(), acquire.ttl, acquire.on_contention), (bob.name(), ttl, OnContention::Fail));
+        let renew = RenewRequest::new(ann.clone(), PlaceNumber::new(3), ttl).by(bob.clone());
+        assert_eq!((renew.claim.name(), renew.place, renew.ttl), (bob.name(), PlaceNumber::new(3), ttl));
+        let release = ReleaseRequest::new(ann, Delivery::InDoubt).by(bob.clone());
+        assert_eq!((release.claim.name(), release.delivery), (bob.name(), Delivery::InDoubt));
+    }
+}

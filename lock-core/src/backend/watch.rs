@@ -121,7 +121,7 @@ mod tests {
         assert_eq!((watches.is_empty(), reports()), (true, 0));
         let (first, is_new) = watches.open(&name);
         assert!(is_new);
-        assert_eq!(watches.names(), std::slice::from_ref(&name));
+        assert_eq!((watches.names(), watches.is_empty()), (vec![name.clone()], false));
         assert_eq!((reports(), reports()), (1, 0));
         let (second, is_new) = watches.open(&name);
         assert!(is_new, "the former one was reported");

@@ -306,3 +306,31 @@ impl fmt::Debug for LeaseKeeper {
         f.debug_struct("LeaseKeeper").field("backend", &self.capabilities.backend).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{MemoryBackend, MemoryStore};
+    use crate::{HolderId, LockClient};
+
+    /// What the maps of the keeper would keep of one lock, they would keep of every one.
+    #[tokio::test]
+    async fn locks_that_are_released_refused_or_withdrawn_leave_nothing() {
+        let store = MemoryStore::default();
+        let (client, other) =
+            (LockClient::new(MemoryBackend::new(&store)), LockClient::new(MemoryBackend::new(&store)));
+        let held = other.lock("held").acquire().await.unwrap();
+        for number in 0..10 {
+            let lock = client.lock(format!("job {number}")).holder(HolderId::new());
+            lock.acquire().await.unwrap().release().await.unwrap();
+            assert!(client.lock("held").try_acquire().await.unwrap().is_none());
+            let lock = client.lock("held").wait(std::time::Duration::from_millis(5));
+            assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::Timeout);
+        }
+        client.shutdown().await.unwrap();
+        held.release().await.unwrap();
+        let state = lock(&client.shared.keeper.state);
+        assert_eq!((state.owners.len(), state.queues.len(), state.reentrant.len()), (0, 0, 0));
+        assert_eq!((state.schedule.iter().count(), state.withdrawals), (0, 0));
+    }
+}

@@ -309,3 +309,39 @@ async fn guarded_work_is_dropped_at_the_loss() {
     let (result, _guard) = timeout(AT_ONCE, work).await.expect("it is dropped at once").unwrap();
     assert_eq!((result.unwrap_err().kind(), Arc::strong_count(&dropped)), (ErrorKind::Lost, 1));
 }
+
+/// A shutdown waits for the reply to a release that a task of the user waits for.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_a_release_that_is_in_flight() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    store.grants(1, 1).await;
+    let guard = granted(waiter).await;
+    assert_eq!(guard.lease_ref().ttl, TTL);
+    let release = tokio::spawn(guard.release());
+    let (_, _, answer) = store.release().await;
+    let shutdown = tokio::spawn(async move { client.shutdown().await });
+    sleep(10 * MS).await;
+    assert!(!shutdown.is_finished(), "the release has no reply");
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
+    release.await.unwrap().unwrap();
+    shutdown.await.unwrap().unwrap();
+    store.is_over().await;
+}
+
+/// A release that its caller dropped, and that is answered in time, is not repeated.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_release_with_a_reply_is_sent_once() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    store.grants(1, 1).await;
+    let release = tokio::spawn(granted(waiter).await.release());
+    let (_, _, answer) = store.release().await;
+    release.abort();
+    drop(release.await);
+    sleep(10 * MS).await;
+    answer.send(Ok(ReleaseOutcome::Released)).unwrap();
+    store.is_silent(10 * CALL_BOUND).await;
+    drop(client);
+    store.is_over().await;
+}

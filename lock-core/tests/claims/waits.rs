@@ -1,7 +1,7 @@
 //! How waits end, and what is sent for those who wait.
 
 use leasehold_core::ErrorKind;
-use leasehold_core::backend::{AcquireOutcome, Delivery, OnContention, ReleaseOutcome, RenewReply};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Event, OnContention, ReleaseOutcome, RenewReply};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
@@ -154,4 +154,35 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
         assert!(begun.elapsed() >= TTL, "drawn anew after {:?}", begun.elapsed());
         assert_eq!(withdrawn, in_doubt.then_some((*first.owner(), Delivery::InDoubt)));
     }
+}
+
+/// The store reports that the holder's lease ends sooner: the place is renewed at once, and its reply says when.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_renewed_when_the_lease_ends_sooner() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.queues(1).await;
+    sleep(10 * MS).await;
+    store.event(Event::EndsSooner { owner: *claim.owner() });
+    let (renewal, _answer) = timeout(AT_ONCE, store.renew()).await.expect("a renewal at once");
+    assert_eq!(renewal.claim.owner(), claim.owner());
+    drop(waiter);
+}
+
+/// The gauge of the acquires that wait counts those of every lock.
+#[tokio::test(start_paused = true)]
+async fn every_acquire_that_waits_is_counted() {
+    let (client, mut store) = scripted();
+    let (first, second) = (acquire(&client), acquire(&client));
+    store.queues(1).await;
+    let lock = client.lock("another");
+    let third = tokio::spawn(async move { lock.acquire().await });
+    store.queues(1).await;
+    sleep(MS).await;
+    assert_eq!(client.stats().waiting, 3);
+    for task in [first, second, third] {
+        task.abort();
+        drop(task.await);
+    }
+    assert_eq!(client.stats().waiting, 0);
 }
