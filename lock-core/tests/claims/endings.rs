@@ -345,3 +345,24 @@ async fn a_dropped_release_with_a_reply_is_sent_once() {
     drop(client);
     store.is_over().await;
 }
+
+/// A release that had no effect is repeated as it was. One whose outcome is unknown is repeated in doubt.
+#[tokio::test(start_paused = true)]
+async fn a_failed_release_is_repeated_in_doubt_if_its_outcome_is_unknown() {
+    for (error, delivery) in [(refused(), Delivery::Confirmed), (unknown(), Delivery::InDoubt)] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        store.grants(1, 1).await;
+        let release = tokio::spawn(granted(waiter).await.release());
+        let (_, first, answer) = store.release().await;
+        assert_eq!(first, Delivery::Confirmed);
+        let kind = error.kind();
+        answer.send(Err(error)).unwrap();
+        assert_eq!(release.await.unwrap().unwrap_err().kind(), kind);
+        let (_, second, answer) = store.release().await;
+        assert_eq!(second, delivery, "after {kind:?}");
+        answer.send(Ok(ReleaseOutcome::Released)).unwrap();
+        drop(client);
+        store.is_over().await;
+    }
+}
