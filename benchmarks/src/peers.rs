@@ -10,7 +10,7 @@ use leasehold_redis::RedisBackend;
 use redis::Script;
 use redis::aio::MultiplexedConnection;
 
-use crate::overheard::{self, Call};
+use crate::recorded::{self, Call};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -39,7 +39,7 @@ impl Peer {
     /// All of them, by the URL that they are to use. Leasehold is the first. `server` is where the server itself listens.
     pub(crate) async fn all(url: &str, server: SocketAddr) -> Result<Vec<Self>> {
         let client = client(url, KeeperRuntime::OwnThread).await?;
-        let [acquire, release] = overheard::pair(&client, server).await?;
+        let [acquire, release] = recorded::pair(&client, server).await?;
         let locker = async_redis_lock::Locker::from_redis_url(url).await?;
         Ok(vec![
             Self::Leasehold(client),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use leasehold_core::LockClient;
 
-/// The name of the lock that is listened to.
-const NAME: &str = "overheard";
+/// The name of the lock whose calls are recorded.
+const NAME: &str = "recorded";
 
 /// A command and its arguments.
 #[derive(Clone, Debug)]
