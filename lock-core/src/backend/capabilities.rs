@@ -177,3 +177,21 @@ impl Capabilities {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ttl_is_rounded_up_to_the_granularity() {
+        let ms = Duration::from_millis;
+        let capabilities = Capabilities { ttl_granularity: ms(10), ..Capabilities::new("test") };
+        for (ttl, rounded) in [(ms(0), ms(0)), (ms(1), ms(10)), (ms(10), ms(10)), (ms(11), ms(20)), (ms(995), ms(1000))]
+        {
+            assert_eq!(capabilities.round_up(ttl), rounded, "{ttl:?}");
+        }
+        assert_eq!(capabilities.round_up(Duration::MAX), Duration::MAX);
+        let continuous = Capabilities { ttl_granularity: Duration::ZERO, ..capabilities };
+        assert_eq!(continuous.round_up(Duration::from_nanos(7)), Duration::from_nanos(7));
+    }
+}
