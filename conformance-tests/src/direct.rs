@@ -15,7 +15,7 @@ use leasehold_core::{HolderInfo, LockName, Result};
 
 use crate::faulty::{lock, renew_collected};
 use crate::fixture::{Fixture, Route};
-use crate::support::{self, Watch};
+use crate::support::{self, Stopwatch};
 
 /// One client of a backend, made of nothing but the trait. Every call is held against the bound that the backend promises.
 pub struct Direct {
@@ -107,14 +107,14 @@ impl Direct {
         let mut request = request.clone();
         request.ttl = self.capabilities.round_up(request.ttl);
         let before = self.now();
-        let answer = self.bounded("acquire", self.backend.acquire(&request)).await;
+        let reply = self.bounded("acquire", self.backend.acquire(&request)).await;
         if let Ok(AcquireOutcome::Granted(Grant { confirmation, .. }) | AcquireOutcome::Queued { confirmation, .. }) =
-            &answer
+            &reply
         {
             self.check(before, confirmation);
         }
         let (claim, mut watches) = (&request.claim, lock(&self.watches));
-        match (&answer, self.backend.extensions().watch) {
+        match (&reply, self.backend.extensions().watch) {
             (Ok(AcquireOutcome::Contended { .. }), Some(names)) if request.on_contention == OnContention::Queue => {
                 let former = watches.insert(*claim.owner(), names.watch(claim));
                 drop(former);
@@ -123,7 +123,7 @@ impl Direct {
             _ => {}
         }
         drop(watches);
-        answer
+        reply
     }
 
     /// One attempt that has to be granted.
@@ -163,17 +163,17 @@ impl Direct {
         self.renew_all(&[lease]).await.remove(0)
     }
 
-    /// Renews in one call; the answers stand in the order of the questions.
+    /// Renews in one call; the replies stand in the order of the questions.
     pub async fn renew_all(&self, leases: &[RenewRequest]) -> Vec<RenewReply> {
         let before = self.now();
-        let mut answers = self.bounded("renew", renew_collected(&*self.backend, leases)).await;
-        answers.sort_by_key(|(index, _)| *index);
-        for (_, answer) in &answers {
-            if let RenewReply::Renewed(confirmation) | RenewReply::Waiting { confirmation, .. } = answer {
+        let mut replies = self.bounded("renew", renew_collected(&*self.backend, leases)).await;
+        replies.sort_by_key(|(index, _)| *index);
+        for (_, reply) in &replies {
+            if let RenewReply::Renewed(confirmation) | RenewReply::Waiting { confirmation, .. } = reply {
                 self.check(before, confirmation);
             }
         }
-        answers.into_iter().map(|(_, answer)| answer).collect()
+        replies.into_iter().map(|(_, reply)| reply).collect()
     }
 
     /// Releases.
@@ -192,24 +192,26 @@ impl Direct {
 
     /// Takes a lock over whose holder is silent, once its lease of `ttl` has ended; then holds it for `own`.
     pub async fn takes_over(&self, claim: &Claim, ttl: Duration, own: Duration) -> Grant {
-        let (watch, bound) = (Watch::start(), ttl + self.capabilities.takeover_slack);
+        let (stopwatch, bound) = (Stopwatch::start(), ttl + self.capabilities.takeover_slack);
         loop {
             match self.acquire(claim, own).await {
                 Ok(AcquireOutcome::Granted(grant)) => {
-                    watch.within(bound, "a dead holder is taken over from");
+                    stopwatch.within(bound, "a dead holder is taken over from");
                     return grant;
                 }
-                Ok(_) if watch.elapsed() <= bound + watch.lag() => tokio::time::sleep(support::POLL_INTERVAL).await,
-                other => panic!("no takeover after {:?} of {bound:?}: {other:?}", watch.elapsed()),
+                Ok(_) if stopwatch.elapsed() <= bound + stopwatch.lag() => {
+                    tokio::time::sleep(support::POLL_INTERVAL).await
+                }
+                other => panic!("no takeover after {:?} of {bound:?}: {other:?}", stopwatch.elapsed()),
             }
         }
     }
 
     async fn bounded<T>(&self, verb: &str, call: impl Future<Output = T>) -> T {
-        let watch = Watch::start();
-        let answer = call.await;
-        watch.within(self.capabilities.call_bound, &format!("a call of {verb} ends within its bound"));
-        answer
+        let stopwatch = Stopwatch::start();
+        let reply = call.await;
+        stopwatch.within(self.capabilities.call_bound, &format!("a call of {verb} ends within its bound"));
+        reply
     }
 
     /// A stamp is from before the request was sent, and not from the future. That of a session may be a third of the ttl old.
@@ -225,7 +227,7 @@ impl Direct {
         };
         assert!(
             confirmation.sent >= oldest,
-            "a request that began at {before:?} answers with the older stamp {confirmation:?}"
+            "a request that began at {before:?} replies with the older stamp {confirmation:?}"
         );
     }
 }

@@ -9,16 +9,16 @@ pub enum PathFault {
     Disconnect,
     /// Connections are accepted, but nothing arrives and nothing is answered.
     DropTraffic,
-    /// Every request, and every answer or push, takes this long more.
+    /// Every request, and every reply or push, takes this long more.
     Delay(Duration),
-    /// Requests arrive and take effect; answers and pushes are lost.
+    /// Requests arrive and take effect; replies and pushes are lost.
     LoseReplies,
-    /// Requests and answers arrive; pushes are lost.
+    /// Requests and replies arrive; pushes are lost.
     LosePushes,
     /// Requests are kept until [`Fixture::deliver`](crate::Fixture::deliver), and arrive then even if their clients have
     /// given up.
     Hold,
-    /// Every request arrives, and once more a little later; the first answer is the answer.
+    /// Every request arrives, and once more a little later; the first reply is the reply.
     Double,
 }
 
@@ -44,7 +44,7 @@ pub enum ServerFault {
     /// Ends [`ServerFault::RefuseUser`], [`ServerFault::ReadOnly`] and [`ServerFault::Fill`].
     Restore,
     /// It forgets the scripts or prepared statements that clients have loaded.
-    ForgetScripts,
+    FlushScripts,
     /// Its wall clock is set forward.
     ClockForward(Duration),
     /// Its wall clock is set back.

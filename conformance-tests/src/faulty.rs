@@ -27,7 +27,7 @@ use crate::fixture::Route;
 /// backend with a real server it gives the faults that a proxy cannot.
 ///
 /// Requests run apart from the call that makes them, as at a server: when the call is dropped or gives up they go on.
-/// While something is broken, the stamp of every answer is at most the moment when the call began, since a delay on the
+/// While something is broken, the stamp of every reply is at most the moment when the call began, since a delay on the
 /// path comes after the request was sent.
 pub struct Faulty<B: ?Sized> {
     faults: Arc<Shared>,
@@ -41,7 +41,7 @@ impl<B: LockBackend + ?Sized> Faulty<B> {
         Self { faults, route, core: OnceLock::new(), inner }
     }
 
-    /// The latest stamp that the answer of a call may have which begins now. Any, while nothing is broken: a backend that
+    /// The latest stamp that the reply of a call may have which begins now. Any, while nothing is broken: a backend that
     /// takes its stamps too late must not be mended here.
     fn latest_stamp(&self, line: &Line) -> Stamp {
         match self.core.get() {
@@ -103,8 +103,8 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         };
         match line.call(Verb::Renew, call).await {
             Ok(collected) => {
-                for (index, answer) in collected {
-                    let answer = match answer {
+                for (index, reply) in collected {
+                    let reply = match reply {
                         RenewReply::Renewed(confirmation) => RenewReply::Renewed(not_after(confirmation, sent)),
                         RenewReply::Granted(grant) => RenewReply::Granted(sent_by(grant, sent)),
                         RenewReply::Waiting { confirmation, retry_after } => {
@@ -112,7 +112,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
                         }
                         other => other,
                     };
-                    replies.put(index, answer);
+                    replies.put(index, reply);
                 }
             }
             Err(error) => replies.fail_rest(&error),
@@ -164,25 +164,25 @@ async fn renew_readable<B: LockBackend + ?Sized>(
     requests: &[RenewRequest],
 ) -> Vec<(usize, RenewReply)> {
     let mut collected = Vec::with_capacity(requests.len());
-    let mut asked = Vec::with_capacity(requests.len());
+    let mut readable = Vec::with_capacity(requests.len());
     let mut indexes = Vec::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
         match faults.check_record(request.claim.name()) {
             Ok(()) => {
-                asked.push(request.clone());
+                readable.push(request.clone());
                 indexes.push(index);
             }
             Err(error) => collected.push((index, RenewReply::Unknown(error))),
         }
     }
-    if !asked.is_empty() {
-        let replies = renew_collected(inner, &asked).await;
-        collected.extend(replies.into_iter().map(|(asked, answer)| (indexes[asked], answer)));
+    if !readable.is_empty() {
+        let replies = renew_collected(inner, &readable).await;
+        collected.extend(replies.into_iter().map(|(readable, reply)| (indexes[readable], reply)));
     }
     collected
 }
 
-/// Renews and gives the answers when all are there.
+/// Renews and gives the replies when all are there.
 pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(
     backend: &B,
     requests: &[RenewRequest],
@@ -190,7 +190,7 @@ pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(
     let collected = Arc::new(Mutex::new(Vec::with_capacity(requests.len())));
     let replies = RenewReplies::new(requests.len(), {
         let collected = collected.clone();
-        move |index, answer| lock(&collected).push((index, answer))
+        move |index, reply| lock(&collected).push((index, reply))
     });
     backend.renew(requests, &replies).await;
     drop(replies);

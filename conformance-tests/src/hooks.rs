@@ -1,4 +1,4 @@
-//! A backend that is changed in one place: for cases that plant an answer, and for saboteurs.
+//! A backend that is changed in one place: for cases that plant a reply, and for saboteurs.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub trait Hooks: Send + Sync + 'static {
         inner.backend.acquire(request).await
     }
 
-    /// [`LockBackend::renew`], with the answers as a list.
+    /// [`LockBackend::renew`], with the replies as a list.
     async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         inner.renew(requests).await
     }
@@ -77,8 +77,8 @@ impl Inner {
     pub async fn renew_one(&self, request: &RenewRequest) -> RenewReply {
         let mut replies = self.renew(std::slice::from_ref(request)).await;
         replies.pop().map_or_else(
-            || RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer")),
-            |(_, answer)| answer,
+            || RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "the renewal ended without a reply")),
+            |(_, reply)| reply,
         )
     }
 }
@@ -116,8 +116,8 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
     }
 
     async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
-        for (index, answer) in self.hooks.renew(&self.inner, requests).await {
-            replies.put(index, answer);
+        for (index, reply) in self.hooks.renew(&self.inner, requests).await {
+            replies.put(index, reply);
         }
     }
 

@@ -34,7 +34,7 @@ macro_rules! for_each_case {
                 refuses_writes
                 fills_the_store
                 fills_the_connections
-                forgets_scripts
+                flushes_scripts
                 steps_the_clock_forward
                 steps_the_clock_back
                 removes_a_record
@@ -67,11 +67,11 @@ macro_rules! for_each_case {
                 renewal_after_expiry_never_revives
                 second_release_is_a_no_op
                 release_of_a_claim_never_granted
-                repeated_acquire_answers_the_same_grant
+                repeated_acquire_returns_the_same_grant
                 repeated_acquire_keeps_its_place
                 renewal_creates_nothing
                 two_claims_of_one_client_are_two_owners
-                a_claim_that_wants_no_place_leaves_none
+                a_claim_without_a_place_leaves_none
             }
             lease {
                 expires_after_its_ttl_and_not_before
@@ -116,8 +116,8 @@ macro_rules! for_each_case {
                 a_withdrawn_claim_is_remembered
                 a_withdrawn_claim_outlives_a_crash
                 an_acquire_dropped_in_flight_leaves_nothing
-                a_grant_whose_answer_was_lost_is_withdrawn
-                a_late_answer_of_an_older_place_counts_for_nothing
+                a_grant_whose_reply_was_lost_is_withdrawn
+                a_late_reply_about_an_older_place_is_ignored
                 tasks_with_short_waits_get_a_long_queue
                 a_waiter_without_replies_does_not_know
             }
@@ -126,7 +126,7 @@ macro_rules! for_each_case {
                 a_waiter_dropped_at_every_await_leaves_nothing
                 dropped_calls_harm_no_later_call
                 an_acquire_that_is_never_polled_sends_nothing
-                an_acquire_dropped_with_its_answer_lost_leaves_nothing
+                an_acquire_dropped_with_its_reply_lost_leaves_nothing
                 a_waiter_dropped_as_it_is_granted_passes_the_lock_on
                 a_release_dropped_at_every_await_goes_on
                 a_dropped_guard_releases_at_once
@@ -159,7 +159,7 @@ macro_rules! for_each_case {
                 without_replies_the_lease_is_lost_when_the_validity_ends
                 without_a_connection_the_lease_is_lost_when_the_validity_ends
                 a_late_renewal_revives_nothing
-                an_answer_after_an_end_that_nobody_saw_revives_nothing
+                a_reply_after_an_unnoticed_end_revives_nothing
                 a_slow_path_loses_nothing
                 a_release_during_a_renewal_stays_a_release
                 one_poisoned_lease_of_a_thousand
@@ -192,8 +192,8 @@ macro_rules! for_each_case {
                 a_kill_makes_no_second_holder
                 lost_data_is_reported
                 a_paused_server_does_no_harm
-                lost_answers_to_renewals_end_the_validity
-                a_lost_answer_to_a_release_is_indeterminate
+                lost_replies_to_renewals_end_the_validity
+                a_lost_reply_to_a_release_is_indeterminate
                 a_lost_release_is_sent_again
                 doubled_requests_do_what_one_does
                 a_waiter_that_was_cut_off_gets_the_lock
@@ -201,7 +201,7 @@ macro_rules! for_each_case {
                 a_full_server_gives_an_error_at_once
                 a_server_without_connections_gives_an_error_at_once
                 a_read_only_server_grants_nothing
-                forgotten_scripts_are_loaded_again
+                flushed_scripts_are_loaded_again
                 a_wall_clock_set_forward_does_no_harm
                 a_wall_clock_set_back_does_no_harm
             }
@@ -216,7 +216,7 @@ macro_rules! for_each_case {
                 another_format_version_is_an_error
                 an_unreadable_record_is_an_error
             }
-            hygiene {
+            leaks {
                 a_thousand_cycles_leave_nothing
                 a_thousand_contended_cycles_leave_nothing
                 a_thousand_waits_in_vain_leave_nothing

@@ -36,14 +36,14 @@ pub(crate) fn name(name: &str) -> LockName {
 
 /// Time since a moment, with the machine's own lag measured beside it.
 #[derive(Clone, Copy)]
-pub(crate) struct Watch {
+pub(crate) struct Stopwatch {
     lag_monitor: &'static LagMonitor,
     begin: Instant,
 }
 
-impl Watch {
+impl Stopwatch {
     pub(crate) fn start() -> Self {
-        // One lag_monitor serves all cases of a process: they share the machine.
+        // One lag monitor serves all cases of a process: they share the machine.
         static LAG_MONITOR: OnceLock<LagMonitor> = OnceLock::new();
         Self { lag_monitor: LAG_MONITOR.get_or_init(LagMonitor::start), begin: Instant::now() }
     }
@@ -92,16 +92,16 @@ pub(crate) fn eventually(
 pub(crate) async fn becomes<T: Debug>(
     bound: Duration,
     what: &str,
-    mut look: impl AsyncFnMut() -> T,
+    mut read: impl AsyncFnMut() -> T,
     is_so: impl Fn(&T) -> bool,
 ) -> T {
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     loop {
-        let seen = look().await;
+        let seen = read().await;
         if is_so(&seen) {
             return seen;
         }
-        watch.within(bound, &format!("{what}, seen last: {seen:?}"));
+        stopwatch.within(bound, &format!("{what}, seen last: {seen:?}"));
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! All of them, the server included, share one machine, so the server's record says when a lease ends and the lock holders'
 //! lines say what happened when, on one clock. Lower bounds are strict; upper bounds are those of the contract plus the
-//! lag of the machine, which a lag_monitor measures.
+//! lag of the machine, which a lag monitor measures.
 
 #[path = "processes/bounds.rs"]
 mod bounds;

@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// How long is looked for something that is not to happen.
 const QUIET: Duration = Duration::from_millis(60);
 
-/// A server that answers every byte with the same byte in upper case, and remembers what it saw.
+/// A server that replies every byte with the same byte in upper case, and remembers what it saw.
 #[derive(Clone)]
 struct Echo {
     addr: SocketAddr,
@@ -92,7 +92,7 @@ impl Client {
         assert_eq!(self.receive(SOON), Ok(word.to_uppercase()));
     }
 
-    fn hears_nothing(&mut self) {
+    fn receives_nothing(&mut self) {
         assert_eq!(self.receive(QUIET), Err(ErrorKind::WouldBlock));
     }
 }
@@ -176,7 +176,7 @@ fn refuse_closes_the_listener_and_leaves_what_is_open() {
 }
 
 #[test]
-fn silence_accepts_and_reads_and_nothing_arrives_or_is_answered() {
+fn drop_traffic_accepts_and_reads_and_nothing_arrives_in_either_direction() {
     let (echo, proxy) = start();
     let mut old = Client::open(&proxy);
     old.chat("one");
@@ -185,12 +185,12 @@ fn silence_accepts_and_reads_and_nothing_arrives_or_is_answered() {
     old.send("lost");
     new.send("lost");
     eventually("both were read", || proxy.stats().lost == 8);
-    old.hears_nothing();
-    new.hears_nothing();
+    old.receives_nothing();
+    new.receives_nothing();
     let unused = Client::open(&proxy);
     eventually("accepted", || proxy.stats().accepted == 3);
     assert_eq!((echo.bytes().as_str(), echo.seen.lock().unwrap().connections), ("one", 1));
-    // What lost something cannot go on: a later answer would be taken for that of the lost request.
+    // What lost something cannot go on: a later reply would be taken for that of the lost request.
     proxy.heal();
     assert_eq!(old.receive(SOON), Err(ErrorKind::ConnectionReset));
     assert_eq!(new.receive(SOON), Err(ErrorKind::ConnectionReset));
@@ -211,12 +211,12 @@ fn delay_is_a_lower_bound_each_way_and_keeps_the_order() {
     client.send("a");
     std::thread::sleep(Duration::from_millis(5));
     client.send("b");
-    let mut heard = String::new();
-    while heard.len() < 2 {
-        heard.push_str(&client.receive(SOON).unwrap());
-        assert!(begin.elapsed() >= requests + replies, "{heard} after {:?}", begin.elapsed());
+    let mut received = String::new();
+    while received.len() < 2 {
+        received.push_str(&client.receive(SOON).unwrap());
+        assert!(begin.elapsed() >= requests + replies, "{received} after {:?}", begin.elapsed());
     }
-    assert_eq!(heard, "AB");
+    assert_eq!(received, "AB");
     // Five wake-ups one after the other: proxy, server, proxy, each with its timer, and this thread.
     let bound = requests + replies + Duration::from_millis(5 + 20);
     assert!(begin.elapsed() <= bound + 5 * lag_monitor.lag(), "{:?}", begin.elapsed());
@@ -232,8 +232,8 @@ fn lose_replies_lets_requests_through() {
     proxy.apply(Fault::LoseReplies);
     client.send("two");
     eventually("the server has it", || echo.bytes() == "onetwo");
-    eventually("its answer was lost", || proxy.stats().lost == 3);
-    client.hears_nothing();
+    eventually("its reply was lost", || proxy.stats().lost == 3);
+    client.receives_nothing();
     proxy.heal();
     assert_eq!(client.receive(SOON), Err(ErrorKind::ConnectionReset));
 }
@@ -284,13 +284,13 @@ fn deliver_ends_the_hold_of_open_connections() {
     old.chat("one");
     proxy.apply(Fault::HoldRequests);
     old.send("two");
-    old.hears_nothing();
+    old.receives_nothing();
     proxy.deliver();
     assert_eq!(old.receive(SOON), Ok("TWO".into()));
     old.chat("three");
     let mut new = Client::open(&proxy);
     new.send("four");
-    new.hears_nothing();
+    new.receives_nothing();
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn held_replies_come_late() {
     proxy.apply(Fault::HoldReplies);
     client.send("one");
     eventually("the server has it", || echo.bytes() == "one");
-    client.hears_nothing();
+    client.receives_nothing();
     proxy.deliver();
     assert_eq!(client.receive(SOON), Ok("ONE".into()));
 }
@@ -317,7 +317,7 @@ fn half_open_hides_the_end_of_one_side_from_the_other() {
     eventually("what was sent before arrives", || echo.bytes() == "onetwolast");
     let stream = echo.seen.lock().unwrap().streams.pop().unwrap();
     stream.shutdown(Shutdown::Both).unwrap();
-    stayer.hears_nothing();
+    stayer.receives_nothing();
     // The second stream's thread has seen its own shutdown; the first, of which the client has gone, nothing.
     assert_eq!(echo.ends(), 1);
     proxy.heal();

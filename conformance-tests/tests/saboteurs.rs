@@ -51,7 +51,7 @@ saboteurs! {
         breaks_one_route_only: HasOneRoute, "Fixture::backend(Route::Clear): ";
         closes_connections: DisconnectsNothing, "Fixture::path(Disconnect): an acquire was answered";
         drops_all_traffic: DropsNothing, "Fixture::path(DropTraffic): an acquire was answered";
-        delays_the_path: DelaysNothing, "Fixture::path(Delay): a request and its answer";
+        delays_the_path: DelaysNothing, "Fixture::path(Delay): a request and its reply";
         loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire was answered";
         loses_pushes: LosesNoPushes, "Fixture::path(LosePushes): a push has arrived";
         holds_and_delivers: DeliversNothing, "Fixture::deliver: it has returned";
@@ -65,7 +65,7 @@ saboteurs! {
         refuses_writes: TakesWrites, "Fixture::server(ReadOnly): an acquire was answered";
         fills_the_store: FillsNoStore, "Fixture::server(Fill(Data)): an acquire was answered";
         fills_the_connections: FillsNoConnections, "Fixture::server(Fill(Connections)): an acquire was answered";
-        forgets_scripts: ForgetsTooMuch, "Fixture::server(ForgetScripts): an acquire is answered again";
+        flushes_scripts: StopsInsteadOfFlushing, "Fixture::server(FlushScripts): an acquire is answered again";
         steps_the_clock_forward: StepsNoClock, "Fixture::server(ClockForward(";
         steps_the_clock_back: StepsNoClock, "Fixture::server(ClockBack(";
         removes_a_record: RemovesNothing, "Fixture::tamper(Remove): ";
@@ -75,7 +75,7 @@ saboteurs! {
     exclusion {
         one_holder_at_a_time: GrantsEverybody, "two clients hold one lock";
         two_names_are_two_locks: OneLockForAll, "nobody holds it";
-        free_again_after_each_release: ForgetsReleases, "still held in round";
+        free_again_after_each_release: DropsReleases, "still held in round";
         two_clients_and_a_counter: GrantsEveryTenth, "steps were lost";
         a_hundred_tasks_and_a_counter: GrantsEveryTenth, "steps were lost";
         the_history_of_many_clients: TokensFall, "tokens do not rise";
@@ -88,7 +88,7 @@ saboteurs! {
         a_wait_ends_with_the_release: PushesNothing, "ends with the release";
         clients_take_turns_in_time: PushesNothing, "take turns in time";
         a_lease_is_kept: RefusesRenewals, "after a third of the default ttl";
-        a_loss_is_reported: RenewsInWordsOnly, "that is gone is told";
+        a_loss_is_reported: PretendsToRenew, "that is gone is told";
         a_shortest_hold_is_kept_and_no_longer: RunsOutAtOnce, "within the shortest hold";
     }
     ownership {
@@ -98,20 +98,20 @@ saboteurs! {
         renewal_after_expiry_never_revives: RenewalRevives, "its renewal says";
         second_release_is_a_no_op: AlwaysReleased, "NotHeld";
         release_of_a_claim_never_granted: AlwaysReleased, "NotHeld";
-        repeated_acquire_answers_the_same_grant: NewGrantEachTime, "one claim was granted twice";
+        repeated_acquire_returns_the_same_grant: NewGrantEachTime, "one claim was granted twice";
         repeated_acquire_keeps_its_place: NewGrantEachTime, "has another place";
         renewal_creates_nothing: RenewalRevives, "a stranger renewed what is free";
         two_claims_of_one_client_are_two_owners: OneOwnerPerClient, "held by another";
-        a_claim_that_wants_no_place_leaves_none: QueuesEverybody, "no place is wanted";
+        a_claim_without_a_place_leaves_none: QueuesEverybody, "no place is wanted";
     }
     lease {
         expires_after_its_ttl_and_not_before: ShortLeases, "before the lease had ended";
-        every_renewal_restarts_the_ttl: RenewsInWordsOnly, "at the server";
+        every_renewal_restarts_the_ttl: PretendsToRenew, "at the server";
         a_renewal_never_shortens: RenewalsShorten, "was shortened";
         a_renewal_shortens_on_request: NeverShortens, "no takeover";
         one_call_renews_each_to_its_own_ttl: OneTtlForAll, "was renewed to";
         a_ttl_is_rounded_up_and_reported: RoundsDown, "asked for";
-        a_slow_grant_leaves_a_true_validity: StampsTheAnswer, "valid of";
+        a_slow_grant_leaves_a_true_validity: StampsTheReply, "valid of";
         a_slow_renewal_leaves_a_true_validity: StampsRenewalsLate, "renewed on a slow path";
         a_long_ttl_out_of_a_queue_is_a_true_one: ConfirmsTheWholeTtl, "a place confirms";
         a_hold_outlives_the_retention: SweepsHeldLeases, "records of free locks";
@@ -128,12 +128,12 @@ saboteurs! {
     waiting {
         a_wait_of_zero_is_one_attempt: SlowToRefuse, "one attempt ends";
         a_wait_below_a_second_is_kept: GivesUpEarly, "gave up before";
-        a_long_wait_ends_in_time: ForgetsWaiters, "leaves the queue";
-        the_wait_includes_connecting: TakesSilenceForAnAnswer, "nobody answered";
+        a_long_wait_ends_in_time: DropsReleasesOfWaiters, "leaves the queue";
+        the_wait_includes_connecting: TakesSilenceForAReply, "nobody answered";
         a_release_wakes_the_waiter: PushesNothing, "holds at once";
         the_waiter_of_a_dead_holder_takes_over: LongLeases, "taken over from a dead holder";
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
-        a_lost_push_costs_time_only: BlindLooks, "the next look";
+        a_lost_push_costs_time_only: ReportsStalePlaces, "the next look";
         a_watch_reports_once: WatchesNothing, "a release is reported once";
         an_event_during_a_call_is_not_lost: PushesNothing, "told while it asked";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
@@ -142,55 +142,55 @@ saboteurs! {
         the_cost_of_a_handoff_is_flat: WakesEverybody, "requests per handoff";
     }
     in_doubt {
-        a_stuck_request_has_no_effect_after_the_release: IgnoresDoubt, "took effect after the release";
-        a_withdrawn_request_has_no_effect: IgnoresDoubt, "a withdrawn claim was granted";
-        a_withdrawn_claim_is_remembered: ForgetsWithdrawnClaims, "after it was withdrawn";
-        a_withdrawn_claim_outlives_a_crash: CrashForgetsWithdrawnClaims, "a crash made";
-        an_acquire_dropped_in_flight_leaves_nothing: IgnoresDoubt, "took no effect";
-        a_grant_whose_answer_was_lost_is_withdrawn: ForgetsReleases, "is withdrawn";
-        a_late_answer_of_an_older_place_counts_for_nothing: StampsTheFuture, "do not prolong";
+        a_stuck_request_has_no_effect_after_the_release: IgnoresInDoubt, "took effect after the release";
+        a_withdrawn_request_has_no_effect: IgnoresInDoubt, "a withdrawn claim was granted";
+        a_withdrawn_claim_is_remembered: PurgesWithdrawnClaimsEarly, "after it was withdrawn";
+        a_withdrawn_claim_outlives_a_crash: CrashLosesWithdrawnClaims, "a crash made";
+        an_acquire_dropped_in_flight_leaves_nothing: IgnoresInDoubt, "took no effect";
+        a_grant_whose_reply_was_lost_is_withdrawn: DropsReleases, "is withdrawn";
+        a_late_reply_about_an_older_place_is_ignored: StampsTheFuture, "do not prolong";
         tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "when it is their turn";
-        a_waiter_without_replies_does_not_know: KeepsPlacesInWords, "a waiter that was cut off";
+        a_waiter_without_replies_does_not_know: PretendsToKeepPlaces, "a waiter that was cut off";
     }
     cancellation {
-        an_acquire_dropped_at_every_await_leaves_nothing: ForgetsReleases, "was dropped after";
-        a_waiter_dropped_at_every_await_leaves_nothing: ForgetsWaiters, "leaves no place";
+        an_acquire_dropped_at_every_await_leaves_nothing: DropsReleases, "was dropped after";
+        a_waiter_dropped_at_every_await_leaves_nothing: DropsReleasesOfWaiters, "leaves no place";
         dropped_calls_harm_no_later_call: LeaksPermits, "after many that were dropped";
-        an_acquire_that_is_never_polled_sends_nothing: Chatters, "never polled";
-        an_acquire_dropped_with_its_answer_lost_leaves_nothing: ForgetsReleases, "is withdrawn";
-        a_waiter_dropped_as_it_is_granted_passes_the_lock_on: ForgetsWaiters, "keeps nothing";
-        a_release_dropped_at_every_await_goes_on: ForgetsReleases, "a release was dropped";
-        a_dropped_guard_releases_at_once: ForgetsReleases, "a dropped guard releases";
-        a_guard_dropped_outside_a_runtime_releases: ForgetsReleases, "outside a runtime releases";
-        a_leaked_guard_ends_with_its_client: ForgetsReleases, "a shutdown releases";
-        a_runtime_that_is_shut_down_leaves_nothing: ForgetsReleases, "went down with its runtime";
+        an_acquire_that_is_never_polled_sends_nothing: SendsStrayRequests, "never polled";
+        an_acquire_dropped_with_its_reply_lost_leaves_nothing: DropsReleases, "is withdrawn";
+        a_waiter_dropped_as_it_is_granted_passes_the_lock_on: DropsReleasesOfWaiters, "keeps nothing";
+        a_release_dropped_at_every_await_goes_on: DropsReleases, "a release was dropped";
+        a_dropped_guard_releases_at_once: DropsReleases, "a dropped guard releases";
+        a_guard_dropped_outside_a_runtime_releases: DropsReleases, "outside a runtime releases";
+        a_leaked_guard_ends_with_its_client: DropsReleases, "a shutdown releases";
+        a_runtime_that_is_shut_down_leaves_nothing: DropsReleases, "went down with its runtime";
         a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl: RenewsByItself, "ends by its ttl";
-        a_runtime_that_is_not_driven_leaves_nothing: ForgetsReleases, "stands still";
-        a_hundred_waiters_dropped_at_once_leave_nothing: ForgetsWaiters, "stand in the way";
-        a_client_dropped_with_an_acquire_in_flight_leaves_nothing: ForgetsReleases, "went with its client";
-        a_shutdown_releases_everything: ForgetsReleases, "a shutdown waits";
-        a_shutdown_without_replies_has_an_end: TakesSilenceForAnAnswer, "had to fail";
-        a_dropped_run_releases: ForgetsReleases, "is_free";
+        a_runtime_that_is_not_driven_leaves_nothing: DropsReleases, "stands still";
+        a_hundred_waiters_dropped_at_once_leave_nothing: DropsReleasesOfWaiters, "stand in the way";
+        a_client_dropped_with_an_acquire_in_flight_leaves_nothing: DropsReleases, "went with its client";
+        a_shutdown_releases_everything: DropsReleases, "a shutdown waits";
+        a_shutdown_without_replies_has_an_end: TakesSilenceForAReply, "had to fail";
+        a_dropped_run_releases: DropsReleases, "is_free";
     }
     keeper {
-        holds_for_three_ttls: RenewsInWordsOnly, "taken from its holder";
+        holds_for_three_ttls: PretendsToRenew, "taken from its holder";
         the_next_lease_of_a_name_is_renewed_again: RenewsTheFirstOnly, "lease 1 of one name";
         ten_thousand_cycles_leave_one_renewal_per_period: RenewsTwice, "more than one per period";
         requests_are_within_what_the_backend_promises: TakesFewerLater, "renewals in one call";
         silence_after_the_release: RenewsByItself, "still sends requests";
         silence_after_the_drop: RenewsByItself, "still sends requests";
         silence_after_the_loss: RenewsByItself, "still sends requests";
-        a_lease_that_is_gone_is_reported: RenewsInWordsOnly, "is told";
-        a_loss_is_reported_once_and_stays: CriesWolf, "before the validity ended";
-        guarded_work_ends_with_the_lease: CriesWolf, "ended before the lease";
+        a_lease_that_is_gone_is_reported: PretendsToRenew, "is told";
+        a_loss_is_reported_once_and_stays: ReportsFalseLosses, "before the validity ended";
+        guarded_work_ends_with_the_lease: ReportsFalseLosses, "ended before the lease";
         a_starved_runtime_loses_nothing: RenewsOnTheUsersRuntime, "starved runtime";
-        a_paused_process_learns_of_its_loss_at_once: ClockStandsStill, "after a pause the guard says held: true";
+        a_paused_process_learns_of_its_loss_at_once: ClockStopsWhileIdle, "after a pause the guard says held: true";
         a_clock_that_jumps_ends_the_validity: StampsTheFuture, "asks a task and not the clock";
         an_outage_shorter_than_the_validity_loses_nothing: StaysBroken, "lost the lease";
-        without_replies_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
-        without_a_connection_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAnAnswer, "when the validity ends";
+        without_replies_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAReply, "when the validity ends";
+        without_a_connection_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAReply, "when the validity ends";
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
-        an_answer_after_an_end_that_nobody_saw_revives_nothing: ClockStandsStill, "revived the lease";
+        a_reply_after_an_unnoticed_end_revives_nothing: ClockStopsWhileIdle, "revived the lease";
         a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has a line that is good";
         a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived what was released";
         one_poisoned_lease_of_a_thousand: StaysBroken, "cost others theirs";
@@ -198,12 +198,12 @@ saboteurs! {
         after_a_loss_the_lock_goes_on: ReleasesByName, "ended the next holder's lease";
     }
     reentry {
-        the_same_holder_shares_one_lease: ForgetsReleases, "outlived its last guard";
+        the_same_holder_shares_one_lease: DropsReleases, "outlived its last guard";
         another_holder_waits: GrantsEverybody, "two holders hold one lock";
         pending_acquires_of_one_holder_are_granted_together: PushesNothing, "by one handoff";
         cancelling_one_pending_acquire_leaves_the_other: PushesNothing, "kept its place";
-        a_shared_lease_has_one_ttl: Chatters, "something was sent";
-        a_loss_reaches_all_guards: RenewsInWordsOnly, "every guard is told";
+        a_shared_lease_has_one_ttl: SendsStrayRequests, "something was sent";
+        a_loss_reaches_all_guards: PretendsToRenew, "every guard is told";
     }
     fencing {
         rises_across_releases: TokensPerClient, "was followed by";
@@ -213,18 +213,18 @@ saboteurs! {
         rises_across_a_restart: TokensPerClient, "after a restart";
         rises_across_a_kill: TokensPerClient, "after a restart";
         rises_across_lost_data: TokensPerClient, "after a restart";
-        a_stale_token_stays_its_own: TellsTheCurrentToken, "a stale claim was granted";
+        a_stale_token_stays_its_own: ReturnsTheCurrentToken, "a stale claim was granted";
         a_late_write_is_refused: TokensPerClient, "a late write was taken";
     }
     faults {
-        a_server_that_is_down_is_unavailable: TakesSilenceForAnAnswer, "had to fail";
+        a_server_that_is_down_is_unavailable: TakesSilenceForAReply, "had to fail";
         an_acquire_outlives_a_restart: GivesUpEarly, "gave up before";
         a_restart_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
         a_kill_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
-        lost_data_is_reported: RenewsInWordsOnly, "learns that its lease is gone";
-        a_paused_server_does_no_harm: TakesSilenceForAnAnswer, "no excuse";
-        lost_answers_to_renewals_end_the_validity: TakesSilenceForAnAnswer, "does not prolong";
-        a_lost_answer_to_a_release_is_indeterminate: TakesSilenceForAnAnswer, "had to fail";
+        lost_data_is_reported: PretendsToRenew, "learns that its lease is gone";
+        a_paused_server_does_no_harm: TakesSilenceForAReply, "no excuse";
+        lost_replies_to_renewals_end_the_validity: TakesSilenceForAReply, "does not prolong";
+        a_lost_reply_to_a_release_is_indeterminate: TakesSilenceForAReply, "had to fail";
         a_lost_release_is_sent_again: TriesReleasesOnce, "is sent again";
         doubled_requests_do_what_one_does: NewGrantEachTime, "Renewed";
         a_waiter_that_was_cut_off_gets_the_lock: StaysBroken, "gets the lock";
@@ -232,7 +232,7 @@ saboteurs! {
         a_full_server_gives_an_error_at_once: NeverGivesUp, "waiting does not mend it";
         a_server_without_connections_gives_an_error_at_once: NeverGivesUp, "waiting does not mend it";
         a_read_only_server_grants_nothing: GrantsOnError, "had to fail";
-        forgotten_scripts_are_loaded_again: CriesWolf, "cost a lease";
+        flushed_scripts_are_loaded_again: ReportsFalseLosses, "cost a lease";
         a_wall_clock_set_forward_does_no_harm: ClaimsAWallClock, "its leases end by it";
         a_wall_clock_set_back_does_no_harm: ClaimsAWallClock, "its leases end by it";
     }
@@ -247,22 +247,22 @@ saboteurs! {
         another_format_version_is_an_error: GrantsOnError, "had to fail";
         an_unreadable_record_is_an_error: GrantsOnError, "had to fail";
     }
-    hygiene {
-        a_thousand_cycles_leave_nothing: DoubtsEveryRelease, "withdrawn as in doubt";
+    leaks {
+        a_thousand_cycles_leave_nothing: MarksEveryReleaseInDoubt, "withdrawn as in doubt";
         a_thousand_contended_cycles_leave_nothing: LeavesLeases, "back at its baseline";
-        a_thousand_waits_in_vain_leave_nothing: ForgetsWaiters, "back at its baseline";
+        a_thousand_waits_in_vain_leave_nothing: DropsReleasesOfWaiters, "back at its baseline";
         no_task_is_left_behind: LeavesTasks, "no task is left";
         a_dropped_client_releases_everything: KeepsBackends, "connections are closed";
         a_queue_that_was_served_is_gone: LeavesLeases, "nothing is left of the queue";
     }
     errors {
-        bad_input_is_refused_before_anything_is_sent: Chatters, "something was sent";
-        an_error_names_the_action: SpeaksInSentences, "not a fragment";
-        the_same_situation_has_the_same_kind: TakesSilenceForAnAnswer, "nothing was sent";
+        bad_input_is_refused_before_anything_is_sent: SendsStrayRequests, "something was sent";
+        an_error_names_the_action: WritesErrorsAsSentences, "not a fragment";
+        the_same_situation_has_the_same_kind: TakesSilenceForAReply, "nothing was sent";
         no_secret_is_shown: LogsTheOwner, "stands in a log line";
     }
     capabilities {
-        the_figures_make_sense: ChangesItsMind, "differ";
+        the_figures_make_sense: ChangesItsCapabilities, "differ";
         the_bounds_of_a_ttl_are_true: RefusesShortTtls, "is refused";
         waiting_is_as_claimed: ClaimsToBePolled, "claimed is";
         the_notice_of_a_loss_is_as_claimed: ClaimsToPush, "whether a loss was pushed";
@@ -275,7 +275,7 @@ saboteurs! {
         a_prefix_is_taken_as_it_is: ListsByPattern, "no name begins with";
         a_list_names_what_it_cannot_read: ListsByPattern, "cannot read";
         a_break_ends_the_lease_that_was_meant: BreaksByName, "that nobody meant";
-        an_examination_is_true_or_unsupported: FindsFault, "nothing is wrong with";
+        an_examination_is_true_or_unsupported: FailsEveryExamination, "nothing is wrong with";
     }
 }
 

@@ -1,5 +1,5 @@
 //! The scripts of Redis against the record of the memory store, which the model exhausts: random sequences of acquires, renewals,
-//! releases, withdraws and time that passes, with every answer, every push and the state after every step compared.
+//! releases, withdraws and time that passes, with every reply, every push and the state after every step compared.
 //!
 //! A sequence is one seed: `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --features redis --test same_rules both`
 
@@ -22,7 +22,7 @@ mod same_rules {
     /// Some thousand calls, each with a look at the state.
     const BOUND: Duration = Duration::from_secs(180);
 
-    /// Every kind of answer, and the pushes.
+    /// Every kind of reply, and the pushes.
     const KINDS: [&str; 11] = [
         "granted",
         "queued",
@@ -34,10 +34,10 @@ mod same_rules {
         "lost",
         "released",
         "not held",
-        "told",
+        "notified",
     ];
 
-    /// The first seed whose sequence tells the two apart, and where; and how often each kind of answer was compared.
+    /// The first seed whose sequence tells the two apart, and where; and how often each kind of reply was compared.
     async fn compare(
         pair: &Pair,
         seeds: impl IntoIterator<Item = u64>,
@@ -59,22 +59,22 @@ mod same_rules {
     #[test]
     fn both_keep_the_rules() {
         run(BOUND, || async {
-            let asked =
+            let seed =
                 std::env::var("LEASEHOLD_SEED").ok().map(|seed| seed.parse().expect("LEASEHOLD_SEED is a number"));
-            let seeds = asked.map_or(0..SEEDS, |seed| seed..seed + 1);
+            let seeds = seed.map_or(0..SEEDS, |seed| seed..seed + 1);
             let (found, seen) = compare(&Pair::new(None).await, seeds).await;
             if let Some((seed, difference)) = found {
                 panic!("seed {seed}: {difference}; LEASEHOLD_SEED={seed} replays it");
             }
             println!("{seen:?}");
             let rare = KINDS.iter().find(|kind| seen.get(**kind).is_none_or(|count| *count < 100));
-            assert!(asked.is_some() || rare.is_none(), "{rare:?} is too rare to be compared: {seen:?}");
+            assert!(seed.is_some() || rare.is_none(), "{rare:?} is too rare to be compared: {seen:?}");
         });
     }
 
     /// A comparison that finds no planted difference proves nothing.
     #[test]
-    fn every_planted_difference_is_found() {
+    fn every_injected_difference_is_found() {
         run(BOUND, || async {
             for difference in Difference::ALL {
                 let (found, _) = compare(&Pair::new(Some(difference)).await, 0..SEEDS).await;

@@ -26,7 +26,7 @@ fn long(fixture: &dyn Fixture) -> Duration {
 async fn fails(client: &Direct, name: &LockName, ttl: Duration, what: &str) -> ErrorKind {
     match client.acquire(&client.claim(name), ttl).await {
         Err(error) => error.kind(),
-        Ok(answer) => panic!("{what}: an acquire was answered with {answer:?}"),
+        Ok(reply) => panic!("{what}: an acquire was answered with {reply:?}"),
     }
 }
 
@@ -37,13 +37,13 @@ async fn becomes_unavailable(client: &Direct, name: &LockName, ttl: Duration, wh
     becomes(bound, &text, async || fails(client, name, ttl, what).await, |kind| *kind == ErrorKind::Unavailable).await;
 }
 
-/// Sends acquires until the server answers one, at most for the time in which a backend works again.
-async fn is_answered(client: &Direct, name: &LockName, ttl: Duration, what: &str) {
-    is_answered_within(Duration::ZERO, client, name, ttl, what).await;
+/// Sends acquires until the server replies one, at most for the time in which a backend works again.
+async fn gets_a_reply(client: &Direct, name: &LockName, ttl: Duration, what: &str) {
+    gets_a_reply_within(Duration::ZERO, client, name, ttl, what).await;
 }
 
 /// The same where the backend may have to keep its grants back for so long.
-async fn is_answered_within(kept_back: Duration, client: &Direct, name: &LockName, ttl: Duration, what: &str) {
+async fn gets_a_reply_within(kept_back: Duration, client: &Direct, name: &LockName, ttl: Duration, what: &str) {
     let bound = BACK + client.capabilities().call_bound + kept_back;
     let text = format!("{what}: an acquire is answered again");
     let _ = becomes(bound, &text, async || client.acquire(&client.claim(name), ttl).await, Result::is_ok).await;

@@ -19,7 +19,7 @@ use crate::timing_control::in_time;
 /// How slow the path is where a case drops something on its way.
 const SLOW: Duration = Duration::from_millis(15);
 
-/// A request and its answer, and the withdraw and its answer, on a slow path.
+/// A request and its reply, and the withdraw and its reply, on a slow path.
 const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
 
 /// What is left of a claim is gone within `bound`, which is far less than its ttl.
@@ -118,14 +118,14 @@ pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture
     assert!(fixture.resource_counts().await.is_clean());
 }
 
-/// Invariants 9 and 12: dropped in flight, with the answer lost on its way: the withdraw goes on until it is answered.
-pub async fn an_acquire_dropped_with_its_answer_lost_leaves_nothing(fixture: &dyn Fixture) {
+/// Invariants 9 and 12: dropped in flight, with the reply lost on its way: the withdraw goes on until it is answered.
+pub async fn an_acquire_dropped_with_its_reply_lost_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped and lost");
     fixture.path(PathFault::LoseReplies).await;
     let lock = ann.lock(name.as_str());
     let dropped = tokio::time::timeout(AT_ONCE, lock.acquire()).await;
-    assert!(dropped.is_err(), "no answer came back");
+    assert!(dropped.is_err(), "no reply came back");
     fixture.heal().await;
     let bound = ann.capabilities().call_bound * 2 + Duration::from_millis(500);
     leaves_nothing(fixture, &bob, &name, bound, "a grant that nobody waits for is withdrawn").await;
@@ -204,16 +204,16 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (held, flying) = (name("held at shutdown"), name("in flight at shutdown"));
     let runtime = OwnRuntime::new(2);
-    let (told, hears) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     runtime.spawn({
         let acquire = hold(&ann, &held);
         async move {
             let _guard = acquire.await;
-            let _ = told.send(());
+            let _ = sender.send(());
             std::future::pending::<()>().await;
         }
     });
-    hears.await.expect("the lock is held");
+    receiver.await.expect("the lock is held");
     // From here on the next request is the acquire.
     fixture.connected().await;
     fixture.path(PathFault::Hold).await;
@@ -334,7 +334,7 @@ pub async fn a_client_dropped_with_an_acquire_in_flight_leaves_nothing(fixture: 
             fixture.path(PathFault::Delay(SLOW)).await;
             begin()
         };
-        // The request is on its way, or its answer is.
+        // The request is on its way, or its reply is.
         tokio::time::sleep(SLOW).await;
         acquire.abort();
         drop(acquire.await);
@@ -358,7 +358,7 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
     let lock = ann.lock(other.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
     queued(fixture, &ann, &other, (1, 1)).await;
-    ann.shutdown().await.expect("the server answers");
+    ann.shutdown().await.expect("the server replies");
     assert_eq!(kind_of(&join(waiter).await), ErrorKind::Unavailable, "a pending acquire fails");
     for guard in &guards {
         assert!(!guard.is_held(), "a guard still holds after the shutdown");

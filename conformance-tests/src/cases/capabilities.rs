@@ -12,7 +12,7 @@ use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued,
 use crate::direct::Direct;
 use crate::fault::{ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// The figures make sense together, and are the same at every look.
@@ -57,10 +57,10 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
     let (name, ttl) = (name("waiting"), fixture.ttl() * 20);
     let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&holder, ttl).await;
-    let answer = bob.acquire(&waiter, ttl).await.expect("nothing is broken");
+    let reply = bob.acquire(&waiter, ttl).await.expect("nothing is broken");
     let waiters = fixture.record(&name).await.waiting();
     let claimed = bob.capabilities().clone();
-    match (claimed.waiting, answer) {
+    match (claimed.waiting, reply) {
         (Waiting::ServerQueue, AcquireOutcome::Queued { confirmation, retry_after }) => {
             assert_eq!(waiters, 1, "the server has no such place");
             assert!(confirmation.place > PlaceNumber::NONE && confirmation.ttl <= claimed.max_place_ttl);
@@ -69,10 +69,10 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
             ann.release(&holder, Delivery::Confirmed).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
             eventually(AT_ONCE, "the head of the queue is told", pushed).await;
-            let answer = bob.renew(RenewRequest::new(waiter, confirmation.place, ttl)).await;
+            let reply = bob.renew(RenewRequest::new(waiter, confirmation.place, ttl)).await;
             assert!(
-                matches!(answer, RenewReply::Granted(_)),
-                "the place was handed the lock, and its renewal says {answer:?}"
+                matches!(reply, RenewReply::Granted(_)),
+                "the place was handed the lock, and its renewal says {reply:?}"
             );
         }
         (Waiting::Notification, AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }) => {
@@ -84,7 +84,7 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
         (Waiting::Poll, AcquireOutcome::Contended { retry_after }) => {
             assert!(waiters == 0 && retry_after <= ttl);
         }
-        (claimed, answer) => panic!("claimed is {claimed:?}, and whoever waits is told {answer:?}"),
+        (claimed, reply) => panic!("claimed is {claimed:?}, and whoever waits is told {reply:?}"),
     }
 }
 
@@ -100,9 +100,9 @@ pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
         let pushed = ann.take_events().iter().any(|event| matches!(event, leasehold_core::backend::Event::Gone { .. }));
         assert_eq!(pushed, ann.capabilities().loss_notice == LossNotice::Pushed, "whether a loss was pushed");
     }
-    let answer = ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await;
-    let stands = fixture.record(&name).await.lease().is_some();
-    assert_eq!(matches!(answer, RenewReply::Renewed(_)), stands, "the next renewal says {answer:?}");
+    let reply = ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await;
+    let has_lease = fixture.record(&name).await.lease().is_some();
+    assert_eq!(matches!(reply, RenewReply::Renewed(_)), has_lease, "the next renewal says {reply:?}");
 }
 
 /// Whether each lease has its own ttl is as claimed.
@@ -117,10 +117,10 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
 
     let (first, second, ttl) = (name("first"), name("second"), fixture.ttl() * 5);
     ann.granted(&ann.claim(&first), ttl).await;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     tokio::time::sleep(ttl / 2).await;
     ann.granted(&ann.claim(&second), ttl).await;
-    tokio::time::sleep((ttl + ann.capabilities().takeover_slack).saturating_sub(watch.elapsed())).await;
+    tokio::time::sleep((ttl + ann.capabilities().takeover_slack).saturating_sub(stopwatch.elapsed())).await;
     let together = fixture.record(&first).await.lease().is_some();
     assert!(fixture.record(&second).await.lease().is_some(), "this machine is too slow for a ttl of {ttl:?}");
     match ann.capabilities().ttl_scope {
@@ -133,13 +133,13 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
 pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
     let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("takeover"), fixture.ttl());
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     dead.granted(&dead.claim(&name), ttl).await;
     dead.not_granted(&dead.claim(&name), ttl).await;
     // Holder and place end together, and a waiter that has looked knows when.
     let bound = ttl + bob.capabilities().takeover_slack;
     let guard = in_time(bound, "the takeover bound", hold(&bob, &name)).await;
-    watch.not_before(ttl, "taken over from a lease that stood");
+    stopwatch.not_before(ttl, "taken over from a lease that stood");
     assert!(guard.is_held());
 }
 
@@ -150,19 +150,19 @@ pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
     let bob = long_client(fixture, Route::Clear).await;
     let (name, ttl, bobs_ttl) = (name("worst takeover"), fixture.ttl(), fixture.ttl() * 3);
     let guard = hold(&ann, &name).await;
-    let (watch, claim) = (Watch::start(), dead.claim(&name));
+    let (stopwatch, claim) = (Stopwatch::start(), dead.claim(&name));
     dead.not_granted(&claim, ttl).await;
-    tokio::time::sleep((ttl / 2).saturating_sub(watch.elapsed())).await;
+    tokio::time::sleep((ttl / 2).saturating_sub(stopwatch.elapsed())).await;
     let lock = bob.lock(name.as_str()).ttl(bobs_ttl);
     let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
     queued(fixture, &bob, &name, (1, 2)).await;
     guard.release().await.expect("a release");
-    let bound = ttl.saturating_sub(watch.elapsed()) + bob.capabilities().takeover_at_worst(bobs_ttl);
+    let bound = ttl.saturating_sub(stopwatch.elapsed()) + bob.capabilities().takeover_at_worst(bobs_ttl);
     let guard = in_time(bound, "a waiter that was dead when it got the lock is taken over from", join(waiter)).await;
     assert!(guard.is_held());
 }
 
-/// One call renews as many leases as the backend says, and answers each.
+/// One call renews as many leases as the backend says, and replies each.
 pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (count, ttl) = (ann.capabilities().renew_batch, fixture.ttl() * 50);
@@ -174,11 +174,11 @@ pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
     }
     let gone = leases.len() / 2;
     ann.release(&leases[gone].claim, Delivery::Confirmed).await.expect("a release");
-    let answers = ann.renew_all(&leases).await;
-    assert_eq!(answers.len(), count, "each is answered once");
-    for (index, answer) in answers.iter().enumerate() {
-        let renewed = matches!(answer, RenewReply::Renewed(_));
-        assert_eq!(renewed, index != gone, "lease {index} of {count}: {answer:?}");
+    let replies = ann.renew_all(&leases).await;
+    assert_eq!(replies.len(), count, "each is answered once");
+    for (index, reply) in replies.iter().enumerate() {
+        let renewed = matches!(reply, RenewReply::Renewed(_));
+        assert_eq!(renewed, index != gone, "lease {index} of {count}: {reply:?}");
     }
 }
 

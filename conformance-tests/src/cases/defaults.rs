@@ -14,7 +14,7 @@ use crate::clients::{build, default_client, handoff_bound, hold, lost, queued};
 use crate::fault::{PathFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::jumping_clock::JumpingClock;
-use crate::support::{AT_ONCE, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// A client with the defaults, and a clock that the case sets forward.
@@ -121,7 +121,7 @@ pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
     let capabilities = bob.capabilities();
     let bound = shortest + capabilities.takeover_slack + capabilities.ttl_granularity;
     for waits_before in [false, true] {
-        let watch = Watch::start();
+        let stopwatch = Stopwatch::start();
         let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
         let next = hold(&bob, &name);
         let next = if waits_before {
@@ -133,7 +133,7 @@ pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
             guard.release().await.expect("an early release");
             in_time(bound, "free again after the shortest hold", next).await
         };
-        watch.not_before(shortest, "held again within the shortest hold");
+        stopwatch.not_before(shortest, "held again within the shortest hold");
         next.release().await.expect("a release");
     }
 }

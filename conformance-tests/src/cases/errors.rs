@@ -117,7 +117,7 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
         let well = async || ann.lock("well").try_acquire().await.is_ok();
         eventually(Duration::from_secs(3), "the client is well again", well).await;
         fixture.path(fault.clone()).await;
-        assert_eq!(acquire().await, ErrorKind::Indeterminate, "no answer, {fault:?}");
+        assert_eq!(acquire().await, ErrorKind::Indeterminate, "no reply, {fault:?}");
     }
     fixture.heal().await;
     fixture.deliver().await;
@@ -126,9 +126,9 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     eventually(Duration::from_secs(3), "the client is well again", back).await;
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::DropTraffic).await;
-    assert_eq!(kind_of(&guard.release().await), ErrorKind::Indeterminate, "no answer to a release");
+    assert_eq!(kind_of(&guard.release().await), ErrorKind::Indeterminate, "no reply to a release");
     fixture.heal().await;
-    bob.shutdown().await.expect("the server answers");
+    bob.shutdown().await.expect("the server replies");
     assert_eq!(kind_of(&bob.lock(name.as_str()).acquire().await), ErrorKind::Unavailable, "the client was shut down");
 }
 

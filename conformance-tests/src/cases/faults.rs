@@ -9,7 +9,7 @@ use crate::clients::{
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault};
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Watch, eventually, join, name, still_held};
+use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Stopwatch, eventually, join, name, still_held};
 use crate::timing_control::in_time;
 
 /// Invariant 11: in front of a server that is down, an acquire ends in time with `Unavailable`; when it is back, the
@@ -24,10 +24,10 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     let wait = fixture.ttl();
-    let (watch, lock) = (Watch::start(), lock.wait(wait));
+    let (stopwatch, lock) = (Stopwatch::start(), lock.wait(wait));
     let refused = in_time(wait + ENDS_BY, "the wait has an end", lock.acquire()).await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
-    watch.not_before(wait, "a server that is down may come back within the wait");
+    stopwatch.not_before(wait, "a server that is down may come back within the wait");
     start(fixture, Data::Kept).await;
     let back = async || ann.lock(name.as_str()).acquire().await.is_ok();
     eventually(BACK, "the client works again", back).await;
@@ -71,9 +71,9 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     }
     start(fixture, Data::Kept).await;
     let lock = bob.lock(name.as_str());
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let mut next = None;
-    while watch.elapsed() < ttl * 2 {
+    while stopwatch.elapsed() < ttl * 2 {
         // An error is no grant: a backend may keep new grants back after a restart.
         if let Ok(Some(granted)) = lock.try_acquire().await {
             assert!(!guard.is_held(), "two hold after a restart of the server");
@@ -136,17 +136,17 @@ pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     eventually(bound, "what arrived late has left nothing", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 9: the answer to a renewal is lost, again and again: the lease stands, and is lost only when the holder
+/// Invariant 9: the reply to a renewal is lost, again and again: the lease stands, and is lost only when the holder
 /// cannot know better.
-pub async fn lost_answers_to_renewals_end_the_validity(fixture: &dyn Fixture) {
+pub async fn lost_replies_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
-    let (name, ttl) = (name("renewal without answer"), fixture.ttl());
+    let (name, ttl) = (name("renewal without reply"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::LoseReplies).await;
     tokio::time::sleep(AT_ONCE / 2).await;
-    let (watch, valid) = (Watch::start(), guard.validity());
+    let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
     lost(&guard, valid + LOST_BY, "what is not answered does not prolong the validity").await;
-    watch.not_before(valid, "the loss was told before the validity ended");
+    stopwatch.not_before(valid, "the loss was told before the validity ended");
     // The server may have taken renewals: whoever comes next waits for them, and no longer.
     fixture.heal().await;
     drop(guard);
@@ -154,10 +154,10 @@ pub async fn lost_answers_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     becomes_free(&ann, &name, bound, "the lock is free again").await;
 }
 
-/// Invariant 9: the answer to a release is lost: the caller is told that it is not known, holds nothing, and the lock is free.
-pub async fn a_lost_answer_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
+/// Invariant 9: the reply to a release is lost: the caller is told that it is not known, holds nothing, and the lock is free.
+pub async fn a_lost_reply_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let name = name("release without answer");
+    let name = name("release without reply");
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::LoseReplies).await;
     let bound = ann.capabilities().call_bound * 5 / 4;
@@ -294,21 +294,21 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
 }
 
 /// A server that forgets the scripts or statements that were loaded: nobody notices.
-pub async fn forgotten_scripts_are_loaded_again(fixture: &dyn Fixture) {
+pub async fn flushed_scripts_are_loaded_again(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("scripts"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
-    let watch = Watch::start();
-    while watch.elapsed() < ttl * 2 {
+    let stopwatch = Stopwatch::start();
+    while stopwatch.elapsed() < ttl * 2 {
         // Where there is nothing to forget, nothing is forgotten: a life goes on all the same.
-        let _ = fixture.server(ServerFault::ForgetScripts).await;
+        let _ = fixture.server(ServerFault::FlushScripts).await;
         tokio::time::sleep(fixture.ttl() / 10).await;
         assert!(guard.is_held(), "forgotten scripts cost a lease");
     }
     guard.release().await.expect("a release");
-    let _ = fixture.server(ServerFault::ForgetScripts).await;
+    let _ = fixture.server(ServerFault::FlushScripts).await;
     join(waiter).await.release().await.expect("a release");
     assert!(is_free(&ann, &name).await);
     assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0), "forgotten scripts were noticed");

@@ -56,9 +56,9 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
         let withdrawn = ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
         assert_eq!(withdrawn, ReleaseOutcome::NotHeld, "nothing of it has arrived");
         fixture.deliver().await;
-        // Whatever the store answers to it now, the claim gets nothing.
-        let answer = ann.acquire(&claim, ttl).await;
-        assert!(!matches!(answer, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted");
+        // Whatever the store replies to it now, the claim gets nothing.
+        let reply = ann.acquire(&claim, ttl).await;
+        assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted");
     }
     assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock");
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue");
@@ -79,9 +79,9 @@ pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
     tokio::time::sleep(LATE).await;
     for claim in &claims {
         // A late copy of its request is a request like any.
-        let answer = ann.acquire(claim, ttl).await;
+        let reply = ann.acquire(claim, ttl).await;
         assert!(
-            !matches!(answer, Ok(AcquireOutcome::Granted(_))),
+            !matches!(reply, Ok(AcquireOutcome::Granted(_))),
             "a claim was granted {LATE:?} after it was withdrawn"
         );
     }
@@ -102,8 +102,8 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     let again = async || matches!(ann.acquire(&other, ttl).await, Ok(AcquireOutcome::Granted(_)));
     eventually(PATIENCE, "the server grants again", again).await;
     // A late copy of its request, through the client that all requests of the claim go through.
-    let answer = ann.acquire(&claim, ttl).await;
-    assert!(!matches!(answer, Ok(AcquireOutcome::Granted(_))), "a crash made a withdrawn claim one to be granted");
+    let reply = ann.acquire(&claim, ttl).await;
+    assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a crash made a withdrawn claim one to be granted");
     assert_eq!(fixture.record(&name).await.lease(), None, "after a crash a withdrawn request took the lock");
 }
 
@@ -125,10 +125,10 @@ pub async fn an_acquire_dropped_in_flight_leaves_nothing(fixture: &dyn Fixture) 
     eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 9: an acquire whose answer was lost is not held by anybody: it is withdrawn, far before its ttl.
-pub async fn a_grant_whose_answer_was_lost_is_withdrawn(fixture: &dyn Fixture) {
+/// Invariant 9: an acquire whose reply was lost is not held by anybody: it is withdrawn, far before its ttl.
+pub async fn a_grant_whose_reply_was_lost_is_withdrawn(fixture: &dyn Fixture) {
     let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let name = name("lost answer");
+    let name = name("lost reply");
     fixture.path(PathFault::LoseReplies).await;
     let refused = ann.lock(name.as_str()).wait(fixture.ttl()).acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Indeterminate, "the request has taken effect");
@@ -145,7 +145,7 @@ struct OlderPlace;
 #[async_trait]
 impl Hooks for OlderPlace {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let answer = |lease: &RenewRequest| match lease.place.get().checked_sub(1) {
+        let reply = |lease: &RenewRequest| match lease.place.get().checked_sub(1) {
             // A backend without places cannot confirm an older one.
             None => RenewReply::Lost,
             Some(older) => {
@@ -153,18 +153,18 @@ impl Hooks for OlderPlace {
                 RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place })
             }
         };
-        leases.iter().map(answer).enumerate().collect()
+        leases.iter().map(reply).enumerate().collect()
     }
 }
 
-/// Invariant 4: a late answer about an older place proves nothing about the lease. It prolongs no validity.
-pub async fn a_late_answer_of_an_older_place_counts_for_nothing(fixture: &dyn Fixture) {
+/// Invariant 4: a late reply about an older place proves nothing about the lease. It prolongs no validity.
+pub async fn a_late_reply_about_an_older_place_is_ignored(fixture: &dyn Fixture) {
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, Arc::new(OlderPlace));
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(fixture.ttl())));
     let name = name("older place");
     let guard = hold(&ann, &name).await;
     let bound = fixture.ttl() * 9 / 10 + LOST_BY;
-    let reason = lost(&guard, bound, "answers about an older place do not prolong the validity").await;
+    let reason = lost(&guard, bound, "replies about an older place do not prolong the validity").await;
     let expected = if guard.lease_ref().place == PlaceNumber::NONE { LossReason::Gone } else { LossReason::Expired };
     assert_eq!(reason, expected);
 }

@@ -21,7 +21,7 @@ use crate::clients::{
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
 use crate::jumping_clock::JumpingClock;
-use crate::support::{AT_ONCE, LOST_BY, OwnRuntime, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, LOST_BY, OwnRuntime, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
@@ -29,10 +29,10 @@ pub async fn holds_for_three_ttls(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("three ttls"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
-    let watch = Watch::start();
-    while watch.elapsed() < ttl * 3 {
-        assert!(!is_free(&bob, &name).await, "taken from its holder after {:?} of {ttl:?}", watch.elapsed());
-        assert!(guard.is_held(), "lost after {:?} of {ttl:?}", watch.elapsed());
+    let stopwatch = Stopwatch::start();
+    while stopwatch.elapsed() < ttl * 3 {
+        assert!(!is_free(&bob, &name).await, "taken from its holder after {:?} of {ttl:?}", stopwatch.elapsed());
+        assert!(guard.is_held(), "lost after {:?} of {ttl:?}", stopwatch.elapsed());
         tokio::time::sleep(ttl / 50).await;
     }
     guard.release().await.expect("a release");
@@ -64,13 +64,13 @@ pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixt
     let guard = lock.acquire().await.expect("nothing is broken");
     // The first renewal may have to connect.
     eventually(ttl, "it is renewed", async || ann.stats().renewed > 0).await;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let before = fixture.served().await;
     // Up to the middle between two renewals.
     tokio::time::sleep(ttl / 3 * PERIODS + ttl / 6).await;
-    let (renewals, took) = (fixture.served().await - before, watch.elapsed());
+    let (renewals, took) = (fixture.served().await - before, stopwatch.elapsed());
     let most = took.as_secs_f64() / (ttl / 3).as_secs_f64();
-    let lag = watch.lag() * PERIODS;
+    let lag = stopwatch.lag() * PERIODS;
     let least = took.saturating_sub(lag).as_secs_f64() / (ttl / 3).as_secs_f64() - 1.0;
     assert!(renewals as f64 <= most, "{renewals} renewals in {took:?}: more than one per period of {:?}", ttl / 3);
     assert!(renewals as f64 >= least, "{renewals} renewals in {took:?}: fewer than one per period of {:?}", ttl / 3);
@@ -147,14 +147,14 @@ pub async fn a_lease_that_is_gone_is_reported(fixture: &dyn Fixture) {
     assert!(!guard.is_held());
 }
 
-/// Invariant 6: a loss is told exactly once to the client, and every question of its holder gets the same answer.
+/// Invariant 6: a loss is told exactly once to the client, and every question of its holder gets the same reply.
 pub async fn a_loss_is_reported_once_and_stays(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
-    let (watch, valid) = (Watch::start(), guard.validity());
+    let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
     let both = async { tokio::join!(guard.lost(), guard.lost()) };
     let (first, second) = in_time(valid + LOST_BY, "a loss is told when the validity ends", both).await;
-    watch.not_before(valid, "the loss was told before the validity ended");
+    stopwatch.not_before(valid, "the loss was told before the validity ended");
     assert_eq!((first, second), (guard.lost().await, first));
     assert_eq!(first.reason, LossReason::Expired);
     let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
@@ -170,11 +170,11 @@ pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let lock = ann.lock("work").without_renewal();
     let guard = lock.acquire().await.expect("nothing is broken");
-    let (watch, valid) = (Watch::start(), guard.validity());
+    let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
     let work = guard.run(std::future::pending::<()>());
     let ended = in_time(valid + LOST_BY, "the work is ended with the lease", work).await;
     assert_eq!(kind_of(&ended), ErrorKind::Lost);
-    watch.not_before(valid, "the work was ended before the lease");
+    stopwatch.not_before(valid, "the work was ended before the lease");
     drop(guard);
     // A whole life in one call ends the same way; work that ends in time gives its output.
     let bound = fixture.ttl() + ann.capabilities().takeover_slack;
@@ -201,13 +201,13 @@ pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
         });
     }
     eventually(AT_ONCE, "every worker sleeps", async || asleep.load(Ordering::SeqCst) == WORKERS as u64).await;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let starved = user.spawn(async {});
     tokio::time::sleep(ttl * 3 / 2).await;
     assert!(!is_free(&bob, &name).await, "the lease of a starved runtime was not renewed");
     assert!(!starved.is_finished(), "the runtime was not starved");
     join(starved).await;
-    watch.not_before(ttl * 3 / 2, "the runtime was not starved");
+    stopwatch.not_before(ttl * 3 / 2, "the runtime was not starved");
     assert!(guard.is_held() && ann.stats().lost == 0, "a starved runtime lost its lease");
     let stats = ann.stats();
     assert!(stats.renewed > 2, "the lease was hardly renewed in one and a half ttls: {stats:?}");

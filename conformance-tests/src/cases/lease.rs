@@ -15,20 +15,20 @@ use crate::clients::{
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::support::{self, AT_ONCE, LOST_BY, Watch, becomes, eventually, join, name};
+use crate::support::{self, AT_ONCE, LOST_BY, Stopwatch, becomes, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("expiry"), fixture.ttl());
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let stamp = ann.now();
     let granted = ann.granted(&ann.claim(&name), ttl).await.confirmation;
-    assert!(granted.sent >= stamp && granted.ttl >= ttl, "granted was {granted:?}, asked for {ttl:?}");
+    assert!(granted.sent >= stamp && granted.ttl >= ttl, "granted was {granted:?}, requested {ttl:?}");
     bob.takes_over(&bob.claim(&name), granted.ttl, ttl).await;
     // The time until the request arrived counts for the lease, not against it.
-    watch.not_before(ttl, "another was granted before the lease had ended");
+    stopwatch.not_before(ttl, "another was granted before the lease had ended");
 }
 
 /// Invariant 4: each renewal gives the whole ttl again, many times over, and without one the lease ends.
@@ -56,8 +56,8 @@ pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
     let (name, ttl) = (name("shorter"), fixture.ttl());
     let claim = ann.claim(&name);
     let grant = ann.granted(&claim, ttl * LONG).await;
-    let answer = ann.renew(RenewRequest::new(claim, grant.confirmation.place, ttl)).await;
-    assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
+    let reply = ann.renew(RenewRequest::new(claim, grant.confirmation.place, ttl)).await;
+    assert!(matches!(reply, RenewReply::Renewed(_)), "{reply:?}");
     support::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
 }
 
@@ -75,29 +75,29 @@ pub async fn a_renewal_shortens_on_request(fixture: &dyn Fixture) {
     let place = ann.granted(&claim, ttl * LONG).await.confirmation.place;
     let mut last = RenewRequest::new(claim, place, ttl);
     last.policy = RenewPolicy::Exactly;
-    let watch = Watch::start();
-    let answer = ann.renew(last).await;
-    assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
+    let stopwatch = Stopwatch::start();
+    let reply = ann.renew(last).await;
+    assert!(matches!(reply, RenewReply::Renewed(_)), "{reply:?}");
     bob.takes_over(&bob.claim(&name), ttl, ttl).await;
-    watch.not_before(ttl, "the lease that was to run out ended at once");
+    stopwatch.not_before(ttl, "the lease that was to run out ended at once");
 }
 
 /// Leases with different ttls are renewed in one call, each to its own, which a lease of a session has from the beginning.
 pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let ttl = fixture.ttl();
-    let wanted = [ttl * 10, ttl * 20, ttl * 30];
+    let ttls = [ttl * 10, ttl * 20, ttl * 30];
     let mut leases = Vec::new();
-    for (index, ttl) in wanted.iter().enumerate() {
+    for (index, ttl) in ttls.iter().enumerate() {
         let claim = ann.claim(&name(&format!("own ttl {index}")));
         let first = if ann.capabilities().ttl_scope == TtlScope::Session { *ttl } else { fixture.ttl() * 5 };
         let place = ann.granted(&claim, first).await.confirmation.place;
         leases.push(RenewRequest::new(claim, place, *ttl));
     }
-    for answer in ann.renew_all(&leases).await {
-        assert!(matches!(answer, RenewReply::Renewed(_)), "{answer:?}");
+    for reply in ann.renew_all(&leases).await {
+        assert!(matches!(reply, RenewReply::Renewed(_)), "{reply:?}");
     }
-    for (lease, ttl) in leases.iter().zip(wanted) {
+    for (lease, ttl) in leases.iter().zip(ttls) {
         let left = fixture.record(lease.claim.name()).await.lease().expect("it was just renewed");
         assert!(left <= ttl && left > ttl - fixture.ttl() * 5, "a lease of {ttl:?} was renewed to {left:?}");
     }
@@ -108,26 +108,29 @@ pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let step = ann.capabilities().ttl_granularity;
     for extra in [Duration::ZERO, Duration::from_nanos(1), step / 2, step] {
-        let (name, asked) = (name(&format!("granularity {extra:?}")), fixture.ttl() * 4 + extra);
+        let (name, requested) = (name(&format!("granularity {extra:?}")), fixture.ttl() * 4 + extra);
         let claim = ann.claim(&name);
-        let reported = ann.granted(&claim, asked).await.confirmation.ttl;
+        let reported = ann.granted(&claim, requested).await.confirmation.ttl;
         let left = fixture.record(&name).await.lease().expect("it was just granted");
-        assert!(reported >= asked && reported <= asked + step, "asked for {asked:?}, reported {reported:?}");
-        assert!(left <= reported && left > asked - fixture.ttl(), "reported {reported:?}, the store has {left:?}");
+        assert!(
+            reported >= requested && reported <= requested + step,
+            "requested {requested:?}, reported {reported:?}"
+        );
+        assert!(left <= reported && left > requested - fixture.ttl(), "reported {reported:?}, the store has {left:?}");
         ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     }
 }
 
-/// Invariant 4: when the answer was slow, the validity is that much shorter: it counts from the request.
+/// Invariant 4: when the reply was slow, the validity is that much shorter: it counts from the request.
 pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
     let ann = warm_client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("slow grant"), fixture.ttl());
     let delay = (ttl / 6).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).ttl(ttl).without_renewal().acquire().await.expect("slow is not broken");
-    watch.not_before(delay * 2, "the path was not slow");
-    let (valid, took) = (guard.validity(), watch.elapsed());
+    stopwatch.not_before(delay * 2, "the path was not slow");
+    let (valid, took) = (guard.validity(), stopwatch.elapsed());
     let most = (ttl * 9 / 10).saturating_sub(delay * 2);
     assert!(valid <= most, "{valid:?} valid of {ttl:?} after a grant that took {took:?}");
     let left = fixture.record(&name).await.lease().unwrap_or_default();
@@ -140,8 +143,8 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
     let (name, ttl) = (name("believes"), steady_ttl(fixture));
     fixture.path(PathFault::Delay(fixture.ttl() / 20)).await;
     let guard = hold(&ann, &name).await;
-    let watch = Watch::start();
-    while watch.elapsed() < ttl * 2 {
+    let stopwatch = Stopwatch::start();
+    while stopwatch.elapsed() < ttl * 2 {
         // The server first: what the holder believes then may only have shrunk, or been renewed meanwhile.
         let before = fixture.served().await;
         let left = fixture.record(&name).await.lease().unwrap_or_default();
@@ -154,7 +157,7 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
     assert!(ann.stats().renewed > 2, "the lease was hardly renewed in two ttls");
 }
 
-/// Invariant 4: a renewal over a path that takes longer than the margin counts from when it was sent: with a stamp from its answer
+/// Invariant 4: a renewal over a path that takes longer than the margin counts from when it was sent: with a stamp from its reply
 /// the holder would believe for longer than the server.
 pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
     let (name, ttl) = (name("slow renewal"), fixture.ttl() * 2);
@@ -164,8 +167,8 @@ pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
     assert!(delay > ttl / 100 * 2, "the path is not slower than the margin");
     fixture.path(PathFault::Delay(delay)).await;
-    let (renewed, watch) = (ann.stats().renewed, Watch::start());
-    while watch.elapsed() < ttl * 3 / 2 {
+    let (renewed, stopwatch) = (ann.stats().renewed, Stopwatch::start());
+    while stopwatch.elapsed() < ttl * 3 / 2 {
         let before = fixture.served().await;
         let left = fixture.record(&name).await.lease().unwrap_or_default();
         let valid = guard.validity();
@@ -225,15 +228,19 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
         build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)))
     };
     let (ann, bob) = (client().await, client().await);
-    let (watch, guard) = (Watch::start(), hold(&ann, &name).await);
+    let (stopwatch, guard) = (Stopwatch::start(), hold(&ann, &name).await);
     let mut others = 0;
-    while watch.elapsed() < RETENTION * 2 + ttl * 3 / 2 {
+    while stopwatch.elapsed() < RETENTION * 2 + ttl * 3 / 2 {
         // So many that a store which sweeps with every few hundredth write comes to it.
         for _ in 0..10 {
             others += 1;
             hold(&bob, &support::name(&format!("other {others}"))).await.release().await.expect("a release");
         }
-        assert!(guard.is_held(), "lost after {:?}, and records of free locks stay for {RETENTION:?}", watch.elapsed());
+        assert!(
+            guard.is_held(),
+            "lost after {:?}, and records of free locks stay for {RETENTION:?}",
+            stopwatch.elapsed()
+        );
         tokio::time::sleep(RETENTION / 20).await;
     }
     support::still_held(fixture, &name, guard.fencing_token(), ttl / 3).await;
@@ -245,12 +252,12 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
 pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("fixed"), fixture.ttl());
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     let served = fixture.served().await;
     let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
     assert_eq!(reason, LossReason::Expired);
-    watch.not_before(ttl * 8 / 10, "the fixed lease was lost early");
+    stopwatch.not_before(ttl * 8 / 10, "the fixed lease was lost early");
     assert_eq!(fixture.served().await, served, "a fixed lease was renewed");
     eventually(ttl, "the lease ends at the server", async || fixture.record(&name).await.lease().is_none()).await;
     assert!(is_free(&bob, &name).await);
@@ -267,7 +274,7 @@ pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) 
         queued(fixture, &bob, &name, (1, 1)).await;
         // Not so long that the place is renewed.
         tokio::time::sleep(fixture.ttl() / 2).await;
-        let watch = Watch::start();
+        let stopwatch = Stopwatch::start();
         guard.release().await.expect("a release");
         let guard = join(waiter).await;
         if ttl > place_ttl {
@@ -277,7 +284,7 @@ pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) 
         } else {
             let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
             assert_eq!(reason, LossReason::Expired);
-            watch.not_before(ttl * 8 / 10, "a fixed lease that waited was lost early");
+            stopwatch.not_before(ttl * 8 / 10, "a fixed lease that waited was lost early");
         }
     }
 }
@@ -287,12 +294,12 @@ pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("max hold"), steady_ttl(fixture));
     let longest = ttl * 2;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).max_hold(longest).acquire().await.expect("nothing is broken");
     let reason = lost(&guard, longest + LOST_BY, "the lease runs out after its longest hold").await;
     assert_eq!(reason, LossReason::MaxHold);
     // What is left for the margin of the last renewal, which asked for less than a ttl.
-    watch.not_before(longest - ttl / 8, "the lease was not renewed until its longest hold");
+    stopwatch.not_before(longest - ttl / 8, "the lease was not renewed until its longest hold");
     let bound = ttl / 8 + ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
     becomes_free(&bob, &name, bound, "nobody renews what has reached its longest hold").await;
 }
@@ -326,13 +333,13 @@ pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
 pub async fn min_hold_outlives_an_early_release(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, shortest) = (name("min hold"), fixture.ttl() * 2);
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
     let released = in_time(shortest / 2, "a release does not wait for the end of `min_hold`", guard.release()).await;
     released.expect("an early release");
     let bound = shortest + ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
     let next = in_time(bound, "free again after `min_hold`", hold(&bob, &name)).await;
-    watch.not_before(shortest, "held again within `min_hold`");
+    stopwatch.not_before(shortest, "held again within `min_hold`");
     drop(next);
 }
 
@@ -360,7 +367,7 @@ pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) 
     let (name, whole) = (name("default ttl"), DEFAULT_TTL * 85 / 100);
     for renewed in [true, false] {
         let guard = hold(&ann, &name).await;
-        assert!(guard.validity() >= whole, "a lease that nobody else wanted is valid for {:?}", guard.validity());
+        assert!(guard.validity() >= whole, "a lease that nobody else ttls is valid for {:?}", guard.validity());
         let lock = bob.lock(name.as_str());
         let lock = if renewed { lock } else { lock.without_renewal() };
         let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });

@@ -8,7 +8,7 @@ use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
 use crate::support::{self, AT_ONCE, eventually, name};
 
-/// Invariant 7: a release of a claim whose lease has expired answers `NotHeld` and leaves the next holder alone.
+/// Invariant 7: a release of a claim whose lease has expired replies `NotHeld` and leaves the next holder alone.
 pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale release"), fixture.ttl());
@@ -38,7 +38,7 @@ pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
-/// Invariant 7: a renewal of a claim whose lease has expired answers `Lost` and does not prolong the next holder's.
+/// Invariant 7: a renewal of a claim whose lease has expired replies `Lost` and does not prolong the next holder's.
 pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale renewal"), fixture.ttl());
@@ -46,8 +46,8 @@ pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
     let place = ann.granted(&old, ttl).await.confirmation.place;
     let grant = bob.takes_over(&new, ttl, ttl * 5).await;
 
-    let answer = ann.renew(RenewRequest::new(old, place, ttl * 50)).await;
-    assert!(matches!(answer, RenewReply::Lost), "another holds the lock, and the stale renewal says {answer:?}");
+    let reply = ann.renew(RenewRequest::new(old, place, ttl * 50)).await;
+    assert!(matches!(reply, RenewReply::Lost), "another holds the lock, and the stale renewal says {reply:?}");
     let left = support::still_held(fixture, &name, grant.token, ttl).await;
     assert!(left <= ttl * 5, "the stale renewal gave the new holder {left:?} of {:?}", ttl * 5);
 }
@@ -61,10 +61,10 @@ pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
     let bound = ttl + ann.capabilities().takeover_slack;
     eventually(bound, "the lease expires", async || fixture.record(&name).await.lease().is_none()).await;
 
-    let answer = ann.renew(RenewRequest::new(claim, place, ttl)).await;
+    let reply = ann.renew(RenewRequest::new(claim, place, ttl)).await;
     assert!(
-        matches!(answer, RenewReply::Lost | RenewReply::Free),
-        "the lease has expired, and its renewal says {answer:?}"
+        matches!(reply, RenewReply::Lost | RenewReply::Free),
+        "the lease has expired, and its renewal says {reply:?}"
     );
     assert_eq!(fixture.record(&name).await.lease(), None, "a late renewal revived the lease");
 }
@@ -95,9 +95,9 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
     assert_eq!(fixture.resource_counts().await.leases, 1, "only the one that was granted is held");
 }
 
-/// Contract of `LockBackend`: a repeated acquire of a claim that holds answers the same grant, and the lease lasts at least
+/// Contract of `LockBackend`: a repeated acquire of a claim that holds replies the same grant, and the lease lasts at least
 /// as long as the second one asked for.
-pub async fn repeated_acquire_answers_the_same_grant(fixture: &dyn Fixture) {
+pub async fn repeated_acquire_returns_the_same_grant(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("again"), fixture.ttl());
     let claim = ann.claim(&name);
@@ -114,7 +114,7 @@ pub async fn repeated_acquire_answers_the_same_grant(fixture: &dyn Fixture) {
     assert!(then <= left, "the lease was prolonged by an acquire with a shorter ttl");
 }
 
-/// Contract of `LockBackend`: a repeated acquire of a claim that waits answers its place and makes no second one.
+/// Contract of `LockBackend`: a repeated acquire of a claim that waits replies its place and makes no second one.
 pub async fn repeated_acquire_keeps_its_place(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("again in the queue"), fixture.ttl() * 20);
@@ -137,17 +137,17 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (held, free, ttl) = (name("held"), name("free"), fixture.ttl() * 20);
     let grant = ann.granted(&ann.claim(&held), ttl).await;
-    let answers = bob
+    let replies = bob
         .renew_all(&[
             RenewRequest::new(bob.claim(&held), PlaceNumber::NONE, ttl),
             RenewRequest::new(bob.claim(&free), PlaceNumber::NONE, ttl),
         ])
         .await;
-    assert!(matches!(answers[0], RenewReply::Lost), "a stranger renewed what another holds: {:?}", answers[0]);
+    assert!(matches!(replies[0], RenewReply::Lost), "a stranger renewed what another holds: {:?}", replies[0]);
     assert!(
-        matches!(answers[1], RenewReply::Lost | RenewReply::Free),
+        matches!(replies[1], RenewReply::Lost | RenewReply::Free),
         "a stranger renewed what is free: {:?}",
-        answers[1]
+        replies[1]
     );
     support::still_held(fixture, &held, grant.token, ttl / 2).await;
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a renewal made a place");
@@ -161,23 +161,23 @@ pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
     let (first, second) = (ann.claim(&name), ann.claim(&name));
     let grant = ann.granted(&first, ttl).await;
     let place = ann.not_granted(&second, ttl).await;
-    let answer = ann.renew(RenewRequest::new(second.clone(), place, ttl)).await;
+    let reply = ann.renew(RenewRequest::new(second.clone(), place, ttl)).await;
     assert!(
-        !matches!(answer, RenewReply::Renewed(_) | RenewReply::Granted(_)),
-        "the second claim holds as well: {answer:?}"
+        !matches!(reply, RenewReply::Renewed(_) | RenewReply::Granted(_)),
+        "the second claim holds as well: {reply:?}"
     );
     ann.release(&second, Delivery::Confirmed).await.expect("the second leaves");
     support::still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
 /// A claim that wants no place is told that the lock is held, and the store keeps nothing of it.
-pub async fn a_claim_that_wants_no_place_leaves_none(fixture: &dyn Fixture) {
+pub async fn a_claim_without_a_place_leaves_none(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("no place"), fixture.ttl() * 20);
     let holder = ann.claim(&name);
     ann.granted(&holder, ttl).await;
-    let answer = bob.try_acquire(&bob.claim(&name), ttl).await;
-    assert!(matches!(answer, Ok(AcquireOutcome::Contended { .. })), "the lock is held, no place is wanted: {answer:?}");
+    let reply = bob.try_acquire(&bob.claim(&name), ttl).await;
+    assert!(matches!(reply, Ok(AcquireOutcome::Contended { .. })), "the lock is held, no place is wanted: {reply:?}");
     assert_eq!(fixture.record(&name).await.waiting(), 0, "there is a place that nobody wanted");
     ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;

@@ -116,7 +116,7 @@ pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
     let expected = match fixture.tamper(&name, Tamper::Remove).await {
         Ok(()) => LossReason::Gone,
         Err(_) => {
-            ann.shutdown().await.expect("the server answers");
+            ann.shutdown().await.expect("the server replies");
             LossReason::Shutdown
         }
     };

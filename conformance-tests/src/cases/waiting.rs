@@ -16,7 +16,7 @@ use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::support::{AT_ONCE, ENDS_BY, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, ENDS_BY, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
@@ -44,9 +44,9 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
     hold(&bob, &name).await.release().await.expect("a release");
     let _guard = hold(&ann, &name).await;
     for wait in [Duration::from_millis(30), Duration::from_millis(270)] {
-        let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
+        let (stopwatch, lock) = (Stopwatch::start(), bob.lock(name.as_str()).wait(wait));
         let refused = in_time(wait + ENDS_BY, "waited for longer than it was to", lock.acquire()).await;
-        watch.not_before(wait, "gave up before its wait was over");
+        stopwatch.not_before(wait, "gave up before its wait was over");
         assert_eq!(kind_of(&refused), ErrorKind::Timeout, "{refused:?}");
     }
 }
@@ -56,9 +56,9 @@ pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, wait) = (name("in time"), fixture.ttl() * 3);
     let guard = hold(&ann, &name).await;
-    let (watch, lock) = (Watch::start(), bob.lock(name.as_str()).wait(wait));
+    let (stopwatch, lock) = (Stopwatch::start(), bob.lock(name.as_str()).wait(wait));
     let refused = in_time(wait + ENDS_BY, "waited for longer than it was to", lock.acquire()).await;
-    watch.not_before(wait, "gave up before its wait was over");
+    stopwatch.not_before(wait, "gave up before its wait was over");
     assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     assert!(guard.is_held());
     let gone = async || fixture.record(&name).await.waiting() == 0;
@@ -99,11 +99,11 @@ pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
 pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
     let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     dead.granted(&dead.claim(&name), ttl).await;
     let bound = ttl + bob.capabilities().takeover_slack;
     let guard = in_time(bound, "taken over from a dead holder", hold(&bob, &name)).await;
-    watch.not_before(ttl, "taken over from a holder whose lease stood");
+    stopwatch.not_before(ttl, "taken over from a holder whose lease stood");
     assert!(guard.is_held());
 }
 
@@ -179,17 +179,17 @@ struct ReleasedMeanwhile {
 #[async_trait]
 impl Hooks for ReleasedMeanwhile {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
-        let refused = matches!(answer, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }));
+        let reply = inner.backend.acquire(request).await;
+        let refused = matches!(reply, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }));
         if refused && !self.released.swap(true, Ordering::SeqCst) {
             self.holder.release(&self.held, Delivery::Confirmed).await.expect("a release");
             tokio::time::sleep(AT_ONCE / 2).await;
         }
-        answer
+        reply
     }
 }
 
-/// Invariant 13: what a waiter is told while its own request is still under way is newer than the answer, and counts.
+/// Invariant 13: what a waiter is told while its own request is still under way is newer than the reply, and counts.
 pub async fn an_event_during_a_call_is_not_lost(fixture: &dyn Fixture) {
     let holder = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("told meanwhile"), fixture.ttl() * 20);

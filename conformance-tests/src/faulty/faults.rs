@@ -83,7 +83,7 @@ impl Faults {
             ServerFault::RefuseUser => Health::RefusesUser,
             ServerFault::ReadOnly => Health::ReadOnly,
             ServerFault::Fill(Room::Data | Room::Connections) => Health::Full,
-            ServerFault::ForgetScripts => return Err(Unsupported::because("it runs no scripts")),
+            ServerFault::FlushScripts => return Err(Unsupported::because("it runs no scripts")),
             ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
                 return Err(Unsupported::because("it has no wall clock"));
             }
@@ -126,7 +126,7 @@ impl Faults {
 pub(crate) struct Shared {
     runtime: tokio::runtime::Handle,
     path: Mutex<Path>,
-    /// Raised by each cut: what was under way then gets no answer, and what had not arrived never does.
+    /// Raised by each cut: what was under way then gets no reply, and what had not arrived never does.
     pub(super) cuts: watch::Sender<u64>,
     pub(super) server: watch::Sender<Health>,
     spoilt: Mutex<HashSet<LockName>>,
@@ -164,7 +164,7 @@ impl Shared {
         &self.runtime
     }
 
-    /// A backend is in use; the answer names it.
+    /// A backend is in use; the reply names it.
     pub(super) fn attached(&self, route: Route, core: &CoreHandle) -> u64 {
         let mut path = lock(&self.path);
         path.next_id += 1;

@@ -42,7 +42,7 @@ impl Line {
         self.is_clear
     }
 
-    /// Sends a request. The answer of the server, or what its client knows without one.
+    /// Sends a request. The reply of the server, or what its client knows without one.
     pub(super) async fn call<T, F>(self, verb: Verb, request: impl Fn() -> F + Send + Sync + 'static) -> Result<T>
     where
         T: Send + 'static,
@@ -58,13 +58,13 @@ impl Line {
         }
         let mut cuts = self.faults.cuts.subscribe();
         let (bound, faults) = (self.bound, self.faults.clone());
-        let (answered, answer) = oneshot::channel();
-        faults.runtime().spawn(self.travel(verb, fault, request, answered));
+        let (reply_sender, reply) = oneshot::channel();
+        faults.runtime().spawn(self.travel(verb, fault, request, reply_sender));
         tokio::select! {
             biased;
-            answer = answer => answer.unwrap_or_else(|_| Err(no_answer("the server closed the connection"))),
-            _ = cuts.changed() => Err(no_answer("the connection was cut")),
-            () = tokio::time::sleep(bound) => Err(no_answer("no answer within the bound of a call")),
+            reply = reply => reply.unwrap_or_else(|_| Err(no_reply("the server closed the connection"))),
+            _ = cuts.changed() => Err(no_reply("the connection was cut")),
+            () = tokio::time::sleep(bound) => Err(no_reply("no reply within the bound of a call")),
         }
     }
 
@@ -73,14 +73,14 @@ impl Line {
         verb: Verb,
         fault: Option<PathFault>,
         request: impl Fn() -> F + Send + Sync + 'static,
-        answered: oneshot::Sender<Result<T>>,
+        reply_sender: oneshot::Sender<Result<T>>,
     ) where
         T: Send + 'static,
         F: Future<Output = T> + Send,
     {
         let cuts = self.faults.cuts.subscribe();
         let arrived = match &fault {
-            Some(PathFault::DropTraffic) => return nobody_answers(answered).await,
+            Some(PathFault::DropTraffic) => return wait_without_reply(reply_sender).await,
             Some(PathFault::Hold) => match self.faults.hold().await {
                 Ok(arrived) => Some(arrived),
                 Err(_) => return,
@@ -95,21 +95,21 @@ impl Line {
         if arrived.is_none() && cuts.has_changed().unwrap_or(true) {
             return;
         }
-        let answer = self.serve(verb, &request).await;
+        let reply = self.serve(verb, &request).await;
         drop(arrived);
         match fault {
-            Some(PathFault::LoseReplies) => nobody_answers(answered).await,
+            Some(PathFault::LoseReplies) => wait_without_reply(reply_sender).await,
             Some(PathFault::Delay(delay)) => {
                 tokio::time::sleep(delay).await;
-                let _ = answered.send(answer);
+                let _ = reply_sender.send(reply);
             }
             Some(PathFault::Double) => {
-                let _ = answered.send(answer);
+                let _ = reply_sender.send(reply);
                 tokio::time::sleep(SECOND_COPY).await;
                 let _ = self.serve(verb, &request).await;
             }
             _ => {
-                let _ = answered.send(answer);
+                let _ = reply_sender.send(reply);
             }
         }
     }
@@ -120,7 +120,7 @@ impl Line {
         F: Future<Output = T> + Send,
     {
         let mut server = self.faults.server.subscribe();
-        let health = *server.wait_for(|health| *health != Health::Paused).await.map_err(|_| no_answer("no server"))?;
+        let health = *server.wait_for(|health| *health != Health::Paused).await.map_err(|_| no_reply("no server"))?;
         let refused = match health {
             Health::Up | Health::Paused => None,
             Health::Down => Some((ErrorKind::Unavailable, "the connection was refused")),
@@ -139,10 +139,10 @@ impl Line {
 }
 
 /// Keeps the line open until its client gives up.
-async fn nobody_answers<T>(mut answered: oneshot::Sender<T>) {
-    answered.closed().await;
+async fn wait_without_reply<T>(mut reply_sender: oneshot::Sender<T>) {
+    reply_sender.closed().await;
 }
 
-fn no_answer(text: &'static str) -> Error {
+fn no_reply(text: &'static str) -> Error {
     Error::new(ErrorKind::Indeterminate, text)
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the lag_monitor sleeps between two measurements.
-const NAP: Duration = Duration::from_millis(1);
+/// How long the lag monitor sleeps between two measurements.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How many processes and threads have to be woken one after the other, at most, before a case sees something: a server, or
 /// the thread that hears of releases; the keeper; a worker of the runtime; the case.
-const HOPS: u32 = 4;
+const WAKE_UPS: u32 = 4;
 
 /// How often a processor may be taken away while a case runs. Each time delays it by that once, however many have to be woken.
 const STALLS: u32 = 2;
@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(2);
 /// Measures how late a thread is woken while a case runs.
 ///
 /// A bound in real time (5 ms, 50 ms) is a promise about the library, not about a busy machine. A case starts a
-/// lag_monitor beside its work and asserts the bound plus what the lag_monitor saw:
+/// lag monitor beside its work and asserts the bound plus what the lag monitor saw:
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -38,14 +38,14 @@ const TICK: Duration = Duration::from_millis(2);
 /// ```
 #[derive(Debug)]
 pub struct LagMonitor {
-    naps: Arc<Naps>,
+    sampler: Arc<LagSampler>,
     thread: Option<JoinHandle<()>>,
-    pinned: &'static [Arc<Naps>],
+    pinned: &'static [Arc<LagSampler>],
 }
 
 /// What one thread sees that sleeps 1 ms at a time.
 #[derive(Debug)]
-struct Naps {
+struct LagSampler {
     start: Instant,
     stop: AtomicBool,
     /// When the current sleep should end, in nanoseconds after `start`.
@@ -55,74 +55,74 @@ struct Naps {
 }
 
 impl LagMonitor {
-    /// Starts a thread that sleeps 1 ms at a time until the lag_monitor is dropped. The first of a process also starts one on each
+    /// Starts a thread that sleeps 1 ms at a time until the lag monitor is dropped. The first of a process also starts one on each
     /// processor, of at most eight, which stay for as long as the process.
     ///
     /// # Panics
     /// When the system gives no threads.
     pub fn start() -> Self {
-        let (naps, thread) = Naps::begin(|| {});
-        Self { naps, thread: Some(thread), pinned: pinned() }
+        let (sampler, thread) = LagSampler::start(|| {});
+        Self { sampler, thread: Some(thread), pinned: pinned() }
     }
 
     /// What an upper bound in real time has to allow for: how late the machine may have made what took several wake-ups.
     pub fn allowance(&self) -> Duration {
-        self.allowance_since(self.naps.start)
+        self.allowance_since(self.sampler.start)
     }
 
     /// The same for what began at `moment`.
     pub fn allowance_since(&self, moment: Instant) -> Duration {
-        let stalled = self.pinned.iter().map(|naps| naps.lag_since(moment)).max().unwrap_or_default();
-        TICK + (self.lag_since(moment) * HOPS).max(stalled * STALLS)
+        let stalled = self.pinned.iter().map(|sampler| sampler.lag_since(moment)).max().unwrap_or_default();
+        TICK + (self.lag_since(moment) * WAKE_UPS).max(stalled * STALLS)
     }
 
     /// The worst lag so far, the one that is going on now included.
     pub fn lag(&self) -> Duration {
-        self.lag_since(self.naps.start)
+        self.lag_since(self.sampler.start)
     }
 
     /// The worst lag that was seen since `moment`, the one that is going on now included.
     pub fn lag_since(&self, moment: Instant) -> Duration {
-        self.naps.lag_since(moment)
+        self.sampler.lag_since(moment)
     }
 }
 
 impl Drop for LagMonitor {
     fn drop(&mut self) {
-        self.naps.stop.store(true, Ordering::Relaxed);
+        self.sampler.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-impl Naps {
-    fn begin(first: impl FnOnce() + Send + 'static) -> (Arc<Self>, JoinHandle<()>) {
-        let naps = Arc::new(Self {
+impl LagSampler {
+    fn start(first: impl FnOnce() + Send + 'static) -> (Arc<Self>, JoinHandle<()>) {
+        let sampler = Arc::new(Self {
             start: Instant::now(),
             stop: AtomicBool::new(false),
             due: AtomicU64::new(u64::MAX),
             worst: Mutex::default(),
         });
         let thread = std::thread::Builder::new().name("lag monitor".into()).spawn({
-            let naps = naps.clone();
+            let sampler = sampler.clone();
             move || {
                 first();
-                naps.run();
+                sampler.run();
             }
         });
-        (naps, thread.expect("the system gives a thread for the lag monitor"))
+        (sampler, thread.expect("the system gives a thread for the lag monitor"))
     }
 
     fn run(&self) {
         while !self.stop.load(Ordering::Relaxed) {
-            let due = self.start.elapsed() + NAP;
+            let due = self.start.elapsed() + SAMPLE_INTERVAL;
             self.due.store(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
-            std::thread::sleep(NAP);
+            std::thread::sleep(SAMPLE_INTERVAL);
             let now = Instant::now();
             let lag = (now - self.start).saturating_sub(due);
             let mut worst = self.worst.lock().unwrap_or_else(PoisonError::into_inner);
-            // What is older and no larger can never be the answer again, whatever moment is asked for.
+            // What is older and no larger can never be the reply again, whatever moment is asked for.
             while worst.last().is_some_and(|(_, last)| *last <= lag) {
                 worst.pop();
             }
@@ -139,21 +139,21 @@ impl Naps {
     }
 }
 
-/// A thread on each processor, for all canaries of the process. The host of a virtual machine may take one processor away while
+/// A thread on each processor, for all lag monitors of the process. The host of a virtual machine may take one processor away while
 /// the others go on: what ran there stands still, and a thread that is woken elsewhere sees nothing of it.
-fn pinned() -> &'static [Arc<Naps>] {
-    static PINNED: OnceLock<Vec<Arc<Naps>>> = OnceLock::new();
+fn pinned() -> &'static [Arc<LagSampler>] {
+    static PINNED: OnceLock<Vec<Arc<LagSampler>>> = OnceLock::new();
     PINNED.get_or_init(pin)
 }
 
 #[cfg(target_os = "linux")]
-fn pin() -> Vec<Arc<Naps>> {
+fn pin() -> Vec<Arc<LagSampler>> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).take(PROCESSORS);
     let stays_on = |processor| {
-        Naps::begin(move || {
+        LagSampler::start(move || {
             let mut only = CpuSet::new();
             only.set(processor);
             // A processor that has gone away meanwhile is not watched.
@@ -164,7 +164,7 @@ fn pin() -> Vec<Arc<Naps>> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn pin() -> Vec<Arc<Naps>> {
+fn pin() -> Vec<Arc<LagSampler>> {
     Vec::new()
 }
 
@@ -176,37 +176,37 @@ mod tests {
     fn remembers_the_worst_of_each_stretch_of_time() {
         let lag_monitor = LagMonitor::start();
         let start = Instant::now();
-        // Planted, so that the test needs no busy machine.
-        let planted = Duration::from_secs(5);
-        lag_monitor.naps.worst.lock().unwrap().push((Instant::now(), planted));
-        assert_eq!(lag_monitor.lag(), planted);
-        assert_eq!(lag_monitor.lag_since(start), planted);
-        assert!(lag_monitor.allowance() > planted * HOPS);
+        // Injected, so that the test needs no busy machine.
+        let lag = Duration::from_secs(5);
+        lag_monitor.sampler.worst.lock().unwrap().push((Instant::now(), lag));
+        assert_eq!(lag_monitor.lag(), lag);
+        assert_eq!(lag_monitor.lag_since(start), lag);
+        assert!(lag_monitor.allowance() > lag * WAKE_UPS);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(lag_monitor.lag_since(start), planted);
-        assert!(lag_monitor.lag_since(Instant::now()) < planted);
+        assert_eq!(lag_monitor.lag_since(start), lag);
+        assert!(lag_monitor.lag_since(Instant::now()) < lag);
     }
 
     #[test]
     fn a_processor_that_was_taken_away_is_allowed_for() {
         assert_eq!(pinned().is_empty(), !cfg!(target_os = "linux"));
         let mut lag_monitor = LagMonitor::start();
-        let (taken, _) = Naps::begin(|| {});
-        lag_monitor.pinned = vec![taken.clone()].leak();
-        let (moment, planted) = (Instant::now(), Duration::from_secs(3));
-        taken.worst.lock().unwrap().push((moment, planted));
-        assert!(lag_monitor.allowance_since(moment) >= planted * STALLS);
-        assert!(lag_monitor.lag_since(moment) < planted, "elsewhere nothing was seen of it");
+        let (stalled, _) = LagSampler::start(|| {});
+        lag_monitor.pinned = vec![stalled.clone()].leak();
+        let (moment, lag) = (Instant::now(), Duration::from_secs(3));
+        stalled.worst.lock().unwrap().push((moment, lag));
+        assert!(lag_monitor.allowance_since(moment) >= lag * STALLS);
+        assert!(lag_monitor.lag_since(moment) < lag, "elsewhere nothing was seen of it");
     }
 
     #[test]
-    fn sees_a_lag_that_has_not_ended() {
+    fn reports_a_lag_that_has_not_ended() {
         let mut lag_monitor = LagMonitor::start();
-        lag_monitor.naps.stop.store(true, Ordering::Relaxed);
+        lag_monitor.sampler.stop.store(true, Ordering::Relaxed);
         lag_monitor.thread.take().unwrap().join().unwrap();
         // A sleep that should have ended now and never does: as if the machine did not wake it.
-        let now = u64::try_from(lag_monitor.naps.start.elapsed().as_nanos()).unwrap();
-        lag_monitor.naps.due.store(now, Ordering::Release);
+        let now = u64::try_from(lag_monitor.sampler.start.elapsed().as_nanos()).unwrap();
+        lag_monitor.sampler.due.store(now, Ordering::Release);
         std::thread::sleep(Duration::from_millis(60));
         assert!(lag_monitor.lag() >= Duration::from_millis(60), "{:?}", lag_monitor.lag());
     }

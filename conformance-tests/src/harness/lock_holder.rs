@@ -88,7 +88,7 @@ pub enum HolderEvent {
     },
     /// Something could not be done.
     Failed {
-        /// What: `connect`, `acquire`, `release`, `write`, `count`, `obey`, …
+        /// What: `connect`, `acquire`, `release`, `write`, `count`, `command`, …
         doing: String,
         /// The kind of the error.
         kind: String,
@@ -175,17 +175,17 @@ impl LockHolder {
         commands.flush()
     }
 
-    /// Waits for the next line for which `wanted` gives something, at most for `bound`; what comes before is skipped.
+    /// Waits for the next line for which `select` gives something, at most for `bound`; what comes before is skipped.
     ///
     /// # Errors
     /// When there is none by then or the process has ended: the text has what it said instead.
-    pub fn next<T>(&mut self, bound: Duration, wanted: impl Fn(&HolderLine) -> Option<T>) -> io::Result<T> {
+    pub fn next<T>(&mut self, bound: Duration, select: impl Fn(&HolderLine) -> Option<T>) -> io::Result<T> {
         let until = Instant::now() + bound;
         let first = self.seen.len();
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
-                    let found = wanted(&line);
+                    let found = select(&line);
                     self.seen.push(line);
                     if let Some(found) = found {
                         return Ok(found);
@@ -196,9 +196,9 @@ impl LockHolder {
                         RecvTimeoutError::Timeout => format!("not within {bound:?}"),
                         RecvTimeoutError::Disconnected => "the process has ended".to_owned(),
                     };
-                    let said: Vec<String> = self.seen[first..].iter().map(ToString::to_string).collect();
+                    let events: Vec<String> = self.seen[first..].iter().map(ToString::to_string).collect();
                     let text = format!(
-                        "lock holder {} did not report the event: {why}; its events are {said:#?}",
+                        "lock holder {} did not report the event: {why}; its events are {events:#?}",
                         self.process.id()
                     );
                     return Err(io::Error::new(io::ErrorKind::TimedOut, text));
@@ -239,7 +239,7 @@ impl LockHolder {
             Err(error) => {
                 self.seen.extend(self.lines.try_iter());
                 let last: Vec<String> = self.seen.iter().rev().take(3).map(ToString::to_string).collect();
-                return Err(io::Error::new(error.kind(), format!("{error}\nthe last that it said: {last:#?}")));
+                return Err(io::Error::new(error.kind(), format!("{error}\nthe last that it events: {last:#?}")));
             }
         };
         self.seen.extend(self.lines.iter());

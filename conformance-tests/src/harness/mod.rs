@@ -1,4 +1,4 @@
-//! What runs beside a case: the lag_monitor, and (feature `servers`) processes, servers and the fault proxy.
+//! What runs beside a case: the lag monitor, and (feature `servers`) processes, servers and the fault proxy.
 
 #[cfg(feature = "servers")]
 mod clock_step;

@@ -16,19 +16,19 @@ use crate::hooks::{Hooks, Inner};
 
 /// Promises something else at each look.
 #[derive(Default)]
-pub struct ChangesItsMind {
-    looks: AtomicU64,
+pub struct ChangesItsCapabilities {
+    reads: AtomicU64,
 }
 
 stateful! {
-    ChangesItsMind;
+    ChangesItsCapabilities;
 }
 
-impl Hooks for ChangesItsMind {
+impl Hooks for ChangesItsCapabilities {
     fn capabilities(&self, real: Capabilities) -> Capabilities {
-        let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+        let reads = self.reads.fetch_add(1, Ordering::Relaxed);
         let mut claimed = real;
-        claimed.takeover_slack += Duration::from_millis(looks);
+        claimed.takeover_slack += Duration::from_millis(reads);
         claimed
     }
 }
@@ -75,7 +75,7 @@ plain! {
     /// Breaks whatever lease there is.
     BreaksByName;
     /// Finds fault with a store that works.
-    FindsFault;
+    FailsEveryExamination;
 }
 
 macro_rules! claiming {
@@ -138,7 +138,7 @@ impl Hooks for BreaksByName {
     }
 }
 
-impl Hooks for FindsFault {
+impl Hooks for FailsEveryExamination {
     fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
         let mut extensions = inner.backend.extensions();
         extensions.examine = Some(self);
@@ -147,7 +147,7 @@ impl Hooks for FindsFault {
 }
 
 #[async_trait]
-impl Examine for FindsFault {
+impl Examine for FailsEveryExamination {
     async fn examine(&self) -> Result<Vec<Check>> {
         Ok(vec![Check::new("store", "is there", CheckStatus::Error("planted: find another one".to_owned()))])
     }
@@ -188,11 +188,11 @@ impl List for Inner {
 
 fn is_like(pattern: &str, text: &str) -> bool {
     let mut rest = text.chars();
-    let Some(wanted) = pattern.chars().next() else { return true };
-    let pattern = &pattern[wanted.len_utf8()..];
-    match wanted {
+    let Some(first) = pattern.chars().next() else { return true };
+    let pattern = &pattern[first.len_utf8()..];
+    match first {
         '%' => text.char_indices().any(|(at, _)| is_like(pattern, &text[at..])) || is_like(pattern, ""),
         '_' => rest.next().is_some() && is_like(pattern, rest.as_str()),
-        wanted => rest.next() == Some(wanted) && is_like(pattern, rest.as_str()),
+        first => rest.next() == Some(first) && is_like(pattern, rest.as_str()),
     }
 }

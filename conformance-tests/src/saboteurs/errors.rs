@@ -9,16 +9,16 @@ use crate::hooks::{Hooks, Inner};
 
 plain! {
     /// Errors that are sentences.
-    SpeaksInSentences;
+    WritesErrorsAsSentences;
     /// Writes owner tokens into the log.
     LogsTheOwner;
 }
 
 #[async_trait]
-impl Hooks for SpeaksInSentences {
+impl Hooks for WritesErrorsAsSentences {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
-        answer.map_err(|error| Error::new(error.kind(), "Something went wrong."))
+        let reply = inner.backend.acquire(request).await;
+        reply.map_err(|error| Error::new(error.kind(), "Something went wrong."))
     }
 }
 

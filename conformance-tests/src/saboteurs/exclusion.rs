@@ -172,21 +172,21 @@ impl Hooks for QueuesEverybody {
 
 /// Tells a claim whose lease has gone to another the token of the other, and calls that a grant.
 #[derive(Default)]
-pub struct TellsTheCurrentToken {
+pub struct ReturnsTheCurrentToken {
     last: Mutex<HashMap<LockName, (FencingToken, Vec<OwnerToken>)>>,
 }
 
 stateful! {
-    TellsTheCurrentToken;
+    ReturnsTheCurrentToken;
 }
 
 #[async_trait]
-impl Hooks for TellsTheCurrentToken {
+impl Hooks for ReturnsTheCurrentToken {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await?;
+        let reply = inner.backend.acquire(request).await?;
         let mut last = lock(&self.last);
         let (token, owners) = last.entry(request.claim.name().clone()).or_insert((FencingToken::new(0), Vec::new()));
-        Ok(match answer {
+        Ok(match reply {
             AcquireOutcome::Granted(grant) => {
                 *token = grant.token;
                 owners.push(*request.claim.owner());
@@ -211,12 +211,12 @@ impl Hooks for GrantsOnError {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await {
             Err(error) if error.kind() != ErrorKind::InvalidInput => Ok(made_up(inner, request.ttl)),
-            answer => answer,
+            reply => reply,
         }
     }
 }
 
-/// What a saboteur answers that does not want to go on.
+/// What a saboteur replies that does not want to go on.
 pub(super) fn refused(kind: ErrorKind) -> Error {
     Error::new(kind, "planted")
 }

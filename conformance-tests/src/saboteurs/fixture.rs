@@ -14,7 +14,7 @@ use crate::fixture::{Record, ResourceCounts, Route};
 use crate::hooks::{Hooks, Inner};
 
 /// Fixtures without state of their own, each with the one method that it has instead of the sound one.
-macro_rules! broken {
+macro_rules! defective {
     ($($(#[$doc:meta])* $name:ident: $method:item)*) => {
         $(
             $(#[$doc])*
@@ -36,7 +36,7 @@ macro_rules! broken {
 /// Fixtures that put something else, or nothing, in the place of one fault of the path.
 macro_rules! path {
     ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
-        broken! {
+        defective! {
             $($(#[$doc])* $name: fn path(&self, fault: PathFault) -> Option<PathFault> {
                 if matches!(fault, $fault) { $instead } else { Some(fault) }
             })*
@@ -67,7 +67,7 @@ path! {
     DoublesNothing: PathFault::Double => None;
 }
 
-broken! {
+defective! {
     /// Leaves the path as it is broken.
     HealsNothing: fn heals(&self) -> bool { false }
     /// Keeps for ever what is held.
@@ -100,7 +100,7 @@ broken! {
 /// Fixtures for which one fault of the server is another one.
 macro_rules! server {
     ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
-        broken! {
+        defective! {
             $($(#[$doc])* $name: fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
                 matches!(fault, $fault).then_some($instead)
             })*
@@ -131,7 +131,7 @@ server! {
     CannotStart: ServerFault::Start(Data::Kept) => Err(Unsupported::because("planted: it cannot be started"));
 }
 
-broken! {
+defective! {
     /// Starts with all data what is to have none.
     KeepsTheData: fn instead(&self, fault: ServerFault) -> ServerFault {
         if fault == ServerFault::Start(Data::Lost) { ServerFault::Start(Data::Kept) } else { fault }
@@ -141,8 +141,8 @@ broken! {
         if fault == ServerFault::Start(Data::Kept) { ServerFault::Start(Data::Lost) } else { fault }
     }
     /// Stops what is to forget its scripts.
-    ForgetsTooMuch: fn instead(&self, fault: ServerFault) -> ServerFault {
-        if fault == ServerFault::ForgetScripts { ServerFault::Stop } else { fault }
+    StopsInsteadOfFlushing: fn instead(&self, fault: ServerFault) -> ServerFault {
+        if fault == ServerFault::FlushScripts { ServerFault::Stop } else { fault }
     }
     /// Removes no record.
     RemovesNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Remove }
@@ -206,7 +206,7 @@ impl List for RefusesItsOperator {
 /// Returns from `connected` while a connection is still being made.
 #[derive(Default)]
 pub struct ConnectsLate {
-    looks: AtomicU64,
+    reads: AtomicU64,
 }
 
 impl Hooks for ConnectsLate {}
@@ -217,7 +217,7 @@ impl Saboteur for ConnectsLate {
     }
 
     fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts {
-        let late = self.looks.fetch_add(1, Ordering::Relaxed).min(1);
+        let late = self.reads.fetch_add(1, Ordering::Relaxed).min(1);
         ResourceCounts { connections: seen.connections + late, ..seen }
     }
 }
@@ -225,7 +225,7 @@ impl Saboteur for ConnectsLate {
 /// Counts what the fixture itself asks.
 #[derive(Default)]
 pub struct CountsItself {
-    looks: AtomicU64,
+    reads: AtomicU64,
 }
 
 impl Hooks for CountsItself {}
@@ -236,6 +236,6 @@ impl Saboteur for CountsItself {
     }
 
     fn served(&self, seen: u64) -> u64 {
-        seen + self.looks.fetch_add(1, Ordering::Relaxed)
+        seen + self.reads.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -75,18 +75,18 @@ impl Hooks for LeavesTasks {
 }
 
 /// Sends something every few milliseconds, for nobody.
-pub struct Chatters {
+pub struct SendsStrayRequests {
     runtime: Handle,
 }
 
-impl Saboteur for Chatters {
+impl Saboteur for SendsStrayRequests {
     fn new() -> Self {
         Self { runtime: Handle::current() }
     }
 }
 
 #[async_trait]
-impl Hooks for Chatters {
+impl Hooks for SendsStrayRequests {
     fn attached(&self, inner: &Arc<Inner>) {
         let inner = Arc::downgrade(inner);
         self.runtime.spawn(async move {
@@ -122,9 +122,9 @@ impl Saboteur for LeaksPermits {
 impl Hooks for LeaksPermits {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.connections.acquire().await.expect("it is never closed").forget();
-        let answer = inner.backend.acquire(request).await;
+        let reply = inner.backend.acquire(request).await;
         self.connections.add_permits(1);
-        answer
+        reply
     }
 }
 
@@ -151,10 +151,10 @@ impl Hooks for SweepsHeldLeases {
         for claim in old {
             inner.backend.release(&ReleaseRequest::new(claim, Delivery::Confirmed)).await?;
         }
-        let answer = inner.backend.acquire(request).await;
-        if let Ok(AcquireOutcome::Granted(_)) = &answer {
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Granted(_)) = &reply {
             lock(&self.granted).insert(*request.claim.owner(), (request.claim.clone(), Instant::now()));
         }
-        answer
+        reply
     }
 }

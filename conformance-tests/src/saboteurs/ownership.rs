@@ -14,26 +14,26 @@ use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// Who was granted each name last, by an answer or by an event: an answer that comes too late is not heard.
+/// Who was granted each name last, by a reply or by an event: a reply that comes too late is not heard.
 #[derive(Default)]
 struct Holders {
     by_name: Mutex<HashMap<LockName, Claim>>,
-    asked: Mutex<HashMap<OwnerToken, Claim>>,
+    requested: Mutex<HashMap<OwnerToken, Claim>>,
 }
 
 impl Holders {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        lock(&self.asked).insert(*request.claim.owner(), request.claim.clone());
-        let answer = inner.backend.acquire(request).await;
-        if let Ok(AcquireOutcome::Granted(_)) = answer {
+        lock(&self.requested).insert(*request.claim.owner(), request.claim.clone());
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Granted(_)) = reply {
             self.holds(&request.claim);
         }
-        answer
+        reply
     }
 
     fn event(&self, core: &CoreHandle, event: Event) {
         if let Event::Granted { owner, .. } = &event {
-            let claim = lock(&self.asked).get(owner).cloned();
+            let claim = lock(&self.requested).get(owner).cloned();
             claim.iter().for_each(|claim| self.holds(claim));
         }
         core.event(event);
@@ -73,13 +73,13 @@ impl Hooks for ReleasesByName {
     }
 
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let answers = inner.renew(leases).await;
-        for (index, answer) in &answers {
-            if let RenewReply::Granted(_) | RenewReply::Renewed(_) = answer {
+        let replies = inner.renew(leases).await;
+        for (index, reply) in &replies {
+            if let RenewReply::Granted(_) | RenewReply::Renewed(_) = reply {
                 self.0.holds(&leases[*index].claim);
             }
         }
-        answers
+        replies
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
@@ -125,17 +125,17 @@ impl Saboteur for RenewalRevivesAtServer {
 }
 
 async fn revive(inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-    let mut answers = inner.renew(leases).await;
-    for (index, answer) in &mut answers {
+    let mut replies = inner.renew(leases).await;
+    for (index, reply) in &mut replies {
         let lease = &leases[*index];
-        if let RenewReply::Lost = answer
+        if let RenewReply::Lost = reply
             && let Ok(AcquireOutcome::Granted(grant)) =
                 inner.backend.acquire(&AcquireRequest::new(lease.claim.clone(), lease.ttl)).await
         {
-            *answer = RenewReply::Renewed(grant.confirmation);
+            *reply = RenewReply::Renewed(grant.confirmation);
         }
     }
-    answers
+    replies
 }
 
 #[async_trait]

@@ -30,8 +30,8 @@ plain! {
     NeverGivesUp;
     /// Loses the place of the last client at each renewal.
     LosesPlacesOfTheLast;
-    /// Takes silence for the answer that a place is still in the queue.
-    KeepsPlacesInWords;
+    /// Takes silence for the reply that a place is still in the queue.
+    PretendsToKeepPlaces;
 }
 
 #[async_trait]
@@ -61,7 +61,7 @@ pub struct LosesOnePush {
 
 /// Tells a waiter for a while that it waits, when it holds.
 #[derive(Default)]
-pub struct BlindLooks {
+pub struct ReportsStalePlaces {
     granted: Mutex<HashMap<OwnerToken, Instant>>,
 }
 
@@ -80,7 +80,7 @@ pub struct WakesEverybody {
 
 stateful! {
     LosesOnePush;
-    BlindLooks;
+    ReportsStalePlaces;
     SkipsTheHead;
     WakesEverybody;
 }
@@ -95,14 +95,14 @@ impl Hooks for LosesOnePush {
 }
 
 #[async_trait]
-impl Hooks for BlindLooks {
+impl Hooks for ReportsStalePlaces {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut replies = inner.renew(leases).await;
-        for (index, answer) in &mut replies {
-            let (RenewReply::Granted(grant), lease) = (&*answer, &leases[*index]) else { continue };
+        for (index, reply) in &mut replies {
+            let (RenewReply::Granted(grant), lease) = (&*reply, &leases[*index]) else { continue };
             let since = *lock(&self.granted).entry(*lease.claim.owner()).or_insert_with(Instant::now);
             if since.elapsed() < Duration::from_secs(3) {
-                *answer = RenewReply::Waiting { confirmation: grant.confirmation, retry_after: lease.ttl };
+                *reply = RenewReply::Waiting { confirmation: grant.confirmation, retry_after: lease.ttl };
             }
         }
         replies
@@ -112,11 +112,11 @@ impl Hooks for BlindLooks {
 #[async_trait]
 impl Hooks for SlowToRefuse {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
-        if !matches!(answer, Ok(AcquireOutcome::Granted(_))) {
+        let reply = inner.backend.acquire(request).await;
+        if !matches!(reply, Ok(AcquireOutcome::Granted(_))) {
             tokio::time::sleep(inner.backend.capabilities().call_bound * 3).await;
         }
-        answer
+        reply
     }
 }
 
@@ -141,13 +141,13 @@ impl Hooks for NeverGivesUp {
 impl Hooks for LosesPlacesOfTheLast {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut replies = inner.renew(leases).await;
-        for (index, answer) in &mut replies {
-            if let (3, RenewReply::Waiting { .. }) = (inner.nth, &*answer) {
+        for (index, reply) in &mut replies {
+            if let (3, RenewReply::Waiting { .. }) = (inner.nth, &*reply) {
                 let _ = inner
                     .backend
                     .release(&ReleaseRequest::new(leases[*index].claim.clone(), Delivery::Confirmed))
                     .await;
-                *answer = RenewReply::Lost;
+                *reply = RenewReply::Lost;
             }
         }
         replies
@@ -155,14 +155,14 @@ impl Hooks for LosesPlacesOfTheLast {
 }
 
 #[async_trait]
-impl Hooks for KeepsPlacesInWords {
+impl Hooks for PretendsToKeepPlaces {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let mut replies = inner.renew(leases).await;
-        for (index, answer) in &mut replies {
-            if let RenewReply::Unknown(_) = answer {
+        for (index, reply) in &mut replies {
+            if let RenewReply::Unknown(_) = reply {
                 let RenewRequest { ttl, place, .. } = leases[*index];
                 let confirmation = Confirmation { ttl, sent: inner.now(), place };
-                *answer = RenewReply::Waiting { confirmation, retry_after: ttl };
+                *reply = RenewReply::Waiting { confirmation, retry_after: ttl };
             }
         }
         replies
@@ -195,20 +195,20 @@ impl Hooks for SkipsTheHead {
 #[async_trait]
 impl Hooks for WakesEverybody {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
-        if let Ok(AcquireOutcome::Queued { confirmation: Confirmation { place, .. }, .. }) = &answer {
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Queued { confirmation: Confirmation { place, .. }, .. }) = &reply {
             let lease = RenewRequest::new(request.claim.clone(), *place, request.ttl);
             lock(&self.seen).entry(request.claim.name().clone()).or_default().push(lease);
         }
-        answer
+        reply
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        let answer = inner.backend.release(request).await;
+        let reply = inner.backend.release(request).await;
         let waiting = lock(&self.seen).get(request.claim.name()).cloned().unwrap_or_default();
         for lease in &waiting {
             inner.renew_one(lease).await;
         }
-        answer
+        reply
     }
 }

@@ -13,15 +13,15 @@ use crate::hooks::{Hooks, Inner};
 
 plain! {
     /// Says "released" to the first client and keeps its lease.
-    ForgetsReleases;
+    DropsReleases;
     /// Leaves no note about a claim that is withdrawn.
-    IgnoresDoubt;
+    IgnoresInDoubt;
     /// Leaves notes about claims that need none.
-    DoubtsEveryRelease;
+    MarksEveryReleaseInDoubt;
 }
 
 #[async_trait]
-impl Hooks for ForgetsReleases {
+impl Hooks for DropsReleases {
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         if inner.nth == 0 {
             return Ok(ReleaseOutcome::Released);
@@ -31,7 +31,7 @@ impl Hooks for ForgetsReleases {
 }
 
 #[async_trait]
-impl Hooks for IgnoresDoubt {
+impl Hooks for IgnoresInDoubt {
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
@@ -39,7 +39,7 @@ impl Hooks for IgnoresDoubt {
 
 /// Forgets the releases of claims that had to wait.
 #[derive(Default)]
-pub struct ForgetsWaiters {
+pub struct DropsReleasesOfWaiters {
     waited: Mutex<HashSet<OwnerToken>>,
 }
 
@@ -50,18 +50,18 @@ pub struct TriesReleasesOnce {
 }
 
 stateful! {
-    ForgetsWaiters;
+    DropsReleasesOfWaiters;
     TriesReleasesOnce;
 }
 
 #[async_trait]
-impl Hooks for ForgetsWaiters {
+impl Hooks for DropsReleasesOfWaiters {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
-        if let Ok(AcquireOutcome::Queued { .. }) = &answer {
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Queued { .. }) = &reply {
             lock(&self.waited).insert(*request.claim.owner());
         }
-        answer
+        reply
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
@@ -73,7 +73,7 @@ impl Hooks for ForgetsWaiters {
 }
 
 #[async_trait]
-impl Hooks for DoubtsEveryRelease {
+impl Hooks for MarksEveryReleaseInDoubt {
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::InDoubt)).await
     }

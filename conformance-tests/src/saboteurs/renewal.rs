@@ -20,7 +20,7 @@ use crate::hooks::{Hooks, Inner};
 
 plain! {
     /// Says "renewed" and asks nobody.
-    RenewsInWordsOnly;
+    PretendsToRenew;
     /// Sends each renewal twice.
     RenewsTwice;
     /// Renews nothing.
@@ -29,18 +29,18 @@ plain! {
     RenewsTooSlowly;
     /// Renews half of a batch and forgets the rest.
     RenewsHalfABatch;
-    /// Takes no answer for a good one.
-    TakesSilenceForAnAnswer;
+    /// Takes no reply for a good one.
+    TakesSilenceForAReply;
 }
 
-fn in_words(inner: &Inner, lease: &RenewRequest) -> RenewReply {
+fn pretended(inner: &Inner, lease: &RenewRequest) -> RenewReply {
     RenewReply::Renewed(Confirmation { ttl: lease.ttl, sent: inner.now(), place: lease.place })
 }
 
 #[async_trait]
-impl Hooks for RenewsInWordsOnly {
+impl Hooks for PretendsToRenew {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        leases.iter().map(|lease| in_words(inner, lease)).enumerate().collect()
+        leases.iter().map(|lease| pretended(inner, lease)).enumerate().collect()
     }
 }
 
@@ -57,13 +57,13 @@ stateful! {
 #[async_trait]
 impl Hooks for RenewsTheFirstOnly {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let mut answers = Vec::with_capacity(leases.len());
+        let mut replies = Vec::with_capacity(leases.len());
         for (index, lease) in leases.iter().enumerate() {
             let first = *lock(&self.first).entry(lease.claim.name().clone()).or_insert(*lease.claim.owner());
             let renewed = first == *lease.claim.owner();
-            answers.push((index, if renewed { inner.renew_one(lease).await } else { in_words(inner, lease) }));
+            replies.push((index, if renewed { inner.renew_one(lease).await } else { pretended(inner, lease) }));
         }
-        answers
+        replies
     }
 }
 
@@ -85,10 +85,10 @@ impl Hooks for RefusesRenewals {
 #[async_trait]
 impl Hooks for RenewsTooSlowly {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let answers = inner.renew(leases).await;
+        let replies = inner.renew(leases).await;
         let longest = leases.iter().map(|lease| lease.ttl).max().unwrap_or_default();
         tokio::time::sleep(longest).await;
-        answers
+        replies
     }
 }
 
@@ -101,25 +101,25 @@ impl Hooks for RenewsHalfABatch {
 }
 
 #[async_trait]
-impl Hooks for TakesSilenceForAnAnswer {
+impl Hooks for TakesSilenceForAReply {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         match inner.backend.acquire(request).await {
             Err(_) => Ok(AcquireOutcome::Contended { retry_after: request.ttl / 4 }),
-            answer => answer,
+            reply => reply,
         }
     }
 
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let Ok(mut answers) = tokio::time::timeout(shortest / 8, inner.renew(leases)).await else {
-            return RenewsInWordsOnly.renew(inner, leases).await;
+        let Ok(mut replies) = tokio::time::timeout(shortest / 8, inner.renew(leases)).await else {
+            return PretendsToRenew.renew(inner, leases).await;
         };
-        for (index, answer) in &mut answers {
-            if let RenewReply::Unknown(_) = answer {
-                *answer = in_words(inner, &leases[*index]);
+        for (index, reply) in &mut replies {
+            if let RenewReply::Unknown(_) = reply {
+                *reply = pretended(inner, &leases[*index]);
             }
         }
-        answers
+        replies
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
@@ -156,22 +156,22 @@ impl Hooks for StaysBroken {
         if self.is_broken(inner.nth) {
             return Err(refused(ErrorKind::Unavailable));
         }
-        let answer = inner.backend.acquire(request).await;
-        if answer.is_err() {
+        let reply = inner.backend.acquire(request).await;
+        if reply.is_err() {
             self.breaks(inner.nth);
         }
-        answer
+        reply
     }
 
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         if self.is_broken(inner.nth) {
             return RefusesRenewals.renew(inner, leases).await;
         }
-        let answers = inner.renew(leases).await;
-        if answers.iter().any(|(_, answer)| matches!(answer, RenewReply::Unknown(_))) {
+        let replies = inner.renew(leases).await;
+        if replies.iter().any(|(_, reply)| matches!(reply, RenewReply::Unknown(_))) {
             self.breaks(inner.nth);
         }
-        answers
+        replies
     }
 }
 
@@ -189,11 +189,11 @@ impl Saboteur for RenewsByItself {
 #[async_trait]
 impl Hooks for RenewsByItself {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
-        let place = match &answer {
+        let reply = inner.backend.acquire(request).await;
+        let place = match &reply {
             Ok(AcquireOutcome::Granted(grant)) => grant.confirmation.place,
             Ok(AcquireOutcome::Queued { confirmation, .. }) => confirmation.place,
-            _ => return answer,
+            _ => return reply,
         };
         let (backend, ttl) = (inner.backend.clone(), request.ttl);
         let lease = RenewRequest::new(request.claim.clone(), place, ttl);
@@ -203,7 +203,7 @@ impl Hooks for RenewsByItself {
                 crate::faulty::renew_collected(&*backend, std::slice::from_ref(&lease)).await;
             }
         });
-        answer
+        reply
     }
 }
 
@@ -235,20 +235,20 @@ impl Hooks for RenewsOnTheUsersRuntime {
 
 /// Says of every lease, a quarter of its ttl after the grant, that it is gone.
 #[derive(Default)]
-pub struct CriesWolf {
+pub struct ReportsFalseLosses {
     cried: AtomicBool,
 }
 
 stateful! {
-    CriesWolf;
+    ReportsFalseLosses;
 }
 
 #[async_trait]
-impl Hooks for CriesWolf {
+impl Hooks for ReportsFalseLosses {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        let answer = inner.backend.acquire(request).await;
+        let reply = inner.backend.acquire(request).await;
         if let (Ok(AcquireOutcome::Granted(_)), Some(core), false) =
-            (&answer, inner.core(), self.cried.swap(true, Ordering::SeqCst))
+            (&reply, inner.core(), self.cried.swap(true, Ordering::SeqCst))
         {
             let (core, owner, ttl) = (core.clone(), *request.claim.owner(), request.ttl);
             core.keeper_runtime().clone().spawn(async move {
@@ -256,7 +256,7 @@ impl Hooks for CriesWolf {
                 core.event(Event::Gone { owner });
             });
         }
-        answer
+        reply
     }
 }
 

@@ -25,13 +25,13 @@ plain! {
     ReportsTooMuch;
     /// Rounds a ttl down to a multiple of 10 ms, while it claims a granularity of 1 ms.
     RoundsDown;
-    /// Stamps answers when they come and not when the request goes.
-    StampsTheAnswer;
-    /// Stamps the answers of renewals when they come and not when the request goes.
+    /// Stamps replies when they come and not when the request goes.
+    StampsTheReply;
+    /// Stamps the replies of renewals when they come and not when the request goes.
     StampsRenewalsLate;
     /// Confirms the whole ttl for a place, which the store keeps for less.
     ConfirmsTheWholeTtl;
-    /// Stamps answers two ttls into the future.
+    /// Stamps replies two ttls into the future.
     StampsTheFuture;
     /// Lets every renewal move the deadline to earlier.
     RenewalsShorten;
@@ -56,14 +56,14 @@ async fn confirmed(
     request: &AcquireRequest,
     change: impl Fn(&mut Confirmation),
 ) -> Result<AcquireOutcome> {
-    let mut answer = inner.backend.acquire(request).await;
-    if let Ok(AcquireOutcome::Granted(grant)) = &mut answer {
+    let mut reply = inner.backend.acquire(request).await;
+    if let Ok(AcquireOutcome::Granted(grant)) = &mut reply {
         change(&mut grant.confirmation);
     }
-    if let Ok(AcquireOutcome::Queued { confirmation, .. }) = &mut answer {
+    if let Ok(AcquireOutcome::Queued { confirmation, .. }) = &mut reply {
         change(confirmation);
     }
-    answer
+    reply
 }
 
 /// Changes what a renewal confirms.
@@ -72,15 +72,15 @@ async fn renewed(
     leases: &[RenewRequest],
     change: impl Fn(&mut Confirmation),
 ) -> Vec<(usize, RenewReply)> {
-    let mut answers = inner.renew(leases).await;
-    for (_, answer) in &mut answers {
-        match answer {
+    let mut replies = inner.renew(leases).await;
+    for (_, reply) in &mut replies {
+        match reply {
             RenewReply::Renewed(confirmation) | RenewReply::Waiting { confirmation, .. } => change(confirmation),
             RenewReply::Granted(grant) => change(&mut grant.confirmation),
             _ => {}
         }
     }
-    answers
+    replies
 }
 
 #[async_trait]
@@ -115,7 +115,7 @@ impl Hooks for RoundsDown {
 }
 
 #[async_trait]
-impl Hooks for StampsTheAnswer {
+impl Hooks for StampsTheReply {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         confirmed(inner, request, |confirmation| confirmation.sent = inner.now()).await
     }
@@ -128,7 +128,7 @@ impl Hooks for StampsTheAnswer {
 #[async_trait]
 impl Hooks for StampsRenewalsLate {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        StampsTheAnswer.renew(inner, leases).await
+        StampsTheReply.renew(inner, leases).await
     }
 }
 
@@ -191,18 +191,18 @@ impl Hooks for OneTtlForAll {
 #[async_trait]
 impl Hooks for RunsOutAtOnce {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let answers = inner.renew(leases).await;
+        let replies = inner.renew(leases).await;
         for lease in leases.iter().filter(|lease| lease.policy == RenewPolicy::Exactly) {
             let _ = inner.backend.release(&ReleaseRequest::new(lease.claim.clone(), Delivery::Confirmed)).await;
         }
-        answers
+        replies
     }
 }
 
 /// A client whose clock stands still while nobody looks at it, as some do in a suspend.
-pub struct ClockStandsStill;
+pub struct ClockStopsWhileIdle;
 
-struct Dozing {
+struct IdleClock {
     real: SystemClock,
     seen: Mutex<(Stamp, Stamp)>,
 }
@@ -210,7 +210,7 @@ struct Dozing {
 /// More than a keeper sleeps between two looks, and far less than a pause.
 const NOTICED: Duration = Duration::from_millis(60);
 
-impl Clock for Dozing {
+impl Clock for IdleClock {
     fn now(&self) -> Stamp {
         let mut seen = lock(&self.seen);
         let real = self.real.now();
@@ -225,15 +225,15 @@ impl Clock for Dozing {
     }
 }
 
-impl Hooks for ClockStandsStill {}
+impl Hooks for ClockStopsWhileIdle {}
 
-impl Saboteur for ClockStandsStill {
+impl Saboteur for ClockStopsWhileIdle {
     fn new() -> Self {
         Self
     }
 
     fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
-        builder.clock(Arc::new(Dozing { real: SystemClock::new(), seen: Mutex::new((Stamp::ZERO, Stamp::ZERO)) }))
+        builder.clock(Arc::new(IdleClock { real: SystemClock::new(), seen: Mutex::new((Stamp::ZERO, Stamp::ZERO)) }))
     }
 }
 

@@ -65,21 +65,21 @@ macro_rules! mapping {
         $(#[async_trait]
         impl Hooks for $name {
             async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-                let mut answer = inner.backend.acquire(request).await;
-                if let Ok(AcquireOutcome::Granted(grant)) = &mut answer {
+                let mut reply = inner.backend.acquire(request).await;
+                if let Ok(AcquireOutcome::Granted(grant)) = &mut reply {
                     grant.token = self.map(inner.nth, grant.token);
                 }
-                answer
+                reply
             }
 
             async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-                let mut answers = inner.renew(leases).await;
-                for (_, answer) in &mut answers {
-                    if let RenewReply::Granted(grant) = answer {
+                let mut replies = inner.renew(leases).await;
+                for (_, reply) in &mut replies {
+                    if let RenewReply::Granted(grant) = reply {
                         grant.token = self.map(inner.nth, grant.token);
                     }
                 }
-                answers
+                replies
             }
 
             fn event(&self, inner: &Arc<Inner>, core: &CoreHandle, event: Event) {

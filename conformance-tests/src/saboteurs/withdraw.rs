@@ -36,14 +36,14 @@ impl Notes {
 
 /// Remembers a withdrawn claim for two seconds.
 #[derive(Default)]
-pub struct ForgetsWithdrawnClaims(Notes);
+pub struct PurgesWithdrawnClaimsEarly(Notes);
 
 stateful! {
-    ForgetsWithdrawnClaims;
+    PurgesWithdrawnClaimsEarly;
 }
 
 #[async_trait]
-impl Hooks for ForgetsWithdrawnClaims {
+impl Hooks for PurgesWithdrawnClaimsEarly {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request, Duration::from_secs(2)).await
     }
@@ -55,9 +55,9 @@ impl Hooks for ForgetsWithdrawnClaims {
 
 /// Keeps withdrawn claims where a crash empties it.
 #[derive(Default)]
-pub struct CrashForgetsWithdrawnClaims(Notes);
+pub struct CrashLosesWithdrawnClaims(Notes);
 
-impl Saboteur for CrashForgetsWithdrawnClaims {
+impl Saboteur for CrashLosesWithdrawnClaims {
     fn new() -> Self {
         Self::default()
     }
@@ -71,7 +71,7 @@ impl Saboteur for CrashForgetsWithdrawnClaims {
 }
 
 #[async_trait]
-impl Hooks for CrashForgetsWithdrawnClaims {
+impl Hooks for CrashLosesWithdrawnClaims {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request, Duration::MAX).await
     }

@@ -43,7 +43,7 @@ pub(crate) fn start(url: &str, more: &[&str]) -> LockHolder {
 }
 
 /// A store with the lock of these cases in it.
-pub(crate) trait Scene {
+pub(crate) trait StoreUnderTest {
     /// Where the lock holders find it, but for what they are told about [`CALL`].
     fn store(&self) -> String;
 

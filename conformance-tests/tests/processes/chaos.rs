@@ -7,14 +7,14 @@ use leasehold_conformance::harness::{HolderEvent, HolderLine, LockHolder, folder
 use leasehold_conformance::history::{Hold, check};
 use leasehold_core::FencingToken;
 
-use super::environment::{Environment, SOON, Scene as _, name};
+use super::environment::{Environment, SOON, StoreUnderTest as _, name};
 
 /// The holds that lock holders have told of. One that was killed in the middle held at most until it said its last word, and one that
 /// slept through the end of its lease until the last word before.
-pub(crate) fn holds(said: &[HolderLine]) -> Vec<Hold> {
+pub(crate) fn holds(events: &[HolderLine]) -> Vec<Hold> {
     let mut holds = Vec::new();
     let mut open: BTreeMap<u32, Hold> = BTreeMap::new();
-    for line in said {
+    for line in events {
         let at = Duration::from_micros(line.at_us);
         let sees_an_end = matches!(line.event, HolderEvent::Lost { .. } | HolderEvent::Failed { .. });
         if let Some(hold) = open.get_mut(&line.pid).filter(|_| !sees_an_end) {
@@ -39,12 +39,12 @@ pub(crate) fn holds(said: &[HolderLine]) -> Vec<Hold> {
 }
 
 /// What the counter was raised to, step by step.
-fn counted(said: &[HolderLine]) -> Vec<u64> {
+fn counted(events: &[HolderLine]) -> Vec<u64> {
     let number = |line: &HolderLine| match line.event {
         HolderEvent::Counted { number } => Some(number),
         _ => None,
     };
-    said.iter().filter_map(number).collect()
+    events.iter().filter_map(number).collect()
 }
 
 #[test]
@@ -55,14 +55,14 @@ fn two_processes_raise_a_counter_without_losing_a_step() {
     let turns = 150;
     let arguments = ["--count", &turns.to_string(), "--counter", file.to_str().unwrap(), "--work", "1ms"];
     let mut lock_holders = [environment.lock_holder(&arguments), environment.lock_holder(&arguments)];
-    let mut said = Vec::new();
+    let mut events = Vec::new();
     for lock_holder in &mut lock_holders {
         let exit = lock_holder.wait(2 * SOON).unwrap();
         assert!(exit.success(), "{:?}", lock_holder.events());
-        said.extend_from_slice(lock_holder.events());
+        events.extend_from_slice(lock_holder.events());
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * turns).to_string());
-    let holds = holds(&said);
+    let holds = holds(&events);
     assert_eq!(holds.len(), 2 * turns);
     check(&holds).unwrap();
 }
@@ -74,7 +74,7 @@ fn processes_that_are_killed_at_work_never_overlap() {
     let file = folder.path().join("counter");
     let arguments = ["--count", "1000000", "--counter", file.to_str().unwrap(), "--work", "2ms", "--ttl", "400ms"];
     let mut lock_holders: Vec<LockHolder> = (0..4).map(|_| environment.lock_holder(&arguments)).collect();
-    let mut said = Vec::new();
+    let mut events = Vec::new();
     let begin = Instant::now();
     let (mut kills, mut steps) = (0, 0);
     // However slow the machine is: until there was enough work between the kills.
@@ -84,20 +84,20 @@ fn processes_that_are_killed_at_work_never_overlap() {
         let lock_holder = &mut lock_holders[kills % 4];
         lock_holder.process().kill().unwrap();
         lock_holder.wait(SOON).unwrap();
-        said.extend_from_slice(lock_holder.events());
+        events.extend_from_slice(lock_holder.events());
         lock_holders[kills % 4] = environment.lock_holder(&arguments);
         kills += 1;
-        steps = counted(&said).len();
+        steps = counted(&events).len();
     }
     for lock_holder in &mut lock_holders {
         lock_holder.process().kill().unwrap();
         lock_holder.wait(SOON).unwrap();
-        said.extend_from_slice(lock_holder.events());
+        events.extend_from_slice(lock_holder.events());
     }
-    let mut numbers = counted(&said);
+    let mut numbers = counted(&events);
     numbers.sort_unstable();
     let steps = numbers.len();
     numbers.dedup();
     assert_eq!(numbers.len(), steps, "a step was counted twice");
-    check(&holds(&said)).unwrap();
+    check(&holds(&events)).unwrap();
 }

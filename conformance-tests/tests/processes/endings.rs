@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use leasehold_conformance::harness::{HolderEvent, machine_now, micros};
 
-use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, eventually, is_held};
+use super::environment::{
+    Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
+};
 
 /// The next one holds when the lease of the last has ended, by the server's own record: not before, and at once.
 #[track_caller]
@@ -90,10 +92,10 @@ fn release_and_drop_hand_the_lock_on_at_once() {
     let (mut holder, mut token) = environment.holder(&[]);
     for command in ["release", "drop"] {
         let mut waiter = environment.waiter(&[]);
-        let told = machine_now();
+        let released = machine_now();
         holder.send(command).unwrap();
         let (at, next) = waiter.acquired(SOON).unwrap();
-        environment.happened(&format!("the handoff after {command} came"), at, told, told + TAKEOVER_SLACK);
+        environment.happened(&format!("the handoff after {command} came"), at, released, released + TAKEOVER_SLACK);
         assert!(next > token);
         assert!(holder.wait(SOON).unwrap().success());
         (holder, token) = (waiter, next);
@@ -101,7 +103,7 @@ fn release_and_drop_hand_the_lock_on_at_once() {
 }
 
 #[test]
-fn a_paused_holder_learns_of_its_loss_with_its_first_look() {
+fn a_paused_holder_detects_its_loss_with_its_first_check() {
     let environment = Environment::new();
     let (mut holder, token) = environment.holder(&["--stay"]);
     let mut waiter = environment.waiter(&[]);
@@ -117,16 +119,16 @@ fn a_paused_holder_learns_of_its_loss_with_its_first_look() {
     environment.happened("the loss was told", at, woken, woken + LOSS_SLACK);
     assert_eq!(reason, "Expired");
     // A check may have come before the loss was reported. It is skipped.
-    let is_look = |line: &&leasehold_conformance::harness::HolderLine| {
+    let is_check = |line: &&leasehold_conformance::harness::HolderLine| {
         line.at_us >= micros(woken) && matches!(line.event, HolderEvent::Checked { .. })
     };
-    while holder.events().iter().filter(is_look).count() < 2 {
+    while holder.events().iter().filter(is_check).count() < 2 {
         assert!(!is_held(&mut holder));
     }
-    let said_held = |line: &leasehold_conformance::harness::HolderLine| {
+    let reports_held = |line: &leasehold_conformance::harness::HolderLine| {
         line.at_us >= micros(woken) && matches!(line.event, HolderEvent::Checked { held: true, .. })
     };
-    assert!(!holder.events().iter().any(said_held), "it said that it holds after it woke up: {:?}", holder.events());
+    assert!(!holder.events().iter().any(reports_held), "it said that it holds after it woke up: {:?}", holder.events());
 
     // The other one is not harmed by whatever the woken one still sends.
     std::thread::sleep(TTL);
@@ -151,10 +153,10 @@ fn a_paused_waiter_is_passed_over_and_does_not_hold_when_it_wakes() {
     std::thread::sleep(TTL);
     second.send("check").unwrap();
     assert!(is_held(&mut second));
-    let told = machine_now();
+    let released = machine_now();
     second.send("release").unwrap();
     let (at, last) = sleeper.acquired(SOON).unwrap();
-    environment.happened("the woken one got it", at, told, told + TAKEOVER_SLACK);
+    environment.happened("the woken one got it", at, released, released + TAKEOVER_SLACK);
     assert!(last > next);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder, RedisServer, RedisSettings};
 
-pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, is_held, name};
+pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::bounds::{start, with_call};
 use super::stored::Stored;
 
@@ -45,7 +45,7 @@ impl Environment {
     }
 }
 
-impl Scene for Environment {
+impl StoreUnderTest for Environment {
     fn store(&self) -> String {
         format!("{}/", self.server.url())
     }

@@ -5,7 +5,7 @@ use leasehold_conformance::history::{check, check_writes};
 use leasehold_core::FencingToken;
 
 use super::chaos::holds;
-use super::environment::{Environment, SOON, Scene as _};
+use super::environment::{Environment, SOON, StoreUnderTest as _};
 
 /// Waits for the store's word on a write: where it stands, or the kind of the refusal.
 fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
@@ -19,7 +19,7 @@ fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
 }
 
 /// What Redis has taken, in its order: who by token, and what.
-fn taken(environment: &Environment, key: &str) -> Vec<(FencingToken, String)> {
+fn accepted(environment: &Environment, key: &str) -> Vec<(FencingToken, String)> {
     let list = environment.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
     let entry = |text: String| {
         let (token, what) = text.split_once(' ').expect("a token and a text");
@@ -42,9 +42,9 @@ fn the_late_write_of_a_paused_holder_is_refused_by_the_server() {
     // This waits for it when it wakes. It asks nobody but Redis.
     first.send("write too late").unwrap();
     first.process().resume().unwrap();
-    assert_eq!(written(&mut first), Err("Lost".to_owned()), "a late write was taken");
+    assert_eq!(written(&mut first), Err("Lost".to_owned()), "a late write was accepted");
 
-    // The other one's write is taken, and the first one's are refused after it as before.
+    // The other one's write is accepted, and the first one's are refused after it as before.
     second.send("write of the second").unwrap();
     assert_eq!(written(&mut second).as_ref(), Ok(&key));
     first.send("write still too late").unwrap();
@@ -56,10 +56,10 @@ fn the_late_write_of_a_paused_holder_is_refused_by_the_server() {
     first.send("write to nobody").unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()));
 
-    let taken = taken(&environment, &key);
+    let accepted = accepted(&environment, &key);
     let expected = [(low, "in time"), (high, "of the second")].map(|(token, text)| (FencingToken::new(token), text));
-    assert_eq!(taken.iter().map(|(token, text)| (*token, text.as_str())).collect::<Vec<_>>(), expected);
-    check_writes(&taken.iter().map(|(token, _)| *token).collect::<Vec<_>>()).unwrap();
+    assert_eq!(accepted.iter().map(|(token, text)| (*token, text.as_str())).collect::<Vec<_>>(), expected);
+    check_writes(&accepted.iter().map(|(token, _)| *token).collect::<Vec<_>>()).unwrap();
     for lock_holder in [&mut first, &mut second] {
         lock_holder.send("exit").unwrap();
         lock_holder.wait(SOON).unwrap();

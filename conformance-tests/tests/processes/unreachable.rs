@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 
-use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, is_held};
+use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, is_held};
 
 /// A holder behind the proxy, and somebody who waits for its lock and is not behind it.
 fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder) {
@@ -15,7 +15,7 @@ fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder)
 }
 
 /// Cut off, the holder is told when its validity ends, and before anybody else is granted the lock.
-fn is_told_before_the_next_grant(faults: &[Fault]) {
+fn is_notified_before_the_next_grant(faults: &[Fault]) {
     let environment = Environment::new();
     let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
     let cut = machine_now();
@@ -40,22 +40,22 @@ fn is_told_before_the_next_grant(faults: &[Fault]) {
 }
 
 #[test]
-fn a_holder_whose_connections_are_cut_is_told_before_the_next_grant() {
-    is_told_before_the_next_grant(&[Fault::Refuse, Fault::Disconnect]);
+fn a_holder_whose_connections_are_cut_is_notified_before_the_next_grant() {
+    is_notified_before_the_next_grant(&[Fault::Refuse, Fault::Disconnect]);
 }
 
 #[test]
-fn a_holder_in_front_of_silence_is_told_before_the_next_grant() {
-    is_told_before_the_next_grant(&[Fault::DropTraffic]);
+fn a_holder_whose_traffic_is_dropped_is_notified_before_the_next_grant() {
+    is_notified_before_the_next_grant(&[Fault::DropTraffic]);
 }
 
 #[test]
-fn a_holder_whose_requests_are_held_back_is_told_before_the_next_grant() {
-    is_told_before_the_next_grant(&[Fault::HoldRequests]);
+fn a_holder_whose_requests_are_held_back_is_notified_before_the_next_grant() {
+    is_notified_before_the_next_grant(&[Fault::HoldRequests]);
 }
 
 #[test]
-fn a_holder_that_hears_no_answers_is_told_while_the_server_renews_its_lease() {
+fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     let environment = Environment::new();
     let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
     let (_, latest) = environment.lease_ends();
@@ -86,14 +86,14 @@ fn cut_off_for_less_than_the_validity_loses_nothing() {
         holder.send("check").unwrap();
         assert!(is_held(&mut holder), "lost after {faults:?}: {:?}", holder.events());
     }
-    let told = machine_now();
+    let released = machine_now();
     holder.send("release").unwrap();
     let (at, _) = waiter.acquired(SOON).unwrap();
-    environment.happened("the handoff came", at, told, told + TAKEOVER_SLACK);
+    environment.happened("the handoff came", at, released, released + TAKEOVER_SLACK);
 }
 
 #[test]
-fn a_server_that_stands_still_ends_the_validity_and_not_the_wait() {
+fn a_paused_server_ends_the_validity_and_not_the_wait() {
     let mut environment = Environment::new();
     let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
     let (_, latest) = environment.lease_ends();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::history::History;
 use leasehold_core::{ErrorKind, LockClient, LockName};
 
-use super::support::{Redis, Watch, case, client};
+use super::support::{Redis, Stopwatch, case, client};
 
 const TTL: Duration = Duration::from_millis(600);
 const CLIENTS: u64 = 6;
@@ -97,7 +97,7 @@ async fn inject_faults(fixture: &Redis, tally: &Tally) -> u64 {
 #[test]
 fn no_two_hold_and_nobody_is_stuck() {
     case(|fixture| async move {
-        let watch = Watch::start();
+        let stopwatch = Stopwatch::start();
         let (history, tally) = (Arc::new(History::new()), Arc::new(Tally::default()));
         let mut workers = Vec::new();
         for number in 0..CLIENTS {
@@ -125,7 +125,7 @@ fn no_two_hold_and_nobody_is_stuck() {
         let gaps = holds.windows(2).map(|pair| pair[1].from.saturating_sub(pair[0].until));
         let longest = gaps.max().unwrap_or_default();
         // A holder that crashed blocks for its ttl, and the head of the queue may be one whose place is dead.
-        let bound = TTL + TTL / 3 + Duration::from_millis(400) + watch.lag();
+        let bound = TTL + TTL / 3 + Duration::from_millis(400) + stopwatch.lag();
         assert!(longest <= bound, "the lock was idle for {longest:?}, the bound is {bound:?}");
     });
 }

@@ -61,7 +61,7 @@ pub(super) struct RedisFixture<S> {
     proxy: FaultProxy,
     /// What needs no proxy: pushes that are lost, requests that arrive twice.
     faults: Faults,
-    /// Where nobody answers, for a replica's primary.
+    /// Where nobody replies, for a replica's primary.
     nobody: Port,
     /// Started by the first question, since it slows the server down.
     monitor: Mutex<Option<Monitor>>,
@@ -111,7 +111,7 @@ impl<S: Setup> RedisFixture<S> {
             let passed = self.proxy.stats();
             let was_so = is_so();
             tokio::time::sleep(Duration::from_millis(5)).await;
-            // The last answer may still be on its way, and a script that the server does not know is loaded next.
+            // The last reply may still be on its way, and a script that the server does not know is loaded next.
             if was_so && is_so() && self.proxy.stats() == passed {
                 return true;
             }
@@ -120,7 +120,7 @@ impl<S: Setup> RedisFixture<S> {
     }
 
     /// Does it with the server's own commands, one after the other.
-    fn tell(&self, commands: &[&[&str]]) {
+    fn execute(&self, commands: &[&[&str]]) {
         let server = self.server();
         for command in commands {
             server.command(command).unwrap_or_else(|error| panic!("{} fails: {error}", command[0]));
@@ -129,14 +129,14 @@ impl<S: Setup> RedisFixture<S> {
 
     /// Logs the user's connections out and lets nobody in.
     fn refuse_user(&self) {
-        self.tell(&[&["ACL", "SETUSER", S::USER, "off", "resetpass", "-@all"]]);
+        self.execute(&[&["ACL", "SETUSER", S::USER, "off", "resetpass", "-@all"]]);
     }
 
     fn mend(&self) {
         let rules = user_rules::<S>();
         let mut user = vec!["ACL", "SETUSER", S::USER, "reset"];
         user.extend(rules.split(' '));
-        self.tell(&[
+        self.execute(&[
             &user,
             &["CONFIG", "SET", "maxmemory", "0"],
             &["CONFIG", "SET", "maxclients", "10000"],
@@ -254,7 +254,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
     async fn deliver(&self) {
         self.proxy.deliver();
         // What was delivered lies in the server's sockets. It reads all of them between two looks at one of them.
-        self.tell(&[&["PING"], &["PING"]]);
+        self.execute(&[&["PING"], &["PING"]]);
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
@@ -275,11 +275,11 @@ impl<S: Setup> Fixture for RedisFixture<S> {
                     ServerFault::RefuseUser => self.refuse_user(),
                     ServerFault::ReadOnly => {
                         let port = self.nobody.number().to_string();
-                        self.tell(&[&["REPLICAOF", "127.0.0.1", &port]]);
+                        self.execute(&[&["REPLICAOF", "127.0.0.1", &port]]);
                     }
-                    ServerFault::Fill(Room::Data) => self.tell(&[&["CONFIG", "SET", "maxmemory", "1"]]),
-                    ServerFault::Fill(Room::Connections) => self.tell(&[&["CONFIG", "SET", "maxclients", "1"]]),
-                    ServerFault::ForgetScripts => self.tell(&[&["SCRIPT", "FLUSH", "SYNC"]]),
+                    ServerFault::Fill(Room::Data) => self.execute(&[&["CONFIG", "SET", "maxmemory", "1"]]),
+                    ServerFault::Fill(Room::Connections) => self.execute(&[&["CONFIG", "SET", "maxclients", "1"]]),
+                    ServerFault::FlushScripts => self.execute(&[&["SCRIPT", "FLUSH", "SYNC"]]),
                     _ => self.mend(),
                 }
                 return Ok(());
@@ -295,9 +295,9 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         let (key, queue) = (stored.key(name), stored.queue_key(name));
         drop(server);
         match tamper {
-            Tamper::Remove => self.tell(&[&["DEL", &key, &queue]]),
-            Tamper::Corrupt => self.tell(&[&["DEL", &key], &["RPUSH", &key, "somebody else's list"]]),
-            Tamper::OtherVersion => self.tell(&[&["SETRANGE", &key, "0", "\x02"]]),
+            Tamper::Remove => self.execute(&[&["DEL", &key, &queue]]),
+            Tamper::Corrupt => self.execute(&[&["DEL", &key], &["RPUSH", &key, "somebody else's list"]]),
+            Tamper::OtherVersion => self.execute(&[&["SETRANGE", &key, "0", "\x02"]]),
         }
         Ok(())
     }

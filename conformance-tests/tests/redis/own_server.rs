@@ -49,7 +49,7 @@ fn a_monitor_counts_what_clients_send_and_not_what_scripts_call() {
 }
 
 #[test]
-fn keeps_its_data_or_not_as_it_is_told() {
+fn keeps_or_loses_its_data_as_requested() {
     let mut server = RedisSettings::new().persistent().start().unwrap();
     let (addr, run) = (server.addr(), server.info("server", "run_id").unwrap());
     set(&server, "k");
@@ -70,7 +70,7 @@ fn keeps_its_data_or_not_as_it_is_told() {
 }
 
 #[test]
-fn stands_still_with_its_connections_open() {
+fn pauses_with_its_connections_open() {
     let mut server = RedisSettings::new().start().unwrap();
     let mut client = SideConnection::open(server.addr()).unwrap();
     server.pause().unwrap();
@@ -81,8 +81,8 @@ fn stands_still_with_its_connections_open() {
     let pause = Duration::from_millis(100);
     std::thread::sleep(pause);
     server.resume().unwrap();
-    let (answer, took) = waiter.join().unwrap();
-    assert_eq!(answer, "PONG");
+    let (reply, took) = waiter.join().unwrap();
+    assert_eq!(reply, "PONG");
     assert!(took >= pause / 2, "answered after {took:?} by a server that stood still");
 }
 
@@ -154,7 +154,7 @@ fn the_fixture_makes_it_forget_scripts() {
             info.lines().any(|line| line.trim() == "number_of_cached_scripts:0")
         };
         assert!(!has_none(), "an acquire loads a script");
-        Fixture::server(&fixture, ServerFault::ForgetScripts).await.expect("it can forget them");
-        assert!(has_none(), "Fixture::server(ForgetScripts): the server still has scripts");
+        Fixture::server(&fixture, ServerFault::FlushScripts).await.expect("it can forget them");
+        assert!(has_none(), "Fixture::server(FlushScripts): the server still has scripts");
     });
 }

@@ -12,7 +12,7 @@ impl Stored<'_> {
         for key in self.keys() {
             let rest = key.strip_prefix(self.prefix).unwrap_or(&key).to_owned();
             match rest.split_once('}').map(|(_, kind)| kind) {
-                Some("") => match self.ask(&["GET", &key]) {
+                Some("") => match self.query(&["GET", &key]) {
                     Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => resource_counts.leases += 1,
                     Reply::Bytes(_) => resource_counts.fences += 1,
                     _ => {}
@@ -35,7 +35,8 @@ impl Stored<'_> {
     fn keys(&self) -> Vec<String> {
         let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
         loop {
-            let mut page = self.ask(&["SCAN", &cursor, "MATCH", &format!("{}*", self.prefix), "COUNT", "1000"]).items();
+            let mut page =
+                self.query(&["SCAN", &cursor, "MATCH", &format!("{}*", self.prefix), "COUNT", "1000"]).items();
             keys.extend(page.pop().map(Reply::items).unwrap_or_default().iter().map(Reply::text));
             cursor = page.pop().map(|cursor| cursor.text()).unwrap_or_default();
             if cursor == "0" {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::{Data, Fixture};
 use leasehold_core::{LockClient, LockName, LossReason};
 
-use super::support::{Redis, SOON, Watch, builder, case, client, eventually, hold};
+use super::support::{Redis, SOON, Stopwatch, builder, case, client, eventually, hold};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -17,7 +17,7 @@ const WHOLE_SECOND: Duration = Duration::from_secs(1);
 /// How long it may take a client to notice that the server is back: pauses between two tries, and one call.
 const RECONNECT: Duration = Duration::from_millis(1_400);
 
-/// Between which moments the server began to run again. It may take its time until it answers.
+/// Between which moments the server began to run again. It may take its time until it replies.
 fn lose_everything(fixture: &Redis) -> RangeInclusive<Instant> {
     fixture.server().kill().expect("it runs");
     let begun = Instant::now();
@@ -45,7 +45,7 @@ fn nobody_is_granted_a_lock_while_one_from_before_may_be_believed_in() {
         let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
         hold(&bob, "other").await.release().await.expect("a release");
         let guard = hold(&ann, "lost").await;
-        let watch = Watch::start();
+        let stopwatch = Stopwatch::start();
         let ends = lease_ends(&fixture, "lost").await;
         let restarted = lose_everything(&fixture);
 
@@ -54,7 +54,7 @@ fn nobody_is_granted_a_lock_while_one_from_before_may_be_believed_in() {
         assert!(at >= ends, "granted {:?} before the lease from before the restart had ended", ends - at);
         assert!(!guard.is_held(), "the holder from before still believes in its lease");
         assert!(next.fencing_token() > guard.fencing_token());
-        let bound = TTL + WHOLE_SECOND + RECONNECT + watch.lag();
+        let bound = TTL + WHOLE_SECOND + RECONNECT + stopwatch.lag();
         let took = at - *restarted.end();
         assert!(took <= bound, "the wait took {took:?} of {bound:?}");
         assert!(matches!(guard.lost().await.reason, LossReason::Gone | LossReason::Expired));
@@ -108,9 +108,9 @@ async fn first_grant(fixture: &Redis, more: &str) -> RangeInclusive<Duration> {
 #[test]
 fn a_server_that_nobody_knew_is_used_at_once_or_not_as_it_is_set() {
     case(|fixture| async move {
-        let watch = Watch::start();
+        let stopwatch = Stopwatch::start();
         let took = first_grant(&fixture, "").await;
-        assert!(*took.start() <= TTL / 2 + watch.lag(), "nobody knew this server: {took:?}");
+        assert!(*took.start() <= TTL / 2 + stopwatch.lag(), "nobody knew this server: {took:?}");
         let took = first_grant(&fixture, "&restart=quarantine").await;
         assert!(*took.end() >= TTL, "somebody may hold a lock of the server's last run: {took:?}");
     });
@@ -121,11 +121,11 @@ fn trust_never_waits() {
     case(|fixture| async move {
         let trusting = builder(&fixture, "&restart=trust").await.ttl(TTL).build().expect("a client");
         let guard = hold(&trusting, "trust").await;
-        let watch = Watch::start();
+        let stopwatch = Stopwatch::start();
         lose_everything(&fixture);
         let other = builder(&fixture, "&restart=trust").await.ttl(TTL).build().expect("a client");
         let next = hold(&other, "trust").await;
-        watch.within(TTL / 2, "trust waits for nothing");
+        stopwatch.within(TTL / 2, "trust waits for nothing");
         // Exclusion ends here, as its capabilities say; the order of the tokens does not.
         assert!(next.fencing_token() > guard.fencing_token());
         assert_eq!(guard.lost().await.reason, LossReason::Gone);

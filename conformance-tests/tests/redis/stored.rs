@@ -53,7 +53,7 @@ impl<'a> Stored<'a> {
     }
 
     pub(super) fn record(&self, name: &LockName) -> Record {
-        let Reply::Bytes(raw) = self.ask(&["GET", &self.key(name)]) else { return Record::default() };
+        let Reply::Bytes(raw) = self.query(&["GET", &self.key(name)]) else { return Record::default() };
         let head = Head::read(&raw);
         let waiters = Some(self.live_places(&self.queue_key(name)));
         let left = head.deadline.saturating_sub(self.now());
@@ -67,7 +67,7 @@ impl<'a> Stored<'a> {
     /// How many places of a queue live: its fields that are numbers, and whose entry (owner, deadline, …) has not
     /// passed.
     pub(super) fn live_places(&self, queue: &str) -> u64 {
-        let flat = self.ask(&["HGETALL", queue]).items();
+        let flat = self.query(&["HGETALL", queue]).items();
         let fields: HashMap<String, &Reply> =
             flat.chunks_exact(2).map(|pair| (pair[0].text(), &pair[1])).filter(|(field, _)| is_number(field)).collect();
         let now = self.now();
@@ -77,14 +77,14 @@ impl<'a> Stored<'a> {
 
     /// The server's clock, in µs.
     pub(super) fn now(&self) -> u64 {
-        let time: Vec<u64> = self.ask(&["TIME"]).items().iter().filter_map(|part| part.text().parse().ok()).collect();
+        let time: Vec<u64> = self.query(&["TIME"]).items().iter().filter_map(|part| part.text().parse().ok()).collect();
         match time[..] {
             [seconds, micros] => seconds * 1_000_000 + micros,
-            _ => panic!("TIME answers two numbers: {time:?}"),
+            _ => panic!("TIME replies two numbers: {time:?}"),
         }
     }
 
-    pub(super) fn ask(&self, command: &[&str]) -> Reply {
+    pub(super) fn query(&self, command: &[&str]) -> Reply {
         self.server.command(command).unwrap_or_else(|error| panic!("{} fails: {error}", command[0]))
     }
 }

@@ -39,12 +39,12 @@ pub(super) async fn hold(client: &LockClient, name: &str) -> LockGuard {
 }
 
 /// Time since a moment, with the machine's own lag measured beside it.
-pub(super) struct Watch {
+pub(super) struct Stopwatch {
     lag_monitor: LagMonitor,
     begin: Instant,
 }
 
-impl Watch {
+impl Stopwatch {
     pub(super) fn start() -> Self {
         Self { lag_monitor: LagMonitor::start(), begin: Instant::now() }
     }

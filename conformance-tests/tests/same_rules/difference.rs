@@ -1,4 +1,4 @@
-//! Differences that are planted in the memory store, one rule each.
+//! Differences that are injected into the memory store, one rule each.
 
 use std::sync::Arc;
 
@@ -54,14 +54,14 @@ impl Hooks for Difference {
                 lease.policy = RenewPolicy::Exactly;
             }
         }
-        let answers = inner.renew(&leases).await;
-        for (index, answer) in &answers {
-            if let (Self::RenewalsCreate, RenewReply::Lost) = (self, answer) {
+        let replies = inner.renew(&leases).await;
+        for (index, reply) in &replies {
+            if let (Self::RenewalsCreate, RenewReply::Lost) = (self, reply) {
                 let RenewRequest { claim, ttl, .. } = leases[*index].clone();
                 let _ = inner.backend.acquire(&AcquireRequest::new(claim, ttl)).await;
             }
         }
-        answers
+        replies
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

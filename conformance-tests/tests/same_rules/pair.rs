@@ -56,19 +56,19 @@ impl Pair {
         let (mut memory, mut redis) = (Vec::new(), Vec::new());
         for nth in 0..CLIENTS {
             let plain: Arc<dyn LockBackend> = Arc::new(MemoryBackend::new(&store));
-            let planted = difference.map(|difference| Hooked::new(plain.clone(), nth, Arc::new(difference)));
-            memory.push(Direct::attach(planted.map_or(plain, |planted| Arc::new(planted))));
+            let hooked = difference.map(|difference| Hooked::new(plain.clone(), nth, Arc::new(difference)));
+            memory.push(Direct::attach(hooked.map_or(plain, |hooked| Arc::new(hooked))));
             let backend = RedisBackend::connect(&format!("{}?timeout=5s", server.url())).await;
             redis.push(Direct::attach(Arc::new(backend.unwrap_or_else(|error| panic!("no backend: {error:?}")))));
         }
         let pair = Self { memory, redis, clock, server, start: Mutex::new(0) };
-        pair.hears().await;
+        pair.subscribed().await;
         *pair.start.lock().expect("no panic while it is locked") = pair.redis_now();
         pair
     }
 
     /// Waits until Redis has somebody to tell on every channel, and every client knows it.
-    async fn hears(&self) {
+    async fn subscribed(&self) {
         for client in &self.redis {
             while client.take_events().is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;

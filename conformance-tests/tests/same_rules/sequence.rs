@@ -35,13 +35,13 @@ pub(super) struct Sequence<'a> {
     drawn: u64,
     locks: Vec<Lock>,
     /// What both stores have told that is not compared yet: owner, place, token.
-    told: [Vec<(OwnerToken, PlaceNumber, u64)>; 2],
+    notified: [Vec<(OwnerToken, PlaceNumber, u64)>; 2],
     /// Claims that were given back: whether they were told of a handoff just before is a matter of order within one step.
     given_back: HashSet<OwnerToken>,
     /// Claims that want no place.
     impatient: HashSet<OwnerToken>,
     log: Vec<String>,
-    /// How often each kind of answer was compared.
+    /// How often each kind of reply was compared.
     pub(super) seen: BTreeMap<&'static str, u64>,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Sequence<'a> {
             seed,
             drawn: 0,
             locks: Vec::new(),
-            told: [Vec::new(), Vec::new()],
+            notified: [Vec::new(), Vec::new()],
             impatient: HashSet::new(),
             given_back: HashSet::new(),
             log: Vec::new(),
@@ -203,7 +203,7 @@ impl<'a> Sequence<'a> {
             self.compare_acquire(*lock, claim, memory, redis)?;
             if withdrawn {
                 // On Redis a late acquire of a withdrawn claim is the one call that does not look at the queue.
-                self.look(*lock).await?;
+                self.probe(*lock).await?;
             }
         }
         Ok(())
@@ -241,16 +241,16 @@ impl<'a> Sequence<'a> {
     }
 
     async fn renew(&mut self) -> Compared {
-        let mut asked: Vec<(usize, Claim)> = Vec::new();
+        let mut requests: Vec<(usize, Claim)> = Vec::new();
         for _ in 0..self.rng.random_range(1..4) {
-            asked.extend(self.some(true));
+            requests.extend(self.some(true));
         }
         // One call is one client's.
-        let nth = self.clients(&asked[0].1)[0];
-        asked.retain(|(_, claim)| std::ptr::eq(self.clients(claim)[0], nth));
-        let [memory, redis] = self.clients(&asked[0].1);
+        let nth = self.clients(&requests[0].1)[0];
+        requests.retain(|(_, claim)| std::ptr::eq(self.clients(claim)[0], nth));
+        let [memory, redis] = self.clients(&requests[0].1);
         let mut leases = [Vec::new(), Vec::new()];
-        for (lock, claim) in &asked {
+        for (lock, claim) in &requests {
             let (ttl, exactly) = (self.ttl(), self.rng.random_bool(0.2));
             let known = self.locks[*lock].places.get(claim.owner()).copied().unwrap_or_default();
             for (store, leases) in leases.iter_mut().enumerate() {
@@ -261,8 +261,8 @@ impl<'a> Sequence<'a> {
                 leases.push(lease);
             }
         }
-        let answers = memory.renew_all(&leases[0]).await.into_iter().zip(redis.renew_all(&leases[1]).await);
-        for (((lock, claim), lease), (memory, redis)) in asked.iter().zip(&leases[0]).zip(answers) {
+        let replies = memory.renew_all(&leases[0]).await.into_iter().zip(redis.renew_all(&leases[1]).await);
+        for (((lock, claim), lease), (memory, redis)) in requests.iter().zip(&leases[0]).zip(replies) {
             self.log.push(format!("{} renews to {:?}: {memory:?}", who(claim), lease.ttl));
             self.note(match &memory {
                 RenewReply::Renewed(_) => "renewed",
@@ -315,8 +315,8 @@ impl<'a> Sequence<'a> {
             let memory = self.clients(claim)[0].release(claim, delivery).await;
             self.log.push(format!("{} releases, {delivery:?}: {memory:?}", who(claim)));
             self.note(if matches!(memory, Ok(ReleaseOutcome::Released)) { "released" } else { "not held" });
-            let answered = |answer: Result<ReleaseOutcome>| answer.map_err(|error| error.kind());
-            agree("release", answered(memory), answered(redis))?;
+            let error_kind = |reply: Result<ReleaseOutcome>| reply.map_err(|error| error.kind());
+            agree("release", error_kind(memory), error_kind(redis))?;
             self.locks[*lock].places.remove(claim.owner());
             // Most claims are used once; what comes late meets a tombstone, or finds its way as before.
             if self.rng.random_bool(0.6) {
@@ -332,7 +332,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Somebody who has nothing looks.
-    async fn look(&mut self, lock: usize) -> Compared {
+    async fn probe(&mut self, lock: usize) -> Compared {
         let name = self.locks[lock].name.clone();
         let claim = self.draw(&name);
         let lease = RenewRequest::new(claim.clone(), PlaceNumber::NONE, Duration::from_secs(TTLS[0]));
@@ -359,31 +359,31 @@ impl<'a> Sequence<'a> {
                 (memory, redis) => return Err(format!("a lease: {memory:?} in memory, {redis:?} on Redis")),
             }
         }
-        self.compare_told().await
+        self.compare_notifications().await
     }
 
-    async fn compare_told(&mut self) -> Compared {
+    async fn compare_notifications(&mut self) -> Compared {
         let until = Instant::now() + PUSHED;
         loop {
             for (store, clients) in [&self.pair.memory, &self.pair.redis].into_iter().enumerate() {
                 for event in clients.iter().flat_map(Direct::take_events) {
                     if let Event::Granted { owner, place, token, .. } = event {
-                        self.told[store].push((owner, place, token.get()));
+                        self.notified[store].push((owner, place, token.get()));
                     }
                 }
-                self.told[store].retain(|(owner, ..)| !self.given_back.contains(owner));
-                self.told[store].sort_unstable_by_key(|(owner, place, _)| (*owner.as_bytes(), *place));
+                self.notified[store].retain(|(owner, ..)| !self.given_back.contains(owner));
+                self.notified[store].sort_unstable_by_key(|(owner, place, _)| (*owner.as_bytes(), *place));
             }
-            if self.told[0].len() == self.told[1].len() || Instant::now() > until {
+            if self.notified[0].len() == self.notified[1].len() || Instant::now() > until {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let [memory, redis] = std::mem::take(&mut self.told);
-        agree("how many were told", memory.len(), redis.len())?;
+        let [memory, redis] = std::mem::take(&mut self.notified);
+        agree("how many were notified", memory.len(), redis.len())?;
         for ((owner, place, token), (other, its_place, its_token)) in memory.into_iter().zip(redis) {
-            agree("who was told", owner.as_bytes(), other.as_bytes())?;
-            self.note("told");
+            agree("who was notified", owner.as_bytes(), other.as_bytes())?;
+            self.note("notified");
             let lock = self.locks.iter().position(|lock| lock.claims.iter().any(|claim| *claim.owner() == owner));
             let Some(lock) = lock else { continue };
             self.locks[lock].place_pairs.pair(place.get(), its_place.get())?;
@@ -419,17 +419,17 @@ fn who(claim: &Claim) -> String {
 /// Polls all of them before any has ended.
 async fn at_once<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
     let mut calls: Vec<_> = calls.into_iter().map(Box::pin).collect();
-    let mut answers: Vec<Option<T>> = calls.iter().map(|_| None).collect();
+    let mut replies: Vec<Option<T>> = calls.iter().map(|_| None).collect();
     std::future::poll_fn(|cx| {
-        for (call, answer) in calls.iter_mut().zip(&mut answers) {
-            if answer.is_none()
+        for (call, reply) in calls.iter_mut().zip(&mut replies) {
+            if reply.is_none()
                 && let std::task::Poll::Ready(done) = call.as_mut().poll(cx)
             {
-                *answer = Some(done);
+                *reply = Some(done);
             }
         }
-        if answers.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        if replies.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
-    answers.into_iter().flatten().collect()
+    replies.into_iter().flatten().collect()
 }

@@ -213,8 +213,8 @@ impl LockBackend for SessionBackend {
         let Ok(core) = self.client.core.core() else { return };
         let now = core.stamp();
         for (index, request) in requests.iter().enumerate() {
-            let answer = self.renew_one(&mut self.store.state(), request, now);
-            replies.put(index, answer);
+            let reply = self.renew_one(&mut self.store.state(), request, now);
+            replies.put(index, reply);
         }
     }
 

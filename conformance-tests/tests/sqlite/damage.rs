@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::{HolderEvent, LockHolder};
 
-use super::environment::{CALL, Environment, SOON, Scene as _, TTL, is_held};
+use super::environment::{CALL, Environment, SOON, StoreUnderTest as _, TTL, is_held};
 
 /// So often a client that nobody calls checks its files, and closes them when they are not those at the path.
 const CHECK: Duration = Duration::from_secs(1);
@@ -97,8 +97,8 @@ fn take_turns(lock_holders: &mut [LockHolder]) {
         } else if lock_holders.iter().all(|lock_holder| !grants(lock_holder).is_empty()) {
             return;
         }
-        let said = || lock_holders.iter().map(LockHolder::events).collect::<Vec<_>>();
-        assert!(Instant::now() < until, "somebody never had the lock: {:#?}", said());
+        let events = || lock_holders.iter().map(LockHolder::events).collect::<Vec<_>>();
+        assert!(Instant::now() < until, "somebody never had the lock: {:#?}", events());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -10,7 +10,7 @@ use super::fixture::{SqliteFixture, open_files};
 /// The file is looked after every so many writes, by a connection of its own that closes; but SQLite cannot close a file under a
 /// connection that has locks on it, and keeps it for the next one.
 #[test]
-fn the_upkeep_of_a_file_leaves_nothing_open() {
+fn the_maintenance_of_a_file_leaves_nothing_open() {
     leasehold_conformance::run(leasehold_conformance::DEADLINE, || async {
         let fixture = SqliteFixture::new().await;
         let client = LockClient::new(fixture.backend(Route::Clear).await);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{LagMonitor, LockHolder, folder};
 
-pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, Scene, TTL, eventually, is_held, name};
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::{bounds, stored::Stored};
 
 /// How late a takeover may be after the lease has ended.
@@ -44,7 +44,7 @@ impl Environment {
     }
 }
 
-impl Scene for Environment {
+impl StoreUnderTest for Environment {
     fn store(&self) -> String {
         format!("sqlite://{}", self.path().display())
     }

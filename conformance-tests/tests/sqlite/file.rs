@@ -7,11 +7,12 @@ use leasehold_conformance::harness::{ClockStep, HolderEvent, LockHolder, machine
 
 use super::bounds;
 use super::environment::{
-    CALL, Environment, LOSS_SLACK, MARGIN, SOON, Scene as _, TAKEOVER_SLACK, TTL, holder_for_all, is_held, name, under,
+    CALL, Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, holder_for_all, is_held,
+    name, under,
 };
 
 /// A waiter that was not told looks by itself after this, at the latest.
-const LONGEST_LOOK: Duration = Duration::from_secs(1);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After a failed call a client pauses, at most so long.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -47,14 +48,14 @@ fn starts_afresh(
     assert_eq!(reason, "Gone");
     environment.happened("the loss was told", at, before, after + TTL / 3 + CALL);
     let (at, next) = waiter.acquired(SOON).unwrap();
-    environment.happened("the waiter got it", at, before, after + LONGEST_LOOK + CALL);
+    environment.happened("the waiter got it", at, before, after + MAX_POLL_INTERVAL + CALL);
     assert!(next > token, "token {next} after {token}");
     // They use one and the same file again.
     let mut third = environment.waiter(&[]);
-    let told = machine_now();
+    let released = machine_now();
     waiter.send("release").unwrap();
     let (at, last) = third.acquired(SOON).unwrap();
-    environment.happened("the next handoff came", at, told, told + TAKEOVER_SLACK);
+    environment.happened("the next handoff came", at, released, released + TAKEOVER_SLACK);
     assert!(last > next);
 }
 
@@ -108,7 +109,7 @@ fn a_transaction_of_another_program_that_does_not_end() {
     let ended = machine_now();
     other.execute_batch("ROLLBACK").unwrap();
     let (at, next) = waiter.acquired(SOON).unwrap();
-    environment.happened("the waiter got it", at, ended, ended + CALL + PAUSE + LONGEST_LOOK);
+    environment.happened("the waiter got it", at, ended, ended + CALL + PAUSE + MAX_POLL_INTERVAL);
     assert!(next > token);
     holder.send("check").unwrap();
     assert!(!is_held(&mut holder));
@@ -177,20 +178,20 @@ fn a_lease_from_before_a_reboot_is_kept_for_one_ttl() {
     let rebooted = machine_now();
     let mut next = environment.lock_holder(&[]);
     // It counts from the first read.
-    let asked =
+    let requested =
         next.next(SOON, |line| matches!(line.event, HolderEvent::Waiting { .. }).then_some(line.at_us)).unwrap();
     let (at, after) = next.acquired(SOON).unwrap();
     environment.happened(
         "the takeover came",
         at,
         rebooted + TTL,
-        Duration::from_micros(asked) + CALL + TTL + TAKEOVER_SLACK,
+        Duration::from_micros(requested) + CALL + TTL + TAKEOVER_SLACK,
     );
     assert!(after > token);
 }
 
 #[test]
-fn a_holder_whose_record_is_of_another_boot_is_told() {
+fn a_holder_whose_record_is_of_another_boot_is_notified() {
     let environment = Environment::new();
     let (mut holder, _) = environment.holder(&[]);
     reboot(&environment);
@@ -210,7 +211,7 @@ fn of_somebody_else(environment: &Environment) -> LockHolder {
 }
 
 #[test]
-fn whoever_may_not_write_is_told_at_once() {
+fn a_process_without_write_permission_gets_an_error_at_once() {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
     let environment = Environment::new();

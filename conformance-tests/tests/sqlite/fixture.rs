@@ -180,7 +180,7 @@ impl Fixture for SqliteFixture {
                     blocker.end();
                 }
             }
-            ServerFault::ForgetScripts => {
+            ServerFault::FlushScripts => {
                 // Every prepared statement is one of an older schema then.
                 let change = "CREATE TABLE IF NOT EXISTS other (a); ALTER TABLE other ADD COLUMN b; DROP TABLE other";
                 self.stored().connection().execute_batch(change).unwrap_or_else(|error| panic!("{change}: {error}"));

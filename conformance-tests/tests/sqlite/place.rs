@@ -9,10 +9,10 @@ use std::time::Duration;
 use leasehold_conformance::harness::{HolderEvent, LockHolder, machine_now};
 
 use super::bounds;
-use super::environment::{Environment, SOON, Scene as _, TAKEOVER_SLACK, holder_for_all, is_root, under};
+use super::environment::{Environment, SOON, StoreUnderTest as _, TAKEOVER_SLACK, holder_for_all, is_root, under};
 use super::file::failed;
 
-const TAKER: &str = env!("CARGO_BIN_EXE_lock-holder");
+const LOCK_HOLDER: &str = env!("CARGO_BIN_EXE_lock-holder");
 
 #[test]
 fn a_hard_link_to_the_file_is_refused() {
@@ -34,7 +34,7 @@ fn a_hard_link_to_the_file_is_refused() {
 /// A lock holder in a mount namespace of its own, after `mount` with these arguments. Its process is the lock holder's.
 fn mounted(mount: &[&str], url: &str, more: &[&str]) -> LockHolder {
     let script = format!("mount {} && exec \"$@\"", mount.join(" "));
-    under("unshare", &["--mount", "sh", "-c", &script, "sh"], Path::new(TAKER), url, more)
+    under("unshare", &["--mount", "sh", "-c", &script, "sh"], Path::new(LOCK_HOLDER), url, more)
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_file_that_is_mounted_alone_is_refused_and_its_folder_is_not() {
     assert!(next > token);
 }
 
-/// Releases, and waits for the answer.
+/// Releases, and waits for the reply.
 fn release(lock_holder: &mut LockHolder) {
     lock_holder.send("release").unwrap();
     let released = lock_holder.next(SOON, |line| match &line.event {
@@ -135,18 +135,18 @@ fn the_users_of_a_group_share_the_locks_of_its_folder() {
         assert!(token > last);
         let mut waiter = member(&environment, second, umask);
         // By then it is notified of releases.
-        let bell = folder.join("locks.db-bell");
-        bounds::eventually("the waiter waits", || bell.exists());
+        let notifier = folder.join("locks.db-bell");
+        bounds::eventually("the waiter waits", || notifier.exists());
         std::thread::sleep(Duration::from_millis(300));
         for entry in std::fs::read_dir(&folder).unwrap() {
             let (path, found) = entry.map(|entry| (entry.path(), entry.metadata().unwrap())).unwrap();
             let what = format!("{}: mode {:o}, group {}", path.display(), found.mode(), found.gid());
             assert!(found.mode() & 0o060 == 0o060 && found.gid() == GROUP, "{what}");
         }
-        let told = machine_now();
+        let released = machine_now();
         holder.send("release").unwrap();
         let (at, next) = waiter.acquired(SOON).unwrap();
-        environment.happened("the handoff came", at, told, told + TAKEOVER_SLACK);
+        environment.happened("the handoff came", at, released, released + TAKEOVER_SLACK);
         waiter.send("release").unwrap();
         for lock_holder in [&mut holder, &mut waiter] {
             assert!(lock_holder.wait(SOON).unwrap().success(), "{:?}", lock_holder.events());

@@ -81,7 +81,7 @@ token of the lease. Errors go there too, as \"failed\" with their kind.";
 const HELP: &str = "\
 COMMANDS, one a line on standard input:
   check     print whether the lock is held, by the guard
-  release   release it, and wait for the server's answer
+  release   release it, and wait for the server's reply
   drop      drop the guard: the release goes on in the background
   write TEXT  append the token and TEXT to a list in Redis, without a check of the guard (also after a loss, with
             --stay): Redis itself refuses it when the lease is not current
@@ -205,7 +205,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
             Ok(Some(number)) => report(HolderEvent::Counted { number }),
             // The loss is told below.
             Ok(None) => {}
-            Err(error) => say_failed("count", "Io".to_owned(), error.to_string()),
+            Err(error) => report_failure("count", "Io".to_owned(), error.to_string()),
         }
     }
     let end = options.hold.or(options.counter.is_some().then_some(Duration::ZERO));
@@ -273,7 +273,7 @@ async fn write(store: &Store, guard: &LockGuard, text: &str) {
 }
 
 fn other_command(store: &Store, command: &str) {
-    if !store.obeys(command) {
+    if !store.handles(command) {
         not_now(command);
     }
 }
@@ -333,7 +333,7 @@ fn commands() -> UnboundedReceiver<String> {
 
 fn not_now(command: &str) {
     let text = format!("`{command}` is no command, or not one for now: see --help");
-    say_failed("obey", format!("{:?}", ErrorKind::InvalidInput), text);
+    report_failure("command", format!("{:?}", ErrorKind::InvalidInput), text);
 }
 
 fn failed(doing: &str, error: &Error) -> u8 {
@@ -343,19 +343,19 @@ fn failed(doing: &str, error: &Error) -> u8 {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    say_failed(doing, format!("{:?}", error.kind()), text);
+    report_failure(doing, format!("{:?}", error.kind()), text);
     1
 }
 
-fn say_failed(doing: &str, kind: String, text: String) {
+fn report_failure(doing: &str, kind: String, text: String) {
     report(HolderEvent::Failed { doing: doing.to_owned(), kind, text });
 }
 
 /// Prints at once, so that a reader sees it before whatever comes next, a kill included.
 fn report(event: HolderEvent) {
     let mut out = std::io::stdout().lock();
-    let said = writeln!(out, "{}", HolderLine::now(event)).and_then(|()| out.flush());
-    if said.is_err() {
+    let written = writeln!(out, "{}", HolderLine::now(event)).and_then(|()| out.flush());
+    if written.is_err() {
         // Nobody listens any more.
         std::process::exit(1);
     }

@@ -41,7 +41,7 @@ impl Store {
     }
 
     /// Breaks or mends the line. False when that is no command, or there is no proxy.
-    pub(crate) fn obeys(&self, command: &str) -> bool {
+    pub(crate) fn handles(&self, command: &str) -> bool {
         let Some(proxy) = &self.proxy else { return false };
         match command {
             "cut" => {

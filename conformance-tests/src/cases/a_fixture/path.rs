@@ -5,11 +5,11 @@ use std::time::Duration;
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, Waiting};
 use leasehold_core::{ErrorKind, LockName};
 
-use super::{becomes_unavailable, fails, is_answered, long};
+use super::{becomes_unavailable, fails, gets_a_reply, long};
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, POLL_INTERVAL, Watch, name};
+use crate::support::{AT_ONCE, POLL_INTERVAL, Stopwatch, name};
 
 /// Asserts that the server has heard nothing of a lock: not now, and not when the path is whole again.
 async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {
@@ -24,10 +24,10 @@ async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, wh
 pub async fn breaks_one_route_only(fixture: &dyn Fixture) {
     let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("clear route"));
     fixture.path(PathFault::DropTraffic).await;
-    let answer = ann.acquire(&ann.claim(&name), long(fixture)).await;
+    let reply = ann.acquire(&ann.claim(&name), long(fixture)).await;
     assert!(
-        matches!(answer, Ok(AcquireOutcome::Granted(_))),
-        "Fixture::backend(Route::Clear): a fault of the path breaks the clear route: {answer:?}"
+        matches!(reply, Ok(AcquireOutcome::Granted(_))),
+        "Fixture::backend(Route::Clear): a fault of the path breaks the clear route: {reply:?}"
     );
 }
 
@@ -50,32 +50,32 @@ pub async fn drops_all_traffic(fixture: &dyn Fixture) {
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("silent"));
     let served = fixture.served().await;
     fixture.path(PathFault::DropTraffic).await;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
     assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
     // A connection that is refused or closed is noticed at once.
-    watch.not_before(ann.capabilities().call_bound / 4, WHAT);
+    stopwatch.not_before(ann.capabilities().call_bound / 4, WHAT);
     nothing_arrives(fixture, &name, served, WHAT).await;
 }
 
-/// `Fixture::path(Delay)`: a request and its answer take the delay each, and so does a push.
+/// `Fixture::path(Delay)`: a request and its reply take the delay each, and so does a push.
 pub async fn delays_the_path(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(Delay)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("delayed"));
     let bob = Direct::warm(fixture, Route::Clear).await;
     let delay = AT_ONCE.min(ann.capabilities().call_bound / 8);
     fixture.path(PathFault::Delay(delay)).await;
-    let watch = Watch::start();
-    let answer = ann.acquire(&ann.claim(&name), long(fixture)).await;
-    assert!(answer.is_ok(), "{WHAT}: what is late arrives: {answer:?}");
-    watch.not_before(delay * 2, &format!("{WHAT}: a request and its answer"));
+    let stopwatch = Stopwatch::start();
+    let reply = ann.acquire(&ann.claim(&name), long(fixture)).await;
+    assert!(reply.is_ok(), "{WHAT}: what is late arrives: {reply:?}");
+    stopwatch.not_before(delay * 2, &format!("{WHAT}: a request and its reply"));
     fixture.heal().await;
     if let Some(notified) = notified_after(fixture, &bob, &ann, Some(PathFault::Delay(delay))).await {
         assert!(notified >= delay, "{WHAT}: a push came {notified:?} after the release, the delay is {delay:?}");
     }
 }
 
-/// `Fixture::path(LoseReplies)`: a request takes effect; its answer is lost, and so is a push.
+/// `Fixture::path(LoseReplies)`: a request takes effect; its reply is lost, and so is a push.
 pub async fn loses_replies(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(LoseReplies)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("unanswered"));
@@ -85,18 +85,18 @@ pub async fn loses_replies(fixture: &dyn Fixture) {
     assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
     assert!(fixture.record(&name).await.lease().is_some(), "{WHAT}: the request has not arrived");
     fixture.heal().await;
-    is_answered(&ann, &name, long(fixture), "Fixture::heal").await;
+    gets_a_reply(&ann, &name, long(fixture), "Fixture::heal").await;
     let notified = notified_after(fixture, &bob, &ann, Some(PathFault::LoseReplies)).await;
     assert_eq!(notified, None, "{WHAT}: a push has arrived");
 }
 
-/// `Fixture::path(LosePushes)`: requests and answers arrive, and pushes do not, until the path is healed.
+/// `Fixture::path(LosePushes)`: requests and replies arrive, and pushes do not, until the path is healed.
 pub async fn loses_pushes(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(LosePushes)";
     let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
     fixture.path(PathFault::LosePushes).await;
-    let answer = ann.acquire(&ann.claim(&name("answered")), long(fixture)).await;
-    assert!(matches!(answer, Ok(AcquireOutcome::Granted(_))), "{WHAT}: requests and answers arrive: {answer:?}");
+    let reply = ann.acquire(&ann.claim(&name("answered")), long(fixture)).await;
+    assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{WHAT}: requests and replies arrive: {reply:?}");
     fixture.heal().await;
     if ann.capabilities().waiting == Waiting::Poll {
         return fixture.empty("its waiters poll: there is no push to lose");
@@ -128,18 +128,18 @@ async fn notified_after(
         fixture.path(fault).await;
     }
     waiter.take_events();
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     holder.release(&held, Delivery::Confirmed).await.expect("the holder's route is clear");
     let mut notified = None;
-    while notified.is_none() && watch.elapsed() < AT_ONCE * 2 + delay * 2 + watch.lag() {
+    while notified.is_none() && stopwatch.elapsed() < AT_ONCE * 2 + delay * 2 + stopwatch.lag() {
         tokio::time::sleep(POLL_INTERVAL / 5).await;
         let reports = |event: &Event| matches!(event, Event::Granted { .. } | Event::Changed(_) | Event::Resync);
-        notified = waiter.take_events().iter().any(reports).then(|| watch.elapsed());
+        notified = waiter.take_events().iter().any(reports).then(|| stopwatch.elapsed());
     }
     fixture.heal().await;
     // It may just be connecting again.
     while waiter.release(&waiting, Delivery::Confirmed).await.is_err() {
-        watch.within(Duration::from_secs(5), "Fixture::heal: a release is answered again");
+        stopwatch.within(Duration::from_secs(5), "Fixture::heal: a release is answered again");
     }
     notified
 }
@@ -167,10 +167,10 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     let arrived = fixture.record(&name).await.lease();
     assert!(arrived.is_some(), "Fixture::deliver: it has returned, and what was held has not arrived");
     assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
-    let answer = ann.acquire(&first, ttl).await;
+    let reply = ann.acquire(&first, ttl).await;
     assert!(
-        matches!(answer, Ok(AcquireOutcome::Granted(_))),
-        "Fixture::deliver: requests have not arrived in the order in which they were sent: {answer:?}"
+        matches!(reply, Ok(AcquireOutcome::Granted(_))),
+        "Fixture::deliver: requests have not arrived in the order in which they were sent: {reply:?}"
     );
 }
 
@@ -180,8 +180,8 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
     let ann = Direct::warm(fixture, Route::Faulty).await;
     let cost = async |name: &str| {
         let (claim, before) = (ann.claim(&crate::support::name(name)), fixture.served().await);
-        let answer = ann.acquire(&claim, long(fixture)).await;
-        assert!(answer.is_ok(), "{WHAT}: the first answer is the answer: {answer:?}");
+        let reply = ann.acquire(&claim, long(fixture)).await;
+        assert!(reply.is_ok(), "{WHAT}: the first reply is the reply: {reply:?}");
         tokio::time::sleep(AT_ONCE).await;
         ann.release(&claim, Delivery::Confirmed).await.unwrap_or_else(|error| panic!("{WHAT}: a release: {error:?}"));
         tokio::time::sleep(AT_ONCE).await;
@@ -210,9 +210,9 @@ pub async fn heals_the_path(fixture: &dyn Fixture) {
         // So that there is something to heal.
         let _ = ann.acquire(&ann.claim(&name), ttl).await;
         fixture.heal().await;
-        is_answered(&ann, &name, ttl, &format!("Fixture::heal after {fault:?}")).await;
+        gets_a_reply(&ann, &name, ttl, &format!("Fixture::heal after {fault:?}")).await;
     }
     fixture.path(PathFault::DropTraffic).await;
     fixture.path(PathFault::Double).await;
-    is_answered(&ann, &name("replaced"), ttl, "Fixture::path: a second fault replaces the first").await;
+    gets_a_reply(&ann, &name("replaced"), ttl, "Fixture::path: a second fault replaces the first").await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::ErrorKind;
 use leasehold_core::backend::{AcquireOutcome, Delivery, StoreClock};
 
-use super::{becomes_unavailable, fails, is_answered, is_answered_within, long};
+use super::{becomes_unavailable, fails, gets_a_reply, gets_a_reply_within, long};
 use crate::direct::Direct;
 use crate::fault::{Data, Room, ServerFault, Tamper, Unsupported};
 use crate::fixture::{Fixture, Route};
@@ -28,7 +28,7 @@ async fn must(fixture: &dyn Fixture, fault: ServerFault, what: &str) {
     }
 }
 
-/// `Fixture::server(Stop)`: nobody answers; `Start(Kept)`: it answers, and has what it had.
+/// `Fixture::server(Stop)`: nobody replies; `Start(Kept)`: it replies, and has what it had.
 pub async fn stops_and_starts(fixture: &dyn Fixture) {
     is_down(fixture, ServerFault::Stop).await;
 }
@@ -52,7 +52,7 @@ async fn is_down(fixture: &dyn Fixture, fault: ServerFault) {
     assert_eq!(record.last_token, Some(grant.token), "{START}: the server has lost what it had: {record:?}");
     assert!(record.lease().is_some(), "{START}: the server has lost what it had: {record:?}");
     // After a restart a backend may grant nothing until the leases from before it have ended.
-    is_answered_within(ttl, &ann, &crate::support::name("back"), ttl, START).await;
+    gets_a_reply_within(ttl, &ann, &crate::support::name("back"), ttl, START).await;
 }
 
 /// `Fixture::server(Start(Lost))`: the server knows nothing.
@@ -68,7 +68,7 @@ pub async fn starts_without_data(fixture: &dyn Fixture) {
     }
     let record = fixture.record(&name).await;
     assert!(record.lease().is_none() && record.last_token.is_none(), "{WHAT}: it still has {record:?}");
-    is_answered_within(ttl, &ann, &name, ttl, WHAT).await;
+    gets_a_reply_within(ttl, &ann, &name, ttl, WHAT).await;
 }
 
 /// `Fixture::server(Pause)`: a call is not answered; `Resume`: it is.
@@ -80,11 +80,11 @@ pub async fn pauses_and_resumes(fixture: &dyn Fixture) {
     }
     let pause = AT_ONCE.min(ann.capabilities().call_bound / 4);
     let claim = ann.claim(&name);
-    if let Ok(answer) = tokio::time::timeout(pause, ann.acquire(&claim, ttl)).await {
-        panic!("{WHAT}: within {pause:?} a call ended with {answer:?}");
+    if let Ok(reply) = tokio::time::timeout(pause, ann.acquire(&claim, ttl)).await {
+        panic!("{WHAT}: within {pause:?} a call ended with {reply:?}");
     }
     must(fixture, ServerFault::Resume, "Pause").await;
-    is_answered(&ann, &name, ttl, "Fixture::server(Resume)").await;
+    gets_a_reply(&ann, &name, ttl, "Fixture::server(Resume)").await;
 }
 
 /// `Fixture::server(RefuseUser)`: a new client fails with `Auth`, until `Restore`.
@@ -117,7 +117,7 @@ async fn refuses(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind)
     let (bob, name) = (Direct::new(fixture, Route::Clear).await, name("refused"));
     assert_eq!(fails(&bob, &name, long(fixture), &what).await, expected, "{what}");
     must(fixture, ServerFault::Restore, &what).await;
-    is_answered(&bob, &name, long(fixture), &format!("Fixture::server(Restore) after {what}")).await;
+    gets_a_reply(&bob, &name, long(fixture), &format!("Fixture::server(Restore) after {what}")).await;
     drop(ann);
 }
 
@@ -185,12 +185,12 @@ async fn is_unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     assert!(matches!(other, Ok(AcquireOutcome::Granted(_))), "{what}: another lock was changed too: {other:?}");
 }
 
-/// `Fixture::server(ForgetScripts)`: whoever uses the server is served all the same. That anything was forgotten shows to nobody.
-pub async fn forgets_scripts(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::server(ForgetScripts)";
+/// `Fixture::server(FlushScripts)`: whoever uses the server is served all the same. That anything was forgotten shows to nobody.
+pub async fn flushes_scripts(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::server(FlushScripts)";
     let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("scripts"));
-    if is_offered(fixture.server(ServerFault::ForgetScripts).await, WHAT) {
-        is_answered(&ann, &name, long(fixture), WHAT).await;
+    if is_offered(fixture.server(ServerFault::FlushScripts).await, WHAT) {
+        gets_a_reply(&ann, &name, long(fixture), WHAT).await;
         tokio::time::timeout(BACK, fixture.connected()).await.unwrap_or_else(|_| panic!("{WHAT}: nobody is connected"));
         fixture.empty("whether a server has forgotten its scripts shows to nobody: test it beside the fixture");
     }

@@ -9,7 +9,7 @@ use crate::clients::LONG;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Record, ResourceCounts, Route};
-use crate::support::{AT_ONCE, Watch, becomes, eventually, name};
+use crate::support::{AT_ONCE, Stopwatch, becomes, eventually, name};
 
 /// `Fixture::new`: no lock exists yet, and nobody has asked for one.
 pub async fn begins_empty(fixture: &dyn Fixture) {
@@ -39,10 +39,10 @@ pub async fn has_one_namespace(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Faulty).await);
     let name = name("shared");
     ann.granted(&ann.claim(&name), long(fixture)).await;
-    let answer = bob.acquire(&bob.claim(&name), long(fixture)).await;
+    let reply = bob.acquire(&bob.claim(&name), long(fixture)).await;
     assert!(
-        matches!(answer, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. })),
-        "Fixture::backend: a second backend does not see the lease of the first: {answer:?}"
+        matches!(reply, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. })),
+        "Fixture::backend: a second backend does not see the lease of the first: {reply:?}"
     );
 }
 
@@ -64,9 +64,9 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
         ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     };
     cycle(name.clone()).await;
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     while fixture.record(&name).await != Record::default() {
-        watch.within(RETENTION * 8, &format!("{WHAT}: the record of a free lock is removed after {RETENTION:?}"));
+        stopwatch.within(RETENTION * 8, &format!("{WHAT}: the record of a free lock is removed after {RETENTION:?}"));
         // So many that a store which sweeps with every few hundredth write comes to it.
         for _ in 0..20 {
             others += 1;
@@ -74,7 +74,7 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
         }
         tokio::time::sleep(RETENTION / 20).await;
     }
-    watch.not_before(RETENTION / 2, WHAT);
+    stopwatch.not_before(RETENTION / 2, WHAT);
 }
 
 /// `Fixture::operator`: may list locks and examine the store, where the backend can.

@@ -49,8 +49,8 @@ impl Hooks for Watched {
         self.expect(claimed.modes.contains(&mode), || format!("an acquire in mode {mode:?}"));
         self.expect(is_valid(&claimed, ttl), || format!("an acquire for {ttl:?}"));
         lock(&self.open).insert(*claim.owner(), claim.name().clone());
-        let answer = inner.backend.acquire(request).await;
-        let without_effect = match &answer {
+        let reply = inner.backend.acquire(request).await;
+        let without_effect = match &reply {
             Ok(AcquireOutcome::Contended { .. }) => true,
             Ok(_) => false,
             Err(error) => error.kind() != ErrorKind::Indeterminate,
@@ -58,7 +58,7 @@ impl Hooks for Watched {
         if without_effect {
             lock(&self.open).remove(claim.owner());
         }
-        answer
+        reply
     }
 
     async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
@@ -67,21 +67,21 @@ impl Hooks for Watched {
         let fits = (1..=claimed.renew_batch).contains(&requests.len());
         self.expect(fits, || format!("{} renewals in one call", requests.len()));
         requests.iter().for_each(|request| self.ttl_is_within(request, &claimed));
-        let answers = inner.renew(requests).await;
-        for (index, answer) in &answers {
-            if let RenewReply::Lost = answer {
+        let replies = inner.renew(requests).await;
+        for (index, reply) in &replies {
+            if let RenewReply::Lost = reply {
                 lock(&self.open).remove(requests[*index].claim.owner());
             }
         }
-        answers
+        replies
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        let answer = inner.backend.release(request).await;
-        if answer.is_ok() {
+        let reply = inner.backend.release(request).await;
+        if reply.is_ok() {
             lock(&self.open).remove(request.claim.owner());
         }
-        answer
+        reply
     }
 
     fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {

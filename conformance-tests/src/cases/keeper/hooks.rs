@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
-use crate::support::Watch;
+use crate::support::Stopwatch;
 
 /// Panics in every renewal of which this name is part.
 pub(super) struct Panics {
@@ -31,28 +31,28 @@ impl Hooks for Panics {
     }
 }
 
-/// Keeps the answers of renewals until it is told to let them go, though the store has worked on them.
+/// Keeps the replies of renewals until it is told to let them go, though the store has worked on them.
 #[derive(Default)]
-pub(super) struct LateAnswers {
+pub(super) struct LateReplies {
     pub(super) go: Notify,
     pub(super) kept: Mutex<u64>,
 }
 
 #[async_trait]
-impl Hooks for LateAnswers {
+impl Hooks for LateReplies {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let answers = inner.renew(leases).await;
+        let replies = inner.renew(leases).await;
         *lock(&self.kept) += 1;
         self.go.notified().await;
-        answers
+        replies
     }
 }
 
-/// Has the store answer the first renewal at once, and lets nothing run on the keeper's thread until so long after `since`: then
-/// the answer is the first thing that the keeper sees.
+/// Has the store reply the first renewal at once, and lets nothing run on the keeper's thread until so long after `since`: then
+/// the reply is the first thing that the keeper sees.
 #[derive(Default)]
 pub(super) struct BlocksTheKeeper {
-    pub(super) since: Mutex<Option<Watch>>,
+    pub(super) since: Mutex<Option<Stopwatch>>,
     pub(super) until_after: Duration,
     pub(super) blocked: AtomicBool,
     pub(super) done: AtomicBool,
@@ -61,13 +61,13 @@ pub(super) struct BlocksTheKeeper {
 #[async_trait]
 impl Hooks for BlocksTheKeeper {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
-        let answers = inner.renew(leases).await;
+        let replies = inner.renew(leases).await;
         let since = *lock(&self.since);
         if let (Some(since), false) = (since, self.done.swap(true, Ordering::SeqCst)) {
             self.blocked.store(true, Ordering::SeqCst);
             std::thread::sleep(self.until_after.saturating_sub(since.elapsed()));
             self.blocked.store(false, Ordering::SeqCst);
         }
-        answers
+        replies
     }
 }

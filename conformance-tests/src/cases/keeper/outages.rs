@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use leasehold_core::{LockClient, LockGuard, LossReason};
 
-use super::hooks::{BlocksTheKeeper, LateAnswers, Panics};
+use super::hooks::{BlocksTheKeeper, LateReplies, Panics};
 use crate::clients::{becomes_free, build, client, hold, is_free, long_client, lost, steady_client, steady_ttl};
 use crate::fault::{PathFault, Tamper};
 use crate::faulty::lock;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::Hooked;
-use crate::support::{AT_ONCE, LOST_BY, Watch, eventually, join, name};
+use crate::support::{AT_ONCE, LOST_BY, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost answers.
+/// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost replies.
 pub async fn an_outage_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("short outage"), steady_ttl(fixture));
@@ -61,9 +61,9 @@ async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
             (granted, guard.is_held())
         }
     });
-    let (watch, valid) = (Watch::start(), guard.validity());
+    let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
     let reason = lost(&guard, valid + LOST_BY, "a loss is told when the validity ends").await;
-    watch.not_before(valid, "the loss was told before the validity ended");
+    stopwatch.not_before(valid, "the loss was told before the validity ended");
     assert_eq!(reason, LossReason::Expired);
     let (bobs, both) = join(next).await;
     assert!(!both, "the next holder was granted while the first one believed in its lease");
@@ -75,11 +75,11 @@ async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
     assert!(bobs.is_held());
 }
 
-/// Invariants 4 and 6: a renewal that comes late revives nothing, neither its request at the server nor its answer
+/// Invariants 4 and 6: a renewal that comes late revives nothing, neither its request at the server nor its reply
 /// at the holder.
 pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl() * 2);
-    let (slow, late) = (name("late request"), name("late answer"));
+    let (slow, late) = (name("late request"), name("late reply"));
     let guard = ann.lock(slow.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
     fixture.path(PathFault::Hold).await;
     lost(&guard, ttl, "a renewal that does not arrive").await;
@@ -91,37 +91,37 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     assert_eq!(fixture.record(&slow).await.lease(), None, "a renewal that arrived late revived the lease");
     assert!(!guard.is_held());
 
-    let hooks = Arc::new(LateAnswers::default());
+    let hooks = Arc::new(LateReplies::default());
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
     let guard = hold(&ann, &late).await;
     eventually(ttl * 2 / 3, "a renewal is under way", async || *lock(&hooks.kept) > 0).await;
-    let reason = lost(&guard, ttl, "a renewal without an answer").await;
+    let reason = lost(&guard, ttl, "a renewal without a reply").await;
     assert_eq!(reason, LossReason::Expired);
     hooks.go.notify_waiters();
     for _ in 0..5 {
-        assert!(!guard.is_held() && guard.validity().is_zero(), "an answer that came late revived a lost lease");
+        assert!(!guard.is_held() && guard.validity().is_zero(), "a reply that came late revived a lost lease");
         tokio::time::sleep(AT_ONCE / 5).await;
     }
     let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
     eventually(AT_ONCE, "the loss is counted, once", counted).await;
 }
 
-/// Invariants 4 and 5: the answer to a renewal comes after the end of the validity, and before anybody has noticed the end,
+/// Invariants 4 and 5: the reply to a renewal comes after the end of the validity, and before anybody has noticed the end,
 /// neither the holder nor the keeper: the lease is lost all the same.
-pub async fn an_answer_after_an_end_that_nobody_saw_revives_nothing(fixture: &dyn Fixture) {
+pub async fn a_reply_after_an_unnoticed_end_revives_nothing(fixture: &dyn Fixture) {
     let ttl = fixture.ttl() * 2;
     let hooks = Arc::new(BlocksTheKeeper { until_after: ttl, ..BlocksTheKeeper::default() });
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
-    let watch = Watch::start();
-    *lock(&hooks.since) = Some(watch);
+    let stopwatch = Stopwatch::start();
+    *lock(&hooks.since) = Some(stopwatch);
     let guard = hold(&ann, &name("unseen end")).await;
     eventually(ttl, "the keeper's thread stands still", async || hooks.blocked.load(Ordering::SeqCst)).await;
-    eventually(ttl, "the answer is here", async || !hooks.blocked.load(Ordering::SeqCst)).await;
+    eventually(ttl, "the reply is here", async || !hooks.blocked.load(Ordering::SeqCst)).await;
     // The renewal that was answered, counted from when it was sent, would prolong the validity beyond now.
     for _ in 0..5 {
-        assert!(!guard.is_held() && guard.validity().is_zero(), "an answer after the end revived the lease");
+        assert!(!guard.is_held() && guard.validity().is_zero(), "a reply after the end revived the lease");
         tokio::time::sleep(AT_ONCE / 20).await;
     }
     assert_eq!(lost(&guard, AT_ONCE, "the loss is told").await, LossReason::Expired);
@@ -136,9 +136,9 @@ pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
     eventually(ttl, "the keeper has a line that is good", async || ann.stats().renewed > 0).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
-    let watch = Watch::start();
-    while watch.elapsed() < ttl * 2 {
-        assert!(guard.is_held(), "a delay of {delay:?} lost a lease of {ttl:?} after {:?}", watch.elapsed());
+    let stopwatch = Stopwatch::start();
+    while stopwatch.elapsed() < ttl * 2 {
+        assert!(guard.is_held(), "a delay of {delay:?} lost a lease of {ttl:?} after {:?}", stopwatch.elapsed());
         tokio::time::sleep(fixture.ttl() / 20).await;
     }
     assert_eq!(ann.stats().lost, 0);
@@ -178,10 +178,10 @@ pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
         // What cannot be unreadable can be missing.
         fixture.tamper(&poisoned, Tamper::Remove).await.expect("a record can be spoilt or removed");
     }
-    let watch = Watch::start();
+    let stopwatch = Stopwatch::start();
     let unlucky = guards.iter().find(|guard| *guard.name() == poisoned).expect("it is one of them");
     lost(unlucky, ttl, "a lease that cannot be renewed is lost").await;
-    tokio::time::sleep((ttl * 2).saturating_sub(watch.elapsed())).await;
+    tokio::time::sleep((ttl * 2).saturating_sub(stopwatch.elapsed())).await;
     let gone: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(|guard| guard.name().to_string()).collect();
     assert_eq!(gone, [poisoned.to_string()], "one poisoned lease cost others theirs");
     eventually(AT_ONCE, "one was lost, once", async || ann.stats().lost == 1).await;

@@ -43,7 +43,7 @@ impl Connection {
         let (sender, receiver) = watch::channel(rules);
         let state = Arc::new(State::default());
         let connection = Self { rules: sender, state: state.clone(), client: Arc::downgrade(&client) };
-        (connection, carry(client, server, Carrier { rules: receiver, state, counters }))
+        (connection, relay(client, server, Relay { rules: receiver, state, counters }))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -84,7 +84,7 @@ impl Connection {
 
 /// What the two directions of a connection share.
 #[derive(Clone)]
-struct Carrier {
+struct Relay {
     rules: watch::Receiver<Rules>,
     state: Arc<State>,
     counters: Arc<Counters>,
@@ -93,24 +93,24 @@ struct Carrier {
 /// The server has reset the connection.
 struct Reset;
 
-async fn carry(client: Arc<TcpStream>, server: SocketAddr, mut carrier: Carrier) {
-    let counters = carrier.counters.clone();
+async fn relay(client: Arc<TcpStream>, server: SocketAddr, mut relay: Relay) {
+    let counters = relay.counters.clone();
     let _open = Counted::new(&counters.open, 1);
     let _ = client.set_nodelay(true);
-    let dialled = tokio::select! {
-        () = carrier.clone().cut() => None,
-        dialled = carrier.dial(&client, server) => dialled,
+    let connected = tokio::select! {
+        () = relay.clone().cut() => None,
+        connected = relay.connect(&client, server) => connected,
     };
-    let Some(server) = dialled else {
+    let Some(server) = connected else {
         let _ = client.set_zero_linger();
         return;
     };
     let _ = server.set_nodelay(true);
     let server = Arc::new(server);
-    let requests = carrier.clone().pump(client.clone(), server.clone(), Direction::Requests);
-    let replies = carrier.clone().pump(server.clone(), client.clone(), Direction::Replies);
+    let requests = relay.clone().pump(client.clone(), server.clone(), Direction::Requests);
+    let replies = relay.clone().pump(server.clone(), client.clone(), Direction::Replies);
     let is_reset = tokio::select! {
-        () = carrier.cut() => true,
+        () = relay.cut() => true,
         ended = async { tokio::try_join!(requests, replies) } => ended.is_err(),
     };
     if is_reset {
@@ -152,7 +152,7 @@ enum What<'a> {
     End { by_reset: bool },
 }
 
-impl Carrier {
+impl Relay {
     async fn cut(mut self) {
         if self.rules.wait_for(|rules| rules.cut).await.is_err() {
             std::future::pending().await
@@ -160,7 +160,7 @@ impl Carrier {
     }
 
     /// Connects to the server. None when that fails and the client is to see it.
-    async fn dial(&mut self, client: &TcpStream, server: SocketAddr) -> Option<TcpStream> {
+    async fn connect(&mut self, client: &TcpStream, server: SocketAddr) -> Option<TcpStream> {
         loop {
             let flow = self.rules.borrow_and_update().requests.flow;
             if flow == Flow::Drop {

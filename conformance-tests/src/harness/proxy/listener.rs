@@ -20,7 +20,7 @@ use crate::harness::Port;
 const DELIVERY_BOUND: Duration = Duration::from_secs(5);
 
 /// What the proxy is told, and whom to tell that it is done.
-pub(super) enum Order {
+pub(super) enum Command {
     Apply { fault: Fault, reach: Reach, done: SyncSender<()> },
     Deliver { done: SyncSender<()> },
     Heal { done: SyncSender<()> },
@@ -46,12 +46,12 @@ impl Listener {
         Ok(Self { port, server, counters, socket, rules, connections, tasks })
     }
 
-    /// Works until there is nobody left to give orders.
-    pub(super) async fn run(mut self, mut orders: UnboundedReceiver<Order>) {
+    /// Works until there is nobody left to give commands.
+    pub(super) async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
         loop {
             tokio::select! {
-                order = orders.recv() => match order {
-                    Some(order) => self.obey(order).await,
+                command = commands.recv() => match command {
+                    Some(command) => self.handle(command).await,
                     None => return,
                 },
                 client = accept(self.socket.as_ref()) => self.accepted(client),
@@ -68,18 +68,18 @@ impl Listener {
         self.tasks.spawn(task);
     }
 
-    async fn obey(&mut self, order: Order) {
+    async fn handle(&mut self, command: Command) {
         self.connections.retain(Connection::is_open);
-        let done = match order {
-            Order::Apply { fault, reach, done } => {
+        let done = match command {
+            Command::Apply { fault, reach, done } => {
                 self.apply(fault, reach).await;
                 done
             }
-            Order::Deliver { done } => {
+            Command::Deliver { done } => {
                 self.deliver().await;
                 done
             }
-            Order::Heal { done } => {
+            Command::Heal { done } => {
                 self.heal().await;
                 done
             }

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::Port;
-use listener::{Listener, Order};
+use listener::{Command, Listener};
 use rules::Counters;
 
 /// How long the proxy's own thread may take to do what it is told.
-const ORDER_BOUND: Duration = Duration::from_secs(10);
+const COMMAND_BOUND: Duration = Duration::from_secs(10);
 
 /// What a [`FaultProxy`] does to connections. Faults add up until [`FaultProxy::heal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct ProxyStats {
 pub struct FaultProxy {
     port: Arc<Port>,
     counters: Arc<Counters>,
-    orders: Option<mpsc::UnboundedSender<Order>>,
+    commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -98,7 +98,7 @@ impl FaultProxy {
     pub fn start(server: SocketAddr) -> io::Result<Self> {
         let port = Arc::new(Port::free()?);
         let counters = Arc::new(Counters::default());
-        let (orders, inbox) = mpsc::unbounded_channel();
+        let (commands, receiver) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = {
             let _home = runtime.enter();
@@ -106,8 +106,8 @@ impl FaultProxy {
         };
         let thread = std::thread::Builder::new()
             .name("fault-proxy".into())
-            .spawn(move || runtime.block_on(listener.run(inbox)))?;
-        Ok(Self { port, counters, orders: Some(orders), thread: Some(thread) })
+            .spawn(move || runtime.block_on(listener.run(receiver)))?;
+        Ok(Self { port, counters, commands: Some(commands), thread: Some(thread) })
     }
 
     /// Where clients connect to.
@@ -122,20 +122,20 @@ impl FaultProxy {
 
     /// Breaks the connections that are meant. [`Fault::Refuse`] is always about those that come.
     pub fn apply_to(&self, fault: Fault, reach: Reach) {
-        self.order(|done| Order::Apply { fault, reach, done });
+        self.send(|done| Command::Apply { fault, reach, done });
     }
 
     /// Passes on what is held, in its order; the connections that are open now hold nothing any more, those that come
     /// do as before. It returns when the system has taken everything; the server may not have worked on it yet.
     pub fn deliver(&self) {
-        self.order(|done| Order::Deliver { done });
+        self.send(|done| Command::Deliver { done });
     }
 
     /// Ends all faults for what is sent from now on. Connections that lost something are reset. One that still holds
     /// something cannot go on either, or what is sent later would come after it: its client sees the end of the
     /// stream, and what is held stays until [`deliver`](Self::deliver).
     pub fn heal(&self) {
-        self.order(|done| Order::Heal { done });
+        self.send(|done| Command::Heal { done });
     }
 
     /// What it has seen so far.
@@ -158,17 +158,17 @@ impl FaultProxy {
         true
     }
 
-    fn order(&self, order: impl FnOnce(std::sync::mpsc::SyncSender<()>) -> Order) {
+    fn send(&self, command: impl FnOnce(std::sync::mpsc::SyncSender<()>) -> Command) {
         let (done, was_done) = sync_channel(1);
-        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order(done)).is_ok());
-        let obeyed = sent && was_done.recv_timeout(ORDER_BOUND).is_ok();
-        assert!(obeyed, "the fault proxy's thread does not do what it is told");
+        let sent = self.commands.as_ref().is_some_and(|commands| commands.send(command(done)).is_ok());
+        let completed = sent && was_done.recv_timeout(COMMAND_BOUND).is_ok();
+        assert!(completed, "the fault proxy's thread does not do what it is told");
     }
 }
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        self.orders = None;
+        self.commands = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -23,7 +23,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    pub(super) fn start(server: &RedisServer, wanted: fn(&str) -> bool) -> io::Result<Self> {
+    pub(super) fn start(server: &RedisServer, filter: fn(&str) -> bool) -> io::Result<Self> {
         let mut connection = server.side()?;
         connection.command(&["MONITOR"])?;
         let stream = connection.endless()?;
@@ -39,7 +39,7 @@ impl Monitor {
                         if sender.send(mark).is_err() {
                             return;
                         }
-                    } else if !from.ends_with(" lua") && wanted(command) {
+                    } else if !from.ends_with(" lua") && filter(command) {
                         seen.fetch_add(1, Ordering::AcqRel);
                     }
                 }
@@ -51,7 +51,7 @@ impl Monitor {
     /// How many there were since it was started, all that the server has worked on until now.
     ///
     /// # Errors
-    /// When the server has ended, or does not answer within five seconds.
+    /// When the server has ended, or does not reply within five seconds.
     pub fn count(&mut self, server: &RedisServer) -> io::Result<u64> {
         let mark = self.next_mark;
         self.next_mark += 1;

@@ -19,7 +19,7 @@ use crate::harness::{ChildProcess, Port, folder};
 /// The program, when it is not on the search path.
 const PROGRAM_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
-/// How long a server may take until it answers. It mostly takes 10 ms.
+/// How long a server may take until it replies. It mostly takes 10 ms.
 const START_BOUND: Duration = Duration::from_secs(20);
 
 /// A step of the clock that can be told from the time that passes while it is asked for, in microseconds.
@@ -203,7 +203,7 @@ impl RedisServer {
         self.running()?.resume()
     }
 
-    /// Steps its wall clock by so many microseconds: forward, or back when they are negative. Returns when its answers show the
+    /// Steps its wall clock by so many microseconds: forward, or back when they are negative. Returns when its replies show the
     /// step: Valkey 9 reads the clock in a timer of its own, so that they do 0.7 ms later. Steps of less than a second are not
     /// waited for.
     ///
@@ -250,7 +250,7 @@ impl RedisServer {
             None => self.side()?,
         };
         let result = connection.command(parts);
-        // After an error of the connection an answer may still be on its way: nobody may take it for another's.
+        // After an error of the connection a reply may still be on its way: nobody may take it for another's.
         if !matches!(&result, Err(error) if error.kind() != io::ErrorKind::Other) {
             *side = Some(connection);
         }
@@ -295,12 +295,12 @@ impl RedisServer {
         Ok(text.lines().filter_map(calls).sum())
     }
 
-    /// Counts the commands that clients send from now on and for which `wanted` is true of the text: `"EVALSHA" "…" …`.
+    /// Counts the commands that clients send from now on and for which `filter` is true of the text: `"EVALSHA" "…" …`.
     ///
     /// # Errors
     /// Those of the connection.
-    pub fn monitor(&self, wanted: fn(&str) -> bool) -> io::Result<Monitor> {
-        Monitor::start(self, wanted)
+    pub fn monitor(&self, filter: fn(&str) -> bool) -> io::Result<Monitor> {
+        Monitor::start(self, filter)
     }
 
     /// The connections of others than the harness, as `CLIENT LIST` shows them.
@@ -313,7 +313,7 @@ impl RedisServer {
         Ok(text.lines().filter(|line| !line.split(' ').any(|part| part == own)).map(str::to_owned).collect())
     }
 
-    /// Starts the process and waits until it answers.
+    /// Starts the process and waits until it replies.
     fn run(&mut self) -> io::Result<()> {
         *self.side.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         let config = self.folder.path().join("redis.conf");
@@ -333,14 +333,14 @@ impl RedisServer {
                 self.process = None;
                 return Err(self.failed(&exit.to_string()));
             }
-            // An answer from somebody else on this port would be no sign that ours runs.
+            // A reply from somebody else on this port would be no sign that ours runs.
             let is_ours = self.info("server", "process_id").is_ok_and(|found| found == id);
             if is_ours && self.info("persistence", "loading").is_ok_and(|loading| loading == "0") {
                 return Ok(());
             }
             if Instant::now() > until {
                 self.process = None;
-                return Err(self.failed(&format!("no answer within {START_BOUND:?}")));
+                return Err(self.failed(&format!("no reply within {START_BOUND:?}")));
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -4,10 +4,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long the server may take to answer the test itself.
-const ANSWER_BOUND: Duration = Duration::from_secs(5);
+/// How long the server may take to reply the test itself.
+const REPLY_BOUND: Duration = Duration::from_secs(5);
 
-/// How deep answers may be nested.
+/// How deep replies may be nested.
 const MAX_DEPTH: usize = 8;
 
 /// What the server answered. Errors are errors of the call.
@@ -19,7 +19,7 @@ pub enum Reply {
     Int(i64),
     /// A status line, or a value.
     Bytes(Vec<u8>),
-    /// Several answers.
+    /// Several replies.
     Array(Vec<Reply>),
 }
 
@@ -40,7 +40,7 @@ impl Reply {
         }
     }
 
-    /// The answers that it consists of; none for anything but an array.
+    /// The replies that it consists of; none for anything but an array.
     pub fn items(self) -> Vec<Self> {
         match self {
             Self::Array(items) => items,
@@ -50,7 +50,7 @@ impl Reply {
 }
 
 /// A blocking connection in Redis's protocol (RESP2), small on purpose: what checks the library must not be
-/// the client crate that the library uses. Each answer is waited for at most five seconds.
+/// the client crate that the library uses. Each reply is waited for at most five seconds.
 #[derive(Debug)]
 pub struct SideConnection {
     stream: BufReader<TcpStream>,
@@ -62,14 +62,14 @@ impl SideConnection {
     /// # Errors
     /// Those of the system.
     pub fn open(addr: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&addr, ANSWER_BOUND)?;
+        let stream = TcpStream::connect_timeout(&addr, REPLY_BOUND)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(ANSWER_BOUND))?;
-        stream.set_write_timeout(Some(ANSWER_BOUND))?;
+        stream.set_read_timeout(Some(REPLY_BOUND))?;
+        stream.set_write_timeout(Some(REPLY_BOUND))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    /// Sends one command and reads its answer.
+    /// Sends one command and reads its reply.
     ///
     /// # Errors
     /// The server's error, or that of the connection, which is of no use after the latter.
@@ -85,7 +85,7 @@ impl SideConnection {
         self.reply(0)?.map_err(io::Error::other)
     }
 
-    /// One answer: what was read, or the server's error.
+    /// One reply: what was read, or the server's error.
     fn reply(&mut self, depth: usize) -> io::Result<Result<Reply, String>> {
         let line = self.line()?;
         let (kind, rest) = line.split_at_checked(1).ok_or_else(|| broken(&line))?;
@@ -136,5 +136,5 @@ impl SideConnection {
 }
 
 fn broken(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not an answer of Redis: {line:?}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("not a reply of Redis: {line:?}"))
 }

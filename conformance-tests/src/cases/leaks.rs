@@ -99,7 +99,7 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
             }
             match kind_of(&join(task).await) {
                 ErrorKind::Timeout => {}
-                // So short a wait can be over before the first answer.
+                // So short a wait can be over before the first reply.
                 ErrorKind::Indeterminate => in_doubt += 1,
                 other => panic!("a wait in vain ends with {other:?}"),
             }
