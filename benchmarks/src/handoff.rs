@@ -94,7 +94,7 @@ async fn round(clients: &[LockClient], name: String, side: &mut MultiplexedConne
         }));
     }
     let granted = || grants.lock().unwrap_or_else(PoisonError::into_inner).len();
-    // Until everybody has had a turn: then everybody stands in the queue.
+    // Until every client has had a turn: then every client is in the queue.
     let patience = Instant::now() + Duration::from_secs(30);
     while granted() < 2 * clients.len() && Instant::now() < patience {
         tokio::time::sleep(Duration::from_millis(5)).await;

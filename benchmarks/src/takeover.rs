@@ -68,8 +68,8 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (what, samples, bound) in [
         ("a killed holder's waiter holds, after the deadline of its record", &killed, 50.0),
-        ("the loss of a fixed lease is told, after valid_until", &fixed, 5.0),
-        ("the loss before a silent server is told, after valid_until", &silent, 5.0),
+        ("the loss of a fixed lease is reported, after valid_until", &fixed, 5.0),
+        ("the loss before a silent server is reported, after valid_until", &silent, 5.0),
     ] {
         let worst = samples.iter().map(|sample| sample.late - sample.lag).fold(f64::MIN, f64::max);
         let middle = median(samples.iter().map(|sample| sample.late));

@@ -1,4 +1,4 @@
-//! Clients of a fixture, and what the cases do with them again and again.
+//! Clients of a fixture, and common operations on them.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -12,11 +12,12 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, eventually, name};
 use crate::timing_control::in_time;
 
-/// So many ttls is a lease whose end plays no part in a case: nothing that takes part of a second can be mistaken for it.
+/// The ttl of a lease that does not end during a case, in ttls of the fixture: no delay of less than a second can be confused with
+/// its end.
 pub(crate) const LONG: u32 = 25;
 
-/// So many ttls is a lease whose renewals a case looks at and that must not be lost: the machine may stand still for a second
-/// and more, and does.
+/// The ttl of a lease whose renewals a case observes and that must not be lost, in ttls of the fixture. The machine may pause for
+/// more than a second.
 const STEADY: u32 = 5;
 
 /// The ttl of a [`steady_client`].
@@ -27,13 +28,13 @@ pub(crate) fn steady_ttl(fixture: &dyn Fixture) -> Duration {
 /// How long a client of a case waits for a lock that will be free soon.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
-/// A client with the fixture's ttl. Its backend is already there; nothing is connected.
+/// A builder with the fixture's ttl. Its backend exists; nothing is connected.
 pub(crate) async fn builder(fixture: &dyn Fixture, route: Route) -> LockClientBuilder {
     fixture
         .tune(LockClient::builder(fixture.backend(route).await).ttl(fixture.ttl()).wait(PATIENCE).label("conformance"))
 }
 
-/// A client with the fixture's ttl, which is short: its leases are meant to end, or a busy machine may lose them.
+/// A client with the fixture's ttl, which is short: its leases may end, and a busy machine may lose them.
 pub(crate) async fn client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await)
 }
@@ -43,22 +44,23 @@ pub(crate) async fn default_client(fixture: &dyn Fixture, route: Route) -> LockC
     build(fixture.tune(LockClient::builder(fixture.backend(route).await)))
 }
 
-/// A client whose leases are renewed while the case looks on, and must not be lost.
+/// A client whose leases the case observes and that must not be lost.
 pub(crate) async fn steady_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await.ttl(steady_ttl(fixture)))
 }
 
-/// A client with a ttl that plays no part.
+/// A client whose leases do not end during a case.
 pub(crate) async fn long_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     build(builder(fixture, route).await.ttl(fixture.ttl() * LONG))
 }
 
-/// A client that may also do what takes an operator's permissions.
+/// A client with an operator's permissions.
 pub(crate) async fn operator(fixture: &dyn Fixture) -> LockClient {
     build(fixture.tune(LockClient::builder(fixture.operator().await).ttl(fixture.ttl())))
 }
 
-/// A client with a ttl that plays no part, whose line to the server is good already: what breaks now breaks on its way.
+/// A client whose leases do not end during a case, with an established connection: a fault then meets a request and not a first
+/// connection.
 pub(crate) async fn warm_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     let client = long_client(fixture, route).await;
     hold(&client, &name("warm")).await.release().await.expect("a release");
@@ -69,26 +71,26 @@ pub(crate) fn build(builder: LockClientBuilder) -> LockClient {
     builder.build().unwrap_or_else(|error| panic!("no client: {error:?}"))
 }
 
-/// Acquires what has to be granted.
+/// Acquires a lock that must be granted.
 #[track_caller]
 pub(crate) fn hold(client: &LockClient, name: &LockName) -> impl Future<Output = LockGuard> + use<> {
     let (lock, caller) = (client.lock(name.as_str()), std::panic::Location::caller());
     async move { lock.acquire().await.unwrap_or_else(|error| panic!("not acquired: {error:?} (at {caller})")) }
 }
 
-/// Whether one attempt gets the lock; it is released again.
+/// Whether one attempt acquires the lock. The lock is released again.
 pub(crate) async fn is_free(client: &LockClient, name: &LockName) -> bool {
     match client.lock(name.as_str()).try_acquire().await {
         Ok(Some(guard)) => {
-            guard.release().await.expect("what was just granted can be released");
+            guard.release().await.expect("a granted lock can be released");
             true
         }
         Ok(None) => false,
-        Err(error) => panic!("an attempt failed with nothing broken: {error:?}"),
+        Err(error) => panic!("an attempt failed without a fault: {error:?}"),
     }
 }
 
-/// Waits until one attempt gets the lock, at most for `bound`.
+/// Waits until one attempt acquires the lock, at most for `bound`.
 #[track_caller]
 pub(crate) fn becomes_free(
     client: &LockClient,
@@ -99,11 +101,11 @@ pub(crate) fn becomes_free(
     eventually(bound, what, async || is_free(client, name).await)
 }
 
-/// What an acquire failed with.
+/// The kind of an acquire's error.
 #[track_caller]
 pub(crate) fn kind_of<T: std::fmt::Debug>(outcome: &Result<T, Error>) -> ErrorKind {
     match outcome {
-        Ok(value) => panic!("this had to fail, and gave {value:?}"),
+        Ok(value) => panic!("this must fail, and returned {value:?}"),
         Err(error) => error.kind(),
     }
 }
@@ -115,7 +117,7 @@ pub(crate) fn lost(guard: &LockGuard, bound: Duration, what: &str) -> impl Futur
     async move { in_time.await.reason }
 }
 
-/// How soon after a release the next waiter holds.
+/// The bound within which the next waiter acquires the lock after a release.
 pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {
     match capabilities.waiting {
         Waiting::Poll => capabilities.takeover_slack,
@@ -123,7 +125,7 @@ pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {
     }
 }
 
-/// Waits until so many acquires of a client wait, the server knows of them where it keeps a queue, and can tell them.
+/// Waits until this many acquires of a client wait, are in the queue if the server keeps one, and can be notified.
 #[track_caller]
 pub(crate) fn queued(
     fixture: &dyn Fixture,
@@ -132,7 +134,7 @@ pub(crate) fn queued(
     (here, at_server): (u64, u64),
 ) -> impl Future<Output = ()> {
     let keeps_queue = client.capabilities().waiting == Waiting::ServerQueue;
-    let queued = eventually(Duration::from_secs(2), "the waiters stand in the queue", async move || {
+    let queued = eventually(Duration::from_secs(2), "the waiters are in the queue", async move || {
         client.stats().waiting == here && (!keeps_queue || fixture.record(name).await.waiting() == at_server)
     });
     async move {
@@ -141,7 +143,7 @@ pub(crate) fn queued(
     }
 }
 
-/// Polls a future so many times at most, each time that it is woken, and drops it then. Its output if it has ended.
+/// Polls a future at most this many times, each time it is woken, and then drops it. Returns its output if it has ended.
 pub(crate) async fn polled<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;

@@ -1,4 +1,4 @@
-//! A backend without a client in front of it: what a case says to the trait itself.
+//! A backend without a client: calls of the trait itself.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -17,14 +17,14 @@ use crate::faulty::{lock, renew_collected};
 use crate::fixture::{Fixture, Route};
 use crate::support::{self, Stopwatch};
 
-/// One client of a backend, made of nothing but the trait. Every call is held against the bound that the backend promises.
+/// One client of a backend that uses only the trait. Every call must end within the bound that the backend promises.
 pub struct Direct {
     backend: Arc<dyn LockBackend>,
     core: CoreHandle,
     capabilities: Capabilities,
     holder: Arc<HolderInfo>,
     events: Arc<Mutex<Vec<Event>>>,
-    /// Of claims that were refused, and wait.
+    /// The watches of claims that were refused and wait.
     watches: Mutex<HashMap<OwnerToken, WatchGuard>>,
 }
 
@@ -34,8 +34,8 @@ impl Direct {
         Self::attach(fixture.backend(route).await)
     }
 
-    /// The same, with a line to the server that is good already, and a ttl longer than any in use: a store may have to write
-    /// that down before the first lease with it.
+    /// The same, with an established connection, after an acquire with a longer ttl than any in use: a store may have to record a
+    /// ttl before the first lease with it.
     pub async fn warm(fixture: &dyn Fixture, route: Route) -> Self {
         let client = Self::new(fixture, route).await;
         let claim = client.claim(&support::name("warm"));
@@ -44,7 +44,7 @@ impl Direct {
         client
     }
 
-    /// Attaches a backend, with the runtime of the caller in the place of the keeper's.
+    /// Attaches a backend to the runtime of the caller instead of the keeper's.
     pub fn attach(backend: Arc<dyn LockBackend>) -> Self {
         let events: Arc<Mutex<Vec<Event>>> = Arc::default();
         let core = CoreHandle::new(Arc::new(SystemClock::new()), tokio::runtime::Handle::current(), {
@@ -86,23 +86,23 @@ impl Direct {
     /// One attempt.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The error of the backend.
     pub async fn acquire(&self, claim: &Claim, ttl: Duration) -> Result<AcquireOutcome> {
         self.request(&AcquireRequest::new(claim.clone(), ttl)).await
     }
 
-    /// One attempt of a claim that wants no place.
+    /// One attempt without a place.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The error of the backend.
     pub async fn try_acquire(&self, claim: &Claim, ttl: Duration) -> Result<AcquireOutcome> {
         self.request(&AcquireRequest::new(claim.clone(), ttl).on_contention(OnContention::Fail)).await
     }
 
-    /// Any attempt. As lock-core does, it rounds the ttl up, and watches the lock of a claim that is refused and wants to wait.
+    /// Any attempt. As lock-core does, it rounds the ttl up, and watches the lock if the claim is refused and waits.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The error of the backend.
     pub async fn request(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let mut request = request.clone();
         request.ttl = self.capabilities.round_up(request.ttl);
@@ -126,7 +126,7 @@ impl Direct {
         reply
     }
 
-    /// One attempt that has to be granted.
+    /// One attempt that must be granted.
     pub async fn granted(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
             Ok(AcquireOutcome::Granted(grant)) => grant,
@@ -134,8 +134,8 @@ impl Direct {
         }
     }
 
-    /// The same of a lock for which somebody has waited. A store without a queue may keep what is free for a moment, for whom it
-    /// has told to come again: then that moment is over at the second attempt.
+    /// The same for a lock that had a waiter. A store without a queue may reserve a free lock for a waiter for a moment. That
+    /// moment is over at the second attempt.
     pub async fn granted_soon(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
             Ok(AcquireOutcome::Granted(grant)) => return grant,
@@ -149,7 +149,7 @@ impl Direct {
         self.granted(claim, ttl).await
     }
 
-    /// One attempt that has to get a place or be told to come again.
+    /// One attempt that must get a place or a time to retry.
     pub async fn not_granted(&self, claim: &Claim, ttl: Duration) -> PlaceNumber {
         match self.acquire(claim, ttl).await {
             Ok(AcquireOutcome::Queued { confirmation, .. }) => confirmation.place,
@@ -163,7 +163,7 @@ impl Direct {
         self.renew_all(&[lease]).await.remove(0)
     }
 
-    /// Renews in one call; the replies stand in the order of the questions.
+    /// Renews in one call. The replies are in the order of the requests.
     pub async fn renew_all(&self, leases: &[RenewRequest]) -> Vec<RenewReply> {
         let before = self.now();
         let mut replies = self.bounded("renew", renew_collected(&*self.backend, leases)).await;
@@ -179,24 +179,24 @@ impl Direct {
     /// Releases.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The error of the backend.
     pub async fn release(&self, claim: &Claim, delivery: Delivery) -> Result<ReleaseOutcome> {
         let request = ReleaseRequest::new(claim.clone(), delivery);
         self.bounded("release", self.backend.release(&request)).await
     }
 
-    /// The events so far that were not taken before.
+    /// The events since the last call.
     pub fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut *lock(&self.events))
     }
 
-    /// Takes a lock over whose holder is silent, once its lease of `ttl` has ended; then holds it for `own`.
+    /// Takes over the lock of a silent holder after its lease of `ttl` has ended. Then holds it for `own`.
     pub async fn takes_over(&self, claim: &Claim, ttl: Duration, own: Duration) -> Grant {
         let (stopwatch, bound) = (Stopwatch::start(), ttl + self.capabilities.takeover_slack);
         loop {
             match self.acquire(claim, own).await {
                 Ok(AcquireOutcome::Granted(grant)) => {
-                    stopwatch.within(bound, "a dead holder is taken over from");
+                    stopwatch.within(bound, "takeover from a dead holder");
                     return grant;
                 }
                 Ok(_) if stopwatch.elapsed() <= bound + stopwatch.lag() => {
@@ -214,11 +214,12 @@ impl Direct {
         reply
     }
 
-    /// A stamp is from before the request was sent, and not from the future. That of a session may be a third of the ttl old.
+    /// A stamp is from before the request was sent, and not from the future. The stamp of a session may be as old as a third of the
+    /// ttl.
     fn check(&self, before: Stamp, confirmation: &Confirmation) {
         assert!(
             confirmation.sent <= self.now() && !confirmation.ttl.is_zero(),
-            "a confirmation is from the future or of nothing: {confirmation:?} at {:?}",
+            "a confirmation is from the future or has no ttl: {confirmation:?} at {:?}",
             self.now()
         );
         let oldest = match self.capabilities.ttl_scope {
@@ -227,12 +228,12 @@ impl Direct {
         };
         assert!(
             confirmation.sent >= oldest,
-            "a request that began at {before:?} replies with the older stamp {confirmation:?}"
+            "a request that began at {before:?} returned the older stamp {confirmation:?}"
         );
     }
 }
 
-/// 128 bits that no other call gets.
+/// 128 bits that are unique to this call.
 fn owner_token() -> OwnerToken {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let count = NEXT.fetch_add(1, Ordering::Relaxed);

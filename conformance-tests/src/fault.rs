@@ -5,11 +5,11 @@ use std::time::Duration;
 /// A fault of every connection on [`Route::Faulty`](crate::Route::Faulty).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathFault {
-    /// Connections are closed and new ones refused. Certainly nothing arrives.
+    /// Connections are closed and new ones refused. Nothing arrives, and the client knows that.
     Disconnect,
-    /// Connections are accepted, but nothing arrives and nothing is answered.
+    /// Connections are accepted, but nothing arrives in either direction.
     DropTraffic,
-    /// Every request, and every reply or push, takes this long more.
+    /// Every request, and every reply or push, is delayed by this time.
     Delay(Duration),
     /// Requests arrive and take effect; replies and pushes are lost.
     LoseReplies,
@@ -18,14 +18,14 @@ pub enum PathFault {
     /// Requests are kept until [`Fixture::deliver`](crate::Fixture::deliver), and arrive then even if their clients have
     /// given up.
     Hold,
-    /// Every request arrives, and once more a little later; the first reply is the reply.
+    /// Every request arrives twice. The caller gets the first reply.
     Double,
 }
 
 /// A fault of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerFault {
-    /// It ends in good order, with what its persistence keeps.
+    /// It is stopped in an orderly way, with the data that its persistence keeps.
     Stop,
     /// It is killed, as by a power cut.
     Kill,
@@ -35,7 +35,7 @@ pub enum ServerFault {
     Pause,
     /// It continues.
     Resume,
-    /// It refuses the user of new connections, and of open ones where it can.
+    /// It refuses the user of new connections, and of open ones if it can.
     RefuseUser,
     /// It refuses writes, as a replica does.
     ReadOnly,
@@ -43,7 +43,7 @@ pub enum ServerFault {
     Fill(Room),
     /// Ends [`ServerFault::RefuseUser`], [`ServerFault::ReadOnly`] and [`ServerFault::Fill`].
     Restore,
-    /// It forgets the scripts or prepared statements that clients have loaded.
+    /// It flushes the scripts or prepared statements that clients have loaded.
     FlushScripts,
     /// Its wall clock is set forward.
     ClockForward(Duration),
@@ -51,16 +51,16 @@ pub enum ServerFault {
     ClockBack(Duration),
 }
 
-/// What a server has when it is started again.
+/// The data of a server that is started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// All that it had acknowledged.
+    /// All acknowledged data.
     Kept,
     /// Nothing.
     Lost,
 }
 
-/// What a server can run out of.
+/// A resource that a server can run out of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     /// Memory or disk for data.
@@ -69,10 +69,10 @@ pub enum Room {
     Connections,
 }
 
-/// A change of the server's record of one lock, behind the back of its clients.
+/// A change of the server's record of one lock, without its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tamper {
-    /// An operator removes it, with its lease and its queue. A fencing counter that is kept apart stays.
+    /// An operator removes it, with its lease and its queue. A separate fencing counter stays.
     Remove,
     /// It becomes a record that the backend cannot read.
     Corrupt,
@@ -80,10 +80,10 @@ pub enum Tamper {
     OtherVersion,
 }
 
-/// A fault or function that this fixture does not support. The case then proves what is documented instead.
+/// A fault or function that this fixture does not support. The case then proves the documented behaviour instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsupported {
-    /// Why, for people.
+    /// The reason, for the report.
     pub reason: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Faults without a proxy or a server: a wrapper that breaks the way to any backend, or the server behind it.
+//! Faults without a proxy or a server: a wrapper that injects faults into the path to any backend, or into its server.
 
 mod faults;
 mod gate;
@@ -21,14 +21,13 @@ use self::gate::{Line, Verb};
 use crate::fault::PathFault;
 use crate::fixture::Route;
 
-/// A backend whose way to its server can be broken, and whose server can be hurt, by [`Faults`].
+/// A backend with injected faults of the path and of the server, which [`Faults`] switches.
 ///
-/// For a backend inside the process, such as the memory backend, this is the path and the server in one. Around a
-/// backend with a real server it gives the faults that a proxy cannot.
+/// For a backend inside the process, such as the memory backend, this injects both path and server faults. Around a backend with a
+/// real server it adds the faults that a proxy cannot inject.
 ///
-/// Requests run apart from the call that makes them, as at a server: when the call is dropped or gives up they go on.
-/// While something is broken, the stamp of every reply is at most the moment when the call began, since a delay on the
-/// path comes after the request was sent.
+/// Requests run separately from their calls, as at a server: they continue when the call is dropped or gives up. During a fault,
+/// the stamp of a reply is at most the start of the call, because a delay on the path comes after the request was sent.
 pub struct Faulty<B: ?Sized> {
     faults: Arc<Shared>,
     route: Route,
@@ -41,8 +40,8 @@ impl<B: LockBackend + ?Sized> Faulty<B> {
         Self { faults, route, core: OnceLock::new(), inner }
     }
 
-    /// The latest stamp that the reply of a call may have which begins now. Any, while nothing is broken: a backend that
-    /// takes its stamps too late must not be mended here.
+    /// The latest stamp that the reply of a call may have if the call begins now. Without a fault there is no limit: the wrapper
+    /// must not hide a backend that takes its stamps too late.
     fn latest_stamp(&self, line: &Line) -> Stamp {
         match self.core.get() {
             Some((_, core)) if !line.is_clear() => core.stamp(),
@@ -51,7 +50,7 @@ impl<B: LockBackend + ?Sized> Faulty<B> {
     }
 
     fn line(&self) -> Line {
-        // A backend gives up before the bound that it promises, or a busy machine makes it break its word.
+        // Gives up before the promised bound, so that a call on a busy machine still ends within it.
         Line::new(self.faults.clone(), self.route, self.inner.capabilities().call_bound * 3 / 4)
     }
 }
@@ -142,7 +141,7 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
     }
 }
 
-/// Names what is spoilt as unreadable.
+/// Lists corrupted records as unreadable.
 #[async_trait]
 impl<B: LockBackend + ?Sized> List for Faulty<B> {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
@@ -157,7 +156,7 @@ impl<B: LockBackend + ?Sized> List for Faulty<B> {
     }
 }
 
-/// Renews what the server can read; the rest is unknown.
+/// Renews the leases whose records the server can read. The outcome of the others is unknown.
 async fn renew_readable<B: LockBackend + ?Sized>(
     inner: &B,
     faults: &Shared,
@@ -182,7 +181,7 @@ async fn renew_readable<B: LockBackend + ?Sized>(
     collected
 }
 
-/// Renews and gives the replies when all are there.
+/// Renews and returns all replies together.
 pub(crate) async fn renew_collected<B: LockBackend + ?Sized>(
     backend: &B,
     requests: &[RenewRequest],

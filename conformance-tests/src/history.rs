@@ -1,4 +1,4 @@
-//! The history of who held what when, and the sweep that finds an overlap in it.
+//! The recorded history of holds, and the check that finds an overlap in it.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use leasehold_core::{FencingToken, LockName};
 
 use crate::faulty::lock;
 
-/// One time that a lock was held, as its holder saw it.
+/// One hold of a lock, as its holder saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The lock.
@@ -18,11 +18,11 @@ pub struct Hold {
     pub token: FencingToken,
     /// When the holder saw its grant, on any clock that all holders share.
     pub from: Duration,
-    /// The earliest of: it called release, it was told of the loss, its validity ended.
+    /// The earliest of: it called release, it was notified of the loss, its validity ended.
     pub until: Duration,
 }
 
-/// What is wrong with a history.
+/// A violation in a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// Two grants of one lock have the same token.
@@ -33,9 +33,9 @@ pub enum Violation {
     Overlap(Hold, Hold),
     /// A hold ends before it begins.
     Backwards(Hold),
-    /// A write was taken after one of a later holder.
+    /// A write was accepted after one of a later holder.
     LateWrite {
-        /// The token of the later holder, whose write was there already.
+        /// The token of the later holder, whose write came first.
         after: FencingToken,
         /// The token of the late write.
         token: FencingToken,
@@ -50,7 +50,7 @@ impl fmt::Display for Violation {
             Self::Overlap(a, b) => write!(f, "two holders at once: {a:?} and {b:?}"),
             Self::Backwards(hold) => write!(f, "a hold ends before it begins: {hold:?}"),
             Self::LateWrite { after, token } => {
-                write!(f, "a write with token {token} was taken after one with {after}")
+                write!(f, "a write with token {token} was accepted after one with {after}")
             }
         }
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Holds a history against invariants 1 and 2: one sweep over each lock in the order of its tokens.
+/// Checks a history against invariants 1 and 2: one pass over each lock in the order of its tokens.
 ///
 /// # Errors
 /// The first violation.
@@ -70,7 +70,7 @@ pub fn check(holds: &[Hold]) -> Result<(), Violation> {
             return Err(Violation::Backwards((*hold).clone()));
         }
     }
-    // A hold that begins after its neighbour's end ends after it too, so no earlier one can reach over it.
+    // A hold that begins after its neighbour's end ends after it too, so no earlier hold can overlap it.
     for pair in holds.windows(2).filter(|pair| pair[0].lock == pair[1].lock) {
         let (before, hold) = (pair[0].clone(), pair[1].clone());
         if before.token == hold.token {
@@ -86,8 +86,7 @@ pub fn check(holds: &[Hold]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Holds the writes that a resource has taken under one lock, in its own order, against what fencing is for: none comes after one
-/// of a later holder.
+/// Checks the accepted writes of a resource under one lock, in their order: none may follow a write of a later holder.
 ///
 /// # Errors
 /// The first late write.
@@ -116,10 +115,11 @@ impl History {
         self.clock.now().since_start()
     }
 
-    /// Records a hold that was seen to begin at `from` and ends now. Call it before the release, with the question
-    /// to the guard whether it still holds; a lease that was lost unseen counts only as a grant.
+    /// Records a hold that began at `from` and ends now. Call it before the release. `is_held` checks the guard; a lease whose loss
+    /// was not yet reported counts only as a grant.
     pub fn ends(&self, lock: &LockName, token: FencingToken, from: Duration, is_held: impl FnOnce() -> bool) {
-        // The time is read before the question: what is held after it was held at it, whatever pauses in between.
+        // Reads the time before the check: a lock that is held afterwards was held at that time, even if the process pauses in
+        // between.
         let now = self.now();
         let until = if is_held() { now } else { from };
         self.push(Hold { lock: lock.clone(), token, from, until });
@@ -135,7 +135,7 @@ impl History {
         lock(&self.holds).clone()
     }
 
-    /// Holds everything so far against the invariants.
+    /// Checks all recorded holds against the invariants.
     ///
     /// # Errors
     /// The first violation.

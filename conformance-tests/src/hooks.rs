@@ -1,4 +1,4 @@
-//! A backend that is changed in one place: for cases that plant a reply, and for saboteurs.
+//! A backend with a modified method: for cases that inject a reply, and for saboteurs.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 
 use crate::faulty::renew_collected;
 
-/// What is done differently. Each method does by default what the backend does.
+/// The modified methods. Each one calls the backend by default.
 #[async_trait]
 pub trait Hooks: Send + Sync + 'static {
     /// [`LockBackend::acquire`].
@@ -29,12 +29,12 @@ pub trait Hooks: Send + Sync + 'static {
         inner.backend.release(request).await
     }
 
-    /// What becomes of an event of the backend.
+    /// Handles an event of the backend.
     fn event(&self, _inner: &Arc<Inner>, core: &CoreHandle, event: Event) {
         core.event(event);
     }
 
-    /// [`LockBackend::attach`], after the backend itself.
+    /// Called after [`LockBackend::attach`] of the backend.
     fn attached(&self, _inner: &Arc<Inner>) {}
 
     /// [`LockBackend::capabilities`].
@@ -48,11 +48,11 @@ pub trait Hooks: Send + Sync + 'static {
     }
 }
 
-/// The backend that is changed.
+/// The modified backend.
 pub struct Inner {
     /// The backend.
     pub backend: Arc<dyn LockBackend>,
-    /// Which backend of its fixture it is, from 0.
+    /// The index of the backend in its fixture, from 0.
     pub nth: usize,
     core: Attachment,
 }
@@ -90,7 +90,7 @@ pub struct Hooked<H: ?Sized> {
 }
 
 impl<H: Hooks + ?Sized> Hooked<H> {
-    /// Changes a backend that is not yet attached, the `nth` one. The hooks may be shared by several.
+    /// Modifies the `nth` backend of a fixture, which is not yet attached. Several backends may share the hooks.
     pub fn new(backend: Arc<dyn LockBackend>, nth: usize, hooks: Arc<H>) -> Self {
         Self { inner: Arc::new(Inner { backend, nth, core: Attachment::new() }), hooks }
     }
@@ -101,7 +101,7 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
     fn attach(&self, core: CoreHandle) {
         self.inner.core.attach(core.clone());
         let hooks = self.hooks.clone();
-        // Weak: the backend keeps this handle, and must not keep itself alive by it.
+        // Weak: the backend stores this handle, and must not keep itself alive.
         let inner = Arc::downgrade(&self.inner);
         self.inner.backend.attach(core.clone().with_events(move |event| {
             if let Some(inner) = inner.upgrade() {

@@ -1,4 +1,4 @@
-//! A fixture for stores in the process of the tests.
+//! A fixture for stores in the test process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::fault::{Data, PathFault, ServerFault, Tamper, Unsupported};
 use crate::faulty::Faults;
 use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 
-/// A store in the process of the tests, without records that it cannot read.
+/// A store in the test process, without unreadable records.
 pub trait InProcessStore: Send + Sync + 'static {
     /// A store without any lock.
     fn new() -> Self;
@@ -19,13 +19,13 @@ pub trait InProcessStore: Send + Sync + 'static {
     /// A backend for one client, not yet attached.
     fn backend(&self) -> Arc<dyn LockBackend>;
 
-    /// Ends the lease of a lock, behind everybody's back.
+    /// Ends the lease of a lock without its clients.
     fn remove(&self, name: &LockName);
 
     /// Loses every lease and place, as a server that starts without its data.
     ///
     /// # Errors
-    /// When the store cannot, as by default.
+    /// If the store does not support it, which is the default.
     fn lose_data(&self) -> Result<(), Unsupported> {
         Err(Unsupported::because("the store lives as long as the process"))
     }
@@ -37,7 +37,7 @@ pub trait InProcessStore: Send + Sync + 'static {
     fn resource_counts(&self) -> ResourceCounts;
 }
 
-/// The [`Fixture`] of an [`InProcessStore`]: [`Faults`] breaks the way to it, since there is no proxy for its protocol.
+/// The [`Fixture`] of an [`InProcessStore`]: [`Faults`] injects its faults, because there is no proxy for its protocol.
 pub struct InProcess<S> {
     pub(crate) store: S,
     faults: Faults,

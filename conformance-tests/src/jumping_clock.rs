@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Clock, Stamp, SystemClock};
 
-/// The machine's clock, set forward as by a suspend. The timers of the client go on as they were, so that it notices only by
-/// looking.
+/// The machine's clock, set forward as by a suspend. The client's timers do not fire earlier, so it detects the step only when it
+/// reads the clock.
 #[derive(Default)]
 pub(crate) struct JumpingClock {
     real: SystemClock,
@@ -14,7 +14,7 @@ pub(crate) struct JumpingClock {
 }
 
 impl JumpingClock {
-    /// Sets it forward by this much more.
+    /// Sets it forward by a further `by`.
     pub(crate) fn jump(&self, by: Duration) {
         self.ahead.fetch_add(u64::try_from(by.as_nanos()).expect("no case jumps so far"), Ordering::SeqCst);
     }

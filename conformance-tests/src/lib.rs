@@ -1,6 +1,6 @@
-//! The conformance suite of Leasehold: what every backend has to pass.
+//! The conformance suite of Leasehold: every backend must pass it.
 
-#![allow(missing_debug_implementations, reason = "nobody prints a fixture, a hook or a saboteur")]
+#![allow(missing_debug_implementations, reason = "fixtures, hooks and saboteurs are never printed")]
 
 pub mod cases;
 mod clients;

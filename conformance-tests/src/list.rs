@@ -1,7 +1,6 @@
 //! The one list of all cases.
 
-/// Hands the list to the macro in brackets. Everything that speaks of all cases goes through here: the suite,
-/// the names, the table of saboteurs.
+/// Passes the list to the macro in brackets. The suite, the list of names and the table of saboteurs use it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_case {

@@ -1,4 +1,4 @@
-//! Everything that the library writes to its log, while a case listens.
+//! Records the log output of the library during a case.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Mutex, OnceLock};
@@ -10,7 +10,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::faulty::lock;
 
-/// Listens from when it is made.
+/// Records from its creation.
 pub(crate) struct Logs {
     start: usize,
 }
@@ -18,10 +18,10 @@ pub(crate) struct Logs {
 static WRITTEN: Mutex<String> = Mutex::new(String::new());
 
 impl Logs {
-    /// Begins to listen, to all cases of the process: the keepers have threads of their own.
+    /// Starts to record the whole process, because keepers have their own threads.
     ///
     /// # Panics
-    /// When the process has another global subscriber: then nothing can be heard.
+    /// If the process has another global subscriber.
     pub(crate) fn listen() -> Self {
         static SET: OnceLock<bool> = OnceLock::new();
         let set = *SET.get_or_init(|| tracing::subscriber::set_global_default(Listener).is_ok());
@@ -32,7 +32,7 @@ impl Logs {
         Self { start: lock(&WRITTEN).len() }
     }
 
-    /// What was written since then.
+    /// The recorded text.
     pub(crate) fn text(&self) -> String {
         lock(&WRITTEN)[self.start..].to_owned()
     }
@@ -47,7 +47,7 @@ impl Subscriber for Listener {
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Ours and those of the clients of stores, not those of the runtime.
+        // Records Leasehold and the client libraries of stores, and not the runtime.
         !["tokio", "mio"].iter().any(|quiet| metadata.target().starts_with(quiet))
     }
 

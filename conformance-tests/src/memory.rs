@@ -14,19 +14,19 @@ use crate::in_process::{InProcess, InProcessStore};
 /// The fixture of a [`MemoryStore`].
 pub type MemoryFixture = InProcess<Memory>;
 
-/// A [`MemoryStore`], and what is changed behind the path to it.
+/// A [`MemoryStore`], and hooks behind the path to it.
 pub struct Memory {
     store: MemoryStore,
     hooks: Option<Arc<dyn Hooks>>,
 }
 
 impl Memory {
-    /// Has leases end by this clock.
+    /// Ends leases by this clock.
     pub(crate) fn set_clock(&mut self, clock: Arc<dyn Clock>) {
         self.store = MemoryStore::new(clock);
     }
 
-    /// Changes the store itself, behind the path.
+    /// Modifies the store itself, behind the path.
     pub(crate) fn set_hooks(&mut self, hooks: Arc<dyn Hooks>) {
         self.hooks = Some(hooks);
     }

@@ -1,4 +1,4 @@
-//! A wrapper that puts all names under a prefix, and changes nothing else: behind it a backend passes the same suite.
+//! A wrapper that adds a prefix to all names and changes nothing else. A backend behind it passes the same suite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 
 const PREFIX: &str = "tenant 7/";
 
-/// The limit of the encoded name behind the prefix: together they are a name again.
+/// The limit of the encoded name after the prefix: together they are a valid name.
 const LIMIT: usize = 512;
 
 /// The name under the prefix. Encoded first, so that the longest name still has room for the prefix.
@@ -37,7 +37,7 @@ fn below(claim: &Claim) -> Claim {
 impl LockBackend for Prefixed {
     fn attach(&self, core: CoreHandle) {
         self.inner.attach(core.clone().with_events(move |event| match event {
-            // Its name is encoded and cannot be told back: look at all, which costs time and no safety.
+            // The original name cannot be recovered from the encoded one. A resync of all locks costs time and is safe.
             Event::Changed(_) => core.event(Event::Resync),
             event => core.event(event),
         }));
@@ -64,7 +64,7 @@ impl LockBackend for Prefixed {
         let inner = self.inner.extensions();
         let mut extensions = Extensions::default();
         extensions.inspect = inner.inspect.map(|_| self as &dyn Inspect);
-        // Not `list`: a name that is kept as a digest cannot be told back.
+        // Not `list`: a name cannot be recovered from its digest.
         extensions.break_lock = inner.break_lock.map(|_| self as &dyn Break);
         extensions.examine = inner.examine.map(|_| self as &dyn Examine);
         extensions.watch = inner.watch.map(|_| self as &dyn WatchNames);
@@ -112,7 +112,7 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
 
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
         let prefixed: Arc<dyn LockBackend> = Arc::new(Prefixed { inner: self.0.backend(route).await });
-        // Once more behind the same pointer: what is stacked works as what is flat.
+        // Wrapped twice: nested wrappers must also work.
         Arc::new(prefixed)
     }
 

@@ -1,4 +1,4 @@
-//! What a run did not prove: which cases met an unsupported fault, and which had nothing to prove.
+//! Reports the cases that met an unsupported fault, and those that had nothing to prove.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 /// `<case>\t<unsupported or empty>\t<what>: <reason>`. Without it nothing is written.
 pub const REPORT_VARIABLE: &str = "LEASEHOLD_SUITE_REPORT";
 
-/// A fixture that reports what it declares, and what a case says of itself.
+/// A fixture that reports unsupported faults and cases that have nothing to prove.
 pub(crate) struct Reported<F> {
     case: &'static str,
     fixture: F,

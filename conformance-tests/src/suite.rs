@@ -1,4 +1,4 @@
-//! The list of all cases, and what runs one.
+//! The list of all cases, and the runner of one.
 
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -11,10 +11,10 @@ use tokio::runtime::Runtime;
 use crate::fixture::Fixture;
 use crate::report::Reported;
 
-/// How long a case may take. Most take a second; the long ones a few.
+/// The time limit of a case. Most take a second, the long ones a few.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Gives one named test per case for a fixture.
+/// Generates one named test per case for a fixture.
 ///
 /// ```text
 /// mod redis {
@@ -59,14 +59,14 @@ macro_rules! case_names {
 /// All cases, `group::case`.
 pub const CASES: &[&str] = crate::for_each_case! { [crate::case_names] };
 
-/// A case, ready to be run.
+/// A case that can be run.
 pub type Case = for<'a> fn(&'a dyn Fixture) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Runs a case with a fresh fixture, as [`run`] does. The fixture is made inside the runtime and dropped outside, so that
-/// its drop may block.
+/// Runs a case with a fresh fixture, as [`run`] does. The fixture is created inside the runtime and dropped outside it, so its drop
+/// may block.
 ///
 /// # Panics
-/// When the case does, or has not ended by the deadline.
+/// If the case panics or does not end by the deadline.
 pub fn run_case<F: Fixture>(deadline: Duration, case: Case) {
     on_a_runtime(deadline, move |runtime| {
         let fixture = runtime.block_on(F::new());
@@ -74,7 +74,7 @@ pub fn run_case<F: Fixture>(deadline: Duration, case: Case) {
     });
 }
 
-/// Runs a case as [`run_case`] does, and reports what it did not prove.
+/// Runs a case as [`run_case`] does, and reports unsupported faults and cases with nothing to prove.
 #[doc(hidden)]
 pub fn run_reported<F: Fixture>(name: &'static str, case: Case) {
     on_a_runtime(DEADLINE, move |runtime| {
@@ -83,11 +83,10 @@ pub fn run_reported<F: Fixture>(name: &'static str, case: Case) {
     });
 }
 
-/// Runs a case on a runtime of its own, on a thread of its own: one that blocks its thread, or never ends, fails
-/// all the same.
+/// Runs a case on its own runtime and thread, so a case that blocks its thread or never ends fails too.
 ///
 /// # Panics
-/// When the case does, or has not ended by the deadline.
+/// If the case panics or does not end by the deadline.
 pub fn run<C, F>(deadline: Duration, case: C)
 where
     C: FnOnce() -> F + Send + 'static,
@@ -102,13 +101,13 @@ fn on_a_runtime(deadline: Duration, work: impl FnOnce(&Runtime) + Send + 'static
     let body = move || {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(4).thread_name("case").enable_all().build();
-        let runtime = runtime.expect("the system gives threads for a runtime");
+        let runtime = runtime.expect("the system starts the threads of a runtime");
         work(&runtime);
-        // Before the runtime ends: a case must not depend on how long that takes.
+        // Sent before the runtime ends: its shutdown does not count for the case.
         let _ = done.send(());
         runtime.shutdown_background();
     };
-    let thread = std::thread::Builder::new().name(name).spawn(body).expect("the system gives a thread for a case");
+    let thread = std::thread::Builder::new().name(name).spawn(body).expect("the system starts a thread for a case");
     match ended.recv_timeout(deadline) {
         Ok(()) => {}
         Err(RecvTimeoutError::Disconnected) => {

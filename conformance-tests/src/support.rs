@@ -1,4 +1,4 @@
-//! What the cases share: names, bounds in real time, and waiting for something to become true.
+//! Helpers of the cases: names, bounds in real time, and waits for a condition.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -13,28 +13,29 @@ use crate::fixture::Fixture;
 use crate::harness::LagMonitor;
 use crate::timing_control::in_time;
 
-/// The pause between two looks of a case at something that it waits for.
+/// The pause between two checks of a condition.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// "At once", for what takes a message and no timer. Far below a third of any ttl, which is when a renewal
-/// would notice by itself.
+/// "At once": the bound of an event that needs a message and no timer. It is far below a third of any ttl, after which a renewal
+/// would detect the event.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// How long a backend may take to notice that its server is back, beside the bound of a call: pauses between two tries.
+/// How long a backend may take to detect that its server is back, in addition to the bound of a call: the pauses between two
+/// attempts.
 pub(crate) const BACK: Duration = Duration::from_secs(2);
 
-/// A loss is told so long after the validity has ended, at most.
+/// The latest report of a loss after the validity has ended.
 pub(crate) const LOST_BY: Duration = Duration::from_millis(5);
 
-/// A wait ends so long after its time is over, at most.
+/// The latest end of a wait after its time is over.
 pub(crate) const ENDS_BY: Duration = Duration::from_millis(10);
 
-/// A lock's name.
+/// A lock name.
 pub(crate) fn name(name: &str) -> LockName {
     LockName::new(name).unwrap_or_else(|error| panic!("{name:?} is no lock name: {error}"))
 }
 
-/// Time since a moment, with the machine's own lag measured beside it.
+/// Measures time, and the lag of the machine beside it.
 #[derive(Clone, Copy)]
 pub(crate) struct Stopwatch {
     lag_monitor: &'static LagMonitor,
@@ -43,7 +44,7 @@ pub(crate) struct Stopwatch {
 
 impl Stopwatch {
     pub(crate) fn start() -> Self {
-        // One lag monitor serves all cases of a process: they share the machine.
+        // All cases of a process share one lag monitor, because they share the machine.
         static LAG_MONITOR: OnceLock<LagMonitor> = OnceLock::new();
         Self { lag_monitor: LAG_MONITOR.get_or_init(LagMonitor::start), begin: Instant::now() }
     }
@@ -52,12 +53,12 @@ impl Stopwatch {
         self.begin.elapsed()
     }
 
-    /// How late the machine itself may have made what took place since the start.
+    /// How much the machine may have delayed events since the start.
     pub(crate) fn lag(&self) -> Duration {
         self.lag_monitor.allowance_since(self.begin)
     }
 
-    /// Upper bound: it took at most `bound`, plus what the machine itself was late.
+    /// Asserts an upper bound: at most `bound` plus the lag of the machine has passed.
     #[track_caller]
     pub(crate) fn within(&self, bound: Duration, what: &str) {
         let took = self.elapsed();
@@ -65,7 +66,7 @@ impl Stopwatch {
         assert!(took <= bound + lag, "{what}: it took {took:?}, the bound is {bound:?} and the machine's lag {lag:?}");
     }
 
-    /// Lower bound, strict.
+    /// Asserts a strict lower bound.
     #[track_caller]
     pub(crate) fn not_before(&self, bound: Duration, what: &str) {
         let took = self.elapsed();
@@ -73,7 +74,7 @@ impl Stopwatch {
     }
 }
 
-/// Looks again and again until it is so, at most for `bound`, as [`in_time`] has it.
+/// Polls a condition until it is true, at most for `bound`, as [`in_time`] measures it.
 #[track_caller]
 pub(crate) fn eventually(
     bound: Duration,
@@ -87,8 +88,7 @@ pub(crate) fn eventually(
     })
 }
 
-/// Looks again and again until what it sees is so, at most for `bound`, and gives it back. Where it never is, says what was seen
-/// last.
+/// Reads a value until it meets a condition, at most for `bound`, and returns it. A failure reports the last value.
 pub(crate) async fn becomes<T: Debug>(
     bound: Duration,
     what: &str,
@@ -101,12 +101,12 @@ pub(crate) async fn becomes<T: Debug>(
         if is_so(&seen) {
             return seen;
         }
-        stopwatch.within(bound, &format!("{what}, seen last: {seen:?}"));
+        stopwatch.within(bound, &format!("{what}, last value: {seen:?}"));
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Asserts that the server's own record has a lease with this token and at least so much left; says how much.
+/// Asserts that the server's own record has a lease with this token and at least `least` left. Returns what is left.
 pub(crate) async fn still_held(
     fixture: &dyn Fixture,
     name: &LockName,
@@ -120,16 +120,16 @@ pub(crate) async fn still_held(
     left
 }
 
-/// A runtime of a case's own. Unlike tokio's it may be dropped on any thread, so that a case that fails says why.
+/// A runtime for one case. Unlike tokio's it may be dropped on any thread, so that a failed case reports its own panic.
 pub(crate) struct OwnRuntime(Option<Runtime>);
 
 impl OwnRuntime {
     pub(crate) fn new(workers: usize) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(workers).enable_all().build();
-        Self(Some(runtime.expect("the system gives threads for a runtime")))
+        Self(Some(runtime.expect("the system starts the threads of a runtime")))
     }
 
-    /// Shuts it down, and waits for its threads, at most for seconds. Blocks.
+    /// Shuts it down, and waits for its threads for at most five seconds. Blocks.
     pub(crate) fn shutdown(mut self) {
         self.0.take().expect("it is only taken when it ends").shutdown_timeout(Duration::from_secs(5));
     }

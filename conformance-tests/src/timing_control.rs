@@ -1,4 +1,4 @@
-//! Upper bounds that a busy machine cannot break: each is held against a control that starts with it.
+//! Upper bounds that allow for a busy machine: each is compared with a timing control that starts at the same time.
 
 use std::future::Future;
 use std::panic::Location;
@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 
 use crate::support::Stopwatch;
 
-/// Waits for what has to end within `bound`.
+/// Waits for `work`, which must end within `bound`.
 ///
-/// A control is armed together with it: two threads, one after the other, that do nothing but sleep for the bound and then
-/// wake the case. What ends before the control arrives is in time. Else the machine was late too, just then, and what the
-/// control was late is granted twice more, or what the lag monitor saw, if that is more. Whoever is later than that is late.
+/// A timing control starts together with it: two threads, one after the other, that sleep for the bound and then wake the case.
+/// Work that ends before the timing control is in time. Otherwise the work gets an extra time: twice the lag of the timing control,
+/// or the lag of the lag monitor if that is longer. Work that ends later fails.
 #[track_caller]
 pub(crate) fn in_time<F: Future>(bound: Duration, what: &str, work: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
@@ -32,20 +32,23 @@ pub(crate) fn in_time<F: Future>(bound: Duration, what: &str, work: F) -> impl F
         match tokio::time::timeout(extra, &mut work).await {
             Ok(output) => output,
             Err(_) => panic!(
-                "{what}: not after {:?}, the bound is {bound:?} and a control was {control:?} late (at {caller})",
+                "{what}: not after {:?}, the bound is {bound:?} and the timing control was {control:?} late (at {caller})",
                 stopwatch.elapsed()
             ),
         }
     }
 }
 
-/// A control that ends at once when the sender is dropped.
+/// Starts a timing control. It ends at once when the sender is dropped.
 fn arm(bound: Duration) -> (Sender<()>, oneshot::Receiver<()>) {
     let (armed, disarmed) = channel::<()>();
     let (fire, fired) = channel::<()>();
     let (notify, notified) = oneshot::channel();
     let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new().name(name.to_owned()).spawn(work).expect("the system gives threads for a control");
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(work)
+            .expect("the system starts the threads of a timing control");
     };
     spawn(
         "timing control",

@@ -1,4 +1,4 @@
-//! The history checker is held against planted bugs: each is the smallest history that has it.
+//! The history checker finds injected violations. Each history is the smallest one with its violation.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ fn hold(lock: &str, token: u64, from: u64, until: u64) -> Hold {
     }
 }
 
-/// Three holders of one lock, one of another at the same time, in no order.
+/// Three holders of one lock, one of another at the same time, in random order.
 fn sound() -> Vec<Hold> {
     vec![hold("a", 9, 30, 40), hold("b", 2, 0, 100), hold("a", 3, 0, 10), hold("a", 4, 10, 20)]
 }
 
 #[test]
-fn a_sound_history_passes() {
+fn a_valid_history_passes() {
     assert_eq!(check(&sound()), Ok(()));
     assert_eq!(check(&[]), Ok(()));
 }
@@ -40,7 +40,7 @@ fn a_token_that_falls_is_found() {
 }
 
 #[test]
-fn two_neighbours_at_once_are_found() {
+fn two_consecutive_holds_that_overlap_are_found() {
     let mut holds = sound();
     holds.push(hold("a", 10, 39, 50));
     assert!(matches!(check(&holds), Err(Violation::Overlap(..))));
@@ -56,7 +56,7 @@ fn a_long_hold_over_two_later_ones_is_found() {
 
 #[test]
 fn a_grant_inside_the_time_of_another_is_found_though_its_end_is_unknown() {
-    // The second hold is lost unseen and counts only as a grant, inside the first one's time.
+    // The second hold counts only as a grant, within the time of the first one.
     let holds = [hold("a", 1, 0, 100), hold("a", 2, 20, 20)];
     assert!(matches!(check(&holds), Err(Violation::Overlap(..))));
 }

@@ -1,4 +1,4 @@
-//! The suite on the memory backend, as it is and through `Arc<dyn LockBackend>` and a prefix of names.
+//! The suite on the memory backend, directly and through `Arc<dyn LockBackend>` and a prefix of names.
 
 mod memory {
     leasehold_conformance::suite!(leasehold_conformance::MemoryFixture);

@@ -1,4 +1,4 @@
-//! The fault proxy: each fault does what it says, and nothing else.
+//! The fault proxy: each fault has its documented effect, and no other.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::{Fault, FaultProxy, LagMonitor, Reach};
 
-/// How long something may take that is to happen.
+/// The time limit of an expected event.
 const SOON: Duration = Duration::from_secs(10);
 
-/// How long is looked for something that is not to happen.
+/// How long a test waits for an event that must not happen.
 const QUIET: Duration = Duration::from_millis(60);
 
-/// A server that replies every byte with the same byte in upper case, and remembers what it saw.
+/// A server that replies to every byte with the same byte in upper case, and records what it received.
 #[derive(Clone)]
 struct Echo {
     addr: SocketAddr,
@@ -78,7 +78,7 @@ impl Client {
         self.0.write_all(text.as_bytes()).unwrap();
     }
 
-    /// What arrives within a time, "" for the end of the stream.
+    /// Receives bytes within a time; "" is the end of the stream.
     fn receive(&mut self, within: Duration) -> Result<String, ErrorKind> {
         self.0.set_read_timeout(Some(within)).unwrap();
         let mut buffer = [0; 1024];
@@ -86,7 +86,7 @@ impl Client {
         Ok(String::from_utf8(buffer[..read].to_vec()).unwrap())
     }
 
-    /// The connection works: a word goes there and comes back.
+    /// Asserts that the connection works: the server echoes a word.
     fn chat(&mut self, word: &str) {
         self.send(word);
         assert_eq!(self.receive(SOON), Ok(word.to_uppercase()));
@@ -190,7 +190,7 @@ fn drop_traffic_accepts_and_reads_and_nothing_arrives_in_either_direction() {
     let unused = Client::open(&proxy);
     eventually("accepted", || proxy.stats().accepted == 3);
     assert_eq!((echo.bytes().as_str(), echo.seen.lock().unwrap().connections), ("one", 1));
-    // What lost something cannot go on: a later reply would be taken for that of the lost request.
+    // A connection that lost bytes cannot continue: a later reply would be taken for that of the lost request.
     proxy.heal();
     assert_eq!(old.receive(SOON), Err(ErrorKind::ConnectionReset));
     assert_eq!(new.receive(SOON), Err(ErrorKind::ConnectionReset));
@@ -247,7 +247,7 @@ fn held_requests_arrive_late_though_their_client_has_gone() {
     old.send("late");
     eventually("held", || proxy.stats().held == 4);
     drop(old);
-    // The way is clear for those that come: what they send overtakes what is held.
+    // New connections are not affected: their bytes overtake the held ones.
     let mut new = Client::open(&proxy);
     new.chat("two");
     std::thread::sleep(QUIET);
@@ -318,7 +318,7 @@ fn half_open_hides_the_end_of_one_side_from_the_other() {
     let stream = echo.seen.lock().unwrap().streams.pop().unwrap();
     stream.shutdown(Shutdown::Both).unwrap();
     stayer.receives_nothing();
-    // The second stream's thread has seen its own shutdown; the first, of which the client has gone, nothing.
+    // The second stream's thread has seen its own shutdown; the first one, whose client has closed, has seen nothing.
     assert_eq!(echo.ends(), 1);
     proxy.heal();
     eventually("both ends are passed on", || echo.ends() == 2);
@@ -332,7 +332,7 @@ fn faults_add_up() {
     client.chat("one");
     proxy.apply(Fault::Refuse);
     proxy.apply(Fault::DropTraffic);
-    // What lost something stays silent, whatever comes on top.
+    // A connection that lost bytes stays silent, whichever faults follow.
     client.send("lost");
     eventually("lost", || proxy.stats().lost == 4);
     proxy.apply(Fault::HoldRequests);
@@ -347,7 +347,7 @@ fn faults_add_up() {
 fn it_works_while_the_runtime_of_a_test_starves() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async move {
-        // Nothing else on this runtime can run: what follows never yields.
+        // Nothing else can run on this runtime, because the rest of the test never yields.
         let (_echo, proxy) = start();
         let mut client = Client::open(&proxy);
         client.chat("one");

@@ -1,4 +1,4 @@
-//! Every case fails on the saboteur that was made for it, and for the right reason.
+//! Every case fails on its saboteur, and for the right reason.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use leasehold_conformance::saboteurs::*;
 use leasehold_conformance::{CASES, cases, run_case};
 
-/// A case that hangs on its saboteur has failed too, but says less: none is meant to.
+/// A case that hangs on its saboteur fails without a reason, so no case should hang.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// For each case the saboteur, and words of the text with which the case fails on it.
+/// The saboteur of each case, and words of the message with which the case fails on it.
 macro_rules! saboteurs {
     ($($group:ident { $($case:ident: $saboteur:ident, $words:literal;)* })*) => {
         fails! { $($group { $($case: $saboteur, $words;)* })* }
@@ -31,7 +31,7 @@ macro_rules! fails {
                 let panic = outcome.expect_err(concat!("the case passes on ", stringify!($saboteur)));
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default();
-                assert!(text.contains($words), "the case fails, but for another reason than {:?}:\n{text}", $words);
+                assert!(text.contains($words), "the case fails for another reason than {:?}:\n{text}", $words);
             })*
         })*
     };
@@ -49,35 +49,35 @@ saboteurs! {
         counts_what_the_server_holds: CountsNothing, "Fixture::resource_counts: two clients";
         counts_what_is_served: CountsNoRequest, "Fixture::served: an acquire";
         breaks_one_route_only: HasOneRoute, "Fixture::backend(Route::Clear): ";
-        closes_connections: DisconnectsNothing, "Fixture::path(Disconnect): an acquire was answered";
-        drops_all_traffic: DropsNothing, "Fixture::path(DropTraffic): an acquire was answered";
+        closes_connections: DisconnectsNothing, "Fixture::path(Disconnect): an acquire got the reply";
+        drops_all_traffic: DropsNothing, "Fixture::path(DropTraffic): an acquire got the reply";
         delays_the_path: DelaysNothing, "Fixture::path(Delay): a request and its reply";
-        loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire was answered";
+        loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire got the reply";
         loses_pushes: LosesNoPushes, "Fixture::path(LosePushes): a push has arrived";
         holds_and_delivers: DeliversNothing, "Fixture::deliver: it has returned";
-        doubles_requests: DoublesNothing, "Fixture::path(Double): how many";
+        doubles_requests: DoublesNothing, "Fixture::path(Double): the number";
         heals_the_path: HealsNothing, "Fixture::heal after Disconnect";
-        stops_and_starts: StopsNothing, "Fixture::server(Stop): an acquire was answered";
-        kills_and_starts: KillsNothing, "Fixture::server(Kill): an acquire was answered";
+        stops_and_starts: StopsNothing, "Fixture::server(Stop): an acquire got the reply";
+        kills_and_starts: KillsNothing, "Fixture::server(Kill): an acquire got the reply";
         starts_without_data: KeepsTheData, "Fixture::server(Start(Lost)): it still has";
         pauses_and_resumes: PausesNothing, "Fixture::server(Pause): within";
-        refuses_the_user: RefusesNobody, "Fixture::server(RefuseUser): an acquire was answered";
-        refuses_writes: TakesWrites, "Fixture::server(ReadOnly): an acquire was answered";
-        fills_the_store: FillsNoStore, "Fixture::server(Fill(Data)): an acquire was answered";
-        fills_the_connections: FillsNoConnections, "Fixture::server(Fill(Connections)): an acquire was answered";
-        flushes_scripts: StopsInsteadOfFlushing, "Fixture::server(FlushScripts): an acquire is answered again";
+        refuses_the_user: RefusesNobody, "Fixture::server(RefuseUser): an acquire got the reply";
+        refuses_writes: TakesWrites, "Fixture::server(ReadOnly): an acquire got the reply";
+        fills_the_store: FillsNoStore, "Fixture::server(Fill(Data)): an acquire got the reply";
+        fills_the_connections: FillsNoConnections, "Fixture::server(Fill(Connections)): an acquire got the reply";
+        flushes_scripts: StopsInsteadOfFlushing, "Fixture::server(FlushScripts): an acquire gets a reply again";
         steps_the_clock_forward: StepsNoClock, "Fixture::server(ClockForward(";
         steps_the_clock_back: StepsNoClock, "Fixture::server(ClockBack(";
         removes_a_record: RemovesNothing, "Fixture::tamper(Remove): ";
-        corrupts_a_record: CorruptsNothing, "Fixture::tamper(Corrupt): an acquire was answered";
-        writes_another_version: WritesThisVersion, "Fixture::tamper(OtherVersion): an acquire was answered";
+        corrupts_a_record: CorruptsNothing, "Fixture::tamper(Corrupt): an acquire got the reply";
+        writes_another_version: WritesThisVersion, "Fixture::tamper(OtherVersion): an acquire got the reply";
     }
     exclusion {
         one_holder_at_a_time: GrantsEverybody, "two clients hold one lock";
-        two_names_are_two_locks: OneLockForAll, "nobody holds it";
+        two_names_are_two_locks: OneLockForAll, "the lock is free";
         free_again_after_each_release: DropsReleases, "still held in round";
-        two_clients_and_a_counter: GrantsEveryTenth, "steps were lost";
-        a_hundred_tasks_and_a_counter: GrantsEveryTenth, "steps were lost";
+        two_clients_and_a_counter: GrantsEveryTenth, "increments were lost";
+        a_hundred_tasks_and_a_counter: GrantsEveryTenth, "increments were lost";
         the_history_of_many_clients: TokensFall, "tokens do not rise";
         many_waiters_without_a_lost_wakeup: LosesOnePush, "every client has held";
         many_locks_at_once: CollidingNames, "held by the holder of another name";
@@ -88,21 +88,21 @@ saboteurs! {
         a_wait_ends_with_the_release: PushesNothing, "ends with the release";
         clients_take_turns_in_time: PushesNothing, "take turns in time";
         a_lease_is_kept: RefusesRenewals, "after a third of the default ttl";
-        a_loss_is_reported: PretendsToRenew, "that is gone is told";
+        a_loss_is_reported: PretendsToRenew, "that is gone is reported";
         a_shortest_hold_is_kept_and_no_longer: RunsOutAtOnce, "within the shortest hold";
     }
     ownership {
         stale_release_leaves_the_new_holder: ReleasesByName, "NotHeld";
         stale_withdraw_leaves_the_new_holder: ReleasesByName, "NotHeld";
-        stale_renewal_leaves_the_new_holder: RenewsByName, "the stale renewal says";
-        renewal_after_expiry_never_revives: RenewalRevives, "its renewal says";
+        stale_renewal_leaves_the_new_holder: RenewsByName, "the stale renewal returned";
+        renewal_after_expiry_never_revives: RenewalRevives, "its renewal returned";
         second_release_is_a_no_op: AlwaysReleased, "NotHeld";
         release_of_a_claim_never_granted: AlwaysReleased, "NotHeld";
         repeated_acquire_returns_the_same_grant: NewGrantEachTime, "one claim was granted twice";
         repeated_acquire_keeps_its_place: NewGrantEachTime, "has another place";
-        renewal_creates_nothing: RenewalRevives, "a stranger renewed what is free";
+        renewal_creates_nothing: RenewalRevives, "a stranger renewed a free lock";
         two_claims_of_one_client_are_two_owners: OneOwnerPerClient, "held by another";
-        a_claim_without_a_place_leaves_none: QueuesEverybody, "no place is wanted";
+        a_claim_without_a_place_leaves_none: QueuesEverybody, "the request has no place";
     }
     lease {
         expires_after_its_ttl_and_not_before: ShortLeases, "before the lease had ended";
@@ -110,12 +110,12 @@ saboteurs! {
         a_renewal_never_shortens: RenewalsShorten, "was shortened";
         a_renewal_shortens_on_request: NeverShortens, "no takeover";
         one_call_renews_each_to_its_own_ttl: OneTtlForAll, "was renewed to";
-        a_ttl_is_rounded_up_and_reported: RoundsDown, "asked for";
+        a_ttl_is_rounded_up_and_reported: RoundsDown, "requested";
         a_slow_grant_leaves_a_true_validity: StampsTheReply, "valid of";
         a_slow_renewal_leaves_a_true_validity: StampsRenewalsLate, "renewed on a slow path";
         a_long_ttl_out_of_a_queue_is_a_true_one: ConfirmsTheWholeTtl, "a place confirms";
         a_hold_outlives_the_retention: SweepsHeldLeases, "records of free locks";
-        the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder believes in";
+        the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder's validity is";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
         a_fixed_lease_that_waited_has_its_whole_ttl: RefusesRenewals, "that waited was lost early";
         the_default_ttl_is_whole_soon_after_a_grant: RefusesRenewals, "soon has its whole ttl";
@@ -129,13 +129,13 @@ saboteurs! {
         a_wait_of_zero_is_one_attempt: SlowToRefuse, "one attempt ends";
         a_wait_below_a_second_is_kept: GivesUpEarly, "gave up before";
         a_long_wait_ends_in_time: DropsReleasesOfWaiters, "leaves the queue";
-        the_wait_includes_connecting: TakesSilenceForAReply, "nobody answered";
-        a_release_wakes_the_waiter: PushesNothing, "holds at once";
+        the_wait_includes_connecting: TakesSilenceForAReply, "the server did not reply";
+        a_release_wakes_the_waiter: PushesNothing, "acquires the lock at once";
         the_waiter_of_a_dead_holder_takes_over: LongLeases, "taken over from a dead holder";
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
-        a_lost_push_costs_time_only: ReportsStalePlaces, "the next look";
+        a_lost_push_costs_time_only: ReportsStalePlaces, "the next poll";
         a_watch_reports_once: WatchesNothing, "a release is reported once";
-        an_event_during_a_call_is_not_lost: PushesNothing, "told while it asked";
+        an_event_during_a_call_is_not_lost: PushesNothing, "notified during its request";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
         tasks_of_one_client_are_served_in_order: TokensFall, "out of order";
         a_thousand_waiters_all_get_their_turn: TokensTwice, "a thousand holders";
@@ -145,12 +145,12 @@ saboteurs! {
         a_stuck_request_has_no_effect_after_the_release: IgnoresInDoubt, "took effect after the release";
         a_withdrawn_request_has_no_effect: IgnoresInDoubt, "a withdrawn claim was granted";
         a_withdrawn_claim_is_remembered: PurgesWithdrawnClaimsEarly, "after it was withdrawn";
-        a_withdrawn_claim_outlives_a_crash: CrashLosesWithdrawnClaims, "a crash made";
+        a_withdrawn_claim_outlives_a_crash: CrashLosesWithdrawnClaims, "a withdrawn claim was granted after a crash";
         an_acquire_dropped_in_flight_leaves_nothing: IgnoresInDoubt, "took no effect";
         a_grant_whose_reply_was_lost_is_withdrawn: DropsReleases, "is withdrawn";
         a_late_reply_about_an_older_place_is_ignored: StampsTheFuture, "do not prolong";
         tasks_with_short_waits_get_a_long_queue: LosesPlacesOfTheLast, "when it is their turn";
-        a_waiter_without_replies_does_not_know: PretendsToKeepPlaces, "a waiter that was cut off";
+        a_waiter_without_replies_does_not_know: PretendsToKeepPlaces, "a disconnected waiter";
     }
     cancellation {
         an_acquire_dropped_at_every_await_leaves_nothing: DropsReleases, "was dropped after";
@@ -163,13 +163,13 @@ saboteurs! {
         a_dropped_guard_releases_at_once: DropsReleases, "a dropped guard releases";
         a_guard_dropped_outside_a_runtime_releases: DropsReleases, "outside a runtime releases";
         a_leaked_guard_ends_with_its_client: DropsReleases, "a shutdown releases";
-        a_runtime_that_is_shut_down_leaves_nothing: DropsReleases, "went down with its runtime";
+        a_runtime_that_is_shut_down_leaves_nothing: DropsReleases, "dropped with its runtime";
         a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl: RenewsByItself, "ends by its ttl";
-        a_runtime_that_is_not_driven_leaves_nothing: DropsReleases, "stands still";
-        a_hundred_waiters_dropped_at_once_leave_nothing: DropsReleasesOfWaiters, "stand in the way";
-        a_client_dropped_with_an_acquire_in_flight_leaves_nothing: DropsReleases, "went with its client";
+        a_runtime_that_is_not_driven_leaves_nothing: DropsReleases, "stalled runtime";
+        a_hundred_waiters_dropped_at_once_leave_nothing: DropsReleasesOfWaiters, "do not block the lock";
+        a_client_dropped_with_an_acquire_in_flight_leaves_nothing: DropsReleases, "dropped with its client";
         a_shutdown_releases_everything: DropsReleases, "a shutdown waits";
-        a_shutdown_without_replies_has_an_end: TakesSilenceForAReply, "had to fail";
+        a_shutdown_without_replies_has_an_end: TakesSilenceForAReply, "must fail";
         a_dropped_run_releases: DropsReleases, "is_free";
     }
     keeper {
@@ -180,21 +180,21 @@ saboteurs! {
         silence_after_the_release: RenewsByItself, "still sends requests";
         silence_after_the_drop: RenewsByItself, "still sends requests";
         silence_after_the_loss: RenewsByItself, "still sends requests";
-        a_lease_that_is_gone_is_reported: PretendsToRenew, "is told";
+        a_lease_that_is_gone_is_reported: PretendsToRenew, "is reported";
         a_loss_is_reported_once_and_stays: ReportsFalseLosses, "before the validity ended";
         guarded_work_ends_with_the_lease: ReportsFalseLosses, "ended before the lease";
         a_starved_runtime_loses_nothing: RenewsOnTheUsersRuntime, "starved runtime";
-        a_paused_process_learns_of_its_loss_at_once: ClockStopsWhileIdle, "after a pause the guard says held: true";
-        a_clock_that_jumps_ends_the_validity: StampsTheFuture, "asks a task and not the clock";
+        a_paused_process_learns_of_its_loss_at_once: ClockStopsWhileIdle, "after a pause the guard reports held: true";
+        a_clock_that_jumps_ends_the_validity: StampsTheFuture, "reads the state of a task and not the clock";
         an_outage_shorter_than_the_validity_loses_nothing: StaysBroken, "lost the lease";
         without_replies_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAReply, "when the validity ends";
         without_a_connection_the_lease_is_lost_when_the_validity_ends: TakesSilenceForAReply, "when the validity ends";
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
         a_reply_after_an_unnoticed_end_revives_nothing: ClockStopsWhileIdle, "revived the lease";
-        a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has a line that is good";
-        a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived what was released";
-        one_poisoned_lease_of_a_thousand: StaysBroken, "cost others theirs";
-        a_renewal_that_panics_harms_no_other_lease: RefusesRenewals, "cost others their lease";
+        a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has an established connection";
+        a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived the released lease";
+        one_poisoned_lease_of_a_thousand: StaysBroken, "caused the loss of others";
+        a_renewal_that_panics_harms_no_other_lease: RefusesRenewals, "caused the loss of other leases";
         after_a_loss_the_lock_goes_on: ReleasesByName, "ended the next holder's lease";
     }
     reentry {
@@ -203,7 +203,7 @@ saboteurs! {
         pending_acquires_of_one_holder_are_granted_together: PushesNothing, "by one handoff";
         cancelling_one_pending_acquire_leaves_the_other: PushesNothing, "kept its place";
         a_shared_lease_has_one_ttl: SendsStrayRequests, "something was sent";
-        a_loss_reaches_all_guards: PretendsToRenew, "every guard is told";
+        a_loss_reaches_all_guards: PretendsToRenew, "every guard is notified";
     }
     fencing {
         rises_across_releases: TokensPerClient, "was followed by";
@@ -214,38 +214,38 @@ saboteurs! {
         rises_across_a_kill: TokensPerClient, "after a restart";
         rises_across_lost_data: TokensPerClient, "after a restart";
         a_stale_token_stays_its_own: ReturnsTheCurrentToken, "a stale claim was granted";
-        a_late_write_is_refused: TokensPerClient, "a late write was taken";
+        a_late_write_is_refused: TokensPerClient, "a late write was accepted";
     }
     faults {
-        a_server_that_is_down_is_unavailable: TakesSilenceForAReply, "had to fail";
+        a_server_that_is_down_is_unavailable: TakesSilenceForAReply, "must fail";
         an_acquire_outlives_a_restart: GivesUpEarly, "gave up before";
         a_restart_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
         a_kill_makes_no_second_holder: GrantsEverybody, "two hold after a restart";
-        lost_data_is_reported: PretendsToRenew, "learns that its lease is gone";
-        a_paused_server_does_no_harm: TakesSilenceForAReply, "no excuse";
+        lost_data_is_reported: PretendsToRenew, "notified that its lease is gone";
+        a_paused_server_does_no_harm: TakesSilenceForAReply, "holder of a paused server";
         lost_replies_to_renewals_end_the_validity: TakesSilenceForAReply, "does not prolong";
-        a_lost_reply_to_a_release_is_indeterminate: TakesSilenceForAReply, "had to fail";
+        a_lost_reply_to_a_release_is_indeterminate: TakesSilenceForAReply, "must fail";
         a_lost_release_is_sent_again: TriesReleasesOnce, "is sent again";
         doubled_requests_do_what_one_does: NewGrantEachTime, "Renewed";
         a_waiter_that_was_cut_off_gets_the_lock: StaysBroken, "gets the lock";
-        a_refused_user_gets_an_error_at_once: NeverGivesUp, "waiting does not mend it";
-        a_full_server_gives_an_error_at_once: NeverGivesUp, "waiting does not mend it";
-        a_server_without_connections_gives_an_error_at_once: NeverGivesUp, "waiting does not mend it";
-        a_read_only_server_grants_nothing: GrantsOnError, "had to fail";
-        flushed_scripts_are_loaded_again: ReportsFalseLosses, "cost a lease";
-        a_wall_clock_set_forward_does_no_harm: ClaimsAWallClock, "its leases end by it";
-        a_wall_clock_set_back_does_no_harm: ClaimsAWallClock, "its leases end by it";
+        a_refused_user_gets_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
+        a_full_server_gives_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
+        a_server_without_connections_gives_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
+        a_read_only_server_grants_nothing: GrantsOnError, "must fail";
+        flushed_scripts_are_loaded_again: ReportsFalseLosses, "the loss of a lease";
+        a_wall_clock_set_forward_does_no_harm: ClaimsAWallClock, "its leases end by a wall clock";
+        a_wall_clock_set_back_does_no_harm: ClaimsAWallClock, "its leases end by a wall clock";
     }
     reconnect {
-        a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "what it missed";
+        a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "has reconnected retries at once";
         a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
     }
     names {
-        all_names_are_distinct: FoldsCase, "is taken for the name";
-        a_waiter_gets_a_lock_with_any_name: PushesNothing, "a strange name holds at once";
+        all_names_are_distinct: FoldsCase, "is confused with the name";
+        a_waiter_gets_a_lock_with_any_name: PushesNothing, "an unusual name acquires the lock at once";
         the_encoding_is_frozen: RenamesLocks, "under the frozen form";
-        another_format_version_is_an_error: GrantsOnError, "had to fail";
-        an_unreadable_record_is_an_error: GrantsOnError, "had to fail";
+        another_format_version_is_an_error: GrantsOnError, "must fail";
+        an_unreadable_record_is_an_error: GrantsOnError, "must fail";
     }
     leaks {
         a_thousand_cycles_leave_nothing: MarksEveryReleaseInDoubt, "withdrawn as in doubt";
@@ -259,12 +259,12 @@ saboteurs! {
         bad_input_is_refused_before_anything_is_sent: SendsStrayRequests, "something was sent";
         an_error_names_the_action: WritesErrorsAsSentences, "not a fragment";
         the_same_situation_has_the_same_kind: TakesSilenceForAReply, "nothing was sent";
-        no_secret_is_shown: LogsTheOwner, "stands in a log line";
+        no_secret_is_shown: LogsTheOwner, "is in a log line";
     }
     capabilities {
         the_figures_make_sense: ChangesItsCapabilities, "differ";
         the_bounds_of_a_ttl_are_true: RefusesShortTtls, "is refused";
-        waiting_is_as_claimed: ClaimsToBePolled, "claimed is";
+        waiting_is_as_claimed: ClaimsToBePolled, "the backend claims";
         the_notice_of_a_loss_is_as_claimed: ClaimsToPush, "whether a loss was pushed";
         the_scope_of_a_ttl_is_as_claimed: ClaimsSessions, "end together";
         the_takeover_bound_is_true: LongLeases, "the takeover bound";
@@ -274,30 +274,30 @@ saboteurs! {
         a_list_is_true_or_unsupported: ShowsNothing, "complete";
         a_prefix_is_taken_as_it_is: ListsByPattern, "no name begins with";
         a_list_names_what_it_cannot_read: ListsByPattern, "cannot read";
-        a_break_ends_the_lease_that_was_meant: BreaksByName, "that nobody meant";
-        an_examination_is_true_or_unsupported: FailsEveryExamination, "nothing is wrong with";
+        a_break_ends_the_lease_that_was_meant: BreaksByName, "with another token";
+        an_examination_is_true_or_unsupported: FailsEveryExamination, "an error in a working store";
     }
 }
 
-/// Cases that find a second mistake.
+/// Cases that detect a second defect.
 mod further {
     use super::*;
 
     fails! {
         a_fixture {
-            reads_the_record: ReadsNoWaiters, "Fixture::record: one waits";
+            reads_the_record: ReadsNoWaiters, "Fixture::record: one claim waits";
             counts_what_the_server_holds: CountsNoPlaces, "Fixture::resource_counts: places";
-            counts_what_is_served: CountsItself, "Fixture::served: what the fixture does";
+            counts_what_is_served: CountsItself, "Fixture::served: a request of the fixture";
             closes_connections: DisconnectIsDropTraffic, "Fixture::path(Disconnect): an acquire fails with Unavailable";
             drops_all_traffic: DropTrafficIsHold, "Fixture::path(DropTraffic): a request has arrived";
-            holds_and_delivers: HoldsNothing, "Fixture::path(Hold): a request that is held is answered";
+            holds_and_delivers: HoldsNothing, "Fixture::path(Hold): a request that is held got a reply";
             stops_and_starts: LosesTheData, "Fixture::server(Start(Kept)): the server has lost";
-            kills_and_starts: CannotStart, "Fixture::server(Start(Kept)): Fixture::server(Kill) is offered";
+            kills_and_starts: CannotStart, "Fixture::server(Start(Kept)): Fixture::server(Kill) is supported";
             pauses_and_resumes: ResumesNothing, "Fixture::server(Resume): ";
             refuses_the_user: RestoresNothing, "Fixture::server(Restore) after ";
         }
         keeper {
-            a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "a starved runtime cost renewals";
+            a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "renewals failed while the runtime";
         }
         defaults {
             a_shortest_hold_is_kept_and_no_longer: HidesShortenedLeases, "soon after the shortest hold";
@@ -309,7 +309,7 @@ mod further {
     }
 }
 
-/// Cases that find a third one.
+/// Cases that detect a third defect.
 mod third {
     use super::*;
 

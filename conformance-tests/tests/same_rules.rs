@@ -1,5 +1,6 @@
-//! The scripts of Redis against the record of the memory store, which the model exhausts: random sequences of acquires, renewals,
-//! releases, withdraws and time that passes, with every reply, every push and the state after every step compared.
+//! Compares the scripts of Redis with the record of the memory store, which the model checks exhaustively. A test runs random
+//! sequences of acquires, renewals, releases, withdraws and clock steps on both, and compares every reply, every push and the state
+//! after every step.
 //!
 //! A sequence is one seed: `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --features redis --test same_rules both`
 
@@ -19,7 +20,7 @@ mod same_rules {
     const SEEDS: u64 = 50;
     const STEPS: usize = 150;
 
-    /// Some thousand calls, each with a look at the state.
+    /// Some thousand calls, each with a check of the state.
     const BOUND: Duration = Duration::from_secs(180);
 
     /// Every kind of reply, and the pushes.
@@ -37,7 +38,7 @@ mod same_rules {
         "notified",
     ];
 
-    /// The first seed whose sequence tells the two apart, and where; and how often each kind of reply was compared.
+    /// The first seed whose sequence shows a difference, with the difference, and how often each kind of reply was compared.
     async fn compare(
         pair: &Pair,
         seeds: impl IntoIterator<Item = u64>,
@@ -68,11 +69,11 @@ mod same_rules {
             }
             println!("{seen:?}");
             let rare = KINDS.iter().find(|kind| seen.get(**kind).is_none_or(|count| *count < 100));
-            assert!(seed.is_some() || rare.is_none(), "{rare:?} is too rare to be compared: {seen:?}");
+            assert!(seed.is_some() || rare.is_none(), "{rare:?} is too rare for the comparison: {seen:?}");
         });
     }
 
-    /// A comparison that finds no planted difference proves nothing.
+    /// A comparison that finds no injected difference proves nothing.
     #[test]
     fn every_injected_difference_is_found() {
         run(BOUND, || async {

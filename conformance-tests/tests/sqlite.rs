@@ -1,4 +1,4 @@
-//! Leasehold on a SQLite file: the suite, and then what only a file can have.
+//! Leasehold on a SQLite file: the suite, and then the tests that are specific to files.
 
 mod sqlite {
     mod descriptors;

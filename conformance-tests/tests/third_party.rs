@@ -1,6 +1,6 @@
-//! The suite on a backend from outside: `examples/third_party_backend.rs`, which shows how to write one. This file is all that it takes.
+//! The suite on an external backend, `examples/third_party_backend.rs`, which shows how to write one. It needs only this file.
 
-// Outside it is a dependency, as the example has it.
+// In another crate it is a dependency, as in the example.
 extern crate leasehold_core as leasehold;
 
 #[path = "../../examples/third_party_backend.rs"]

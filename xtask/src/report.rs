@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::process;
 
-/// The variable by which the suite is told where to write.
+/// The variable that names the file of the report.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_SUITE_REPORT";
 
 /// Where the suite writes.

@@ -35,8 +35,7 @@ const BACKENDS: &[Backend] = &[
 /// and all examples. With BACKEND only the suite on these. The tests start their servers themselves, on free ports
 /// of the loopback interface, and stop them again.
 ///
-/// At the end stand the cases that could not prove what they are there for: a fault that the backend does not support, or
-/// something that it does not offer.
+/// At the end it lists the cases that met an unsupported fault or had nothing to prove.
 ///
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
@@ -172,7 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 #[derive(Default)]
 struct Run {
     sum: Outcome,
-    /// What failed cases said: told once more at the end, where it is looked for.
+    /// The messages of failed cases, which are repeated at the end.
     said: Vec<String>,
     counts: Counts,
 }

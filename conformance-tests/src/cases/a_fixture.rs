@@ -1,6 +1,6 @@
-//! The fixture itself: each method, held against an effect that can be seen. These cases stand first, by their place in the list
-//! and by their name. A fixture whose method does nothing would let every case that relies on it pass; here it fails, and the
-//! text begins with the method.
+//! Cases that check the fixture itself: each method must have an observable effect. They run first, by their place in the list and
+//! by their name. If a method had no effect, every case that relies on it would pass. Here it fails, and the message begins with
+//! the name of the method.
 
 mod path;
 mod server;
@@ -17,34 +17,34 @@ use crate::direct::Direct;
 use crate::fixture::Fixture;
 use crate::support::{BACK, becomes};
 
-/// A ttl whose end plays no part.
+/// A ttl that does not end during the case.
 fn long(fixture: &dyn Fixture) -> Duration {
     fixture.ttl() * 20
 }
 
-/// Sends one acquire of a new claim, which must not be answered; says with which error it ends.
+/// Sends one acquire of a new claim, which must get no reply. Returns the kind of its error.
 async fn fails(client: &Direct, name: &LockName, ttl: Duration, what: &str) -> ErrorKind {
     match client.acquire(&client.claim(name), ttl).await {
         Err(error) => error.kind(),
-        Ok(reply) => panic!("{what}: an acquire was answered with {reply:?}"),
+        Ok(reply) => panic!("{what}: an acquire got the reply {reply:?}"),
     }
 }
 
-/// Sends acquires until one fails as it does where nothing can be sent. None of them may be answered.
+/// Sends acquires until one fails with `Unavailable`. None of them may get a reply.
 async fn becomes_unavailable(client: &Direct, name: &LockName, ttl: Duration, what: &str) {
     let bound = BACK + client.capabilities().call_bound;
     let text = format!("{what}: an acquire fails with Unavailable");
     becomes(bound, &text, async || fails(client, name, ttl, what).await, |kind| *kind == ErrorKind::Unavailable).await;
 }
 
-/// Sends acquires until the server replies one, at most for the time in which a backend works again.
+/// Sends acquires until one gets a reply, at most for the time within which a backend must work again.
 async fn gets_a_reply(client: &Direct, name: &LockName, ttl: Duration, what: &str) {
     gets_a_reply_within(Duration::ZERO, client, name, ttl, what).await;
 }
 
-/// The same where the backend may have to keep its grants back for so long.
+/// The same for a backend that may have to withhold grants for `kept_back`.
 async fn gets_a_reply_within(kept_back: Duration, client: &Direct, name: &LockName, ttl: Duration, what: &str) {
     let bound = BACK + client.capabilities().call_bound + kept_back;
-    let text = format!("{what}: an acquire is answered again");
+    let text = format!("{what}: an acquire gets a reply again");
     let _ = becomes(bound, &text, async || client.acquire(&client.claim(name), ttl).await, Result::is_ok).await;
 }

@@ -16,19 +16,19 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, BACK, OwnRuntime, becomes, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// How slow the path is where a case drops something on its way.
+/// The delay of the path in cases that drop a call in flight.
 const SLOW: Duration = Duration::from_millis(15);
 
 /// A request and its reply, and the withdraw and its reply, on a slow path.
 const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
 
-/// What is left of a claim is gone within `bound`, which is far less than its ttl.
+/// Asserts that nothing of a claim is left within `bound`, which is far less than its ttl.
 async fn leaves_nothing(fixture: &dyn Fixture, other: &LockClient, name: &LockName, bound: Duration, what: &str) {
     becomes_free(other, name, bound, what).await;
     eventually(bound, &format!("{what}: nothing is left"), async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each number of polls that it has.
+/// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each possible number of polls.
 pub async fn an_acquire_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("every await");
@@ -48,7 +48,7 @@ pub async fn an_acquire_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixt
     assert_eq!((ann.stats().held, ann.stats().waiting), (0, 0));
 }
 
-/// Invariant 12: the same in a queue: no place is left behind, and the holder is not disturbed.
+/// Invariant 12: the same in a queue: no place is left, and the holder keeps its lease.
 pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("every await of a waiter");
@@ -69,8 +69,8 @@ pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixtur
     assert!(is_free(&bob, &name).await, "a dropped waiter was handed the lock");
 }
 
-/// Contract of `LockBackend`, "dropped calls": what a runtime drops when it shuts down, in front of a server that stands still, costs
-/// no later call its turn.
+/// Contract of `LockBackend`, "dropped calls": a runtime that shuts down drops its calls to a paused server. Later calls must still
+/// be served.
 pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     const CALLS: usize = 200;
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl());
@@ -80,7 +80,7 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     }
     for index in 0..CALLS {
         let claim = ann.claim(&name(&format!("dropped {index}")));
-        // Never a second poll: there is nothing to wake it.
+        // It is not polled again: nothing wakes it.
         if index % 2 == 0 {
             drop(polled(1, ann.backend().acquire(&AcquireRequest::new(claim, ttl))).await);
         } else {
@@ -90,7 +90,7 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
         }
     }
     if stands_still {
-        fixture.server(ServerFault::Resume).await.expect("what was paused can go on");
+        fixture.server(ServerFault::Resume).await.expect("a paused server can be resumed");
     } else {
         fixture.heal().await;
     }
@@ -99,12 +99,12 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
         let claim = ann.claim(&name(&format!("later {index}")));
         let request = AcquireRequest::new(claim.clone(), ttl);
         let granted = async || matches!(ann.backend().acquire(&request).await, Ok(AcquireOutcome::Granted(_)));
-        eventually(bound, "a call after many that were dropped is answered", granted).await;
+        eventually(bound, "a call after many that were dropped gets a reply", granted).await;
         ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     }
 }
 
-/// Invariant 12: what was never polled has sent nothing.
+/// Invariant 12: an acquire that is never polled sends nothing.
 pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let served = fixture.served().await;
@@ -118,20 +118,20 @@ pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture
     assert!(fixture.resource_counts().await.is_clean());
 }
 
-/// Invariants 9 and 12: dropped in flight, with the reply lost on its way: the withdraw goes on until it is answered.
+/// Invariants 9 and 12: dropped in flight, with the reply lost on its way: the keeper repeats the withdraw until it gets a reply.
 pub async fn an_acquire_dropped_with_its_reply_lost_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped and lost");
     fixture.path(PathFault::LoseReplies).await;
     let lock = ann.lock(name.as_str());
     let dropped = tokio::time::timeout(AT_ONCE, lock.acquire()).await;
-    assert!(dropped.is_err(), "no reply came back");
+    assert!(dropped.is_err(), "no reply arrived");
     fixture.heal().await;
     let bound = ann.capabilities().call_bound * 2 + Duration::from_millis(500);
-    leaves_nothing(fixture, &bob, &name, bound, "a grant that nobody waits for is withdrawn").await;
+    leaves_nothing(fixture, &bob, &name, bound, "a grant without a caller is withdrawn").await;
 }
 
-/// Invariant 12: dropped just when the lock was handed on, a waiter neither keeps it nor delays the next.
+/// Invariant 12: a waiter that is dropped just as it is granted neither keeps the lock nor delays the next waiter.
 pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("just granted");
@@ -145,7 +145,7 @@ pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on(fixture: &dyn 
         waiter.abort();
         drop(waiter.await);
         join(release).await.expect("a release");
-        becomes_free(&bob, &name, AT_ONCE, "a waiter that is gone keeps nothing").await;
+        becomes_free(&bob, &name, AT_ONCE, "a dropped waiter keeps nothing").await;
     }
     eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
@@ -185,21 +185,21 @@ pub async fn a_guard_dropped_outside_a_runtime_releases(fixture: &dyn Fixture) {
     leaves_nothing(fixture, &bob, &name, AT_ONCE, "a guard that was dropped outside a runtime releases").await;
 }
 
-/// A guard that is never dropped holds on. Its client's shutdown ends it all the same, and `max_hold` does.
+/// A guard that is never dropped keeps the lock. The shutdown of its client ends the lease, and so does `max_hold`.
 pub async fn a_leaked_guard_ends_with_its_client(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (leaked, bounded) = (name("leaked"), name("leaked, with max_hold"));
     std::mem::forget(hold(&ann, &leaked).await);
     std::mem::forget(ann.lock(bounded.as_str()).max_hold(fixture.ttl()).acquire().await.expect("nothing is broken"));
     let bound = fixture.ttl() + steady_ttl(fixture) + bob.capabilities().takeover_slack;
-    becomes_free(&bob, &bounded, bound, "max_hold ends what was leaked").await;
-    assert!(!is_free(&bob, &leaked).await, "a leaked guard is renewed like any other");
+    becomes_free(&bob, &bounded, bound, "max_hold ends the lease of a leaked guard").await;
+    assert!(!is_free(&bob, &leaked).await, "the lease of a leaked guard is renewed");
     ann.shutdown().await.expect("a shutdown");
-    assert!(is_free(&bob, &leaked).await, "a shutdown releases what was leaked");
+    assert!(is_free(&bob, &leaked).await, "a shutdown releases a leaked guard");
 }
 
-/// Invariant 12: a runtime that is shut down with guards and acquires on it takes them along, without a panic. The
-/// keeper has a thread of its own, so what was held is released at once.
+/// Invariant 12: a runtime shuts down and drops its guards and acquires, without a panic. The keeper has its own thread and
+/// releases the locks at once.
 pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (held, flying) = (name("held at shutdown"), name("in flight at shutdown"));
@@ -220,25 +220,25 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     let lock = ann.lock(flying.as_str());
     runtime.spawn(async move { lock.acquire().await });
     eventually(AT_ONCE, "an acquire is under way", async || ann.stats().waiting == 1).await;
-    // It waits from before its request is sent.
+    // It counts as waiting before its request is sent.
     tokio::time::sleep(AT_ONCE).await;
     fixture.heal().await;
     outside(move || runtime.shutdown()).await;
-    becomes_free(&bob, &held, AT_ONCE, "a guard that went down with its runtime is released").await;
+    becomes_free(&bob, &held, AT_ONCE, "a guard that was dropped with its runtime is released").await;
     let bound = ann.capabilities().call_bound * 2;
-    // On a slow machine the request was sent when all was well again, and what it got is released.
+    // On a slow machine the request is sent after the path is healed. Then its grant is released.
     let is_back = |stats: &Stats| stats.withdrawn + stats.released == 2;
-    becomes(bound, "the acquire is taken back", async || ann.stats(), is_back).await;
+    becomes(bound, "the acquire is withdrawn or its grant is released", async || ann.stats(), is_back).await;
     fixture.deliver().await;
-    leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that went down with its runtime is withdrawn").await;
+    leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that was dropped with its runtime is withdrawn").await;
 }
 
-/// Invariant 12: the same where that runtime is not shut down, but not driven any more either, as behind a synchronous wrapper. The
-/// client can be shut down meanwhile.
+/// Invariant 12: the same if that runtime is not shut down but no longer driven, as in a synchronous wrapper. The client can be
+/// shut down meanwhile.
 pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) {
     const DELAY: Duration = Duration::from_millis(50);
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let (acquired, released) = (name("acquired, then still"), name("released, then still"));
+    let (acquired, released) = (name("acquired, then stalled"), name("released, then stalled"));
     let first = hold(&ann, &released);
     let (runtime, guard) = outside(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -251,7 +251,7 @@ pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) 
     let runtime = outside(move || {
         runtime.block_on(async {
             let dropped = tokio::time::timeout(DELAY / 5, lock.acquire()).await;
-            assert!(dropped.is_err(), "the acquire was answered on a slow path");
+            assert!(dropped.is_err(), "the acquire got a reply on a slow path");
             drop(tokio::time::timeout(DELAY / 5, guard.release()).await);
         });
         runtime
@@ -259,16 +259,16 @@ pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) 
     .await;
     tokio::time::sleep(DELAY * 3).await;
     let bound = ann.capabilities().call_bound * 3 / 2 + DELAY * 4;
-    let what = "a call that was dropped on a runtime that stands still is ended by the keeper";
+    let what = "the keeper ends a call that was dropped on a stalled runtime";
     leaves_nothing(fixture, &bob, &acquired, bound, what).await;
     leaves_nothing(fixture, &bob, &released, bound, what).await;
-    let shutdown = in_time(bound, "a shutdown waits for no runtime that stands still", ann.shutdown()).await;
+    let shutdown = in_time(bound, "a shutdown does not wait for a stalled runtime", ann.shutdown()).await;
     shutdown.expect("nothing is left to release");
     outside(move || drop(runtime)).await;
 }
 
-/// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is told, and the lease ends by
-/// its ttl.
+/// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is notified, and the lease ends by its
+/// ttl.
 pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixture: &dyn Fixture) {
     let (builder, bob) = (builder(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("keeper at shutdown"), fixture.ttl());
@@ -282,7 +282,7 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixt
     });
     let guard: LockGuard = join(acquire).await;
     outside(move || runtime.shutdown()).await;
-    let reason = lost(&guard, AT_ONCE, "a holder is told at once when nobody will renew its lease").await;
+    let reason = lost(&guard, AT_ONCE, "a holder is notified at once when its keeper has ended").await;
     assert_eq!(reason, LossReason::Shutdown);
     assert!(!guard.is_held());
     outside(move || drop(guard)).await;
@@ -290,17 +290,17 @@ pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixt
     becomes_free(&bob, &name, bound, "a lease without a keeper ends by its ttl").await;
 }
 
-/// Invariants 12 and 13: a hundred waiters torn down at once neither block the lock nor leave a place.
+/// Invariants 12 and 13: a hundred waiters that are dropped at once neither block the lock nor leave a place.
 pub async fn a_hundred_waiters_dropped_at_once_leave_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
-    let name = name("torn down");
+    let name = name("dropped at once");
     let guard = hold(&bob, &name).await;
     let mut waiting = Vec::new();
     for index in 0..100 {
         let lock = ann.lock(name.as_str());
         waiting.push(tokio::spawn(async move { lock.acquire().await }));
         if index % 10 == 0 {
-            // Ten of them have a place of their own.
+            // Ten clients have a place each.
             let client = long_client(fixture, Route::Clear).await;
             let lock = client.lock(name.as_str());
             waiting.push(tokio::spawn(async move { lock.acquire().await }));
@@ -309,15 +309,15 @@ pub async fn a_hundred_waiters_dropped_at_once_leave_nothing(fixture: &dyn Fixtu
     queued(fixture, &ann, &name, (100, 11)).await;
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
     guard.release().await.expect("a release");
-    leaves_nothing(fixture, &bob, &name, AT_ONCE * 4, "waiters that are gone do not stand in the way").await;
-    eventually(AT_ONCE, "nobody waits in the client", async || ann.stats().waiting == 0).await;
+    leaves_nothing(fixture, &bob, &name, AT_ONCE * 4, "dropped waiters do not block the lock").await;
+    eventually(AT_ONCE, "no acquire waits in the client", async || ann.stats().waiting == 0).await;
 }
 
-/// Invariant 12: an acquire that is dropped in flight, and its client with it: what it is granted later is taken back all the
-/// same, though nobody but the request itself knows of it. First in its own task, then as somebody who has waited.
+/// Invariant 12: an acquire and its client are dropped while the request is in flight. A later grant is still released, although
+/// only the request knows of it. First for an acquire in its own task, then for a waiter.
 pub async fn a_client_dropped_with_an_acquire_in_flight_leaves_nothing(fixture: &dyn Fixture) {
     let bob = long_client(fixture, Route::Clear).await;
-    let name = name("goes with its client");
+    let name = name("dropped with its client");
     for waits in [false, true] {
         let ann = long_client(fixture, Route::Faulty).await;
         hold(&ann, &crate::support::name("warm")).await.release().await.expect("a release");
@@ -334,18 +334,18 @@ pub async fn a_client_dropped_with_an_acquire_in_flight_leaves_nothing(fixture: 
             fixture.path(PathFault::Delay(SLOW)).await;
             begin()
         };
-        // The request is on its way, or its reply is.
+        // The request or its reply is in flight.
         tokio::time::sleep(SLOW).await;
         acquire.abort();
         drop(acquire.await);
         drop(ann);
         tokio::time::sleep(SLOW * 2).await;
-        leaves_nothing(fixture, &bob, &name, TAKEN_BACK + AT_ONCE, "an acquire that went with its client").await;
+        leaves_nothing(fixture, &bob, &name, TAKEN_BACK + AT_ONCE, "an acquire that was dropped with its client").await;
         fixture.heal().await;
     }
 }
 
-/// A shutdown releases everything, tells the holders, and refuses what comes after.
+/// A shutdown releases everything, notifies the holders, and refuses later calls.
 pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let names: Vec<_> = (0..10).map(|index| name(&format!("shutdown {index}"))).collect();
@@ -362,7 +362,7 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&join(waiter).await), ErrorKind::Unavailable, "a pending acquire fails");
     for guard in &guards {
         assert!(!guard.is_held(), "a guard still holds after the shutdown");
-        let reason = lost(guard, AT_ONCE, "every holder is told").await;
+        let reason = lost(guard, AT_ONCE, "every holder is notified").await;
         assert_eq!(reason, LossReason::Shutdown);
     }
     let resource_counts = fixture.resource_counts().await;
@@ -374,7 +374,7 @@ pub async fn a_shutdown_releases_everything(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&ann.lock("after the shutdown").acquire().await), ErrorKind::Unavailable);
 }
 
-/// Invariant 11: a shutdown in front of a silent server has an end.
+/// Invariant 11: a shutdown ends even if the server is silent.
 pub async fn a_shutdown_without_replies_has_an_end(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Faulty).await;
     let guard = hold(&ann, &name("silence")).await;
@@ -385,7 +385,7 @@ pub async fn a_shutdown_without_replies_has_an_end(fixture: &dyn Fixture) {
     assert!(!guard.is_held());
 }
 
-/// `Lock::run` that is dropped releases; so does one that ends.
+/// `Lock::run` releases the lock when it is dropped and when it ends.
 pub async fn a_dropped_run_releases(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("run");
@@ -399,12 +399,12 @@ pub async fn a_dropped_run_releases(fixture: &dyn Fixture) {
     leaves_nothing(fixture, &bob, &name, AT_ONCE, "a run that was dropped releases").await;
 }
 
-/// Does something on a thread without a runtime.
+/// Runs `work` on a thread without a runtime.
 async fn outside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = oneshot::channel();
     let thread = std::thread::spawn(move || drop(done.send(work())));
     match ended.await {
         Ok(output) => output,
-        Err(_) => std::panic::resume_unwind(thread.join().expect_err("it ended without saying so")),
+        Err(_) => std::panic::resume_unwind(thread.join().expect_err("it ended without a result")),
     }
 }

@@ -1,4 +1,4 @@
-//! What a backend says of itself is true, both ways: what it claims works, and what it disclaims it does not do.
+//! The capabilities of a backend are true in both directions: what it claims works, and what it does not claim has no effect.
 
 use std::collections::HashSet;
 
@@ -15,14 +15,14 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// The figures make sense together, and are the same at every look.
+/// The figures are consistent, and the same at every read.
 pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let claimed = ann.capabilities();
     assert_eq!(claimed, client(fixture, Route::Faulty).await.capabilities(), "two clients of one backend differ");
     let name = claimed.backend;
     let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    assert!(!name.is_empty() && plain, "{name:?} is no name for a feature and a URL");
+    assert!(!name.is_empty() && plain, "{name:?} is not usable as the name of a feature and in a URL");
     assert!(!claimed.min_ttl.is_zero() && claimed.min_ttl < claimed.max_ttl);
     assert!(claimed.min_ttl <= fixture.ttl() && claimed.max_ttl.as_secs() >= 3600, "a job may take an hour");
     assert!(!claimed.ttl_granularity.is_zero() && claimed.ttl_granularity <= claimed.min_ttl);
@@ -36,7 +36,7 @@ pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
     assert_eq!(ann.capabilities(), claimed, "the capabilities changed with the first call");
 }
 
-/// The shortest and the longest ttl that are claimed are granted, as they were asked for.
+/// The shortest and the longest claimed ttl are granted as requested.
 pub async fn the_bounds_of_a_ttl_are_true(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let claimed = ann.capabilities();
@@ -47,11 +47,14 @@ pub async fn the_bounds_of_a_ttl_are_true(fixture: &dyn Fixture) {
     let lock = ann.lock(longest.as_str()).ttl(claimed.max_ttl);
     let guard = lock.acquire().await.unwrap_or_else(|error| panic!("{:?} is refused: {error:?}", claimed.max_ttl));
     let left = fixture.record(&longest).await.lease().expect("it was just granted");
-    assert!(left <= claimed.max_ttl + claimed.ttl_granularity && left > claimed.max_ttl / 2, "granted was {left:?}");
+    assert!(
+        left <= claimed.max_ttl + claimed.ttl_granularity && left > claimed.max_ttl / 2,
+        "the store granted {left:?}"
+    );
     guard.release().await.expect("a release");
 }
 
-/// How waiting works is as claimed: a place in a queue of the server, or the time until another look.
+/// Waiting works as claimed: a waiter gets a place in a queue of the server, or the time until its next poll.
 pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("waiting"), fixture.ttl() * 20);
@@ -64,31 +67,31 @@ pub async fn waiting_is_as_claimed(fixture: &dyn Fixture) {
         (Waiting::ServerQueue, AcquireOutcome::Queued { confirmation, retry_after }) => {
             assert_eq!(waiters, 1, "the server has no such place");
             assert!(confirmation.place > PlaceNumber::NONE && confirmation.ttl <= claimed.max_place_ttl);
-            assert!(retry_after <= ttl, "the holder's lease lasts {ttl:?}, the next look is in {retry_after:?}");
+            assert!(retry_after <= ttl, "the holder's lease lasts {ttl:?}, the next poll is in {retry_after:?}");
             bob.take_events();
             ann.release(&holder, Delivery::Confirmed).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
-            eventually(AT_ONCE, "the head of the queue is told", pushed).await;
+            eventually(AT_ONCE, "the head of the queue is notified", pushed).await;
             let reply = bob.renew(RenewRequest::new(waiter, confirmation.place, ttl)).await;
             assert!(
                 matches!(reply, RenewReply::Granted(_)),
-                "the place was handed the lock, and its renewal says {reply:?}"
+                "the lock was handed to the place, and its renewal returned {reply:?}"
             );
         }
         (Waiting::Notification, AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }) => {
             bob.take_events();
             ann.release(&holder, Delivery::Confirmed).await.expect("a release");
             let pushed = async || !bob.take_events().is_empty();
-            eventually(AT_ONCE, "whoever waits is told", pushed).await;
+            eventually(AT_ONCE, "the waiter is notified", pushed).await;
         }
         (Waiting::Poll, AcquireOutcome::Contended { retry_after }) => {
             assert!(waiters == 0 && retry_after <= ttl);
         }
-        (claimed, reply) => panic!("claimed is {claimed:?}, and whoever waits is told {reply:?}"),
+        (claimed, reply) => panic!("the backend claims {claimed:?}, and a waiter gets {reply:?}"),
     }
 }
 
-/// How an ended lease is learned of is as claimed: pushed at once, or not pushed.
+/// The notification of an ended lease is as claimed: pushed at once, or not pushed.
 pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("notice"), fixture.ttl() * 20);
@@ -102,7 +105,7 @@ pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
     }
     let reply = ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await;
     let has_lease = fixture.record(&name).await.lease().is_some();
-    assert_eq!(matches!(reply, RenewReply::Renewed(_)), has_lease, "the next renewal says {reply:?}");
+    assert_eq!(matches!(reply, RenewReply::Renewed(_)), has_lease, "the next renewal returned {reply:?}");
 }
 
 /// Whether each lease has its own ttl is as claimed.
@@ -129,22 +132,21 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
     }
 }
 
-/// The takeover bound is true where the head of the queue is dead as well as the holder.
+/// The takeover bound is true if both the holder and the head of the queue are dead.
 pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
     let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("takeover"), fixture.ttl());
     let stopwatch = Stopwatch::start();
     dead.granted(&dead.claim(&name), ttl).await;
     dead.not_granted(&dead.claim(&name), ttl).await;
-    // Holder and place end together, and a waiter that has looked knows when.
+    // The lease and the place end together, and a waiter that has polled knows when.
     let bound = ttl + bob.capabilities().takeover_slack;
     let guard = in_time(bound, "the takeover bound", hold(&bob, &name)).await;
-    stopwatch.not_before(ttl, "taken over from a lease that stood");
+    stopwatch.not_before(ttl, "taken over before the lease ended");
     assert!(guard.is_held());
 }
 
-/// The takeover bound is true in its worst case: the lock was handed to a waiter that was dead, just after those behind it had
-/// looked.
+/// The takeover bound is true in its worst case: the lock is handed to a dead waiter just after the waiters behind it have polled.
 pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
     let (ann, dead) = (long_client(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let bob = long_client(fixture, Route::Clear).await;
@@ -158,11 +160,11 @@ pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 2)).await;
     guard.release().await.expect("a release");
     let bound = ttl.saturating_sub(stopwatch.elapsed()) + bob.capabilities().takeover_at_worst(bobs_ttl);
-    let guard = in_time(bound, "a waiter that was dead when it got the lock is taken over from", join(waiter)).await;
+    let guard = in_time(bound, "takeover from a waiter that was dead when it got the lock", join(waiter)).await;
     assert!(guard.is_held());
 }
 
-/// One call renews as many leases as the backend says, and replies each.
+/// One call renews as many leases as the backend claims, and returns one reply for each.
 pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (count, ttl) = (ann.capabilities().renew_batch, fixture.ttl() * 50);
@@ -175,14 +177,14 @@ pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
     let gone = leases.len() / 2;
     ann.release(&leases[gone].claim, Delivery::Confirmed).await.expect("a release");
     let replies = ann.renew_all(&leases).await;
-    assert_eq!(replies.len(), count, "each is answered once");
+    assert_eq!(replies.len(), count, "each request gets one reply");
     for (index, reply) in replies.iter().enumerate() {
         let renewed = matches!(reply, RenewReply::Renewed(_));
         assert_eq!(renewed, index != gone, "lease {index} of {count}: {reply:?}");
     }
 }
 
-/// Inspection, where it is offered, says what the server says and changes nothing; elsewhere it is `Unsupported`.
+/// Inspection, if supported, matches the record of the server and changes nothing. Otherwise it returns `Unsupported`.
 pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("inspected");
@@ -210,7 +212,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     waiter.abort();
     drop(waiter.await);
     guard.release().await.expect("a release");
-    // Whoever gave up may just be leaving the queue.
+    // A waiter that gave up may still be leaving the queue.
     let free = async || {
         let after = bob.inspect(name.as_str()).await.expect("nothing is broken");
         after.is_none_or(|after| !after.is_held())
@@ -218,7 +220,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     eventually(AT_ONCE, "a released lock is shown as free", free).await;
 }
 
-/// Listing, where it is offered, shows what is held first, by prefix and up to the limit; elsewhere it is `Unsupported`.
+/// Listing, if supported, shows held locks first, by prefix and up to the limit. Otherwise it returns `Unsupported`.
 pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
     if fixture.operator().await.extensions().list.is_none() {
@@ -230,7 +232,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     let mut guards = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let guard = hold(&ann, name).await;
-        // The even ones are free again; the store may show them or not.
+        // The locks with even numbers are free again. The store may list them or not.
         if index % 2 == 1 {
             guards.push(guard);
         }
@@ -238,14 +240,14 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     guards.push(hold(&ann, &name("other/1")).await);
     fixture.connected().await;
     let free = async || fixture.resource_counts().await.leases == guards.len() as u64;
-    eventually(AT_ONCE, "what was dropped is free", free).await;
+    eventually(AT_ONCE, "the locks of dropped guards are free", free).await;
     let listed = ops.list("list/", 100).await.expect("nothing is broken").locks;
     let held: Vec<_> =
         listed.iter().take_while(|lock| lock.state.is_held()).map(|lock| lock.name.to_string()).collect();
     let mut sorted = held.clone();
     sorted.sort();
     let expected: Vec<_> = names.iter().skip(1).step_by(2).map(ToString::to_string).collect();
-    assert_eq!(sorted, expected, "what is held comes first and is complete");
+    assert_eq!(sorted, expected, "held locks come first and are complete");
     assert!(
         listed[held.len()..].iter().all(|lock| !lock.state.is_held() && lock.name.to_string().starts_with("list/"))
     );
@@ -261,7 +263,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     );
 }
 
-/// A prefix is taken as it is: nothing in it stands for something else, and its case counts.
+/// A prefix is literal: it has no wildcards, and its case matters.
 pub async fn a_prefix_is_taken_as_it_is(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
     if fixture.operator().await.extensions().list.is_none() {
@@ -285,7 +287,7 @@ pub async fn a_prefix_is_taken_as_it_is(fixture: &dyn Fixture) {
     assert_eq!(ops.list("list/", 10).await.expect("nothing is broken").locks.len(), 2);
 }
 
-/// A list names the records that this version cannot read, since each may be a lock that is held.
+/// A list names the records that this version cannot read, because each may be a held lock.
 pub async fn a_list_names_what_it_cannot_read(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
     if fixture.operator().await.extensions().list.is_none() {
@@ -311,7 +313,7 @@ pub async fn a_list_names_what_it_cannot_read(fixture: &dyn Fixture) {
     guard.release().await.expect("a release");
 }
 
-/// Breaking, where it is offered, ends the lease that was meant and no other, and raises the token; elsewhere it is
+/// Breaking, if supported, ends the lease with the given token and no other, and raises the token. Otherwise it returns
 /// `Unsupported`.
 pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
@@ -329,34 +331,34 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
         bob.break_lock(name.as_str(), meant).await.expect("nothing is broken").expect("it is the current lease");
     assert!(raised > meant, "{meant} was raised to {raised}");
     let next = join(waiter).await;
-    assert!(next.fencing_token() > raised, "the waiter holds with {} after {raised}", next.fencing_token());
-    lost(&guard, steady_ttl(fixture) / 3 + AT_ONCE, "the old holder learns of it with its next renewal").await;
-    // The same word again is about a lease that is over.
+    assert!(next.fencing_token() > raised, "the waiter has token {} after {raised}", next.fencing_token());
+    lost(&guard, steady_ttl(fixture) / 3 + AT_ONCE, "the old holder is notified by its next renewal").await;
+    // The same token again names a lease that has ended.
     let again = bob.break_lock(name.as_str(), meant).await.expect("nothing is broken");
-    assert_eq!(again, None, "a lease was broken that nobody meant");
-    assert!(next.is_held(), "a lease was broken that nobody meant");
-    next.release().await.expect("a lease was broken that nobody meant");
+    assert_eq!(again, None, "a lease with another token was broken");
+    assert!(next.is_held(), "a lease with another token was broken");
+    next.release().await.expect("a lease with another token was broken");
     assert_eq!(bob.break_lock("never seen", meant).await.expect("nothing is broken"), None);
 }
 
-/// An examination, where it is offered, finds nothing wrong with a store that works, and something with one that takes no
-/// writes; elsewhere it is `Unsupported`.
+/// An examination, if supported, finds no error in a working store, and finds one in a store that refuses writes. Otherwise it
+/// returns `Unsupported`.
 pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
     let ops = operator(fixture).await;
     if fixture.operator().await.extensions().examine.is_none() {
         assert_eq!(kind_of(&ops.examine().await), ErrorKind::Unsupported);
-        return fixture.empty("it is not examined");
+        return fixture.empty("it does not examine its store");
     }
     let checks = ops.examine().await.expect("nothing is broken");
     let subjects: HashSet<_> = checks.iter().map(|check| check.about).collect();
-    assert!(!checks.is_empty() && subjects.len() == checks.len(), "a subject stands twice: {checks:?}");
+    assert!(!checks.is_empty() && subjects.len() == checks.len(), "a subject is listed twice: {checks:?}");
     for check in &checks {
         let hint = match &check.status {
             CheckStatus::Ok => None,
             CheckStatus::Warning(hint) => Some(hint),
-            CheckStatus::Error(hint) => panic!("nothing is wrong with {}: {}, {hint}", check.about, check.found),
+            CheckStatus::Error(hint) => panic!("an error in a working store: {}: {}, {hint}", check.about, check.found),
         };
-        assert!(!check.found.is_empty() && hint.is_none_or(|hint| !hint.is_empty()), "{check:?} says nothing");
+        assert!(!check.found.is_empty() && hint.is_none_or(|hint| !hint.is_empty()), "{check:?} has no text");
     }
     let shown = format!("{checks:?}");
     assert!(fixture.secrets().iter().all(|secret| !shown.contains(secret)), "a password is shown");
@@ -367,6 +369,6 @@ pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
         Ok(checks) => checks.iter().any(|check| matches!(check.status, CheckStatus::Error(_))),
         Err(error) => error.kind() == ErrorKind::Unavailable,
     };
-    assert!(is_wrong, "nothing is wrong with a store that takes no writes");
-    fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
+    assert!(is_wrong, "no error in a store that refuses writes");
+    fixture.server(ServerFault::Restore).await.expect("the fault can be ended");
 }

@@ -1,8 +1,8 @@
-//! What a program meets that sets nothing: the default ttl and wait, on every way through a lock's life, each with a bound in time.
+//! Cases with default options: the default ttl and wait, for each operation of a lock, each with a time bound.
 //!
-//! `max_hold` with a default ttl has its case among those of leases, `max_hold_bounds_a_longer_ttl`.
+//! The case `lease::max_hold_bounds_a_longer_ttl` tests `max_hold` with a default ttl.
 //!
-//! The other cases use short ttls. A defect that waits for a third of a ttl is 200 ms there, and 10 s here.
+//! The other cases use short ttls. A defect that waits for a third of a ttl costs 200 ms there, and 10 s here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ async fn jumping_client(fixture: &dyn Fixture, route: Route) -> (LockClient, Arc
     (build(fixture.tune(builder)), clock)
 }
 
-/// An acquire of a lock that nobody has is at once and lasts for the whole ttl; after its release the lock is free.
+/// An acquire of a free lock is granted at once and for the whole ttl. After its release the lock is free.
 pub async fn an_acquire_is_at_once(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let name = name("default acquire");
@@ -34,7 +34,7 @@ pub async fn an_acquire_is_at_once(fixture: &dyn Fixture) {
         let left = fixture.record(&name).await.lease().expect("it is held");
         let most = DEFAULT_TTL + client.capabilities().ttl_granularity;
         assert!(left > DEFAULT_TTL * 9 / 10 && left <= most, "the store has {left:?} of {DEFAULT_TTL:?}");
-        assert!(guard.validity() <= left, "valid for longer than the server has it");
+        assert!(guard.validity() <= left, "valid for longer than the lease at the server");
         in_time(bound, "a release is at once", guard.release()).await.expect("a release");
     }
 }
@@ -69,7 +69,7 @@ pub async fn clients_take_turns_in_time(fixture: &dyn Fixture) {
             let lock = client.lock(name.as_str());
             working.push(tokio::spawn(async move {
                 for _ in 0..TURNS {
-                    let guard = lock.acquire().await.expect("everybody gets a turn");
+                    let guard = lock.acquire().await.expect("every client gets a turn");
                     tokio::time::sleep(job).await;
                     guard.release().await.expect("a release");
                 }
@@ -82,7 +82,7 @@ pub async fn clients_take_turns_in_time(fixture: &dyn Fixture) {
     in_time(bound, "clients with default options take turns in time", all).await;
 }
 
-/// A lease is renewed when a third of the default ttl is over, again and again.
+/// A lease is renewed after each third of the default ttl.
 pub async fn a_lease_is_kept(fixture: &dyn Fixture) {
     let ((ann, clock), bob) =
         (jumping_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
@@ -97,24 +97,26 @@ pub async fn a_lease_is_kept(fixture: &dyn Fixture) {
     assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0));
 }
 
-/// Invariant 6: a loss is told: by the next renewal when the lease is gone, when the validity ends in front of silence.
+/// Invariant 6: a loss is reported: by the next renewal if the lease is gone, and at the end of the validity if the server is
+/// silent.
 pub async fn a_loss_is_reported(fixture: &dyn Fixture) {
     let (ann, clock) = jumping_client(fixture, Route::Faulty).await;
     let (gone, silent) = (name("default gone"), name("default silence"));
     let guard = hold(&ann, &gone).await;
     if fixture.tamper(&gone, Tamper::Remove).await.is_ok() {
         clock.jump(DEFAULT_TTL / 3);
-        assert_eq!(lost(&guard, AT_ONCE * 5, "a default lease that is gone is told").await, LossReason::Gone);
+        assert_eq!(lost(&guard, AT_ONCE * 5, "a default lease that is gone is reported").await, LossReason::Gone);
     }
     let guard = hold(&ann, &silent).await;
     fixture.path(PathFault::DropTraffic).await;
     clock.jump(DEFAULT_TTL);
     assert!(!guard.is_held());
-    assert_eq!(lost(&guard, AT_ONCE, "the end of a default lease is told").await, LossReason::Expired);
+    assert_eq!(lost(&guard, AT_ONCE, "the end of a default lease is reported").await, LossReason::Expired);
     fixture.heal().await;
 }
 
-/// `min_hold` with a default ttl: whoever waits holds when it is over, not before, and not a part of the ttl later.
+/// `min_hold` with a default ttl: a waiter acquires the lock when `min_hold` is over, not before it, and not a fraction of the ttl
+/// later.
 pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let (name, shortest) = (name("default min hold"), Duration::from_secs(1));
@@ -128,7 +130,7 @@ pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
             let waiter = tokio::spawn(next);
             queued(fixture, &bob, &name, (1, 1)).await;
             guard.release().await.expect("an early release");
-            in_time(bound, "a waiter holds soon after the shortest hold", join(waiter)).await
+            in_time(bound, "a waiter acquires the lock soon after the shortest hold", join(waiter)).await
         } else {
             guard.release().await.expect("an early release");
             in_time(bound, "free again after the shortest hold", next).await

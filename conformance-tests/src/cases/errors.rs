@@ -1,4 +1,4 @@
-//! Errors: their kinds, their texts, and what must not stand in them.
+//! Errors: their kinds, their texts, and secrets that they must not contain.
 
 use std::error::Error as _;
 use std::fmt::Write;
@@ -55,16 +55,16 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
     }
     tokio::time::sleep(fixture.ttl()).await;
     assert_eq!(fixture.served().await, served, "something was sent for input that is refused");
-    // And what only looks strange is none of it.
+    // Unusual names are valid.
     let lock =
         lock().wait(Duration::MAX).max_hold(Duration::MAX).min_hold(Duration::from_nanos(1)).holder(HolderId::new());
-    lock.acquire().await.expect("long and short are not wrong").release().await.expect("a release");
+    lock.acquire().await.expect("long and short names are valid").release().await.expect("a release");
 }
 
-/// An error is a fragment in lower case that names the lock, the backend and what was tried; no cause is said twice.
+/// An error is a fragment in lower case that names the lock, the backend and the action. It states no cause twice.
 pub async fn an_error_names_the_action(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let name = name("said in errors");
+    let name = name("named in errors");
     let guard = hold(&bob, &name).await;
     let mut errors = vec![("acquire", failed(ann.lock(name.as_str()).wait(AT_ONCE).acquire().await))];
     fixture.path(PathFault::DropTraffic).await;
@@ -82,12 +82,12 @@ pub async fn an_error_names_the_action(fixture: &dyn Fixture) {
         let text = error.to_string();
         let begins_lower = text.chars().next().is_some_and(|first| first.is_lowercase() || !first.is_alphabetic());
         assert!(begins_lower && !text.ends_with('.'), "not a fragment in lower case: {text}");
-        assert!(text.contains(name.as_str()) && text.contains(verb), "does not say what was tried: {text}");
+        assert!(text.contains(name.as_str()) && text.contains(verb), "does not name the action: {text}");
         let backend = ann.capabilities().backend;
         assert!(text.contains(backend) && error.backend() == Some(backend), "does not name the backend: {text}");
         assert_eq!(error.lock(), Some(&name));
         if let Some(source) = error.source() {
-            assert!(!text.contains(&source.to_string()), "says its cause twice: {text}");
+            assert!(!text.contains(&source.to_string()), "states its cause twice: {text}");
         }
     }
     drop(guard);
@@ -95,7 +95,7 @@ pub async fn an_error_names_the_action(fixture: &dyn Fixture) {
 
 #[track_caller]
 fn failed<T>(outcome: Result<T, Error>) -> Error {
-    outcome.err().expect("this had to fail")
+    outcome.err().expect("this must fail")
 }
 
 /// The same situation has the same kind on every backend.
@@ -107,15 +107,15 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     let guard = hold(&bob, &name).await;
     assert_eq!(acquire().await, ErrorKind::Timeout, "another held it for the whole wait");
     fixture.path(PathFault::Disconnect).await;
-    // Not with a line that was good: only a request may find out that it is not any more, and then it was sent.
+    // Not with an established connection: only a request detects that it is broken, and then the request was sent.
     let fresh = long_client(fixture, Route::Faulty).await;
     let refused = fresh.lock(name.as_str()).wait(wait).acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "nothing was sent");
     for fault in [PathFault::DropTraffic, PathFault::LoseReplies, PathFault::Hold] {
-        // On a line that was good: with none, nothing could be sent, and that is certain.
+        // On an established connection: without one, the client knows that nothing was sent.
         fixture.heal().await;
         let well = async || ann.lock("well").try_acquire().await.is_ok();
-        eventually(Duration::from_secs(3), "the client is well again", well).await;
+        eventually(Duration::from_secs(3), "the client works again", well).await;
         fixture.path(fault.clone()).await;
         assert_eq!(acquire().await, ErrorKind::Indeterminate, "no reply, {fault:?}");
     }
@@ -123,7 +123,7 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     fixture.deliver().await;
     guard.release().await.expect("a release");
     let back = async || ann.lock(name.as_str()).try_acquire().await.is_ok_and(|guard| guard.is_some());
-    eventually(Duration::from_secs(3), "the client is well again", back).await;
+    eventually(Duration::from_secs(3), "the client works again", back).await;
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::DropTraffic).await;
     assert_eq!(kind_of(&guard.release().await), ErrorKind::Indeterminate, "no reply to a release");
@@ -132,7 +132,8 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&bob.lock(name.as_str()).acquire().await), ErrorKind::Unavailable, "the client was shut down");
 }
 
-/// No owner token stands in any Debug, Display or log line, in no form, of a whole life with everything that can go wrong.
+/// No Debug, Display or log output contains an owner token in any form. The case covers a whole lock lifecycle and every kind of
+/// error.
 pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
     let logs = Logs::listen();
     let (ann, bob) = (steady_client(fixture, Route::Faulty).await, steady_client(fixture, Route::Clear).await);
@@ -178,22 +179,22 @@ pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
     if fixture.server(ServerFault::RefuseUser).await.is_ok() {
         let fresh = build(builder(fixture, Route::Clear).await);
         show_error(&failed(fresh.lock("refused").acquire().await), &mut shown);
-        fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
+        fixture.server(ServerFault::Restore).await.expect("the fault can be ended");
     }
     show_client(&ann, &mut shown);
     show_client(&bob, &mut shown);
 
     let log = logs.text();
-    assert!(log.contains("secret"), "the log says nothing of a life: nothing was listened to");
+    assert!(log.contains("secret"), "the log does not contain the lifecycle: the subscriber recorded nothing");
     for (place, text) in [("Debug or Display", &shown), ("a log line", &log)] {
         let text = text.to_lowercase();
         for owner in &owners {
             for form in forms(owner) {
-                assert!(!text.contains(&form.to_lowercase()), "an owner token stands in {place}");
+                assert!(!text.contains(&form.to_lowercase()), "an owner token is in {place}");
             }
         }
         for secret in fixture.secrets() {
-            assert!(!text.contains(&secret.to_lowercase()), "a password stands in {place}");
+            assert!(!text.contains(&secret.to_lowercase()), "a password is in {place}");
         }
     }
 }
@@ -207,7 +208,7 @@ fn show_error(error: &Error, shown: &mut String) {
     }
 }
 
-/// How 16 bytes could be written down: digits with and without separators, numbers, a list, text.
+/// The ways to write 16 bytes: digits with and without separators, numbers, a list, text.
 fn forms(owner: &[u8; 16]) -> Vec<String> {
     let digits: Vec<_> = owner.iter().map(|byte| format!("{byte:02x}")).collect();
     let hex = digits.concat();

@@ -12,7 +12,8 @@ use crate::history::History;
 use crate::support::{AT_ONCE, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 1: while one client holds, another gets nothing, by trying or by waiting; then it does.
+/// Invariant 1: while one client holds the lock, another cannot acquire it, neither with one attempt nor by waiting. After the
+/// release it can.
 pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("basic");
@@ -31,7 +32,7 @@ pub async fn two_names_are_two_locks(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (left, right) = (name("left"), name("right"));
     let one = hold(&ann, &left).await;
-    let other = bob.lock(right.as_str()).try_acquire().await.expect("nothing is broken").expect("nobody holds it");
+    let other = bob.lock(right.as_str()).try_acquire().await.expect("nothing is broken").expect("the lock is free");
     one.release().await.expect("a release");
     assert!(other.is_held() && !is_free(&ann, &right).await, "the release of one lock ended another");
     assert!(is_free(&ann, &left).await);
@@ -49,7 +50,7 @@ pub async fn free_again_after_each_release(fixture: &dyn Fixture) {
     }
 }
 
-/// A counter that loses steps when two work on it at once: not atomic as a whole.
+/// A counter that loses increments if two holders raise it at once, because a step is not atomic.
 #[derive(Default)]
 struct Counter(AtomicU64);
 
@@ -73,7 +74,7 @@ async fn count(fixture: &dyn Fixture, clients: usize, tasks: usize, rounds: usiz
         let (lock, counter) = (members[task % clients].lock(name.as_str()), counter.clone());
         working.push(tokio::spawn(async move {
             for _ in 0..rounds {
-                let guard = lock.acquire().await.expect("everybody gets the lock in the end");
+                let guard = lock.acquire().await.expect("every waiter gets the lock");
                 counter.step().await;
                 guard.release().await.expect("a release");
             }
@@ -81,21 +82,21 @@ async fn count(fixture: &dyn Fixture, clients: usize, tasks: usize, rounds: usiz
     }
     let turns = u32::try_from(tasks * rounds).expect("a few turns");
     let bound = handoff_bound(&members[0].capabilities()) * turns;
-    in_time(bound, "everybody has had all turns", async {
+    in_time(bound, "every client has had all its turns", async {
         for task in working {
             join(task).await;
         }
     })
     .await;
-    assert_eq!(counter.0.load(Ordering::SeqCst), (tasks * rounds) as u64, "steps were lost: two held at once");
+    assert_eq!(counter.0.load(Ordering::SeqCst), (tasks * rounds) as u64, "increments were lost: two held at once");
 }
 
-/// Invariant 1, by an oracle: two clients that take turns lose no step of a counter.
+/// Invariant 1, by an oracle: two clients that take turns lose no increment of a counter.
 pub async fn two_clients_and_a_counter(fixture: &dyn Fixture) {
     count(fixture, 2, 2, 40).await;
 }
 
-/// Invariants 1 and 13, by an oracle: a hundred tasks of four clients lose no step of a counter.
+/// Invariants 1 and 13, by an oracle: a hundred tasks of four clients lose no increment of a counter.
 pub async fn a_hundred_tasks_and_a_counter(fixture: &dyn Fixture) {
     count(fixture, 4, 100, 2).await;
 }
@@ -125,11 +126,11 @@ pub async fn the_history_of_many_clients(fixture: &dyn Fixture) {
     history.check().unwrap_or_else(|violation| panic!("{violation}"));
 }
 
-/// Holds once, for a moment or until the lease has run out.
+/// Holds the lock once, for a moment or until the lease has expired.
 async fn visit(client: &LockClient, name: &LockName, history: &History, dies: bool, ttl: Duration) {
     let lock = client.lock(name.as_str());
     let guard = if dies { lock.without_renewal().acquire().await } else { lock.acquire().await };
-    let guard = guard.expect("everybody gets the lock in the end");
+    let guard = guard.expect("every waiter gets the lock");
     let from = history.now();
     let record = |guard: &LockGuard| history.ends(name, guard.fencing_token(), from, || guard.is_held());
     if dies {
@@ -139,12 +140,12 @@ async fn visit(client: &LockClient, name: &LockName, history: &History, dies: bo
     } else {
         tokio::time::sleep(Duration::from_micros(500)).await;
         record(&guard);
-        // The lease may have been lost to a busy machine; the history says whether that did harm.
+        // A busy machine may have lost the lease. The history shows whether exclusion held.
         let _ = guard.release().await;
     }
 }
 
-/// Invariant 13: twenty clients wait for one holder, and each release wakes the next without help of a timer.
+/// Invariant 13: twenty clients wait for one holder, and each release wakes the next one without a timer.
 pub async fn many_waiters_without_a_lost_wakeup(fixture: &dyn Fixture) {
     const HERD: usize = 20;
     let holder = long_client(fixture, Route::Clear).await;
@@ -184,7 +185,7 @@ pub async fn many_locks_at_once(fixture: &dyn Fixture) {
     assert!(guards.iter().all(LockGuard::is_held));
 }
 
-/// Invariants 1 and 14: one client does not hold a lock twice, neither by two attempts nor by waiting.
+/// Invariants 1 and 14: one client does not hold a lock twice, neither with two attempts nor by waiting.
 pub async fn one_client_excludes_itself(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     let name = name("self");
@@ -194,6 +195,6 @@ pub async fn one_client_excludes_itself(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&waited), ErrorKind::Timeout);
     assert!(guard.is_held());
     guard.release().await.expect("a release");
-    // Whoever gave up may just be leaving the queue.
+    // A waiter that gave up may still be leaving the queue.
     becomes_free(&ann, &name, AT_ONCE, "the lock is free after its release").await;
 }

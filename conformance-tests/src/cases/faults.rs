@@ -1,4 +1,4 @@
-//! A server, or a way to it, that is broken. What a case cannot break it takes as unsupported, and proves what holds instead.
+//! Faults of the server or of the path to it. If a fault is unsupported, the case proves the documented behaviour instead.
 
 use leasehold_core::ErrorKind;
 use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply, RenewRequest, StoreClock};
@@ -12,8 +12,8 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Stopwatch, eventually, join, name, still_held};
 use crate::timing_control::in_time;
 
-/// Invariant 11: in front of a server that is down, an acquire ends in time with `Unavailable`; when it is back, the
-/// same client works again.
+/// Invariant 11: if the server is down, an acquire ends in time with `Unavailable`. When the server is back, the same client works
+/// again.
 pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("down");
@@ -25,7 +25,7 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     let wait = fixture.ttl();
     let (stopwatch, lock) = (Stopwatch::start(), lock.wait(wait));
-    let refused = in_time(wait + ENDS_BY, "the wait has an end", lock.acquire()).await;
+    let refused = in_time(wait + ENDS_BY, "the wait ends", lock.acquire()).await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
     stopwatch.not_before(wait, "a server that is down may come back within the wait");
     start(fixture, Data::Kept).await;
@@ -33,7 +33,7 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     eventually(BACK, "the client works again", back).await;
 }
 
-/// An acquire goes on while the server is down, and holds when it is back within the wait.
+/// An acquire continues while the server is down, and succeeds if the server is back within the wait.
 pub async fn an_acquire_outlives_a_restart(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("comes back");
@@ -46,7 +46,7 @@ pub async fn an_acquire_outlives_a_restart(fixture: &dyn Fixture) {
     assert!(!waiting.is_finished(), "an acquire gave up before its wait was over");
     start(fixture, Data::Kept).await;
     let bound = BACK + ann.capabilities().call_bound;
-    let guard = in_time(bound, "the client notices that the server is back", join(waiting)).await;
+    let guard = in_time(bound, "the client detects that the server is back", join(waiting)).await;
     let guard = guard.expect("the server is back within the wait");
     assert!(guard.is_held());
 }
@@ -56,7 +56,7 @@ pub async fn a_restart_makes_no_second_holder(fixture: &dyn Fixture) {
     restarted(fixture, ServerFault::Stop).await;
 }
 
-/// Invariants 1 and 2: the same when the server is killed, as far as its persistence keeps its word.
+/// Invariants 1 and 2: the same when the server is killed, if its persistence keeps what it acknowledged.
 pub async fn a_kill_makes_no_second_holder(fixture: &dyn Fixture) {
     restarted(fixture, ServerFault::Kill).await;
 }
@@ -74,7 +74,7 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     let stopwatch = Stopwatch::start();
     let mut next = None;
     while stopwatch.elapsed() < ttl * 2 {
-        // An error is no grant: a backend may keep new grants back after a restart.
+        // An error is not a grant: a backend may withhold new grants after a restart.
         if let Ok(Some(granted)) = lock.try_acquire().await {
             assert!(!guard.is_held(), "two hold after a restart of the server");
             next = Some(granted);
@@ -84,12 +84,12 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     }
     match next {
         Some(next) => assert!(next.fencing_token() > guard.fencing_token()),
-        None => assert!(guard.is_held(), "after the restart nobody holds, and nobody is granted"),
+        None => assert!(guard.is_held(), "after the restart no client holds the lock and none is granted it"),
     }
 }
 
-/// Outside the domain, a server that comes back without its data: its holder is told, and whoever holds next has a
-/// higher token. If both believe for a while, the backend says so in its capabilities.
+/// Outside the domain, a server comes back without its data. Its holder is notified, and the next holder has a higher token. If
+/// both may believe that they hold, the capabilities of the backend state that.
 pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("lost data");
@@ -103,19 +103,19 @@ pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
         return in_process(&ann, unsupported.reason);
     }
     let next = bob.lock(name.as_str()).wait(PATIENCE);
-    let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted in the end") });
-    lost(&guard, ttl + BACK, "the holder learns that its lease is gone").await;
+    let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted") });
+    lost(&guard, ttl + BACK, "the holder is notified that its lease is gone").await;
     let next = join(granted).await;
-    assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the data");
+    assert!(next.fencing_token() > guard.fencing_token(), "the token fell when the data was lost");
     let ends = ann.capabilities().limits_of_exclusion;
-    assert!(!ends.is_empty(), "data can be lost, and the capabilities do not say where exclusion ends");
+    assert!(!ends.is_empty(), "data can be lost, and the capabilities do not state it as a limit of exclusion");
 }
 
-/// Invariants 5, 6 and 11: a server that stands still: the holder is told in time, calls end, and when it goes on what
-/// arrives late does no harm.
+/// Invariants 5, 6 and 11: a server is paused. The holder is notified in time, calls end, and requests that the server processes
+/// after the pause have no effect.
 pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("stands still"), fixture.ttl());
+    let (name, ttl) = (name("paused"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     if let Err(unsupported) = fixture.server(ServerFault::Pause).await {
         return in_process(&ann, unsupported.reason);
@@ -123,21 +123,20 @@ pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     tokio::time::sleep(AT_ONCE / 2).await;
     let lock = bob.lock(name.as_str()).wait(ttl / 2);
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    lost(&guard, guard.validity() + LOST_BY, "a server that stands still is no excuse").await;
+    lost(&guard, guard.validity() + LOST_BY, "the holder of a paused server is notified").await;
     assert_eq!(
         kind_of(&join(waiting).await),
         ErrorKind::Indeterminate,
-        "the request may take effect when the server goes on"
+        "the request may take effect when the server resumes"
     );
-    fixture.server(ServerFault::Resume).await.expect("what was paused can go on");
+    fixture.server(ServerFault::Resume).await.expect("a paused server can be resumed");
     drop(guard);
     let bound = ttl + BACK + ann.capabilities().takeover_slack;
-    becomes_free(&bob, &name, bound, "the lock is free when the server goes on").await;
-    eventually(bound, "what arrived late has left nothing", async || fixture.resource_counts().await.is_clean()).await;
+    becomes_free(&bob, &name, bound, "the lock is free when the server resumes").await;
+    eventually(bound, "late requests left nothing", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 9: the reply to a renewal is lost, again and again: the lease stands, and is lost only when the holder
-/// cannot know better.
+/// Invariant 9: every reply to a renewal is lost. The lease stays at the server, and the holder loses it when its validity ends.
 pub async fn lost_replies_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("renewal without reply"), fixture.ttl());
@@ -145,16 +144,16 @@ pub async fn lost_replies_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     fixture.path(PathFault::LoseReplies).await;
     tokio::time::sleep(AT_ONCE / 2).await;
     let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
-    lost(&guard, valid + LOST_BY, "what is not answered does not prolong the validity").await;
-    stopwatch.not_before(valid, "the loss was told before the validity ended");
-    // The server may have taken renewals: whoever comes next waits for them, and no longer.
+    lost(&guard, valid + LOST_BY, "a renewal without a reply does not prolong the validity").await;
+    stopwatch.not_before(valid, "the loss was reported before the validity ended");
+    // The server may have processed renewals. The next client waits until that lease ends, and no longer.
     fixture.heal().await;
     drop(guard);
     let bound = ttl + ann.capabilities().takeover_slack + BACK;
     becomes_free(&ann, &name, bound, "the lock is free again").await;
 }
 
-/// Invariant 9: the reply to a release is lost: the caller is told that it is not known, holds nothing, and the lock is free.
+/// Invariant 9: the reply to a release is lost. The caller gets `Indeterminate`, holds nothing, and the lock is free.
 pub async fn a_lost_reply_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("release without reply");
@@ -170,7 +169,7 @@ pub async fn a_lost_reply_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
     assert!(next.is_held() && !is_free(&ann, &name).await, "a repeated release ended the next lease");
 }
 
-/// Invariants 8 and 9: a release that never arrived is sent again until it does, far before the ttl ends the lease.
+/// Invariants 8 and 9: the keeper repeats a release that did not arrive until it arrives, long before the ttl ends the lease.
 pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     for (fault, drops) in
@@ -186,15 +185,15 @@ pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
             let kind = kind_of(&guard.release().await);
             assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{kind:?}");
         }
-        assert!(!is_free(&bob, &name).await, "nothing has arrived");
+        assert!(!is_free(&bob, &name).await, "no request has arrived");
         fixture.heal().await;
         let bound = BACK + ann.capabilities().call_bound;
         becomes_free(&bob, &name, bound, "a release that did not arrive is sent again").await;
     }
 }
 
-/// Contract of `LockBackend`, "idempotent by claim": every request arrives twice, in and out of a queue, and each life leaves
-/// what one request would have left.
+/// Contract of `LockBackend`, "idempotent by claim": every request arrives twice, with and without a queue, and has the effect of
+/// one request.
 pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("doubled"), fixture.ttl() * 20);
@@ -219,8 +218,8 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
-/// Invariant 13: a waiter that is cut off and comes back within the ttl of its place keeps its turn; the lock is not
-/// lost to it for ever when it does not.
+/// Invariant 13: a waiter that reconnects within the ttl of its place keeps its turn. If it reconnects later, it still gets the
+/// lock.
 pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, steady_client(fixture, Route::Faulty).await);
     let (name, ttl) = (name("cut waiter"), steady_ttl(fixture));
@@ -230,11 +229,11 @@ pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
         queued(fixture, &bob, &name, (1, 1)).await;
         fixture.path(PathFault::Disconnect).await;
         tokio::time::sleep(away).await;
-        // The handoff and its message fall into the time of the cut.
+        // The handoff and its notification happen during the outage.
         guard.release().await.expect("a release");
         fixture.heal().await;
         let bound = ttl + BACK + bob.capabilities().takeover_slack;
-        let next = in_time(bound, "a waiter that is back gets the lock", join(waiter)).await;
+        let next = in_time(bound, "a waiter that has reconnected gets the lock", join(waiter)).await;
         assert!(next.is_held());
         next.release().await.expect("a release");
     }
@@ -245,12 +244,12 @@ pub async fn a_refused_user_gets_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::RefuseUser, ErrorKind::Auth).await;
 }
 
-/// A server that has no room for data: `Capacity`, at once; what is held can be released.
+/// A server that has no room for data: `Capacity`, at once. Held locks can be released.
 pub async fn a_full_server_gives_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
 }
 
-/// A server that takes no more connections: `Capacity`, at once.
+/// A server that accepts no more connections: `Capacity`, at once.
 pub async fn a_server_without_connections_gives_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::Fill(Room::Connections), ErrorKind::Capacity).await;
 }
@@ -261,19 +260,22 @@ async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: Er
     if let Err(unsupported) = fixture.server(fault).await {
         return in_process(&ann, unsupported.reason);
     }
-    // A new client: connections that are open may still be good.
+    // A new client: open connections may still work.
     let bob = long_client(fixture, Route::Clear).await;
     let lock = bob.lock("other").wait(fixture.ttl() * 5);
-    let refused = in_time(bob.capabilities().call_bound, "waiting does not mend it", lock.acquire()).await;
+    let refused =
+        in_time(bob.capabilities().call_bound, "the acquire fails before the end of its wait", lock.acquire()).await;
     assert_eq!(kind_of(&refused), expected, "{refused:?}");
-    fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
-    eventually(BACK, "the client works when it is mended", async || bob.lock("other").try_acquire().await.is_ok())
-        .await;
+    fixture.server(ServerFault::Restore).await.expect("the fault can be ended");
+    eventually(BACK, "the client works after the fault has ended", async || {
+        bob.lock("other").try_acquire().await.is_ok()
+    })
+    .await;
     assert!(guard.is_held());
     guard.release().await.expect("a release");
 }
 
-/// A server that takes no writes grants nothing; it may become a primary again, so that waiting is worth it.
+/// A server that refuses writes grants nothing. An acquire waits, because the server may become a primary again.
 pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     let name = name("read-only");
@@ -286,14 +288,15 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
     let lock = ann.lock(name.as_str());
     let waiting = tokio::spawn(async move { lock.acquire().await });
     tokio::time::sleep(fixture.ttl()).await;
-    assert!(!waiting.is_finished(), "an acquire gave up on a replica that may be a primary soon");
-    fixture.server(ServerFault::Restore).await.expect("what was broken can be mended");
+    assert!(!waiting.is_finished(), "an acquire gave up on a replica before the end of its wait");
+    fixture.server(ServerFault::Restore).await.expect("the fault can be ended");
     let bound = BACK + ann.capabilities().call_bound;
-    let guard = in_time(bound, "the client notices", join(waiting)).await.expect("it is a primary again");
+    let guard =
+        in_time(bound, "the client detects the new primary", join(waiting)).await.expect("it is a primary again");
     assert!(guard.is_held());
 }
 
-/// A server that forgets the scripts or statements that were loaded: nobody notices.
+/// A server flushes the loaded scripts or statements. No client is affected.
 pub async fn flushed_scripts_are_loaded_again(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("scripts"), steady_ttl(fixture));
@@ -302,25 +305,25 @@ pub async fn flushed_scripts_are_loaded_again(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 1)).await;
     let stopwatch = Stopwatch::start();
     while stopwatch.elapsed() < ttl * 2 {
-        // Where there is nothing to forget, nothing is forgotten: a life goes on all the same.
+        // The server has no scripts to flush. The case then proves that a lock works without the fault.
         let _ = fixture.server(ServerFault::FlushScripts).await;
         tokio::time::sleep(fixture.ttl() / 10).await;
-        assert!(guard.is_held(), "forgotten scripts cost a lease");
+        assert!(guard.is_held(), "flushed scripts caused the loss of a lease");
     }
     guard.release().await.expect("a release");
     let _ = fixture.server(ServerFault::FlushScripts).await;
     join(waiter).await.release().await.expect("a release");
     assert!(is_free(&ann, &name).await);
-    assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0), "forgotten scripts were noticed");
+    assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0), "flushed scripts caused a loss or an error");
 }
 
-/// A wall clock that is set forward by more than a ttl: tokens rise, the holder is told by its next renewal, and if two
-/// believe for a while the backend says so.
+/// A wall clock that is set forward by more than a ttl: tokens rise, and the holder is notified by its next renewal. If two clients
+/// may believe that they hold, the capabilities state that.
 pub async fn a_wall_clock_set_forward_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockForward(fixture.ttl() * 50)).await;
 }
 
-/// A wall clock that is set back: nobody holds twice, tokens rise, and the lock is free when it is released.
+/// A wall clock that is set back: no two clients hold the lock, tokens rise, and the lock is free after its release.
 pub async fn a_wall_clock_set_back_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockBack(fixture.ttl() * 50)).await;
 }
@@ -333,49 +336,53 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
     if let Err(unsupported) = fixture.server(step).await {
         assert!(!unsupported.reason.is_empty());
         let capabilities = ann.capabilities();
-        assert!(capabilities.clock != StoreClock::ServerWall, "{}, and its leases end by it", unsupported.reason);
-        // Then it is only time that passes.
+        assert!(
+            capabilities.clock != StoreClock::ServerWall,
+            "{}, but its leases end by a wall clock",
+            unsupported.reason
+        );
+        // Without a step, only time passes.
         tokio::time::sleep(ttl * 3 / 2).await;
         assert!(guard.is_held() && !is_free(&bob, &name).await);
         return;
     }
     let next = bob.lock(name.as_str()).try_acquire().await.expect("a step of the clock is no error");
     if let Some(next) = &next {
-        assert!(forward, "set back, a clock ended a lease");
-        assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the clock");
+        assert!(forward, "a clock that was set back ended a lease");
+        assert!(next.fencing_token() > guard.fencing_token(), "the token fell with the step of the clock");
         assert!(
             !guard.is_held() || !ann.capabilities().limits_of_exclusion.is_empty(),
-            "two hold after a step of the clock, and the capabilities do not say so"
+            "two clients hold after a step of the clock, and the capabilities do not state that limit"
         );
-        lost(&guard, ttl / 3 + AT_ONCE, "the holder is told by its next renewal").await;
+        lost(&guard, ttl / 3 + AT_ONCE, "the holder is notified by its next renewal").await;
     } else {
         tokio::time::sleep(ttl).await;
-        assert!(guard.is_held() || forward, "set back, a clock cost a lease");
+        assert!(guard.is_held() || forward, "a clock that was set back caused the loss of a lease");
     }
     let stale = guard.fencing_token();
     drop((guard, next));
     let after = hold(&bob, &name).await;
-    assert!(after.fencing_token() > stale, "the token fell with the clock");
-    // What is granted now ends a ttl later by the clock that was stepped, whatever the clock of its holder says.
+    assert!(after.fencing_token() > stale, "the token fell with the step of the clock");
+    // A new lease ends one ttl later by the stepped clock, independently of the clock of its holder.
     let left = fixture.record(&name).await.lease().unwrap_or_default();
     let granularity = ann.capabilities().ttl_granularity;
     assert!(
         left > ttl / 2 && left <= ttl + granularity,
         "after the step a lease of {ttl:?} has {left:?} at the server"
     );
-    assert!(!is_free(&ann, &name).await, "after the step a lock is granted that is held");
+    assert!(!is_free(&ann, &name).await, "after the step a held lock is granted to another client");
 }
 
 async fn start(fixture: &dyn Fixture, data: Data) {
-    fixture.server(ServerFault::Start(data)).await.expect("what was stopped can be started");
+    fixture.server(ServerFault::Start(data)).await.expect("a stopped server can be started");
 }
 
-/// A fault of the server that there cannot be: because there is no server.
+/// Asserts that a fault is unsupported because the backend has no server.
 fn in_process(client: &leasehold_core::LockClient, reason: &str) {
     assert!(!reason.is_empty(), "a fault is unsupported without a reason");
     let scope = client.capabilities().scope;
     assert!(
         scope != leasehold_core::backend::Scope::Network,
-        "a server on the network can break like this; the reason was: {reason}"
+        "a server on the network can have this fault; the reason was: {reason}"
     );
 }

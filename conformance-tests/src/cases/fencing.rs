@@ -1,4 +1,4 @@
-//! Fencing tokens, which decide where leases cannot.
+//! Fencing tokens, which protect a resource when a lease alone cannot.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::history::{History, Hold};
 use crate::support::{eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 2: a token is higher than every one before it, across releases, by whomever.
+/// Invariant 2: a token is higher than every one before it, across releases, whichever client acquires.
 pub async fn rises_across_releases(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("releases");
@@ -21,7 +21,11 @@ pub async fn rises_across_releases(fixture: &dyn Fixture) {
     for round in 0..50 {
         let guard = hold(if round % 2 == 0 { &ann } else { &bob }, &name).await;
         assert!(guard.fencing_token() > last, "{last} was followed by {}", guard.fencing_token());
-        assert_eq!(fixture.record(&name).await.last_token, Some(guard.fencing_token()), "not what the store says");
+        assert_eq!(
+            fixture.record(&name).await.last_token,
+            Some(guard.fencing_token()),
+            "not the token of the store's record"
+        );
         last = guard.fencing_token();
         guard.release().await.expect("a release");
     }
@@ -44,7 +48,7 @@ pub async fn rises_across_expiry(fixture: &dyn Fixture) {
     assert!(grant.token > last, "{last} was followed by {}", grant.token);
 }
 
-/// Invariant 2: across a waiter's handoff, in the order in which they hold.
+/// Invariant 2: across handoffs, in the order in which the waiters hold the lock.
 pub async fn rises_across_handoffs(fixture: &dyn Fixture) {
     let name = name("handoffs");
     let history = Arc::new(History::new());
@@ -55,7 +59,7 @@ pub async fn rises_across_handoffs(fixture: &dyn Fixture) {
         let name = name.clone();
         tasks.push(tokio::spawn(async move {
             for _ in 0..10 {
-                let guard = lock.acquire().await.expect("everybody gets it in the end");
+                let guard = lock.acquire().await.expect("every waiter gets the lock");
                 let from = history.now();
                 history.push(Hold { lock: name.clone(), token: guard.fencing_token(), from, until: from });
                 guard.release().await.expect("a release");
@@ -80,7 +84,7 @@ pub async fn rises_across_a_removed_record(fixture: &dyn Fixture) {
             let second = hold(&bob, &name).await.fencing_token();
             assert!(second > first, "{first} was followed by {second} after its record was removed");
         }
-        // The record goes by itself then, with the lease.
+        // The record then ends with the lease.
         Err(_) => {
             guard.release().await.expect("a release");
             tokio::time::sleep(fixture.ttl()).await;
@@ -90,12 +94,12 @@ pub async fn rises_across_a_removed_record(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 2: across a restart of the server in good order, with its data.
+/// Invariant 2: across an orderly restart of the server with its data.
 pub async fn rises_across_a_restart(fixture: &dyn Fixture) {
     across(fixture, ServerFault::Stop, Data::Kept).await;
 }
 
-/// Invariant 2: across a server that is killed, as far as its persistence keeps its word.
+/// Invariant 2: across a server that is killed, if its persistence keeps what it acknowledged.
 pub async fn rises_across_a_kill(fixture: &dyn Fixture) {
     across(fixture, ServerFault::Kill, Data::Kept).await;
 }
@@ -115,14 +119,14 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
         unsupported => unsupported,
     };
     if let Err(unsupported) = restarted {
-        // Without a server there is nothing that could restart: what it keeps ends with the process, and says so.
+        // Without a server there is no restart. The data end with the process, and the capabilities state that.
         assert!(!unsupported.reason.is_empty());
         assert_eq!(ann.capabilities().scope, Scope::Process, "{}", unsupported.reason);
         return;
     }
     drop(guard);
     let bob = client(fixture, Route::Clear).await;
-    // A backend may keep new grants back until what it cannot know of has ended.
+    // A backend may withhold new grants until all leases that it does not know of have ended.
     let lock = bob.lock(name.as_str());
     let mut second = None;
     let bound = fixture.ttl() * LONG;
@@ -135,7 +139,7 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
     assert!(second > first, "{first} was followed by {second} after a restart");
 }
 
-/// Invariants 2 and 7: a stale holder's token stays its own, whatever it asks: it is never told the current one.
+/// Invariants 2 and 7: a stale holder keeps its own token. No request returns the current token to it.
 pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale"), fixture.ttl());
@@ -159,7 +163,7 @@ pub async fn a_stale_token_stays_its_own(fixture: &dyn Fixture) {
     assert!(!guard.is_held() && guard.fencing_token() == token && next.token > token);
 }
 
-/// What a lock protects: it remembers the highest token that it has seen, and refuses what is lower.
+/// A resource that a lock protects. It remembers the highest token and refuses writes with a lower one.
 #[derive(Default)]
 struct Resource {
     highest: Option<FencingToken>,
@@ -177,7 +181,7 @@ impl Resource {
     }
 }
 
-/// The late write of a holder that woke up too late is refused by what the lock protects.
+/// The protected resource refuses the late write of a holder that was paused.
 pub async fn a_late_write_is_refused(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("late write");
@@ -187,7 +191,7 @@ pub async fn a_late_write_is_refused(fixture: &dyn Fixture) {
     let bound = fixture.ttl() + bob.capabilities().takeover_slack;
     let next = in_time(bound, "taken over from a fixed lease", hold(&bob, &name)).await;
     assert!(resource.write(next.fencing_token(), "bob"));
-    assert!(!resource.write(late.fencing_token(), "ann, too late"), "a late write was taken");
+    assert!(!resource.write(late.fencing_token(), "ann, too late"), "a late write was accepted");
     assert!(resource.write(next.fencing_token(), "bob again"));
     assert_eq!(resource.written, ["ann, in time", "bob", "bob again"]);
 }

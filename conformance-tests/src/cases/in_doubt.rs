@@ -1,4 +1,4 @@
-//! Claims with a request that was never answered.
+//! Claims with a request that never gets a reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,11 +20,11 @@ use crate::hooks::{Hooked, Hooks, Inner};
 use crate::support::{self, AT_ONCE, BACK, ENDS_BY, LOST_BY, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// How soon a withdraw that failed is tried again, at most.
+/// The longest pause before a failed withdraw is retried.
 const WITHDRAW_PAUSE: Duration = Duration::from_millis(500);
 
-/// Invariant 9: the first request is stuck, the second one is granted and released, and then the first arrives: nothing is
-/// held and nobody waits.
+/// Invariant 9: the first request is stuck, and the second one is granted and released. Then the first one arrives: no lease and no
+/// place exists.
 pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stuck"), fixture.ttl() * 20);
@@ -42,7 +42,7 @@ pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixtu
     bob.granted(&bob.claim(&name), ttl).await;
 }
 
-/// Invariant 9: the same where nothing was ever granted: the withdraw comes first, then the request.
+/// Invariant 9: the same without a grant: the withdraw arrives first, then the request.
 pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (free, held, ttl) = (name("free"), name("held"), fixture.ttl() * 20);
@@ -54,18 +54,18 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
         assert_eq!(kind_of(&ann.acquire(&claim, ttl).await), ErrorKind::Indeterminate);
         fixture.heal().await;
         let withdrawn = ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
-        assert_eq!(withdrawn, ReleaseOutcome::NotHeld, "nothing of it has arrived");
+        assert_eq!(withdrawn, ReleaseOutcome::NotHeld, "no request of the claim has arrived");
         fixture.deliver().await;
-        // Whatever the store replies to it now, the claim gets nothing.
+        // The claim gets nothing, whichever reply the store sends now.
         let reply = ann.acquire(&claim, ttl).await;
         assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted");
     }
     assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock");
-    assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue");
+    assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request is in the queue");
 }
 
-/// Invariant 9: a claim that was withdrawn is remembered for longer than a request stays under way: what arrives a quarter of a
-/// minute later takes no effect either.
+/// Invariant 9: the store remembers a withdrawn claim for longer than a request can be in flight. A request that arrives 15 s later
+/// has no effect.
 pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
     const LATE: Duration = Duration::from_secs(15);
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
@@ -78,7 +78,7 @@ pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
     }
     tokio::time::sleep(LATE).await;
     for claim in &claims {
-        // A late copy of its request is a request like any.
+        // A late copy of a request does not differ from a new one.
         let reply = ann.acquire(claim, ttl).await;
         assert!(
             !matches!(reply, Ok(AcquireOutcome::Granted(_))),
@@ -86,60 +86,60 @@ pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
         );
     }
     assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock {LATE:?} later");
-    assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request stands in the queue {LATE:?} later");
+    assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request is in the queue {LATE:?} later");
 }
 
-/// Invariant 9: a claim that was withdrawn stays withdrawn when the server is killed and comes back with what it had acknowledged.
+/// Invariant 9: a withdrawn claim stays withdrawn if the server is killed and starts again with its acknowledged data.
 pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("crash"), fixture.ttl());
     let claim = ann.claim(&name);
     ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
     if fixture.server(ServerFault::Kill).await.is_ok() {
-        fixture.server(ServerFault::Start(Data::Kept)).await.expect("what was killed can be started");
+        fixture.server(ServerFault::Start(Data::Kept)).await.expect("a killed server can be started");
     }
     let other = ann.claim(&support::name("after the crash"));
     let again = async || matches!(ann.acquire(&other, ttl).await, Ok(AcquireOutcome::Granted(_)));
     eventually(PATIENCE, "the server grants again", again).await;
-    // A late copy of its request, through the client that all requests of the claim go through.
+    // A late copy of its request, sent by the client of the claim.
     let reply = ann.acquire(&claim, ttl).await;
-    assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a crash made a withdrawn claim one to be granted");
+    assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted after a crash");
     assert_eq!(fixture.record(&name).await.lease(), None, "after a crash a withdrawn request took the lock");
 }
 
-/// Invariants 9 and 12: an acquire that is given up in flight leaves nothing, though its request arrives much later, when
-/// it was withdrawn already.
+/// Invariants 9 and 12: an acquire that is dropped in flight leaves nothing, although its request arrives after the withdraw.
 pub async fn an_acquire_dropped_in_flight_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let name = name("given up");
+    let name = name("dropped in flight");
     fixture.path(PathFault::Hold).await;
     let lock = ann.lock(name.as_str());
     let mut acquire = Box::pin(lock.acquire());
-    assert!(tokio::time::timeout(AT_ONCE, &mut acquire).await.is_err(), "nothing has arrived");
+    assert!(tokio::time::timeout(AT_ONCE, &mut acquire).await.is_err(), "no request has arrived");
     fixture.heal().await;
     drop(acquire);
     let bound = WITHDRAW_PAUSE + ann.capabilities().call_bound;
     eventually(bound, "the claim is withdrawn", async || ann.stats().withdrawn > 0).await;
     fixture.deliver().await;
-    becomes_free(&bob, &name, AT_ONCE, "what arrived late took no effect").await;
+    becomes_free(&bob, &name, AT_ONCE, "the late request took no effect").await;
     eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 9: an acquire whose reply was lost is not held by anybody: it is withdrawn, far before its ttl.
+/// Invariant 9: if the reply to an acquire is lost, the client does not hold the lock. It withdraws the claim long before the ttl
+/// ends.
 pub async fn a_grant_whose_reply_was_lost_is_withdrawn(fixture: &dyn Fixture) {
     let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("lost reply");
     fixture.path(PathFault::LoseReplies).await;
     let refused = ann.lock(name.as_str()).wait(fixture.ttl()).acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Indeterminate, "the request has taken effect");
-    assert_eq!(ann.stats().held, 0, "what is not known is not held");
+    assert_eq!(ann.stats().held, 0, "an acquire without a reply is not held");
     fixture.heal().await;
     let bound = WITHDRAW_PAUSE + ann.capabilities().call_bound;
-    becomes_free(&bob, &name, bound, "a grant that nobody heard of is withdrawn").await;
+    becomes_free(&bob, &name, bound, "a grant whose reply was lost is withdrawn").await;
     eventually(bound, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// RenewReplies every renewal itself, with a fresh confirmation of the place before the lease's own.
+/// Replies to every renewal itself, with a fresh confirmation of an older place than that of the lease.
 struct OlderPlace;
 
 #[async_trait]
@@ -157,7 +157,7 @@ impl Hooks for OlderPlace {
     }
 }
 
-/// Invariant 4: a late reply about an older place proves nothing about the lease. It prolongs no validity.
+/// Invariant 4: a late reply about an older place does not prolong the validity of the lease.
 pub async fn a_late_reply_about_an_older_place_is_ignored(fixture: &dyn Fixture) {
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, Arc::new(OlderPlace));
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(fixture.ttl())));
@@ -169,9 +169,9 @@ pub async fn a_late_reply_about_an_older_place_is_ignored(fixture: &dyn Fixture)
     assert_eq!(reason, expected);
 }
 
-/// Invariant 13: the place belongs to the client and the name. Tasks that each wait for less time than the queue takes get the lock
-/// when it is the turn of the first, because one inherits the place of the other. Where the server keeps no order that is proved
-/// with others who hold once each: then nobody else is left.
+/// Invariant 13: a place belongs to a client and a name, and the tasks of the client share it. So tasks whose waits are shorter
+/// than the queue get the lock when it is the turn of the place. If the server keeps no order, the other clients hold once each,
+/// and the tasks get the lock after them.
 pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     const OTHERS: u32 = 3;
     let (name, hold_for) = (name("short waits"), fixture.ttl() / 2);
@@ -183,7 +183,7 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
         let (lock, stop) = (client.lock(name.as_str()), stop.clone());
         others.push(tokio::spawn(async move {
             loop {
-                let guard = lock.acquire().await.expect("everybody gets the lock in the end");
+                let guard = lock.acquire().await.expect("every waiter gets the lock");
                 tokio::time::sleep(hold_for).await;
                 guard.release().await.expect("a release");
                 if stop.load(Ordering::Relaxed) {
@@ -193,7 +193,7 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
         }));
         tokio::time::sleep(AT_ONCE / 5).await;
     }
-    // The queue takes three holds; each task waits for one, and the next one comes before it has left.
+    // The queue takes three holds. Each task waits for one hold, and the next task begins before it has given up.
     let ann = client(fixture, Route::Clear).await;
     let (lock, granted) = (ann.lock(name.as_str()).wait(hold_for), Arc::new(AtomicBool::new(false)));
     let tasks = {
@@ -214,21 +214,20 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     };
     let bound = (hold_for + handoff_bound(&ann.capabilities())) * OTHERS;
     let holds = async || granted.load(Ordering::Relaxed);
-    eventually(bound, "tasks that wait one after the other have the lock when it is their turn", holds).await;
+    eventually(bound, "tasks that wait one after the other get the lock when it is their turn", holds).await;
     stop.store(true, Ordering::Relaxed);
     for task in others.into_iter().chain(join(tasks).await) {
         join(task).await;
     }
 }
 
-/// Invariant 9: a waiter is cut off, and the server hands the lock to its place meanwhile. What the waiter received before proves
-/// nothing of the end of its wait, so it does not report that another had the lock. What it was handed is withdrawn when it is
-/// back.
+/// Invariant 9: a waiter is disconnected, and the server hands the lock to its place meanwhile. The waiter does not know the state
+/// at the end of its wait, so it does not report a timeout. After it reconnects, it withdraws the claim.
 pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, warm_client(fixture, Route::Faulty).await);
     let (name, capabilities) = (name("cut off in silence"), bob.capabilities());
     if capabilities.waiting != Waiting::ServerQueue {
-        return fixture.empty("the server keeps no queue, and hands no lock over");
+        return fixture.empty("the server keeps no queue and hands no lock over");
     }
     let guard = hold(&ann, &name).await;
     let wait = capabilities.call_bound * 3;
@@ -239,8 +238,8 @@ pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
     guard.release().await.expect("a release");
     assert!(fixture.record(&name).await.lease().is_some(), "the lock was not handed over");
     let outcome = in_time(wait + ENDS_BY, "a wait ends in time", join(waiter)).await;
-    assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "a waiter that was cut off: {outcome:?}");
+    assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "a disconnected waiter: {outcome:?}");
     fixture.heal().await;
     let bound = BACK + capabilities.call_bound;
-    becomes_free(&ann, &name, bound, "what a waiter that was cut off may have is withdrawn").await;
+    becomes_free(&ann, &name, bound, "a disconnected waiter withdraws its claim").await;
 }

@@ -1,4 +1,4 @@
-//! The lease keeper: what is held stays held, and a loss is told.
+//! The lease keeper renews leases and reports losses.
 
 mod guarantees;
 mod hooks;
@@ -24,7 +24,7 @@ use crate::jumping_clock::JumpingClock;
 use crate::support::{AT_ONCE, LOST_BY, OwnRuntime, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariants 1 and 4: a lease is held for three times its ttl, and nobody else gets the lock meanwhile.
+/// Invariants 1 and 4: a lease is held for three times its ttl, and no other client gets the lock meanwhile.
 pub async fn holds_for_three_ttls(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("three ttls"), steady_ttl(fixture));
@@ -52,8 +52,8 @@ pub async fn the_next_lease_of_a_name_is_renewed_again(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 17: ten thousand acquires and releases leave nothing behind in the keeper: then one lease is renewed once
-/// per period at the server, and no more.
+/// Invariant 17: ten thousand acquires and releases leave nothing in the keeper. One lease is then renewed once per period, and no
+/// more often.
 pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixture) {
     const PERIODS: u32 = 5;
     let ann = steady_client(fixture, Route::Clear).await;
@@ -66,7 +66,7 @@ pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixt
     eventually(ttl, "it is renewed", async || ann.stats().renewed > 0).await;
     let stopwatch = Stopwatch::start();
     let before = fixture.served().await;
-    // Up to the middle between two renewals.
+    // Sleeps until the middle between two renewals.
     tokio::time::sleep(ttl / 3 * PERIODS + ttl / 6).await;
     let (renewals, took) = (fixture.served().await - before, stopwatch.elapsed());
     let most = took.as_secs_f64() / (ttl / 3).as_secs_f64();
@@ -77,7 +77,7 @@ pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixt
     assert!(guard.is_held());
 }
 
-/// Invariant 8: nothing reaches the server for a claim after its release.
+/// Invariant 8: the client sends no request for a claim after its release.
 pub async fn silence_after_the_release(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Clear).await;
     let (name, ttl) = (name("silence after the release"), steady_ttl(fixture));
@@ -87,7 +87,7 @@ pub async fn silence_after_the_release(fixture: &dyn Fixture) {
     stays_silent(fixture, ttl, "its lease was released").await;
 }
 
-/// Invariant 8: nothing reaches the server after a guard was dropped, but the release.
+/// Invariant 8: after a guard is dropped, the client sends only the release.
 pub async fn silence_after_the_drop(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("silence after the drop"), steady_ttl(fixture));
@@ -96,26 +96,26 @@ pub async fn silence_after_the_drop(fixture: &dyn Fixture) {
     let before = fixture.served().await;
     drop(guard);
     tokio::time::sleep(AT_ONCE).await;
-    // Not through a client of the case, which would be counted as well.
+    // Not with a client of the case, whose requests would count.
     assert_eq!(fixture.record(&name).await.lease(), None, "a dropped guard releases");
-    assert!(fixture.served().await - before <= 2, "a drop is one release, beside a renewal that was under way");
+    assert!(fixture.served().await - before <= 2, "a drop sends one release, beside a renewal in flight");
     stays_silent(fixture, ttl, "its guard was dropped").await;
     assert!(is_free(&bob, &name).await);
 }
 
-/// Invariant 8: nothing reaches the server after a loss, and the holder's release does not end the next lease.
+/// Invariant 8: the client sends no request after a loss, and the holder's release does not end the next lease.
 pub async fn silence_after_the_loss(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("silence after the loss"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     if fixture.tamper(&name, Tamper::Remove).await.is_err() {
-        // Without an operator who can remove it, a fixed lease is the one that can be lost.
+        // If records cannot be removed, only a fixed lease can be lost.
         guard.release().await.expect("a release");
         let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
         lost(&guard, ttl, "a fixed lease ends").await;
         return stays_silent(fixture, ttl, "its fixed lease has ended").await;
     }
-    lost(&guard, ttl, "a lease that is gone is told").await;
+    lost(&guard, ttl, "a lease that is gone is reported").await;
     tokio::time::sleep(AT_ONCE).await;
     stays_silent(fixture, ttl, "its lease was lost").await;
 }
@@ -126,14 +126,13 @@ async fn stays_silent(fixture: &dyn Fixture, ttl: Duration, since: &str) {
     assert_eq!(fixture.served().await, before, "a client still sends requests after {since}");
 }
 
-/// Invariant 6: when the store says that a lease is gone, its holder is told: at once where the store pushes it, by the next
-/// renewal elsewhere.
+/// Invariant 6: when a lease is gone, its holder is notified: at once if the store pushes losses, otherwise by the next renewal.
 pub async fn a_lease_that_is_gone_is_reported(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Clear).await;
     let (name, ttl) = (name("gone"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     if fixture.tamper(&name, Tamper::Remove).await.is_err() {
-        // Nobody can remove it: then only its own end is left to be told of.
+        // If records cannot be removed, only the end of a fixed lease can be reported.
         guard.release().await.expect("a release");
         let fixed = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
         assert_eq!(lost(&fixed, ttl, "a fixed lease ends").await, LossReason::Expired);
@@ -143,18 +142,18 @@ pub async fn a_lease_that_is_gone_is_reported(fixture: &dyn Fixture) {
         LossNotice::Pushed => AT_ONCE,
         _ => ttl / 3 + AT_ONCE,
     };
-    assert_eq!(lost(&guard, bound, "a lease that is gone is told").await, LossReason::Gone);
+    assert_eq!(lost(&guard, bound, "a lease that is gone is reported").await, LossReason::Gone);
     assert!(!guard.is_held());
 }
 
-/// Invariant 6: a loss is told exactly once to the client, and every question of its holder gets the same reply.
+/// Invariant 6: the client counts a loss once, and every call of the holder returns the same loss.
 pub async fn a_loss_is_reported_once_and_stays(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let guard = ann.lock("once").without_renewal().acquire().await.expect("nothing is broken");
     let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
     let both = async { tokio::join!(guard.lost(), guard.lost()) };
-    let (first, second) = in_time(valid + LOST_BY, "a loss is told when the validity ends", both).await;
-    stopwatch.not_before(valid, "the loss was told before the validity ended");
+    let (first, second) = in_time(valid + LOST_BY, "a loss is reported when the validity ends", both).await;
+    stopwatch.not_before(valid, "the loss was reported before the validity ended");
     assert_eq!((first, second), (guard.lost().await, first));
     assert_eq!(first.reason, LossReason::Expired);
     let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
@@ -162,10 +161,10 @@ pub async fn a_loss_is_reported_once_and_stays(fixture: &dyn Fixture) {
     let refused = guard.release().await;
     assert_eq!(kind_of(&refused), ErrorKind::Lost);
     tokio::time::sleep(AT_ONCE).await;
-    assert_eq!(ann.stats().lost, 1, "one lease was lost, once");
+    assert_eq!(ann.stats().lost, 1, "one loss is counted");
 }
 
-/// Work that a guard runs is ended by the loss, and not before.
+/// The loss ends the work that a guard runs, and nothing ends it before.
 pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let lock = ann.lock("work").without_renewal();
@@ -176,7 +175,7 @@ pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&ended), ErrorKind::Lost);
     stopwatch.not_before(valid, "the work was ended before the lease");
     drop(guard);
-    // A whole life in one call ends the same way; work that ends in time gives its output.
+    // `Lock::run` ends the same way, and returns the output of work that ends in time.
     let bound = fixture.ttl() + ann.capabilities().takeover_slack;
     becomes_free(&ann, &name("work"), bound, "the lost lease ends").await;
     let ended = lock.run(|_| std::future::pending::<()>()).await;
@@ -185,7 +184,7 @@ pub async fn guarded_work_ends_with_the_lease(fixture: &dyn Fixture) {
     assert_eq!(output.expect("it ends in time"), "done");
 }
 
-/// The keeper has a thread of its own: while every worker of the user's runtime is blocked, leases are renewed.
+/// The keeper has its own thread and renews leases while every worker of the user's runtime is blocked.
 pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     const WORKERS: usize = 2;
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
@@ -210,12 +209,12 @@ pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     stopwatch.not_before(ttl * 3 / 2, "the runtime was not starved");
     assert!(guard.is_held() && ann.stats().lost == 0, "a starved runtime lost its lease");
     let stats = ann.stats();
-    assert!(stats.renewed > 2, "the lease was hardly renewed in one and a half ttls: {stats:?}");
-    assert_eq!(stats.renewal_errors, 0, "a starved runtime cost renewals");
+    assert!(stats.renewed > 2, "the lease was renewed too rarely in one and a half ttls: {stats:?}");
+    assert_eq!(stats.renewal_errors, 0, "renewals failed while the runtime was starved");
 }
 
-/// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the
-/// next holder is not touched.
+/// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the next holder
+/// keeps its lease.
 pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) {
     let (builder, bob) = (builder(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("paused"), fixture.ttl());
@@ -226,7 +225,7 @@ pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) 
         move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async move {
-                // One thread for everything: while it sleeps, client and keeper stand still, as in a stopped process.
+                // Client and keeper share one thread. While it sleeps, both are stopped, as in a paused process.
                 let ann = build(builder.keeper(KeeperRuntime::CurrentRuntime));
                 let guard = hold(&ann, &name).await;
                 let _ = holds.send(guard.fencing_token());
@@ -241,17 +240,17 @@ pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) 
     let stale = held.await.expect("the lock is held");
     let bound = ttl + bob.capabilities().takeover_slack;
     let guard = in_time(bound, "taken over from a paused holder", hold(&bob, &name)).await;
-    let (first, valid, reason, released) = awake.await.expect("the process goes on");
-    assert!(!first && valid.is_zero(), "after a pause the guard says held: {first}, valid for {valid:?}");
+    let (first, valid, reason, released) = awake.await.expect("the process continues");
+    assert!(!first && valid.is_zero(), "after a pause the guard reports held: {first}, valid for {valid:?}");
     assert_eq!((reason, released), (LossReason::Expired, Err(ErrorKind::Lost)));
     assert!(guard.fencing_token() > stale);
     tokio::time::sleep(AT_ONCE).await;
-    assert!(guard.is_held() && !is_free(&bob, &name).await, "whoever woke up late touched the next holder's lease");
-    process.join().expect("the process ends in good order");
+    assert!(guard.is_held() && !is_free(&bob, &name).await, "a paused holder ended the next holder's lease");
+    process.join().expect("the process ends without a panic");
 }
 
-/// Invariants 5 and 6: when the holder's clock has passed the validity without a timer, as after a suspend of the machine,
-/// the guard knows at once and whoever waits for the loss is told.
+/// Invariants 5 and 6: when the holder's clock passes the validity without a timer, as after a suspend, the guard is no longer held
+/// at once, and tasks that wait for the loss are notified.
 pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
     let clock = Arc::new(JumpingClock::default());
     let ann = build(builder(fixture, Route::Clear).await.clock(clock.clone()));
@@ -264,8 +263,8 @@ pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
     tokio::time::sleep(AT_ONCE).await;
     assert!(guard.is_held());
     clock.jump(ttl);
-    assert!(!guard.is_held(), "the guard asks a task and not the clock");
-    let loss = in_time(AT_ONCE, "whoever waits for the loss is told", join(waiting)).await;
+    assert!(!guard.is_held(), "the guard reads the state of a task and not the clock");
+    let loss = in_time(AT_ONCE, "a task that waits for the loss is notified", join(waiting)).await;
     assert_eq!(loss.reason, LossReason::Expired);
     eventually(AT_ONCE, "the loss is counted", async || ann.stats().lost == 1).await;
 }

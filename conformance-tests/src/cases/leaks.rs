@@ -1,4 +1,4 @@
-//! What is left at the server and in the client when everything has ended.
+//! Resources at the server and in the client after all locks are released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use crate::clients::{build, builder, hold, kind_of, long_client, queued};
 use crate::fixture::{Fixture, ResourceCounts, Route};
 use crate::support::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
 
-/// How many cycles must leave nothing.
+/// The number of cycles of a case.
 const CYCLES: usize = 1000;
 
-/// What the server holds while the clients that have made a call do nothing.
+/// The resource counts of the server while its connected clients are idle.
 async fn at_rest(fixture: &dyn Fixture) -> ResourceCounts {
     fixture.connected().await;
     fixture.resource_counts().await
 }
 
-/// Invariant 17: the server is back at its baseline; what stays is documented to stay, and is bounded by the number of names
-/// and of claims with a request that was not answered.
+/// Invariant 17: the server is back at its baseline. What remains is documented, and is bounded by the number of names and of
+/// claims that have a request without a reply.
 async fn baseline(fixture: &dyn Fixture, before: ResourceCounts, names: u64, in_doubt: u64) {
     let what = format!("the server is back at its baseline, which was {before:?}");
     let is_back = |now: &ResourceCounts| now.is_clean() && now.connections == before.connections;
@@ -27,7 +27,7 @@ async fn baseline(fixture: &dyn Fixture, before: ResourceCounts, names: u64, in_
     assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
     assert!(
         last.tombstones <= before.tombstones + in_doubt,
-        "claims were withdrawn as in doubt whose requests were answered"
+        "claims were withdrawn as in doubt although their requests got replies"
     );
 }
 
@@ -66,7 +66,7 @@ pub async fn a_thousand_contended_cycles_leave_nothing(fixture: &dyn Fixture) {
         let lock = client.lock("contended");
         tasks.push(tokio::spawn(async move {
             for _ in 0..CYCLES / CLIENTS {
-                lock.acquire().await.expect("everybody gets it").release().await.expect("a release");
+                lock.acquire().await.expect("every client gets the lock").release().await.expect("a release");
             }
         }));
     }
@@ -80,7 +80,7 @@ pub async fn a_thousand_contended_cycles_leave_nothing(fixture: &dyn Fixture) {
 /// Invariant 17: a thousand acquires that time out, and a thousand that are cancelled, while another holds.
 pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
-    let name = name("in vain");
+    let name = name("timed out");
     hold(&ann, &name).await.release().await.expect("a release");
     let guard = hold(&bob, &name).await;
     let before = at_rest(fixture).await;
@@ -99,9 +99,9 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
             }
             match kind_of(&join(task).await) {
                 ErrorKind::Timeout => {}
-                // So short a wait can be over before the first reply.
+                // Such a short wait can end before the first reply.
                 ErrorKind::Indeterminate => in_doubt += 1,
-                other => panic!("a wait in vain ends with {other:?}"),
+                other => panic!("a wait without a grant ends with {other:?}"),
             }
         }
     }
@@ -110,7 +110,7 @@ pub async fn a_thousand_waits_in_vain_leave_nothing(fixture: &dyn Fixture) {
     idle(&ann);
 }
 
-/// Invariant 17: the runtime that a client lives in has as many tasks as before.
+/// Invariant 17: the runtime of a client has as many tasks as before.
 pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     // On a runtime of its own, which nothing else uses.
     let (builder, bob) = (builder(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
@@ -135,12 +135,13 @@ pub async fn no_task_is_left_behind(fixture: &dyn Fixture) {
     tokio::time::sleep(AT_ONCE * 2).await;
     let before = alive();
     join(runtime.spawn(work(300))).await;
-    eventually(Duration::from_secs(1), "no task is left behind", async || alive() <= before).await;
+    eventually(Duration::from_secs(1), "no task is left", async || alive() <= before).await;
     drop(guard);
     drop(ann);
 }
 
-/// Invariant 17: when its last client, guard and acquire are gone, the keeper ends, and lets go of backend and connections.
+/// Invariant 17: the keeper ends when its last client, guard and acquire are dropped. It then drops the backend and its
+/// connections.
 pub async fn a_dropped_client_releases_everything(fixture: &dyn Fixture) {
     let baseline = fixture.resource_counts().await.connections;
     let backend = fixture.backend(Route::Clear).await;
@@ -159,7 +160,7 @@ pub async fn a_dropped_client_releases_everything(fixture: &dyn Fixture) {
     assert!(fixture.resource_counts().await.is_clean(), "the last guard was released before the client ended");
 }
 
-/// Invariant 17: queues end when nobody waits any more, and places do not outlive their waiters.
+/// Invariant 17: a queue ends with its last waiter, and a place does not outlive its waiter.
 pub async fn a_queue_that_was_served_is_gone(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     let name = name("served");

@@ -18,20 +18,20 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{self, AT_ONCE, LOST_BY, Stopwatch, becomes, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariants 3 and 10: a lease stands for its whole ttl at the store, strictly, and is over soon after.
+/// Invariants 3 and 10: a lease lasts for at least its ttl at the store, and ends soon after.
 pub async fn expires_after_its_ttl_and_not_before(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("expiry"), fixture.ttl());
     let stopwatch = Stopwatch::start();
     let stamp = ann.now();
     let granted = ann.granted(&ann.claim(&name), ttl).await.confirmation;
-    assert!(granted.sent >= stamp && granted.ttl >= ttl, "granted was {granted:?}, requested {ttl:?}");
+    assert!(granted.sent >= stamp && granted.ttl >= ttl, "granted {granted:?}, requested {ttl:?}");
     bob.takes_over(&bob.claim(&name), granted.ttl, ttl).await;
-    // The time until the request arrived counts for the lease, not against it.
-    stopwatch.not_before(ttl, "another was granted before the lease had ended");
+    // The lease begins when the request arrives, after the stopwatch started.
+    stopwatch.not_before(ttl, "another client was granted the lock before the lease had ended");
 }
 
-/// Invariant 4: each renewal gives the whole ttl again, many times over, and without one the lease ends.
+/// Invariant 4: each renewal restarts the whole ttl. Without a renewal the lease ends.
 pub async fn every_renewal_restarts_the_ttl(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("many renewals"), steady_ttl(fixture));
@@ -41,16 +41,16 @@ pub async fn every_renewal_restarts_the_ttl(fixture: &dyn Fixture) {
         tokio::time::sleep(ttl / 4).await;
         match ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await {
             RenewReply::Renewed(confirmation) => assert!(confirmation.ttl >= ttl, "renewed to {:?}", confirmation.ttl),
-            other => panic!("renewal {round} of a lease that stands: {other:?}"),
+            other => panic!("renewal {round} of a current lease: {other:?}"),
         }
         let left = fixture.record(&name).await.lease().expect("it was just renewed");
-        // What the lease had left without the renewal was three quarters, at most.
+        // Without the renewal the lease would have at most three quarters left.
         assert!(left > ttl * 3 / 4, "renewal {round} left {left:?} of {ttl:?} at the server");
     }
     bob.takes_over(&bob.claim(&name), ttl, ttl).await;
 }
 
-/// A late copy of a renewal with a shorter ttl takes nothing away.
+/// A late copy of a renewal with a shorter ttl does not shorten the lease.
 pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("shorter"), fixture.ttl());
@@ -61,13 +61,13 @@ pub async fn a_renewal_never_shortens(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, grant.token, ttl * (LONG - 3)).await;
 }
 
-/// A renewal that is told to end the lease then does, and not at once: the end of a `min_hold`.
+/// A renewal with `RenewPolicy::Exactly` ends the lease after its ttl, and not at once, as at the end of a `min_hold`.
 pub async fn a_renewal_shortens_on_request(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("exactly"), fixture.ttl());
     if ann.capabilities().ttl_scope == TtlScope::Session {
         fixture.empty(
-            "a lease of a session cannot be shortened; `min_hold_outlives_an_early_release` proves what is done",
+            "a lease of a session cannot be shortened; `min_hold_outlives_an_early_release` proves the behaviour instead",
         );
         return;
     }
@@ -79,10 +79,10 @@ pub async fn a_renewal_shortens_on_request(fixture: &dyn Fixture) {
     let reply = ann.renew(last).await;
     assert!(matches!(reply, RenewReply::Renewed(_)), "{reply:?}");
     bob.takes_over(&bob.claim(&name), ttl, ttl).await;
-    stopwatch.not_before(ttl, "the lease that was to run out ended at once");
+    stopwatch.not_before(ttl, "the lease ended before its shortened ttl");
 }
 
-/// Leases with different ttls are renewed in one call, each to its own, which a lease of a session has from the beginning.
+/// Leases with different ttls are renewed in one call, each to its own ttl. A lease of a session has its ttl from the beginning.
 pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let ttl = fixture.ttl();
@@ -121,14 +121,14 @@ pub async fn a_ttl_is_rounded_up_and_reported(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 4: when the reply was slow, the validity is that much shorter: it counts from the request.
+/// Invariant 4: a slow reply shortens the validity, because it counts from the request.
 pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
     let ann = warm_client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("slow grant"), fixture.ttl());
     let delay = (ttl / 6).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
     let stopwatch = Stopwatch::start();
-    let guard = ann.lock(name.as_str()).ttl(ttl).without_renewal().acquire().await.expect("slow is not broken");
+    let guard = ann.lock(name.as_str()).ttl(ttl).without_renewal().acquire().await.expect("a slow path is no fault");
     stopwatch.not_before(delay * 2, "the path was not slow");
     let (valid, took) = (guard.validity(), stopwatch.elapsed());
     let most = (ttl * 9 / 10).saturating_sub(delay * 2);
@@ -137,7 +137,7 @@ pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
     assert!(guard.validity() <= left, "valid for longer than the {left:?} that the server has left");
 }
 
-/// Invariants 3 and 4: at no moment does a holder believe in its lease for longer than the server has it.
+/// Invariants 3 and 4: the validity of a holder never exceeds the lease at the server.
 pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("believes"), steady_ttl(fixture));
@@ -145,25 +145,25 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
     let guard = hold(&ann, &name).await;
     let stopwatch = Stopwatch::start();
     while stopwatch.elapsed() < ttl * 2 {
-        // The server first: what the holder believes then may only have shrunk, or been renewed meanwhile.
+        // Reads the server first. The validity can then only have shrunk, or been renewed meanwhile.
         let before = fixture.served().await;
         let left = fixture.record(&name).await.lease().unwrap_or_default();
         let valid = guard.validity();
         if fixture.served().await == before {
-            assert!(valid <= left, "the holder believes in {valid:?}, the server has {left:?} left");
+            assert!(valid <= left, "the holder's validity is {valid:?}, the server has {left:?} left");
         }
         tokio::time::sleep(ttl / 100).await;
     }
-    assert!(ann.stats().renewed > 2, "the lease was hardly renewed in two ttls");
+    assert!(ann.stats().renewed > 2, "the lease was renewed too rarely in two ttls");
 }
 
-/// Invariant 4: a renewal over a path that takes longer than the margin counts from when it was sent: with a stamp from its reply
-/// the holder would believe for longer than the server.
+/// Invariant 4: a renewal over a path that is slower than the margin counts from when it was sent. With a stamp from its reply the
+/// validity would exceed the lease at the server.
 pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
     let (name, ttl) = (name("slow renewal"), fixture.ttl() * 2);
     let ann = build(builder(fixture, Route::Faulty).await.ttl(ttl).margin_percent(1));
     let guard = hold(&ann, &name).await;
-    eventually(ttl, "the keeper has a line that is good", async || ann.stats().renewed > 0).await;
+    eventually(ttl, "the keeper has an established connection", async || ann.stats().renewed > 0).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
     assert!(delay > ttl / 100 * 2, "the path is not slower than the margin");
     fixture.path(PathFault::Delay(delay)).await;
@@ -173,15 +173,15 @@ pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
         let left = fixture.record(&name).await.lease().unwrap_or_default();
         let valid = guard.validity();
         if fixture.served().await == before {
-            assert!(valid <= left, "renewed on a slow path, the holder believes in {valid:?}, the server in {left:?}");
+            assert!(valid <= left, "renewed on a slow path, the validity is {valid:?}, the server has {left:?}");
         }
         tokio::time::sleep(ttl / 200).await;
     }
-    assert!(ann.stats().renewed > renewed + 1, "the lease was hardly renewed on the slow path");
+    assert!(ann.stats().renewed > renewed + 1, "the lease was renewed too rarely on the slow path");
 }
 
-/// Invariant 4: a place has the ttl that the store gives to places, and so has the lease that it becomes, until that is renewed:
-/// nobody believes in more, whatever ttl was asked for.
+/// Invariant 4: a place has the ttl that the store gives to places, and its lease has the same ttl until it is renewed. The
+/// validity never exceeds that, whichever ttl was requested.
 pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     let (holder, waiter) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let name = name("long ttl in a queue");
@@ -191,14 +191,14 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     let place = match waiter.acquire(&waits, ttl).await.expect("nothing is broken") {
         AcquireOutcome::Queued { confirmation, .. } => confirmation,
         _ => {
-            fixture.empty("no claim has a place in a queue of the server");
+            fixture.empty("the server keeps no queue");
             return;
         }
     };
     holder.release(&held, Delivery::Confirmed).await.expect("a release");
-    // The lock was handed on, and that gives the lease no more than the place had.
+    // The handoff gives the lease no more than the ttl of the place.
     let believed = |confirmation: &Confirmation| confirmation.ttl.saturating_sub(waiter.now().since(confirmation.sent));
-    let left = fixture.record(&name).await.lease().expect("the lock was handed on");
+    let left = fixture.record(&name).await.lease().expect("the lock was handed over");
     let valid = believed(&place);
     assert!(valid <= left, "a place confirms {valid:?} for a lease that has {left:?}");
     match waiter.renew(RenewRequest::new(waits.clone(), place.place, ttl)).await {
@@ -207,22 +207,22 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
             let valid = believed(&grant.confirmation);
             assert!(
                 valid <= left && left > ttl / 2,
-                "renewed to {ttl:?}, confirmed {valid:?}, and the store has {left:?}"
+                "renewed to {ttl:?}, confirmed {valid:?}, but the store has {left:?}"
             );
         }
-        other => panic!("the place was handed the lock, and its renewal says {other:?}"),
+        other => panic!("the lock was handed to the place, and its renewal returned {other:?}"),
     }
 }
 
-/// A lease that is renewed stays, though it has been held for longer than the store keeps the record of a free lock, and others
-/// come and go meanwhile.
+/// A renewed lease lasts, although it is held for longer than the store keeps the record of a free lock, and other locks are used
+/// meanwhile.
 pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
     const RETENTION: Duration = Duration::from_secs(1);
     let (name, ttl) = (name("retention"), steady_ttl(fixture));
     let client = async || {
         let backend = match fixture.backend_with_retention(RETENTION).await {
             Ok(backend) => backend,
-            // Nothing is removed by its age. Then it is a long hold.
+            // The store removes no records by age. The case is then a long hold.
             Err(_) => fixture.backend(Route::Clear).await,
         };
         build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)))
@@ -231,31 +231,31 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
     let (stopwatch, guard) = (Stopwatch::start(), hold(&ann, &name).await);
     let mut others = 0;
     while stopwatch.elapsed() < RETENTION * 2 + ttl * 3 / 2 {
-        // So many that a store which sweeps with every few hundredth write comes to it.
+        // Enough writes that a store which scans once every few hundred writes does so.
         for _ in 0..10 {
             others += 1;
             hold(&bob, &support::name(&format!("other {others}"))).await.release().await.expect("a release");
         }
         assert!(
             guard.is_held(),
-            "lost after {:?}, and records of free locks stay for {RETENTION:?}",
+            "lost after {:?}; records of free locks are kept for {RETENTION:?}",
             stopwatch.elapsed()
         );
         tokio::time::sleep(RETENTION / 20).await;
     }
     support::still_held(fixture, &name, guard.fencing_token(), ttl / 3).await;
-    assert!(!is_free(&bob, &name).await, "a lock that is held was removed as one that is free");
+    assert!(!is_free(&bob, &name).await, "the record of a held lock was removed as that of a free lock");
     guard.release().await.expect("a release");
 }
 
-/// A fixed lease is not renewed: it ends after its ttl, its holder is told, and the lock is free.
+/// A fixed lease is not renewed: it ends after its ttl, its holder is notified, and the lock is free.
 pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("fixed"), fixture.ttl());
     let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
     let served = fixture.served().await;
-    let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
+    let reason = lost(&guard, ttl, "the holder of a fixed lease is notified before it ends at the store").await;
     assert_eq!(reason, LossReason::Expired);
     stopwatch.not_before(ttl * 8 / 10, "the fixed lease was lost early");
     assert_eq!(fixture.served().await, served, "a fixed lease was renewed");
@@ -263,7 +263,7 @@ pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     assert!(is_free(&bob, &name).await);
 }
 
-/// A fixed lease that had to wait lasts for its whole ttl too, though its place had used up some of that, or has a shorter one.
+/// A fixed lease after a wait lasts for its whole ttl, although its place has used up a part of that ttl or has a shorter one.
 pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (ttl, place_ttl) = (fixture.ttl() * 2, ann.capabilities().max_place_ttl);
@@ -272,7 +272,7 @@ pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) 
         let lock = bob.lock(name.as_str()).ttl(ttl).without_renewal();
         let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
         queued(fixture, &bob, &name, (1, 1)).await;
-        // Not so long that the place is renewed.
+        // Shorter than the renewal interval of the place.
         tokio::time::sleep(fixture.ttl() / 2).await;
         let stopwatch = Stopwatch::start();
         guard.release().await.expect("a release");
@@ -282,26 +282,26 @@ pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) 
             eventually(AT_ONCE * 2, "a fixed lease that waited is renewed to its own ttl", whole).await;
             guard.release().await.expect("a release");
         } else {
-            let reason = lost(&guard, ttl, "the holder of a fixed lease is told before its end at the store").await;
+            let reason = lost(&guard, ttl, "the holder of a fixed lease is notified before it ends at the store").await;
             assert_eq!(reason, LossReason::Expired);
             stopwatch.not_before(ttl * 8 / 10, "a fixed lease that waited was lost early");
         }
     }
 }
 
-/// `max_hold` ends the renewal: the holder is told by then, and the lease at the server is over by then too.
+/// `max_hold` ends the renewal: by then the holder is notified and the lease at the server has ended.
 pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Clear).await, steady_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("max hold"), steady_ttl(fixture));
     let longest = ttl * 2;
     let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).max_hold(longest).acquire().await.expect("nothing is broken");
-    let reason = lost(&guard, longest + LOST_BY, "the lease runs out after its longest hold").await;
+    let reason = lost(&guard, longest + LOST_BY, "the lease ends after its longest hold").await;
     assert_eq!(reason, LossReason::MaxHold);
-    // What is left for the margin of the last renewal, which asked for less than a ttl.
+    // Allows for the margin of the last renewal, which requested less than a ttl.
     stopwatch.not_before(longest - ttl / 8, "the lease was not renewed until its longest hold");
     let bound = ttl / 8 + ann.capabilities().takeover_slack + ann.capabilities().ttl_granularity;
-    becomes_free(&bob, &name, bound, "nobody renews what has reached its longest hold").await;
+    becomes_free(&bob, &name, bound, "a lease is not renewed after its longest hold").await;
 }
 
 /// A `max_hold` that is shorter than the default ttl bounds the hold, after a free lock and after a queue, for renewed and for
@@ -329,7 +329,7 @@ pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
     }
 }
 
-/// `min_hold` outlives an early release: nobody holds before it is over, and somebody does soon after.
+/// `min_hold` outlives an early release: no other client holds the lock before it is over, and a waiter does soon after.
 pub async fn min_hold_outlives_an_early_release(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, shortest) = (name("min hold"), fixture.ttl() * 2);
@@ -343,10 +343,10 @@ pub async fn min_hold_outlives_an_early_release(fixture: &dyn Fixture) {
     drop(next);
 }
 
-/// `min_hold` needs no client: where the store can, it outlives the one that asked for it.
+/// `min_hold` needs no client: if the store supports that, it outlives the client.
 pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    let (name, shortest) = (name("min hold of the dead"), steady_ttl(fixture));
+    let (name, shortest) = (name("min hold of a stopped client"), steady_ttl(fixture));
     let per_lease = ann.capabilities().ttl_scope == TtlScope::Lease;
     let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
     guard.release().await.expect("an early release");
@@ -354,36 +354,36 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     if per_lease {
         tokio::time::sleep(shortest / 2).await;
         let left = fixture.record(&name).await.lease().expect("the lease outlives the client until `min_hold` is over");
-        assert!(left <= shortest, "the lease of a client that is gone has {left:?} left of {shortest:?}");
+        assert!(left <= shortest, "the lease of a stopped client has {left:?} left of {shortest:?}");
     }
     let bound = shortest + bob.capabilities().takeover_slack;
     becomes_free(&bob, &name, bound, "free again after `min_hold`").await;
 }
 
-/// With the default ttl a fresh lease is valid for nearly all of it, and one that waited is soon: a hold that begins with the
-/// rest of a place's shorter ttl does not stay there until that is due to be renewed.
+/// With the default ttl a fresh lease is valid for nearly all of it. After a wait the lease begins with the rest of the place's
+/// shorter ttl and is renewed to the whole ttl soon, before the next regular renewal.
 pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let (name, whole) = (name("default ttl"), DEFAULT_TTL * 85 / 100);
     for renewed in [true, false] {
         let guard = hold(&ann, &name).await;
-        assert!(guard.validity() >= whole, "a lease that nobody else ttls is valid for {:?}", guard.validity());
+        assert!(guard.validity() >= whole, "an uncontended lease is valid for {:?}", guard.validity());
         let lock = bob.lock(name.as_str());
         let lock = if renewed { lock } else { lock.without_renewal() };
         let waiter = tokio::spawn(async move { lock.acquire().await.expect("nothing is broken") });
         queued(fixture, &bob, &name, (1, 1)).await;
         guard.release().await.expect("a release");
         let bound = handoff_bound(&bob.capabilities());
-        let next = in_time(bound, "the waiter holds at once after the release", join(waiter)).await;
+        let next = in_time(bound, "the waiter acquires the lock at once after the release", join(waiter)).await;
         let validity = async || next.validity();
-        becomes(AT_ONCE * 2, "a lease that waited soon has its whole ttl", validity, |valid| *valid >= whole).await;
+        becomes(AT_ONCE * 2, "a lease after a wait soon has its whole ttl", validity, |valid| *valid >= whole).await;
         let left = fixture.record(&name).await.lease().expect("it is held");
-        assert!(left >= whole, "the holder has its whole ttl, the server has {left:?} left");
+        assert!(left >= whole, "the holder has its whole ttl, but the server has {left:?} left");
         next.release().await.expect("a release");
     }
 }
 
-/// Invariant 4: a margin is kept, so the validity of a fresh lease is shorter than its ttl, and it only shrinks.
+/// Invariant 4: the holder keeps a margin, so the validity of a fresh lease is shorter than its ttl. It only shrinks.
 pub async fn validity_keeps_a_margin_and_shrinks(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let (name, ttl) = (name("margin"), fixture.ttl());
@@ -394,7 +394,7 @@ pub async fn validity_keeps_a_margin_and_shrinks(fixture: &dyn Fixture) {
         tokio::time::sleep(ttl / 10).await;
         let now = guard.validity();
         assert!(now < last || now.is_zero(), "the validity of a fixed lease grew from {last:?} to {now:?}");
-        assert_eq!(guard.is_held(), !guard.validity().is_zero(), "held and valid are two things");
+        assert_eq!(guard.is_held(), !guard.validity().is_zero(), "`is_held` and `validity` disagree");
         last = now;
     }
     assert!(!guard.is_held());

@@ -1,6 +1,6 @@
 //! The cases, one file per group of the contract.
 //!
-//! Each takes a fresh fixture, fails by a panic, and names the invariants that it proves.
+//! Each case takes a fresh fixture, fails with a panic, and names the invariants that it proves.
 
 pub mod a_fixture;
 pub mod cancellation;

@@ -8,10 +8,10 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, join, name};
 use crate::timing_control::in_time;
 
-/// Names that something on the way could take for one another, or for something else.
+/// Names that a layer could confuse with one another or interpret as syntax.
 fn tricky() -> Vec<LockName> {
     let mut names: Vec<String> = [
-        // Case, spaces and Unicode forms: what text collations merge.
+        // Case, spaces and Unicode forms, which text collations merge.
         "job",
         "Job",
         "JOB",
@@ -28,7 +28,7 @@ fn tricky() -> Vec<LockName> {
         "ss",
         "ﬀ",
         "ff",
-        // What keys, patterns, paths and scripts take for syntax.
+        // Syntax of keys, patterns, paths and scripts.
         "job/1",
         "job:1",
         "job%2F1",
@@ -63,7 +63,7 @@ fn tricky() -> Vec<LockName> {
         "a=b",
         "#",
         "|",
-        // What is no letter anywhere.
+        // Characters that are not letters.
         "🔒",
         "名前",
         "\u{feff}job",
@@ -75,7 +75,7 @@ fn tricky() -> Vec<LockName> {
     ]
     .map(str::to_owned)
     .to_vec();
-    // Around the lengths at which an encoding changes its form: the plain one and one that is three times as long.
+    // Lengths around the limit at which an encoding changes its form, plain and three times as long.
     for length in [64, 65, 66, 80, 199, 200, 201, 255, 256, 512, LockName::MAX_BYTES - 1, LockName::MAX_BYTES] {
         names.push("x".repeat(length));
         names.push(format!("{}y", "x".repeat(length - 1)));
@@ -84,26 +84,30 @@ fn tricky() -> Vec<LockName> {
     names.iter().map(|text| name(text)).collect()
 }
 
-/// Invariant 16: whatever the names look like, different names are different locks: all are held at once.
+/// Invariant 16: different names are different locks, so all are held at once.
 pub async fn all_names_are_distinct(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let mut guards = Vec::new();
     for name in tricky() {
         let guard = ann.lock(name.as_str()).try_acquire().await;
         let guard = guard.unwrap_or_else(|error| panic!("{name:?} does not work as a name: {error:?}"));
-        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is taken for the name of a lock that is held")));
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is confused with the name of a held lock")));
     }
     for guard in &guards {
-        assert!(!is_free(&bob, guard.name()).await, "{:?} is held, and free under the same name", guard.name());
+        assert!(
+            !is_free(&bob, guard.name()).await,
+            "{:?} is held, but an acquire of the same name succeeds",
+            guard.name()
+        );
     }
     for guard in guards {
         let name = guard.name().clone();
         guard.release().await.unwrap_or_else(|error| panic!("{name:?} cannot be released: {error:?}"));
-        assert!(is_free(&bob, &name).await, "{name:?} was released, and is not free");
+        assert!(is_free(&bob, &name).await, "{name:?} was released, but is not free");
     }
 }
 
-/// Invariant 16: a waiter of a strange name is woken like any other.
+/// Invariant 16: a waiter of any name is notified.
 pub async fn a_waiter_gets_a_lock_with_any_name(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     for strange in ["{job} 1/%2F\0\n'\"🔒", &"/".repeat(LockName::MAX_BYTES)] {
@@ -113,12 +117,12 @@ pub async fn a_waiter_gets_a_lock_with_any_name(fixture: &dyn Fixture) {
         queued(fixture, &bob, &name, (1, 1)).await;
         guard.release().await.expect("a release");
         let bound = handoff_bound(&bob.capabilities());
-        let next = in_time(bound, "the waiter of a strange name holds at once", join(waiter)).await;
+        let next = in_time(bound, "the waiter of an unusual name acquires the lock at once", join(waiter)).await;
         next.release().await.expect("a release");
     }
 }
 
-/// Invariant 16: the encoding of names is frozen: the server has each lock under the name that it always had.
+/// Invariant 16: the encoding of names is frozen: the server stores each lock under its frozen name.
 pub async fn the_encoding_is_frozen(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     for name in tricky() {
@@ -131,12 +135,12 @@ pub async fn the_encoding_is_frozen(fixture: &dyn Fixture) {
     }
 }
 
-/// Stored state of another format version is a typed error, never a grant, and is left as it is.
+/// Stored state of another format version causes a typed error and never a grant. The backend does not change it.
 pub async fn another_format_version_is_an_error(fixture: &dyn Fixture) {
     unreadable(fixture, Tamper::OtherVersion).await;
 }
 
-/// Stored state that nobody can read is a typed error, never a grant, and harms no other lock.
+/// Unreadable stored state causes a typed error and never a grant. Other locks are not affected.
 pub async fn an_unreadable_record_is_an_error(fixture: &dyn Fixture) {
     unreadable(fixture, Tamper::Corrupt).await;
 }
@@ -147,7 +151,7 @@ async fn unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     hold(&ann, &name).await.release().await.expect("a release");
     if let Err(unsupported) = fixture.tamper(&name, tamper).await {
         assert!(!unsupported.reason.is_empty());
-        assert!(is_free(&ann, &name).await, "a record that cannot be spoilt is read");
+        assert!(is_free(&ann, &name).await, "a readable record is free");
         return;
     }
     let refused = ann.lock(name.as_str()).acquire().await;
@@ -155,7 +159,7 @@ async fn unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     let refused = ann.lock(name.as_str()).try_acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Unsupported, "{refused:?}");
     tokio::time::sleep(AT_ONCE).await;
-    // It is not repaired behind anybody's back, and other locks do not notice.
+    // The backend does not repair it, and other locks are not affected.
     assert_eq!(kind_of(&ann.lock(name.as_str()).try_acquire().await), ErrorKind::Unsupported);
     assert!(is_free(&ann, &crate::support::name("readable")).await);
 }

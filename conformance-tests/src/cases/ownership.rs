@@ -1,4 +1,4 @@
-//! Whose lease it is: what is said of a claim touches that claim and nothing else.
+//! Ownership: a request for a claim affects that claim and nothing else.
 
 use leasehold_core::backend::{
     AcquireOutcome, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, TtlScope, Waiting,
@@ -8,7 +8,7 @@ use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
 use crate::support::{self, AT_ONCE, eventually, name};
 
-/// Invariant 7: a release of a claim whose lease has expired replies `NotHeld` and leaves the next holder alone.
+/// Invariant 7: a release of a claim whose lease has expired returns `NotHeld` and does not affect the next holder.
 pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale release"), fixture.ttl());
@@ -23,7 +23,7 @@ pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
-/// Invariant 7: a withdraw of a stale claim, which leaves a note at the store, does not touch the next holder either.
+/// Invariant 7: a withdraw of a stale claim, which leaves a note at the store, does not affect the next holder.
 pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale withdraw"), fixture.ttl());
@@ -38,7 +38,7 @@ pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
-/// Invariant 7: a renewal of a claim whose lease has expired replies `Lost` and does not prolong the next holder's.
+/// Invariant 7: a renewal of a claim whose lease has expired returns `Lost` and does not prolong the next holder's.
 pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stale renewal"), fixture.ttl());
@@ -47,12 +47,15 @@ pub async fn stale_renewal_leaves_the_new_holder(fixture: &dyn Fixture) {
     let grant = bob.takes_over(&new, ttl, ttl * 5).await;
 
     let reply = ann.renew(RenewRequest::new(old, place, ttl * 50)).await;
-    assert!(matches!(reply, RenewReply::Lost), "another holds the lock, and the stale renewal says {reply:?}");
+    assert!(
+        matches!(reply, RenewReply::Lost),
+        "another client holds the lock, and the stale renewal returned {reply:?}"
+    );
     let left = support::still_held(fixture, &name, grant.token, ttl).await;
     assert!(left <= ttl * 5, "the stale renewal gave the new holder {left:?} of {:?}", ttl * 5);
 }
 
-/// Invariants 4 and 7: a lease that has expired is over, also while nobody else wants the lock.
+/// Invariants 4 and 7: an expired lease is not revived, even if no other claim waits.
 pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("expired"), fixture.ttl());
@@ -64,12 +67,12 @@ pub async fn renewal_after_expiry_never_revives(fixture: &dyn Fixture) {
     let reply = ann.renew(RenewRequest::new(claim, place, ttl)).await;
     assert!(
         matches!(reply, RenewReply::Lost | RenewReply::Free),
-        "the lease has expired, and its renewal says {reply:?}"
+        "the lease has expired, but its renewal returned {reply:?}"
     );
     assert_eq!(fixture.record(&name).await.lease(), None, "a late renewal revived the lease");
 }
 
-/// Invariant 7: the second release of a claim is a no-op that says so.
+/// Invariant 7: the second release of a claim has no effect and returns `NotHeld`.
 pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let name = name("double release");
@@ -82,7 +85,7 @@ pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
 }
 
-/// Invariant 7: whoever never held cannot end anything, and leaves nothing.
+/// Invariant 7: a release of a claim that never held ends nothing and leaves nothing.
 pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (held, free) = (name("held"), name("free"));
@@ -92,29 +95,29 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
         assert_eq!(bob.release(&stranger, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
     }
     support::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
-    assert_eq!(fixture.resource_counts().await.leases, 1, "only the one that was granted is held");
+    assert_eq!(fixture.resource_counts().await.leases, 1, "only the granted lock is held");
 }
 
-/// Contract of `LockBackend`: a repeated acquire of a claim that holds replies the same grant, and the lease lasts at least
-/// as long as the second one asked for.
+/// Contract of `LockBackend`: a repeated acquire of a claim that holds returns the same grant, and the lease lasts at least for the
+/// second ttl.
 pub async fn repeated_acquire_returns_the_same_grant(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("again"), fixture.ttl());
     let claim = ann.claim(&name);
-    // Nobody can change the ttl of a session.
+    // The ttl of a session cannot change.
     let shorter = if ann.capabilities().ttl_scope == TtlScope::Session { ttl * 20 } else { ttl * 10 };
     let first = ann.granted(&claim, shorter).await;
     let second = ann.granted(&claim, ttl * 20).await;
     assert_eq!(first.token, second.token, "one claim was granted twice");
     assert_eq!(first.confirmation.place, second.confirmation.place, "one claim had two places");
     let left = support::still_held(fixture, &name, first.token, ttl * 15).await;
-    // And the shorter one takes nothing away.
+    // A shorter ttl does not shorten the lease.
     ann.granted(&claim, ttl).await;
     let then = support::still_held(fixture, &name, first.token, ttl * 15).await;
     assert!(then <= left, "the lease was prolonged by an acquire with a shorter ttl");
 }
 
-/// Contract of `LockBackend`: a repeated acquire of a claim that waits replies its place and makes no second one.
+/// Contract of `LockBackend`: a repeated acquire of a claim that waits returns its place and creates no second one.
 pub async fn repeated_acquire_keeps_its_place(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("again in the queue"), fixture.ttl() * 20);
@@ -126,13 +129,13 @@ pub async fn repeated_acquire_keeps_its_place(fixture: &dyn Fixture) {
     }
     let expected = u64::from(bob.capabilities().waiting == Waiting::ServerQueue);
     assert_eq!(fixture.record(&name).await.waiting(), expected, "one claim waits");
-    // It is one place: with the waiter gone, nobody stands in the way.
+    // It has one place: after the waiter leaves, the queue is empty.
     bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
     ann.release(&holder, Delivery::Confirmed).await.expect("a release");
-    assert_eq!(fixture.record(&name).await.lease(), None, "the lock went to a place that its claim did not know of");
+    assert_eq!(fixture.record(&name).await.lease(), None, "the lock was handed to a second place of the claim");
 }
 
-/// Contract of `LockBackend`: renew creates nothing, neither a lease where the lock is free nor a place where it is held.
+/// Contract of `LockBackend`: renew creates nothing, neither a lease if the lock is free nor a place if it is held.
 pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (held, free, ttl) = (name("held"), name("free"), fixture.ttl() * 20);
@@ -143,15 +146,15 @@ pub async fn renewal_creates_nothing(fixture: &dyn Fixture) {
             RenewRequest::new(bob.claim(&free), PlaceNumber::NONE, ttl),
         ])
         .await;
-    assert!(matches!(replies[0], RenewReply::Lost), "a stranger renewed what another holds: {:?}", replies[0]);
+    assert!(matches!(replies[0], RenewReply::Lost), "a stranger renewed a held lock: {:?}", replies[0]);
     assert!(
         matches!(replies[1], RenewReply::Lost | RenewReply::Free),
-        "a stranger renewed what is free: {:?}",
+        "a stranger renewed a free lock: {:?}",
         replies[1]
     );
     support::still_held(fixture, &held, grant.token, ttl / 2).await;
-    assert_eq!(fixture.record(&held).await.waiting(), 0, "a renewal made a place");
-    assert_eq!(fixture.record(&free).await.lease(), None, "a renewal made a lease");
+    assert_eq!(fixture.record(&held).await.waiting(), 0, "a renewal created a place");
+    assert_eq!(fixture.record(&free).await.lease(), None, "a renewal created a lease");
 }
 
 /// Invariant 14: two claims of one client on one connection are two owners.
@@ -170,15 +173,18 @@ pub async fn two_claims_of_one_client_are_two_owners(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
-/// A claim that wants no place is told that the lock is held, and the store keeps nothing of it.
+/// An acquire without a place returns `Contended` if the lock is held, and the store keeps no record of the claim.
 pub async fn a_claim_without_a_place_leaves_none(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("no place"), fixture.ttl() * 20);
     let holder = ann.claim(&name);
     ann.granted(&holder, ttl).await;
     let reply = bob.try_acquire(&bob.claim(&name), ttl).await;
-    assert!(matches!(reply, Ok(AcquireOutcome::Contended { .. })), "the lock is held, no place is wanted: {reply:?}");
-    assert_eq!(fixture.record(&name).await.waiting(), 0, "there is a place that nobody wanted");
+    assert!(
+        matches!(reply, Ok(AcquireOutcome::Contended { .. })),
+        "the lock is held, and the request has no place: {reply:?}"
+    );
+    assert_eq!(fixture.record(&name).await.waiting(), 0, "the store has a place of an acquire without a place");
     ann.release(&holder, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.record(&name).await.lease(), None, "the lock was handed to a claim that did not wait");

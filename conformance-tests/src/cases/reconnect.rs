@@ -1,4 +1,4 @@
-//! What a waiter has after its connection was cut and is back.
+//! Waiters after a reconnect.
 
 use crate::clients::{handoff_bound, hold, is_free, long_client, queued};
 use crate::fault::PathFault;
@@ -6,26 +6,27 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, BACK, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 13: whatever a waiter was to be told while it was cut off, it asks for as soon as it is back, far before its next look.
+/// Invariant 13: a waiter may miss a notification while it is disconnected. It retries as soon as it has reconnected, long before
+/// its next poll.
 pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
-    let name = name("asks when it is back");
+    let name = name("retries after a reconnect");
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::Disconnect).await;
-    // The handoff and its message fall into the time of the cut.
+    // The handoff and its notification happen during the outage.
     guard.release().await.expect("a release");
     fixture.heal().await;
     let bound = BACK + handoff_bound(&bob.capabilities());
-    let next = in_time(bound, "a waiter that is back asks at once what it missed", join(waiter)).await;
+    let next = in_time(bound, "a waiter that has reconnected retries at once", join(waiter)).await;
     assert!(next.is_held());
 }
 
-/// Invariants 10 and 13: a client whose connection was cut is told again as before: it has subscribed again to what it needs.
+/// Invariants 10 and 13: a client is notified again after a reconnect: it has renewed its subscriptions.
 pub async fn a_waiter_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
-    let name = name("told after a reconnect");
+    let name = name("notified after a reconnect");
     let bound = handoff_bound(&bob.capabilities());
     for cut in [false, true] {
         if cut {
@@ -34,14 +35,14 @@ pub async fn a_waiter_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
             fixture.heal().await;
             let back = async || bob.lock(name.as_str()).acquire().await.is_ok();
             eventually(BACK + bob.capabilities().call_bound, "the client works again", back).await;
-            // The release may go over another connection, which is on its way back too.
-            eventually(BACK, "what was just granted is released", async || is_free(&ann, &name).await).await;
+            // The release may use another connection, which may still be reconnecting.
+            eventually(BACK, "the granted lock is released", async || is_free(&ann, &name).await).await;
         }
         let guard = hold(&ann, &name).await;
         let waiter = tokio::spawn(hold(&bob, &name));
         queued(fixture, &bob, &name, (1, 1)).await;
         guard.release().await.expect("a release");
-        let next = in_time(bound, "a waiter is told after a reconnect as before", join(waiter)).await;
+        let next = in_time(bound, "a waiter is notified after a reconnect as before", join(waiter)).await;
         next.release().await.expect("a release");
     }
 }

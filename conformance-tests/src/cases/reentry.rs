@@ -8,7 +8,7 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Acquires with the same holder on one client share a lease and its token, which ends with the last guard.
+/// Acquires with the same holder on one client share a lease and its token, and the lease ends with the last guard.
 pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, holder) = (name("shared"), HolderId::new());
@@ -17,7 +17,7 @@ pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {
     let served = fixture.served().await;
     let second = lock.acquire().await.expect("the same holder holds it");
     let third = lock.try_acquire().await.expect("nothing is broken").expect("the same holder holds it");
-    assert_eq!(fixture.served().await, served, "re-entry asks nobody");
+    assert_eq!(fixture.served().await, served, "re-entry sends no request");
     assert_eq!(first.fencing_token(), second.fencing_token());
     assert_eq!(Some(third.fencing_token()), fixture.record(&name).await.last_token, "one lease, one token");
     drop(first);
@@ -27,7 +27,7 @@ pub async fn the_same_holder_shares_one_lease(fixture: &dyn Fixture) {
     assert!(is_free(&bob, &name).await, "the lease outlived its last guard");
 }
 
-/// Another holder, and whoever has none, waits like anybody else, on the same client too.
+/// Acquires with another holder or without one wait, also on the same client.
 pub async fn another_holder_waits(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, holder) = (name("others"), HolderId::new());
@@ -35,7 +35,7 @@ pub async fn another_holder_waits(fixture: &dyn Fixture) {
     let others = [
         ann.lock(name.as_str()).holder(HolderId::new()),
         ann.lock(name.as_str()),
-        // An id means something only to the client that it is used with.
+        // A holder id is scoped to one client.
         bob.lock(name.as_str()).holder(holder),
     ];
     for other in others {
@@ -82,11 +82,11 @@ pub async fn cancelling_one_pending_acquire_leaves_the_other(fixture: &dyn Fixtu
     assert!(goes.is_err(), "the lock is held");
     queued(fixture, &ann, &name, (1, 1)).await;
     guard.release().await.expect("a release");
-    let granted = in_time(AT_ONCE, "the one that stays has kept its place", join(stays)).await;
+    let granted = in_time(AT_ONCE, "the remaining acquire has kept its place", join(stays)).await;
     assert!(granted.is_held());
 }
 
-/// What shares a lease must agree in ttl and kind of renewal: `InvalidInput` otherwise, and nothing is sent.
+/// Acquires that share a lease must agree in ttl and kind of renewal. Otherwise they fail with `InvalidInput`, and nothing is sent.
 pub async fn a_shared_lease_has_one_ttl(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     let (name, holder) = (name("agree"), HolderId::new());
@@ -98,7 +98,7 @@ pub async fn a_shared_lease_has_one_ttl(fixture: &dyn Fixture) {
     let other_renewal = lock.clone().without_renewal().acquire().await;
     assert_eq!(kind_of(&other_renewal), ErrorKind::InvalidInput);
     tokio::time::sleep(fixture.ttl()).await;
-    assert_eq!(fixture.served().await, served, "something was sent for what is refused here");
+    assert_eq!(fixture.served().await, served, "something was sent for a refused acquire");
     assert!(guard.is_held());
     guard.release().await.expect("a refused acquire leaves no share in the lease");
     assert_eq!(fixture.record(&name).await.lease(), None);
@@ -121,7 +121,8 @@ pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
         }
     };
     for guard in &guards {
-        let reason = lost(guard, steady_ttl(fixture) / 3 + AT_ONCE, "every guard is told by the next renewal").await;
+        let reason =
+            lost(guard, steady_ttl(fixture) / 3 + AT_ONCE, "every guard is notified by the next renewal").await;
         assert_eq!(reason, expected);
         assert!(!guard.is_held());
     }
@@ -129,7 +130,7 @@ pub async fn a_loss_reaches_all_guards(fixture: &dyn Fixture) {
     if expected == LossReason::Gone {
         let counted = async || ann.stats().lost == 1;
         eventually(AT_ONCE, "three guards share one lease, which was lost once", counted).await;
-        // The same holder starts afresh.
+        // The same holder can acquire again.
         let free = async || lock.try_acquire().await.expect("nothing is broken").is_some();
         eventually(AT_ONCE, "the holder can acquire it again", free).await;
     }

@@ -19,7 +19,7 @@ use crate::hooks::{Hooked, Hooks, Inner};
 use crate::support::{AT_ONCE, ENDS_BY, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 11: with a wait of zero there is one attempt, within the bound of a call, and nobody is left waiting.
+/// Invariant 11: a wait of zero makes one attempt within the bound of a call, and leaves no waiter.
 pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("zero");
@@ -28,15 +28,15 @@ pub async fn a_wait_of_zero_is_one_attempt(fixture: &dyn Fixture) {
     let lock = bob.lock(name.as_str()).wait(Duration::ZERO);
     let bound = bob.capabilities().call_bound;
     let refused = in_time(bound, "one attempt ends within the bound of a call", lock.acquire()).await;
-    assert_eq!(kind_of(&refused), ErrorKind::Timeout, "one attempt ends with what it found");
+    assert_eq!(kind_of(&refused), ErrorKind::Timeout, "one attempt ends with `Timeout`");
     assert!(bob.lock(name.as_str()).try_acquire().await.expect("nothing is broken").is_none());
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.served().await - served, 2, "two attempts are two requests");
-    assert_eq!((fixture.record(&name).await.waiting(), bob.stats().waiting), (0, 0), "somebody still waits");
+    assert_eq!((fixture.record(&name).await.waiting(), bob.stats().waiting), (0, 0), "a waiter is left");
     drop(guard);
 }
 
-/// A wait below a second is kept, not rounded: neither given up early nor late.
+/// A wait below a second is kept, not rounded: the acquire gives up neither early nor late.
 pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("sub-second");
@@ -51,7 +51,7 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 11: a wait that outlasts several periods of renewal, looks and pushes still ends in time, and leaves nobody.
+/// Invariant 11: a wait that lasts for several renewals, polls and pushes ends in time and leaves no waiter.
 pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, wait) = (name("in time"), fixture.ttl() * 3);
@@ -62,25 +62,28 @@ pub async fn a_long_wait_ends_in_time(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&refused), ErrorKind::Timeout);
     assert!(guard.is_held());
     let gone = async || fixture.record(&name).await.waiting() == 0;
-    eventually(AT_ONCE, "whoever has given up leaves the queue", gone).await;
+    eventually(AT_ONCE, "a waiter that has given up leaves the queue", gone).await;
 }
 
-/// Invariant 11: the wait includes connecting. In front of a silent server it is as long as it says.
+/// Invariant 11: the wait includes connecting. It ends in time even if the server is silent.
 pub async fn the_wait_includes_connecting(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
     fixture.path(PathFault::DropTraffic).await;
     for wait in [Duration::from_millis(70), fixture.ttl() * 2] {
         let lock = ann.lock("silence").wait(wait);
-        let refused = in_time(wait + ENDS_BY, "the wait has an end in front of a silent server", lock.acquire()).await;
+        let refused = in_time(wait + ENDS_BY, "the wait ends although the server is silent", lock.acquire()).await;
         let kind = kind_of(&refused);
-        assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "nobody answered: {kind:?}");
+        assert!(
+            matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable),
+            "the server did not reply: {kind:?}"
+        );
     }
     let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock("silence"));
     let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
-    assert!(refused.is_err(), "nobody answered, and an attempt says {refused:?}");
+    assert!(refused.is_err(), "the server did not reply, and an attempt returned {refused:?}");
 }
 
-/// Invariants 10 and 13: a release hands the lock to the waiter at once, far from any timer.
+/// Invariants 10 and 13: a release hands the lock to the waiter at once, without a timer.
 pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("wake");
@@ -90,12 +93,12 @@ pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
         let waiter = tokio::spawn(hold(&bob, &name));
         queued(fixture, &bob, &name, (1, 1)).await;
         guard.release().await.expect("a release");
-        let next = in_time(bound, "the waiter holds at once after the release", join(waiter)).await;
+        let next = in_time(bound, "the waiter acquires the lock at once after the release", join(waiter)).await;
         next.release().await.expect("a release");
     }
 }
 
-/// Invariant 10: a waiter of a holder that died holds within the rest of its ttl and the backend's slack, and not before.
+/// Invariant 10: a waiter takes over from a dead holder after the rest of its ttl, at most the backend's slack later.
 pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
     let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
@@ -103,11 +106,11 @@ pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
     dead.granted(&dead.claim(&name), ttl).await;
     let bound = ttl + bob.capabilities().takeover_slack;
     let guard = in_time(bound, "taken over from a dead holder", hold(&bob, &name)).await;
-    stopwatch.not_before(ttl, "taken over from a holder whose lease stood");
+    stopwatch.not_before(ttl, "taken over before the lease ended");
     assert!(guard.is_held());
 }
 
-/// Invariant 13: a waiter that died in the queue costs those behind it the rest of its place, no more.
+/// Invariant 13: a dead waiter in the queue delays those behind it by the rest of its place, no more.
 pub async fn a_waiter_that_died_in_the_queue_is_passed_over(fixture: &dyn Fixture) {
     let (ann, dead) = (long_client(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let bob = client(fixture, Route::Clear).await;
@@ -121,7 +124,7 @@ pub async fn a_waiter_that_died_in_the_queue_is_passed_over(fixture: &dyn Fixtur
     drop(in_time(bound, "a place of a dead waiter ends with its ttl", join(waiter)).await);
 }
 
-/// Invariant 13: when the message that it is its turn is lost, a waiter still holds, by its next look.
+/// Invariant 13: if the notification of its turn is lost, a waiter acquires the lock by its next poll.
 pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, steady_client(fixture, Route::Faulty).await);
     let (name, ttl) = (name("lost push"), steady_ttl(fixture));
@@ -130,13 +133,14 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::LosePushes).await;
     guard.release().await.expect("a release");
-    // A place is renewed at a third of its ttl, and a look is never further away than that.
+    // A place is renewed after a third of its ttl, so the next poll is never later.
     let bound = ttl.min(bob.capabilities().max_place_ttl) / 3 + AT_ONCE;
-    let next = in_time(bound, "the next look finds what the push would have told", join(waiter)).await;
+    let next = in_time(bound, "the next poll finds the grant whose push was lost", join(waiter)).await;
     assert!(next.is_held());
 }
 
-/// A watch of a lock reports that it may be free: once, also when it became free before, and not after its guard is gone.
+/// A watch of a lock reports that it may be free: once, also if it became free before the watch, and not after its guard is
+/// dropped.
 pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let Some(names) = bob.backend().extensions().watch else {
@@ -148,7 +152,7 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
         || bob.take_events().iter().filter(|event| matches!(event, Event::Changed(_) | Event::Resync)).count();
     let (holder, waiter) = (ann.claim(&name), bob.claim(&name));
     ann.granted(&holder, ttl).await;
-    // The watch begins with the refusal.
+    // The watch begins when the acquire is refused.
     bob.not_granted(&waiter, ttl).await;
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(reports(), 0, "a watch reports a lock that is held");
@@ -169,7 +173,7 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     assert_eq!(reports(), 0, "a watch that was ended reports");
 }
 
-/// Has the lock released, and whoever waits told, between the store's "not yours" and the moment at which the client hears it.
+/// Releases the lock, and notifies the waiter, after the store has refused an acquire and before the client gets that reply.
 struct ReleasedMeanwhile {
     holder: Direct,
     held: Claim,
@@ -189,10 +193,10 @@ impl Hooks for ReleasedMeanwhile {
     }
 }
 
-/// Invariant 13: what a waiter is told while its own request is still under way is newer than the reply, and counts.
+/// Invariant 13: a notification that arrives while the waiter's own request is in flight is newer than its reply, and takes effect.
 pub async fn an_event_during_a_call_is_not_lost(fixture: &dyn Fixture) {
     let holder = Direct::new(fixture, Route::Clear).await;
-    let (name, ttl) = (name("told meanwhile"), fixture.ttl() * 20);
+    let (name, ttl) = (name("notified meanwhile"), fixture.ttl() * 20);
     let held = holder.claim(&name);
     holder.granted(&held, ttl).await;
     let hooks = Arc::new(ReleasedMeanwhile { holder, held, released: AtomicBool::new(false) });
@@ -200,14 +204,16 @@ pub async fn an_event_during_a_call_is_not_lost(fixture: &dyn Fixture) {
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
     let bound = AT_ONCE / 2 + handoff_bound(&ann.capabilities());
     fixture.connected().await;
-    let guard = in_time(bound, "whoever was told while it asked holds at once", hold(&ann, &name)).await;
+    let guard =
+        in_time(bound, "a waiter that was notified during its request acquires the lock at once", hold(&ann, &name))
+            .await;
     assert!(hooks.released.load(Ordering::SeqCst), "it was never refused");
     drop(guard);
 }
 
-/// Releases, and gives the tokens of those who waited when each has had its turn, which takes `bound` at most.
+/// Releases the lock, and returns the tokens of the waiters after each has had its turn, within `bound`.
 async fn all_turns(guard: LockGuard, waiting: Vec<JoinHandle<FencingToken>>, bound: Duration) -> Vec<FencingToken> {
-    in_time(bound, "everybody who waited has had a turn", async {
+    in_time(bound, "every waiter has had a turn", async {
         guard.release().await.expect("a release");
         let mut tokens = Vec::new();
         for task in waiting {
@@ -218,7 +224,7 @@ async fn all_turns(guard: LockGuard, waiting: Vec<JoinHandle<FencingToken>>, bou
     .await
 }
 
-/// First come, first served, where the backend claims it.
+/// Clients are served in order of arrival if the backend claims that.
 pub async fn clients_are_served_in_order_where_that_is_claimed(fixture: &dyn Fixture) {
     const CLIENTS: u64 = 6;
     let holder = long_client(fixture, Route::Clear).await;
@@ -240,7 +246,7 @@ pub async fn clients_are_served_in_order_where_that_is_claimed(fixture: &dyn Fix
     let tokens = all_turns(guard, waiting, bound).await;
     let in_order = tokens.is_sorted();
     assert!(in_order || !holder.capabilities().fifo, "the backend claims order and granted {tokens:?}");
-    // Without a claim nobody is served twice or left out all the same.
+    // Without that claim, every client is still served exactly once.
     let mut tokens = tokens;
     tokens.sort();
     tokens.dedup();
@@ -281,14 +287,14 @@ pub async fn a_thousand_waiters_all_get_their_turn(fixture: &dyn Fixture) {
         for _ in 0..100 {
             let lock = client.lock(name.as_str()).wait(PATIENCE * 3);
             waiting.push(tokio::spawn(async move {
-                let guard = lock.acquire().await.expect("everybody gets a turn");
+                let guard = lock.acquire().await.expect("every client gets a turn");
                 let token = guard.fencing_token();
                 guard.release().await.expect("a release");
                 token
             }));
         }
     }
-    eventually(Duration::from_secs(5), "everybody waits", async || {
+    eventually(Duration::from_secs(5), "every task waits", async || {
         holder.capabilities().waiting != Waiting::ServerQueue || fixture.record(&name).await.waiting() == 10
     })
     .await;
@@ -299,19 +305,19 @@ pub async fn a_thousand_waiters_all_get_their_turn(fixture: &dyn Fixture) {
     }
     tokens.sort();
     tokens.dedup();
-    assert_eq!(tokens.len(), 1000, "a thousand holders, and so many tokens");
+    assert_eq!(tokens.len(), 1000, "a thousand holders have a thousand tokens");
     assert!(is_free(&holder, &name).await);
 }
 
-/// What a handoff costs the server, with clients that react to what they are told. Where the server keeps a queue it does not grow
-/// with the number of those who wait; elsewhere each of them asks once, at most.
+/// The cost of a handoff in requests. If the server keeps a queue, the cost does not grow with the number of waiters. Otherwise
+/// each waiter sends at most one request.
 pub async fn the_cost_of_a_handoff_is_flat(fixture: &dyn Fixture) {
     let few = cost_of_handoffs(fixture, 2).await;
     let some = cost_of_handoffs(fixture, 10).await;
     let many = cost_of_handoffs(fixture, 30).await;
     println!("requests per handoff of 2, 10 and 30 clients: {few:.1}, {some:.1}, {many:.1}");
     let keeps_queue = Direct::new(fixture, Route::Clear).await.capabilities().waiting == Waiting::ServerQueue;
-    // An acquire that is granted and a release; without a queue also one that is refused for each who waits.
+    // A granted acquire and a release, and without a queue one refused acquire for each waiter.
     let most = if keeps_queue { 2.2 } else { 2.0 + 30.0 };
     assert!(
         many <= most,
@@ -319,7 +325,7 @@ pub async fn the_cost_of_a_handoff_is_flat(fixture: &dyn Fixture) {
     );
 }
 
-/// Requests per handoff, with so many clients that take turns at one lock.
+/// Requests per handoff, with this many clients that take turns.
 async fn cost_of_handoffs(fixture: &dyn Fixture, clients: u32) -> f64 {
     const TURNS: u32 = 5;
     let (name, job) = (name(&format!("{clients} clients")), Duration::from_millis(2));
@@ -331,7 +337,7 @@ async fn cost_of_handoffs(fixture: &dyn Fixture, clients: u32) -> f64 {
         let lock = client.lock(name.as_str()).wait(PATIENCE * 2);
         waiting.push(tokio::spawn(async move {
             for _ in 0..TURNS {
-                let guard = lock.acquire().await.expect("everybody gets a turn");
+                let guard = lock.acquire().await.expect("every client gets a turn");
                 tokio::time::sleep(job).await;
                 guard.release().await.expect("a release");
             }
@@ -340,7 +346,7 @@ async fn cost_of_handoffs(fixture: &dyn Fixture, clients: u32) -> f64 {
     }
     let served = fixture.served().await;
     let bound = (job + handoff_bound(&holder.capabilities())) * clients * TURNS;
-    in_time(bound, "everybody has had all turns", async {
+    in_time(bound, "every client has had all its turns", async {
         guard.release().await.expect("a release");
         for task in waiting {
             join(task).await;

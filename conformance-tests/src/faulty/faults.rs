@@ -12,14 +12,14 @@ use super::{Faulty, unreadable};
 use crate::fault::{PathFault, Room, ServerFault, Unsupported};
 use crate::fixture::Route;
 
-/// Breaks and mends the path and the server of all backends that it has wrapped, and counts their requests.
+/// Injects and ends faults of the path and the server of all wrapped backends, and counts their requests.
 ///
-/// A [`Fixture`](crate::Fixture) without a real server owns one and hands its own methods on to it. Cheap to clone.
+/// A [`Fixture`](crate::Fixture) without a real server owns one and delegates its methods to it. Cheap to clone.
 #[derive(Clone)]
 pub struct Faults(Arc<Shared>);
 
 impl Faults {
-    /// No fault yet. What is delayed and held runs on this runtime.
+    /// No fault yet. Delayed and held requests run on this runtime.
     pub fn new(runtime: tokio::runtime::Handle) -> Self {
         Self(Arc::new(Shared {
             runtime,
@@ -45,8 +45,7 @@ impl Faults {
         }
     }
 
-    /// [`Fixture::heal`](crate::Fixture::heal). Clients that could notice the fault look at all their locks again, as a
-    /// backend does after it has connected again.
+    /// [`Fixture::heal`](crate::Fixture::heal). Clients on the faulty route get `Event::Resync`, as after a reconnect.
     pub fn heal(&self) {
         let (fault, cores) = {
             let mut path = lock(&self.0.path);
@@ -70,11 +69,11 @@ impl Faults {
         }
     }
 
-    /// [`Fixture::server`](crate::Fixture::server), as far as it needs nothing of the store. Start and
-    /// [`Data`](crate::Data) are the fixture's: it replaces what is stored and then starts.
+    /// [`Fixture::server`](crate::Fixture::server), for faults that do not need the store. Start and [`Data`](crate::Data) are the
+    /// fixture's: it replaces what is stored and then starts.
     ///
     /// # Errors
-    /// What only a real server can have.
+    /// Faults that only a real server can have.
     pub fn server(&self, fault: &ServerFault) -> Result<(), Unsupported> {
         let health = match fault {
             ServerFault::Stop | ServerFault::Kill => Health::Down,
@@ -126,7 +125,7 @@ impl Faults {
 pub(crate) struct Shared {
     runtime: tokio::runtime::Handle,
     path: Mutex<Path>,
-    /// Raised by each cut: what was under way then gets no reply, and what had not arrived never does.
+    /// Raised by each cut. Requests in flight get no reply, and those that have not arrived never arrive.
     pub(super) cuts: watch::Sender<u64>,
     pub(super) server: watch::Sender<Health>,
     spoilt: Mutex<HashSet<LockName>>,
@@ -164,7 +163,7 @@ impl Shared {
         &self.runtime
     }
 
-    /// A backend is in use; the reply names it.
+    /// Registers a backend, and returns its id.
     pub(super) fn attached(&self, route: Route, core: &CoreHandle) -> u64 {
         let mut path = lock(&self.path);
         path.next_id += 1;
@@ -184,7 +183,7 @@ impl Shared {
         lock(&self.path).fault.clone()
     }
 
-    /// Waits until the held requests are delivered. The sender that it gives is dropped when the request has arrived.
+    /// Waits until the held requests are delivered. The caller drops the returned sender when the request has arrived.
     pub(super) fn hold(&self) -> oneshot::Receiver<oneshot::Sender<()>> {
         let (go, gone) = oneshot::channel();
         lock(&self.path).held.push(go);

@@ -1,4 +1,4 @@
-//! One request on its way through the faults.
+//! The path of one request through the faults.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::faults::{Health, Shared};
 use crate::fault::PathFault;
 use crate::fixture::Route;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Acquire,
@@ -22,7 +22,7 @@ pub(super) enum Verb {
 /// How much later the second copy of a doubled request arrives.
 const SECOND_COPY: Duration = Duration::from_millis(20);
 
-/// The way of one call to the server and back.
+/// The path of one call to the server and back.
 #[derive(Clone)]
 pub(super) struct Line {
     faults: Arc<Shared>,
@@ -37,12 +37,12 @@ impl Line {
         Self { faults, route, bound, is_clear }
     }
 
-    /// Whether nothing is broken for this call.
+    /// Whether no fault applies to this call.
     pub(super) fn is_clear(&self) -> bool {
         self.is_clear
     }
 
-    /// Sends a request. The reply of the server, or what its client knows without one.
+    /// Sends a request. Returns the reply of the server, or the error that its client gets without one.
     pub(super) async fn call<T, F>(self, verb: Verb, request: impl Fn() -> F + Send + Sync + 'static) -> Result<T>
     where
         T: Send + 'static,
@@ -91,7 +91,7 @@ impl Line {
             }
             _ => None,
         };
-        // What a cut caught on the way never arrives; what was held is in the network and outlives its connection.
+        // A cut loses requests in flight. A held request is in the network and outlives its connection.
         if arrived.is_none() && cuts.has_changed().unwrap_or(true) {
             return;
         }
@@ -114,7 +114,7 @@ impl Line {
         }
     }
 
-    /// The server works on a request, or refuses it.
+    /// The server processes a request, or refuses it.
     async fn serve<T, F>(&self, verb: Verb, request: &(impl Fn() -> F + Sync)) -> Result<T>
     where
         F: Future<Output = T> + Send,
@@ -125,8 +125,8 @@ impl Line {
             Health::Up | Health::Paused => None,
             Health::Down => Some((ErrorKind::Unavailable, "the connection was refused")),
             Health::RefusesUser => Some((ErrorKind::Auth, "the server refused the user or the password")),
-            Health::ReadOnly => Some((ErrorKind::Unavailable, "the server takes no writes: it is a replica")),
-            // Ending a lease needs no room.
+            Health::ReadOnly => Some((ErrorKind::Unavailable, "the server refuses writes: it is a replica")),
+            // A release needs no room.
             Health::Full if verb != Verb::Acquire => None,
             Health::Full => Some((ErrorKind::Capacity, "the server is full")),
         };
@@ -138,7 +138,7 @@ impl Line {
     }
 }
 
-/// Keeps the line open until its client gives up.
+/// Keeps the connection open until its client gives up.
 async fn wait_without_reply<T>(mut reply_sender: oneshot::Sender<T>) {
     reply_sender.closed().await;
 }

@@ -1,6 +1,6 @@
-/* Steps the wall clock of one process, and of no other: loaded before its libraries (LD_PRELOAD), with the file that
- * holds the step, a signed 64-bit number of microseconds, in LEASEHOLD_CLOCK_STEP. A new number counts at once.
- * Clocks that only count up are left as they are. */
+/* Steps the wall clock of one process. LD_PRELOAD loads this library before the others. The file in
+ * LEASEHOLD_CLOCK_STEP holds the step, a signed 64-bit number of microseconds. A new number takes effect at once.
+ * Monotonic clocks do not change. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

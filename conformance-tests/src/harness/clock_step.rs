@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What stands between a process and the machine's clock. In C, since nothing else can be loaded before a program's own
-/// libraries without unsafe code here; whoever links Rust programs has a C compiler.
+/// The library between a process and the machine's clock. It is written in C, because a preloaded Rust library would need unsafe
+/// code here. A machine that links Rust programs has a C compiler.
 const SOURCE: &str = include_str!("clock_step.c");
 
 /// The step of a process's wall clock, zero at first. Linux only.
@@ -19,10 +19,10 @@ pub struct ClockStep {
 }
 
 impl ClockStep {
-    /// Keeps what it needs in this folder.
+    /// Writes its files into this folder.
     ///
     /// # Errors
-    /// When there is no C compiler (the text says how to get it), or a file cannot be written.
+    /// If there is no C compiler (the error says how to install it), or a file cannot be written.
     pub fn new(folder: &Path) -> io::Result<Self> {
         if !cfg!(target_os = "linux") {
             return Err(io::Error::other("a process's clock can be stepped on Linux only"));
@@ -36,12 +36,12 @@ impl ClockStep {
         Ok(Self { library, file, micros: Mutex::new(0) })
     }
 
-    /// Has a command run by the stepped clock.
+    /// Makes a command use the stepped clock.
     pub(crate) fn apply(&self, command: &mut Command) {
         command.envs(self.variables());
     }
 
-    /// The environment of a program that is run by the stepped clock.
+    /// The environment variables of a program that uses the stepped clock.
     pub fn variables(&self) -> [(&'static str, &Path); 2] {
         [("LD_PRELOAD", &self.library), ("LEASEHOLD_CLOCK_STEP", &self.file)]
     }
@@ -53,7 +53,7 @@ impl ClockStep {
     pub fn step(&self, micros: i64) -> io::Result<()> {
         let mut total = self.micros.lock().unwrap_or_else(PoisonError::into_inner);
         *total += micros;
-        // In place: the process has this very file in its memory.
+        // In place: the process has mapped this file.
         OpenOptions::new().write(true).open(&self.file)?.write_all(&total.to_ne_bytes())
     }
 }

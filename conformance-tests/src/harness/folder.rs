@@ -1,4 +1,4 @@
-//! Where a server of a test, or a file of locks, writes.
+//! The folder that a test server, or a file of locks, writes to.
 
 use std::io;
 use std::path::Path;
@@ -8,11 +8,10 @@ use tempfile::{Builder, TempDir};
 /// File systems that live in memory.
 const IN_MEMORY: &[&str] = &["/dev/shm"];
 
-/// A temporary folder for what a store writes, in memory where the system has a place for that.
+/// A temporary folder for the files of a store, in memory if the system has such a file system.
 ///
-/// What is tested is whether a store keeps its word when its process dies, which memory proves as well as a disk. A disk
-/// that others use too stands still for parts of a second when it is told to write at once, and then the times of the cases
-/// would be the disk's.
+/// The cases test whether a store keeps its acknowledged data when its process dies, which memory proves as well as a disk. A
+/// shared disk stalls for parts of a second when it syncs, and the cases would then measure the disk.
 ///
 /// # Errors
 /// Those of the system.

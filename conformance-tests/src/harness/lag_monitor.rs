@@ -5,17 +5,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the lag monitor sleeps between two measurements.
+/// The pause between two measurements.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How many processes and threads have to be woken one after the other, at most, before a case sees something: a server, or
-/// the thread that hears of releases; the keeper; a worker of the runtime; the case.
+/// The most processes and threads that must be woken one after the other before a case observes an event: the server or the thread
+/// that receives notifications, the keeper, a worker of the runtime, and the case.
 const WAKE_UPS: u32 = 4;
 
-/// How often a processor may be taken away while a case runs. Each time delays it by that once, however many have to be woken.
+/// How often the host may pause a processor while a case runs. Each pause delays the case once, independently of the number of
+/// wake-ups.
 const STALLS: u32 = 2;
 
-/// How many processors are watched at most.
+/// The most processors that are measured.
 const PROCESSORS: usize = 8;
 
 /// Timers of the runtime count in milliseconds and round up.
@@ -23,8 +24,8 @@ const TICK: Duration = Duration::from_millis(2);
 
 /// Measures how late a thread is woken while a case runs.
 ///
-/// A bound in real time (5 ms, 50 ms) is a promise about the library, not about a busy machine. A case starts a
-/// lag monitor beside its work and asserts the bound plus what the lag monitor saw:
+/// A bound in real time (5 ms, 50 ms) is a promise about the library, not about a busy machine. A case starts a lag monitor beside
+/// its work and asserts the bound plus the allowance of the lag monitor:
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -43,45 +44,45 @@ pub struct LagMonitor {
     pinned: &'static [Arc<LagSampler>],
 }
 
-/// What one thread sees that sleeps 1 ms at a time.
+/// The measurements of one thread that sleeps 1 ms at a time.
 #[derive(Debug)]
 struct LagSampler {
     start: Instant,
     stop: AtomicBool,
     /// When the current sleep should end, in nanoseconds after `start`.
     due: AtomicU64,
-    /// Each lag worth remembering, with when it was seen. Newer and larger entries drive out older, smaller ones.
+    /// The relevant lags with their times. A larger entry replaces older, smaller ones.
     worst: Mutex<Vec<(Instant, Duration)>>,
 }
 
 impl LagMonitor {
-    /// Starts a thread that sleeps 1 ms at a time until the lag monitor is dropped. The first of a process also starts one on each
-    /// processor, of at most eight, which stay for as long as the process.
+    /// Starts a thread that sleeps 1 ms at a time until the lag monitor is dropped. The first lag monitor of a process also starts
+    /// one thread on each of at most eight processors. They run until the process ends.
     ///
     /// # Panics
-    /// When the system gives no threads.
+    /// If the system starts no thread.
     pub fn start() -> Self {
         let (sampler, thread) = LagSampler::start(|| {});
         Self { sampler, thread: Some(thread), pinned: pinned() }
     }
 
-    /// What an upper bound in real time has to allow for: how late the machine may have made what took several wake-ups.
+    /// The allowance for an upper bound in real time: how much the machine may have delayed an event that takes several wake-ups.
     pub fn allowance(&self) -> Duration {
         self.allowance_since(self.sampler.start)
     }
 
-    /// The same for what began at `moment`.
+    /// The same for an event that began at `moment`.
     pub fn allowance_since(&self, moment: Instant) -> Duration {
         let stalled = self.pinned.iter().map(|sampler| sampler.lag_since(moment)).max().unwrap_or_default();
         TICK + (self.lag_since(moment) * WAKE_UPS).max(stalled * STALLS)
     }
 
-    /// The worst lag so far, the one that is going on now included.
+    /// The worst lag so far, including the current one.
     pub fn lag(&self) -> Duration {
         self.lag_since(self.sampler.start)
     }
 
-    /// The worst lag that was seen since `moment`, the one that is going on now included.
+    /// The worst lag since `moment`, including the current one.
     pub fn lag_since(&self, moment: Instant) -> Duration {
         self.sampler.lag_since(moment)
     }
@@ -111,7 +112,7 @@ impl LagSampler {
                 sampler.run();
             }
         });
-        (sampler, thread.expect("the system gives a thread for the lag monitor"))
+        (sampler, thread.expect("the system starts a thread for the lag monitor"))
     }
 
     fn run(&self) {
@@ -122,7 +123,7 @@ impl LagSampler {
             let now = Instant::now();
             let lag = (now - self.start).saturating_sub(due);
             let mut worst = self.worst.lock().unwrap_or_else(PoisonError::into_inner);
-            // What is older and no larger can never be the reply again, whatever moment is asked for.
+            // An older entry that is not larger can never be the worst lag of any period.
             while worst.last().is_some_and(|(_, last)| *last <= lag) {
                 worst.pop();
             }
@@ -139,8 +140,8 @@ impl LagSampler {
     }
 }
 
-/// A thread on each processor, for all lag monitors of the process. The host of a virtual machine may take one processor away while
-/// the others go on: what ran there stands still, and a thread that is woken elsewhere sees nothing of it.
+/// One thread on each processor, for all lag monitors of the process. The host of a virtual machine may pause one processor while
+/// the others run. Threads on the paused processor stall, and a thread on another one does not measure that.
 fn pinned() -> &'static [Arc<LagSampler>] {
     static PINNED: OnceLock<Vec<Arc<LagSampler>>> = OnceLock::new();
     PINNED.get_or_init(pin)
@@ -156,7 +157,7 @@ fn pin() -> Vec<Arc<LagSampler>> {
         LagSampler::start(move || {
             let mut only = CpuSet::new();
             only.set(processor);
-            // A processor that has gone away meanwhile is not watched.
+            // A processor that was removed meanwhile is not measured.
             let _ = sched_setaffinity(None, &only);
         })
     };
@@ -196,7 +197,7 @@ mod tests {
         let (moment, lag) = (Instant::now(), Duration::from_secs(3));
         stalled.worst.lock().unwrap().push((moment, lag));
         assert!(lag_monitor.allowance_since(moment) >= lag * STALLS);
-        assert!(lag_monitor.lag_since(moment) < lag, "elsewhere nothing was seen of it");
+        assert!(lag_monitor.lag_since(moment) < lag, "the other processors measured no lag");
     }
 
     #[test]
@@ -204,7 +205,7 @@ mod tests {
         let mut lag_monitor = LagMonitor::start();
         lag_monitor.sampler.stop.store(true, Ordering::Relaxed);
         lag_monitor.thread.take().unwrap().join().unwrap();
-        // A sleep that should have ended now and never does: as if the machine did not wake it.
+        // A sleep that should have ended now and never does, as if the machine did not wake the thread.
         let now = u64::try_from(lag_monitor.sampler.start.elapsed().as_nanos()).unwrap();
         lag_monitor.sampler.due.store(now, Ordering::Release);
         std::thread::sleep(Duration::from_millis(60));

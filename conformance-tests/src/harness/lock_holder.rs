@@ -13,9 +13,9 @@ use super::ChildProcess;
 /// An event of a `lock-holder`, one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderLine {
-    /// When, on the machine's clock: see [`machine_now`]. The same clock for all processes of a machine.
+    /// The time on the machine's clock, [`machine_now`], which all processes of the machine share.
     pub at_us: u64,
-    /// Which process.
+    /// The process id.
     pub pid: u32,
     /// What.
     #[serde(flatten)]
@@ -27,7 +27,7 @@ pub struct HolderLine {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HolderEvent {
-    /// It asks for the lock now.
+    /// It starts to acquire the lock.
     Waiting {
         /// The lock.
         name: String,
@@ -46,21 +46,21 @@ pub enum HolderEvent {
         /// How long it stays valid without another renewal.
         validity_ms: u64,
     },
-    /// It has raised the number in the counter file, under the lock.
+    /// It has raised the counter in the file while it held the lock.
     Counted {
         /// To what.
         number: u64,
     },
-    /// The store has taken its write, under the lease.
+    /// The store has accepted its write under the lease.
     Wrote {
         /// The fencing token.
         token: u64,
         /// What it wrote.
         text: String,
-        /// The list in which it stands, as `token text`.
+        /// The key of the list that contains it, as `token text`.
         key: String,
     },
-    /// It was told that the lease is lost, or found it lost when it released.
+    /// It was notified that the lease is lost, or detected that when it released.
     Lost {
         /// The fencing token.
         token: u64,
@@ -81,12 +81,12 @@ pub enum HolderEvent {
         /// When the guard was dropped, on the machine's clock.
         called_us: u64,
     },
-    /// It has forgotten its guard: nobody will release it, and the keeper renews it while the process lives.
+    /// It has leaked its guard: the keeper renews the lease while the process lives, and nothing releases it.
     Leaked {
         /// The fencing token.
         token: u64,
     },
-    /// Something could not be done.
+    /// An operation failed.
     Failed {
         /// What: `connect`, `acquire`, `release`, `write`, `count`, `command`, …
         doing: String,
@@ -103,7 +103,7 @@ pub enum HolderEvent {
 }
 
 impl HolderLine {
-    /// The line of something that happens now, in this process.
+    /// The line of an event of this process that happens now.
     pub fn now(event: HolderEvent) -> Self {
         Self { at_us: micros(machine_now()), pid: std::process::id(), event }
     }
@@ -123,12 +123,12 @@ pub fn machine_now() -> Duration {
     leasehold_core::backend::time_since_boot().expect("this system has a clock since boot")
 }
 
-/// A time of [`machine_now`] as lines have it.
+/// A time of [`machine_now`] in microseconds, as in the lines.
 pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A `lock-holder` in a process of its own. It is killed when this is dropped.
+/// A `lock-holder` in its own process. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct LockHolder {
     process: ChildProcess,
@@ -138,10 +138,10 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// Starts `program`, which is a `lock-holder`, with these arguments. Its errors go to this process's standard error.
+    /// Starts the `lock-holder` at `program` with these arguments. It shares the standard error of this process.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start<A: AsRef<str>>(program: &str, arguments: &[A]) -> io::Result<Self> {
         let mut command = Command::new(program);
         command.args(arguments.iter().map(AsRef::as_ref)).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -149,7 +149,7 @@ impl LockHolder {
         let (commands, output, _) = process.take_pipes();
         let output = output.ok_or_else(|| io::Error::other("a lock holder's standard output is a pipe"))?;
         let (sender, lines) = channel();
-        // Ends with the process, which closes its end of the pipe then.
+        // The thread ends with the process, which then closes its end of the pipe.
         std::thread::Builder::new().name("lock-holder".into()).spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
@@ -168,17 +168,17 @@ impl LockHolder {
     /// Sends it a command: `release`, `check`, …
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn send(&mut self, command: &str) -> io::Result<()> {
         let commands = self.commands.as_mut().ok_or_else(|| io::Error::other("its standard input is closed"))?;
         commands.write_all(format!("{command}\n").as_bytes())?;
         commands.flush()
     }
 
-    /// Waits for the next line for which `select` gives something, at most for `bound`; what comes before is skipped.
+    /// Waits for the next line for which `select` returns a value, at most for `bound`. Lines before it are skipped.
     ///
     /// # Errors
-    /// When there is none by then or the process has ended: the text has what it said instead.
+    /// If there is no such line in time, or the process has ended. The error contains the other lines.
     pub fn next<T>(&mut self, bound: Duration, select: impl Fn(&HolderLine) -> Option<T>) -> io::Result<T> {
         let until = Instant::now() + bound;
         let first = self.seen.len();
@@ -207,7 +207,7 @@ impl LockHolder {
         }
     }
 
-    /// Waits until it holds the lock: when that was on the machine's clock, and the fencing token.
+    /// Waits until it holds the lock. Returns the time of the grant on the machine's clock, and the fencing token.
     ///
     /// # Errors
     /// As [`next`](Self::next).
@@ -218,7 +218,7 @@ impl LockHolder {
         })
     }
 
-    /// Waits until it is told of the loss: when that was on the machine's clock, and why.
+    /// Waits until it is notified of the loss. Returns the time of that on the machine's clock, and the reason.
     ///
     /// # Errors
     /// As [`next`](Self::next).
@@ -229,10 +229,10 @@ impl LockHolder {
         })
     }
 
-    /// Waits until it has ended, at most for `bound`, and reads what it said last.
+    /// Waits until it has ended, at most for `bound`, and reads its last lines.
     ///
     /// # Errors
-    /// When it has not ended by then.
+    /// If it has not ended by then.
     pub fn wait(&mut self, bound: Duration) -> io::Result<ExitStatus> {
         let exit = match self.process.wait(bound) {
             Ok(exit) => exit,
@@ -246,12 +246,12 @@ impl LockHolder {
         Ok(exit)
     }
 
-    /// Closes its standard input: there are no more commands.
+    /// Closes its standard input.
     pub fn no_more_commands(&mut self) {
         self.commands = None;
     }
 
-    /// Everything that it said and that was waited for, in its order.
+    /// Its events that were read so far, in order.
     pub fn events(&self) -> &[HolderLine] {
         &self.seen
     }

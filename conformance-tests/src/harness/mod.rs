@@ -1,4 +1,4 @@
-//! What runs beside a case: the lag monitor, and (feature `servers`) processes, servers and the fault proxy.
+//! Helpers that run beside a case: the lag monitor, and (feature `servers`) processes, servers and the fault proxy.
 
 #[cfg(feature = "servers")]
 mod clock_step;

@@ -1,4 +1,4 @@
-//! Ports that nobody else takes.
+//! Ports that no other process uses.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpSocket;
 
-/// Below 32768, where Linux begins to give out ports to outgoing connections: a port that a server leaves
-/// for a moment is not taken by somebody's client.
+/// Below 32768, where Linux begins to give out ports to outgoing connections: a client cannot take the port of a server that is
+/// stopped for a moment.
 const RANGE: Range<u16> = 10_240..32_768;
 
-/// So many ports belong together.
+/// The number of ports in a block.
 const BLOCK: u16 = 256;
 
-/// How long a socket of this process that was closed may go on listening: a child that is just being started has a
-/// copy of it until it runs its program.
+/// How long a closed socket of this process may still listen: a child that is being started has a copy of it until it runs its
+/// program.
 const COPIES: Duration = Duration::from_secs(5);
 
-/// The ports that are this process's to give out.
+/// The blocks of ports of this process.
 static BLOCKS: Mutex<Vec<Block>> = Mutex::new(Vec::new());
 
-/// Ports that no other process's suite takes, and the sign of that: the UDP socket of the first of them, which one process has.
+/// A block of ports that no other process of the suite uses. The UDP socket of its first port reserves the block.
 #[derive(Debug)]
 struct Block {
     _sign: UdpSocket,
@@ -31,7 +31,7 @@ struct Block {
 }
 
 impl Block {
-    /// Takes one that nobody has.
+    /// Reserves a free block.
     fn take() -> io::Result<Self> {
         let count = (RANGE.end - RANGE.start) / BLOCK;
         let random = RandomState::new().hash_one(0) % u64::from(count);
@@ -46,8 +46,8 @@ impl Block {
     }
 }
 
-/// A loopback port that is free, and that no other [`Port`] of this process, or of another that runs beside it, is or was: a
-/// server can be stopped and started again on it, and a client that is left of one case cannot come to the server of another.
+/// A free loopback port that no other [`Port`] of this process, or of a concurrent one, has or had. So a server can be started
+/// again on it, and a remaining client of one case cannot reach the server of another.
 #[derive(Debug)]
 pub struct Port(u16);
 
@@ -55,7 +55,7 @@ impl Port {
     /// Finds a free port.
     ///
     /// # Errors
-    /// When none is left.
+    /// If none is left.
     pub fn free() -> io::Result<Self> {
         let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -74,7 +74,7 @@ impl Port {
         self.0
     }
 
-    /// Listens on it, also when it was listened on a moment ago. Blocks for that, at most for seconds.
+    /// Listens on it, even if it was in use a moment ago. Blocks for some seconds at most.
     ///
     /// # Errors
     /// Those of the system.
@@ -96,7 +96,7 @@ impl Port {
     }
 }
 
-/// Binds without listening, so that a copy of the socket in a child (see [`COPIES`]) keeps the port from nobody.
+/// Binds without listening, so that a copy of the socket in a child (see [`COPIES`]) does not block the port.
 fn reserve(addr: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -116,7 +116,7 @@ mod tests {
     fn ports_differ_and_can_be_bound() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // Children inherit what is open while they start.
+            // Children inherit open sockets while they start.
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     Command::new("true").status().unwrap();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn two_processes_have_no_port_in_common() {
-        // What another process would see.
+        // The view of another process.
         let (mine, other) = (Block::take().unwrap(), Block::take().unwrap());
         assert!(mine.left.end <= other.left.start || other.left.end <= mine.left.start, "{mine:?} {other:?}");
     }

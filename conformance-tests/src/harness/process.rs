@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 /// How long a signal may take to have its effect before the harness gives up.
 const SIGNAL_BOUND: Duration = Duration::from_secs(10);
 
-/// A child process that can be killed, paused and resumed. It is killed when this is dropped, and also when the
-/// owner itself dies without a chance to drop anything (kill -9, abort, a test runner's time limit).
+/// A child process that can be killed, paused and resumed. It is killed when this is dropped, and also when the owner dies without
+/// a drop (kill -9, abort, a test runner's time limit).
 #[derive(Debug)]
 pub struct ChildProcess {
     child: Child,
@@ -22,7 +22,7 @@ impl ChildProcess {
     /// Starts it.
     ///
     /// # Errors
-    /// When the program, or `sh` for its guardian, cannot be started.
+    /// If the program, or `sh` for its guardian, cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         let mut child = command.spawn()?;
         match guardian(child.id()) {
@@ -40,12 +40,12 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// Its standard input, output and error, as far as they are pipes and were not taken before.
+    /// Its standard input, output and error, if they are pipes and were not taken before.
     pub fn take_pipes(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>) {
         (self.child.stdin.take(), self.child.stdout.take(), self.child.stderr.take())
     }
 
-    /// SIGKILL, also while it is paused. It is gone, its files and ports with it, when this returns.
+    /// SIGKILL, also while it is paused. When this returns, the process has ended and its files and ports are closed.
     ///
     /// # Errors
     /// Those of the system.
@@ -62,7 +62,7 @@ impl ChildProcess {
     /// SIGTERM, then waits until it has ended.
     ///
     /// # Errors
-    /// When it has not ended after ten seconds, and those of the system.
+    /// If it has not ended after ten seconds, and those of the system.
     pub fn terminate(&mut self) -> io::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.wait(SIGNAL_BOUND)
@@ -71,7 +71,7 @@ impl ChildProcess {
     /// SIGSTOP. No thread of it runs any more when this returns.
     ///
     /// # Errors
-    /// When it has ended, and those of the system.
+    /// If it has ended, and those of the system.
     pub fn pause(&mut self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
         let until = Instant::now() + SIGNAL_BOUND;
@@ -90,12 +90,12 @@ impl ChildProcess {
     /// SIGCONT.
     ///
     /// # Errors
-    /// When it has ended, and those of the system.
+    /// If it has ended, and those of the system.
     pub fn resume(&mut self) -> io::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     ///
     /// # Errors
     /// Those of the system.
@@ -109,7 +109,7 @@ impl ChildProcess {
     /// Waits until it has ended, at most for `bound`.
     ///
     /// # Errors
-    /// When it has not ended by then, and those of the system.
+    /// If it has not ended by then, and those of the system.
     pub fn wait(&mut self, bound: Duration) -> io::Result<ExitStatus> {
         let until = Instant::now() + bound;
         loop {
@@ -125,7 +125,7 @@ impl ChildProcess {
     }
 
     fn signal(&mut self, signal: Signal) -> io::Result<()> {
-        // A process that was waited for has no id any more: somebody else may have it.
+        // The id of a process that was waited for may belong to another process.
         if let Some(exit) = self.try_wait()? {
             return Err(io::Error::other(format!("the process has ended: {exit}")));
         }
@@ -147,7 +147,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// What the threads of a process wait for, where the system tells: for who has to find out why it does not end.
+/// The wait channels of the threads of a process, if the system shows them, to find out why the process does not end.
 fn threads(id: u32) -> String {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{id}/task")) else { return String::new() };
     let line = |thread: std::fs::DirEntry| {
@@ -159,9 +159,8 @@ fn threads(id: u32) -> String {
     threads.flatten().map(line).collect()
 }
 
-/// A shell that kills the process `id` as soon as its standard input closes, which the system does for us
-/// however this process ends. (A parent-death signal would need code between fork and exec, and fires when the
-/// *thread* ends that started the child.)
+/// A shell that kills the process `id` as soon as its standard input closes. The system closes it however this process ends. (A
+/// parent-death signal would need code between fork and exec, and fires when the *thread* ends that started the child.)
 fn guardian(id: u32) -> io::Result<Child> {
     Command::new("sh")
         .args(["-c", r#"trap "" INT TERM HUP; read -r _; kill -9 "$0""#, &id.to_string()])
@@ -197,7 +196,7 @@ mod tests {
         let id = process.id();
         let panicked = std::thread::spawn(move || {
             let _process = process;
-            std::panic::resume_unwind(Box::new("planted"));
+            std::panic::resume_unwind(Box::new("injected panic"));
         });
         assert!(panicked.join().is_err());
         assert!(!alive(id));

@@ -1,4 +1,4 @@
-//! Claims that are not true.
+//! Saboteurs with false capabilities.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use leasehold_core::{Error, FencingToken, LockInfo, LockName, Result};
 use super::{plain, stateful};
 use crate::hooks::{Hooks, Inner};
 
-/// Promises something else at each look.
+/// Returns other capabilities at each read.
 #[derive(Default)]
 pub struct ChangesItsCapabilities {
     reads: AtomicU64,
@@ -33,7 +33,7 @@ impl Hooks for ChangesItsCapabilities {
     }
 }
 
-/// Promises until the first acquire to renew more in one call than it takes later.
+/// Until the first acquire, claims to renew more leases in one call than it accepts later.
 #[derive(Default)]
 pub struct TakesFewerLater {
     acquired: AtomicBool,
@@ -58,23 +58,23 @@ impl Hooks for TakesFewerLater {
 }
 
 plain! {
-    /// Takes no ttl below the twentieth of a second, and does not say so.
+    /// Refuses ttls below 50 ms, and does not claim that.
     RefusesShortTtls;
-    /// Has a queue, and says that it is to be polled.
+    /// Has a queue, and claims that waiters poll.
     ClaimsToBePolled;
-    /// Says that it pushes losses.
+    /// Claims to push losses.
     ClaimsToPush;
-    /// Says that leases share the ttl of a session.
+    /// Claims that leases share the ttl of a session.
     ClaimsSessions;
-    /// Says that its leases end by a wall clock.
+    /// Claims that its leases end by a wall clock.
     ClaimsAWallClock;
     /// Shows every lock as free.
     ShowsNothing;
-    /// Takes a prefix for a pattern of SQL, and says nothing of what it cannot read.
+    /// Interprets a prefix as an SQL pattern, and does not list unreadable records.
     ListsByPattern;
-    /// Breaks whatever lease there is.
+    /// Breaks the current lease, whichever token is given.
     BreaksByName;
-    /// Finds fault with a store that works.
+    /// Finds an error in a working store.
     FailsEveryExamination;
 }
 
@@ -101,7 +101,7 @@ claiming! {
 impl Hooks for RefusesShortTtls {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         if request.ttl < Duration::from_millis(50) {
-            return Err(Error::invalid("planted: too short"));
+            return Err(Error::invalid("injected: too short"));
         }
         inner.backend.acquire(request).await
     }
@@ -149,7 +149,7 @@ impl Hooks for FailsEveryExamination {
 #[async_trait]
 impl Examine for FailsEveryExamination {
     async fn examine(&self) -> Result<Vec<Check>> {
-        Ok(vec![Check::new("store", "is there", CheckStatus::Error("planted: find another one".to_owned()))])
+        Ok(vec![Check::new("store", "is there", CheckStatus::Error("injected: use another store".to_owned()))])
     }
 }
 
@@ -174,7 +174,7 @@ impl Hooks for ListsByPattern {
     }
 }
 
-/// Lists as `LIKE prefix%` does: of any case, with `_` for any character and `%` for any number of them.
+/// Lists like `LIKE prefix%`: it ignores case, `_` matches any character and `%` any number of them.
 #[async_trait]
 impl List for Inner {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {

@@ -1,4 +1,4 @@
-//! Errors that say too little or too much.
+//! Saboteurs whose errors or logs are wrong.
 
 use async_trait::async_trait;
 use leasehold_core::backend::{AcquireOutcome, AcquireRequest};
@@ -8,7 +8,7 @@ use super::plain;
 use crate::hooks::{Hooks, Inner};
 
 plain! {
-    /// Errors that are sentences.
+    /// Returns errors that are sentences.
     WritesErrorsAsSentences;
     /// Writes owner tokens into the log.
     LogsTheOwner;

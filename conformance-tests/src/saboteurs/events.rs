@@ -1,4 +1,4 @@
-//! A connection that came back, and does not do what it did before.
+//! Saboteurs whose events are wrong, as after a reconnect.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
 plain! {
-    /// Does not say that messages may have been lost.
+    /// Does not report that messages may have been lost.
     HidesReconnects;
 }
 
@@ -25,7 +25,7 @@ impl Hooks for HidesReconnects {
 }
 
 plain! {
-    /// Lets nobody know that a lease ends sooner.
+    /// Does not notify clients of a shortened lease.
     HidesShortenedLeases;
 }
 
@@ -38,7 +38,7 @@ impl Hooks for HidesShortenedLeases {
     }
 }
 
-/// Subscribes to nothing again when it has connected again.
+/// Does not renew its subscriptions after a reconnect.
 #[derive(Default)]
 pub struct SubscribesOnce {
     reconnected: Mutex<HashSet<usize>>,

@@ -1,4 +1,4 @@
-//! Exclusion that is none.
+//! Saboteurs that break exclusion.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,33 +17,33 @@ use super::{plain, stateful};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// A grant that no store has given.
+/// A grant that the store did not give.
 pub(super) fn made_up(inner: &Inner, ttl: Duration) -> AcquireOutcome {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
     let token = FencingToken::new(NEXT.fetch_add(1, Ordering::Relaxed));
     AcquireOutcome::Granted(Grant::new(token, Confirmation { ttl, sent: inner.now(), place: PlaceNumber::NONE }))
 }
 
-/// Grants a claim that the store has not: its place must not get in the way.
+/// Grants a claim that the store did not grant, and releases its place so that it does not block others.
 async fn grant_all_the_same(inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
     inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await?;
     Ok(made_up(inner, request.ttl))
 }
 
 plain! {
-    /// Grants a lock that another holds.
+    /// Grants a held lock.
     GrantsEverybody;
-    /// Has one lock for all names.
+    /// Uses one lock for all names.
     OneLockForAll;
-    /// Tells names apart by fifty hashes.
+    /// Distinguishes names by fifty hashes.
     CollidingNames;
-    /// Folds the case of names.
+    /// Ignores the case of names.
     FoldsCase;
-    /// Stores locks under another form of their names than the frozen one.
+    /// Stores locks under a form of their names that is not the frozen one.
     RenamesLocks;
-    /// Gives all claims of a client one owner, as a lock of a session does.
+    /// Uses one owner for all claims of a client, like the lock of a session.
     OneOwnerPerClient;
-    /// Queues claims that want no place.
+    /// Gives a place to acquires without one.
     QueuesEverybody;
 }
 
@@ -142,7 +142,7 @@ impl Renames for FoldsCase {
 
 impl Renames for RenamesLocks {
     fn renamed(&self, _: &Inner, claim: &Claim) -> Claim {
-        // As long as before, so that the longest name still is one.
+        // The length does not change, so the longest name stays valid.
         let turned = claim.name().as_str().chars().map(|c| {
             if c == 'x' {
                 'z'
@@ -170,7 +170,7 @@ impl Hooks for QueuesEverybody {
     }
 }
 
-/// Tells a claim whose lease has gone to another the token of the other, and calls that a grant.
+/// Returns the current holder's token as a grant to a claim whose lease has ended.
 #[derive(Default)]
 pub struct ReturnsTheCurrentToken {
     last: Mutex<HashMap<LockName, (FencingToken, Vec<OwnerToken>)>>,
@@ -202,7 +202,7 @@ impl Hooks for ReturnsTheCurrentToken {
 }
 
 plain! {
-    /// Grants when the server could not be reached, or answered nothing.
+    /// Grants when the server could not be reached or did not reply.
     GrantsOnError;
 }
 
@@ -216,7 +216,7 @@ impl Hooks for GrantsOnError {
     }
 }
 
-/// What a saboteur replies that does not want to go on.
+/// An error that a saboteur returns.
 pub(super) fn refused(kind: ErrorKind) -> Error {
-    Error::new(kind, "planted")
+    Error::new(kind, "injected error")
 }

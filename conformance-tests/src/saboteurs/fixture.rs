@@ -1,4 +1,4 @@
-//! Fixtures with one method that does not do what it has to. Their backends are sound.
+//! Fixtures with one defective method. Their backends are correct.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::fault::{Data, PathFault, Room, ServerFault, Tamper, Unsupported};
 use crate::fixture::{Record, ResourceCounts, Route};
 use crate::hooks::{Hooks, Inner};
 
-/// Fixtures without state of their own, each with the one method that it has instead of the sound one.
+/// Fixtures without state, each with its one defective method.
 macro_rules! defective {
     ($($(#[$doc:meta])* $name:ident: $method:item)*) => {
         $(
@@ -33,7 +33,7 @@ macro_rules! defective {
     };
 }
 
-/// Fixtures that put something else, or nothing, in the place of one fault of the path.
+/// Fixtures that replace one fault of the path by another one or by none.
 macro_rules! path {
     ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
         defective! {
@@ -47,57 +47,57 @@ macro_rules! path {
 path! {
     /// Cuts no connection.
     DisconnectsNothing: PathFault::Disconnect => None;
-    /// Keeps connections open that are to be cut.
+    /// Drops traffic instead of cutting connections.
     DisconnectIsDropTraffic: PathFault::Disconnect => Some(PathFault::DropTraffic);
-    /// Lets everything pass that is to be met with silence.
+    /// Does not drop traffic.
     DropsNothing: PathFault::DropTraffic => None;
-    /// Keeps for later what is never to arrive.
+    /// Holds requests instead of dropping them.
     DropTrafficIsHold: PathFault::DropTraffic => Some(PathFault::Hold);
-    /// Delays nothing.
+    /// Does not delay requests.
     DelaysNothing: PathFault::Delay(_) => None;
-    /// Lets replies pass.
+    /// Does not lose replies.
     LosesNoReplies: PathFault::LoseReplies => None;
-    /// Lets pushes pass.
+    /// Does not lose pushes.
     LosesNoPushes: PathFault::LosePushes => None;
-    /// Lets pass what is to be held.
+    /// Does not hold requests.
     HoldsNothing: PathFault::Hold => None;
-    /// Drops what is to be held.
+    /// Drops requests instead of holding them.
     HoldIsDropTraffic: PathFault::Hold => Some(PathFault::DropTraffic);
     /// Sends every request once.
     DoublesNothing: PathFault::Double => None;
 }
 
 defective! {
-    /// Leaves the path as it is broken.
+    /// Does not heal the path.
     HealsNothing: fn heals(&self) -> bool { false }
-    /// Keeps for ever what is held.
+    /// Does not deliver held requests.
     DeliversNothing: fn delivers(&self) -> bool { false }
-    /// Breaks the clear route with the other one.
+    /// Breaks the clear route together with the faulty one.
     HasOneRoute: fn route(&self, _: Route) -> Route { Route::Faulty }
     /// Has a ttl that no backend takes.
     HasATinyTtl: fn ttl(&self, _: Duration) -> Duration { Duration::from_nanos(1) }
-    /// Offers a retention, and removes no record.
+    /// Supports a retention, but removes no record.
     RetainsForEver: fn claims_retention(&self) -> bool { true }
     /// Shares its namespace with another fixture.
     SharesItsNamespace: fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts { ResourceCounts { fences: seen.fences + 1, ..seen } }
-    /// Sees nothing at the server.
+    /// Counts nothing at the server.
     CountsNothing: fn resource_counts(&self, _: ResourceCounts) -> ResourceCounts { ResourceCounts::default() }
-    /// Sees no places at the server.
+    /// Counts no places at the server.
     CountsNoPlaces: fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts { ResourceCounts { places: 0, ..seen } }
-    /// Sees every lock as free and unused.
+    /// Reads every lock as free and unused.
     ReadsNoRecord: fn record(&self, _: Record) -> Record { Record::default() }
-    /// Sees no waiters.
+    /// Reads no waiters.
     ReadsNoWaiters: fn record(&self, seen: Record) -> Record { Record { waiters: seen.waiters.map(|_| 0), ..seen } }
-    /// Sees leases as long as they were granted.
+    /// Reads the whole ttl of each lease.
     ReadsTheTtl: fn record(&self, seen: Record) -> Record {
         let holders = seen.holders.iter().map(|_| Duration::from_secs(12)).collect();
         Record { holders, ..seen }
     }
-    /// Counts no request.
+    /// Counts no requests.
     CountsNoRequest: fn served(&self, _: u64) -> u64 { 0 }
 }
 
-/// Fixtures for which one fault of the server is another one.
+/// Fixtures that replace one fault of the server by another one.
 macro_rules! server {
     ($($(#[$doc:meta])* $name:ident: $fault:pat => $instead:expr;)*) => {
         defective! {
@@ -115,32 +115,32 @@ server! {
     KillsNothing: ServerFault::Kill => Ok(());
     /// Does not pause its server.
     PausesNothing: ServerFault::Pause => Ok(());
-    /// Lets its server stand still for ever.
+    /// Does not resume its server.
     ResumesNothing: ServerFault::Resume => Ok(());
-    /// Refuses nobody.
+    /// Does not refuse the user.
     RefusesNobody: ServerFault::RefuseUser => Ok(());
-    /// Takes writes.
+    /// Does not refuse writes.
     TakesWrites: ServerFault::ReadOnly => Ok(());
-    /// Has always room for data.
+    /// Does not fill the store.
     FillsNoStore: ServerFault::Fill(Room::Data) => Ok(());
-    /// Has always room for connections.
+    /// Does not limit connections.
     FillsNoConnections: ServerFault::Fill(Room::Connections) => Ok(());
-    /// Mends nothing.
+    /// Does not restore the server.
     RestoresNothing: ServerFault::Restore => Ok(());
-    /// Offers to stop its server, and cannot start it.
-    CannotStart: ServerFault::Start(Data::Kept) => Err(Unsupported::because("planted: it cannot be started"));
+    /// Stops its server, but cannot start it.
+    CannotStart: ServerFault::Start(Data::Kept) => Err(Unsupported::because("injected: it cannot be started"));
 }
 
 defective! {
-    /// Starts with all data what is to have none.
+    /// Starts the server with its data instead of without.
     KeepsTheData: fn instead(&self, fault: ServerFault) -> ServerFault {
         if fault == ServerFault::Start(Data::Lost) { ServerFault::Start(Data::Kept) } else { fault }
     }
-    /// Starts without data what is to have all.
+    /// Starts the server without its data instead of with them.
     LosesTheData: fn instead(&self, fault: ServerFault) -> ServerFault {
         if fault == ServerFault::Start(Data::Kept) { ServerFault::Start(Data::Lost) } else { fault }
     }
-    /// Stops what is to forget its scripts.
+    /// Stops the server instead of flushing its scripts.
     StopsInsteadOfFlushing: fn instead(&self, fault: ServerFault) -> ServerFault {
         if fault == ServerFault::FlushScripts { ServerFault::Stop } else { fault }
     }
@@ -148,7 +148,7 @@ defective! {
     RemovesNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Remove }
     /// Corrupts no record.
     CorruptsNothing: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::Corrupt }
-    /// Leaves each record in its version.
+    /// Does not change the version of a record.
     WritesThisVersion: fn tampers(&self, tamper: Tamper) -> bool { tamper != Tamper::OtherVersion }
 }
 
@@ -199,11 +199,11 @@ impl Hooks for RefusesItsOperator {
 #[async_trait]
 impl List for RefusesItsOperator {
     async fn list(&self, _: &str, _: usize) -> Result<Listing> {
-        Err(Error::new(ErrorKind::Auth, "planted: no permission"))
+        Err(Error::new(ErrorKind::Auth, "injected: no permission"))
     }
 }
 
-/// Returns from `connected` while a connection is still being made.
+/// Returns from `connected` while a connection is still being established.
 #[derive(Default)]
 pub struct ConnectsLate {
     reads: AtomicU64,
@@ -222,7 +222,7 @@ impl Saboteur for ConnectsLate {
     }
 }
 
-/// Counts what the fixture itself asks.
+/// Counts the requests of the fixture itself.
 #[derive(Default)]
 pub struct CountsItself {
     reads: AtomicU64,

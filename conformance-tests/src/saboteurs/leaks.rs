@@ -1,4 +1,4 @@
-//! What is left behind.
+//! Saboteurs that leak resources.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// Leaves a lease of its own at the store with every fifth acquire.
+/// Leaves an extra lease at the store with every fifth acquire.
 #[derive(Default)]
 pub struct LeavesLeases {
     acquired: AtomicU64,
@@ -74,7 +74,7 @@ impl Hooks for LeavesTasks {
     }
 }
 
-/// Sends something every few milliseconds, for nobody.
+/// Sends a request every few milliseconds that no caller needs.
 pub struct SendsStrayRequests {
     runtime: Handle,
 }
@@ -107,7 +107,7 @@ impl Hooks for SendsStrayRequests {
     }
 }
 
-/// Has connections for a hundred calls at a time, and loses one with each acquire that is dropped.
+/// Has permits for a hundred concurrent calls, and loses one with each dropped acquire.
 pub struct LeaksPermits {
     connections: Semaphore,
 }
@@ -128,7 +128,7 @@ impl Hooks for LeaksPermits {
     }
 }
 
-/// Takes a lease that began a while ago for the record of a free lock, and removes it with the next acquire of anybody.
+/// Treats an old lease as the record of a free lock, and removes it with the next acquire of any lock.
 #[derive(Default)]
 pub struct SweepsHeldLeases {
     granted: Mutex<HashMap<OwnerToken, (Claim, Instant)>>,
@@ -138,7 +138,7 @@ stateful! {
     SweepsHeldLeases;
 }
 
-/// The retention that the case asks for.
+/// The retention that the case requests.
 const RETENTION: Duration = Duration::from_secs(1);
 
 #[async_trait]

@@ -1,5 +1,4 @@
-//! Memory backends that are broken in one way each: what the cases are held against. A case that passes on the
-//! saboteur that was made for it proves nothing.
+//! Memory backends with one defect each, on which the cases must fail. A case that passes on its saboteur proves nothing.
 
 mod capabilities;
 mod errors;
@@ -41,32 +40,32 @@ use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 use crate::hooks::{Hooked, Hooks};
 use crate::memory::MemoryFixture;
 
-/// Something that is broken. One serves all clients of a case.
+/// A defect. One saboteur serves all clients of a case.
 pub trait Saboteur: Hooks {
-    /// Made inside the runtime of the case.
+    /// Creates it inside the runtime of the case.
     fn new() -> Self;
 
-    /// Whether it sits in the server, behind the path, and not in the client's backend.
+    /// Whether the defect is in the server, behind the path, and not in the client's backend.
     const AT_SERVER: bool = false;
 
-    /// The clock of the server, where the saboteur needs one of its own.
+    /// The clock of the server, if the saboteur needs its own.
     fn store_clock(&self) -> Option<Arc<dyn Clock>> {
         None
     }
 
-    /// What the server makes of a fault, where it is the saboteur's and not the sound one's.
+    /// Handles a fault of the server, if the saboteur replaces that.
     fn server(&self, _: &ServerFault) -> Option<Result<(), Unsupported>> {
         None
     }
 
-    /// What else of a client it breaks.
+    /// Changes the builder of a client.
     fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         builder
     }
 
-    // What the fixture's own methods make of a call. A case of the group `a_fixture` fails on each.
+    // Defects of the fixture's own methods. A case of the group `a_fixture` fails on each.
 
-    /// The fault that the path has instead, if any.
+    /// The fault that the path gets instead, if any.
     fn path(&self, fault: PathFault) -> Option<PathFault> {
         Some(fault)
     }
@@ -76,27 +75,27 @@ pub trait Saboteur: Hooks {
         true
     }
 
-    /// Whether what is held can be delivered.
+    /// Whether held requests can be delivered.
     fn delivers(&self) -> bool {
         true
     }
 
-    /// The fault that the server has instead.
+    /// The fault that the server gets instead.
     fn instead(&self, fault: ServerFault) -> ServerFault {
         fault
     }
 
-    /// Whether a record can be changed like this.
+    /// Whether this change of a record has an effect.
     fn tampers(&self, _: Tamper) -> bool {
         true
     }
 
-    /// Whether it says that records of free locks are removed, though they are not.
+    /// Whether it claims to remove records of free locks, although it does not.
     fn claims_retention(&self) -> bool {
         false
     }
 
-    /// The route by which a backend goes.
+    /// The route of a backend.
     fn route(&self, route: Route) -> Route {
         route
     }
@@ -106,23 +105,23 @@ pub trait Saboteur: Hooks {
         sound
     }
 
-    /// What is seen of a record.
+    /// The record that the fixture returns.
     fn record(&self, seen: Record) -> Record {
         seen
     }
 
-    /// What is counted at the server.
+    /// The resource counts that the fixture returns.
     fn resource_counts(&self, seen: ResourceCounts) -> ResourceCounts {
         seen
     }
 
-    /// How many requests are counted.
+    /// The number of requests that the fixture returns.
     fn served(&self, seen: u64) -> u64 {
         seen
     }
 }
 
-/// The memory fixture with a saboteur in it.
+/// The memory fixture with a saboteur.
 pub struct Sabotaged<S> {
     sound: MemoryFixture,
     saboteur: Arc<S>,
@@ -227,7 +226,7 @@ macro_rules! plain {
     };
 }
 
-/// A saboteur whose state begins as the default.
+/// A saboteur with default state.
 macro_rules! stateful {
     ($($name:ident;)*) => {
         $(impl $crate::saboteurs::Saboteur for $name {

@@ -1,4 +1,4 @@
-//! Ownership that is not looked at.
+//! Saboteurs that ignore ownership.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// Who was granted each name last, by a reply or by an event: a reply that comes too late is not heard.
+/// The last claim that was granted each name, by a reply or by an event: a late reply has no receiver.
 #[derive(Default)]
 struct Holders {
     by_name: Mutex<HashMap<LockName, Claim>>,
@@ -43,17 +43,17 @@ impl Holders {
         lock(&self.by_name).insert(claim.name().clone(), claim.clone());
     }
 
-    /// The claim that holds what a claim is about.
+    /// The claim that holds the lock of a claim.
     fn of(&self, claim: &Claim) -> Claim {
         lock(&self.by_name).get(claim.name()).unwrap_or(claim).clone()
     }
 }
 
-/// Releases whoever holds.
+/// Releases the current holder.
 #[derive(Default)]
 pub struct ReleasesByName(Holders);
 
-/// Renews whoever holds.
+/// Renews the current holder.
 #[derive(Default)]
 pub struct RenewsByName(Holders);
 
@@ -107,13 +107,13 @@ impl Hooks for RenewsByName {
 }
 
 plain! {
-    /// Acquires again what a renewal finds lost.
+    /// Acquires a lock again whose renewal returns `Lost`.
     RenewalRevives;
-    /// Says "released" whatever was there.
+    /// Always returns `Released`.
     AlwaysReleased;
 }
 
-/// What [`RenewalRevives`] does, in the server: for renewals that arrive late.
+/// [`RenewalRevives`] in the server, for renewals that arrive late.
 pub struct RenewalRevivesAtServer;
 
 impl Saboteur for RenewalRevivesAtServer {
@@ -151,7 +151,7 @@ impl Hooks for RenewalRevivesAtServer {
         revive(inner, leases).await
     }
 
-    /// A withdrawn claim could not be revived.
+    /// Does not withdraw claims, because a withdrawn claim could not be revived.
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(&ReleaseRequest::new(request.claim.clone(), Delivery::Confirmed)).await
     }
@@ -164,7 +164,7 @@ impl Hooks for AlwaysReleased {
     }
 }
 
-/// Takes each request of a claim for a new one: it ends what the claim has and begins again.
+/// Treats each request of a claim as a new one: it ends the lease or place of the claim and starts again.
 pub struct NewGrantEachTime;
 
 impl Saboteur for NewGrantEachTime {

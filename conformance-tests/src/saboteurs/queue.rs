@@ -1,4 +1,4 @@
-//! Waiting that goes wrong.
+//! Saboteurs with defects in waiting.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,19 +18,19 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
 plain! {
-    /// Pushes nothing.
+    /// Pushes no events.
     PushesNothing;
-    /// Offers to watch names, and never reports.
+    /// Supports watches, and never reports.
     WatchesNothing;
-    /// RenewReplies that a lock is held only after more than the bound of a call.
+    /// Reports that a lock is held only after more than the bound of a call.
     SlowToRefuse;
-    /// Takes a lock that is held, or a server that is away, for a reason to give up at once.
+    /// Returns an error that ends the wait if a lock is held or the server is unreachable.
     GivesUpEarly;
-    /// Takes what no waiting mends for something that waiting mends.
+    /// Returns a transient error for a permanent one.
     NeverGivesUp;
     /// Loses the place of the last client at each renewal.
     LosesPlacesOfTheLast;
-    /// Takes silence for the reply that a place is still in the queue.
+    /// Reports that a place is still in the queue if the server does not reply.
     PretendsToKeepPlaces;
 }
 
@@ -53,26 +53,26 @@ impl WatchNames for WatchesNothing {
     }
 }
 
-/// Loses one push: the fifth.
+/// Loses the fifth push.
 #[derive(Default)]
 pub struct LosesOnePush {
     pushed: AtomicU64,
 }
 
-/// Tells a waiter for a while that it waits, when it holds.
+/// Reports for a while that a claim waits although it holds.
 #[derive(Default)]
 pub struct ReportsStalePlaces {
     granted: Mutex<HashMap<OwnerToken, Instant>>,
 }
 
-/// Sends the head of the queue to its end, once.
+/// Moves the head of the queue to its end, once.
 #[derive(Default)]
 pub struct SkipsTheHead {
     seen: Mutex<HashMap<OwnerToken, Claim>>,
     skipped: AtomicU64,
 }
 
-/// Looks at the lock for each claim that ever waited for it, at every release.
+/// Polls the lock for each claim that ever waited for it, at every release.
 #[derive(Default)]
 pub struct WakesEverybody {
     seen: Mutex<HashMap<LockName, Vec<RenewRequest>>>,

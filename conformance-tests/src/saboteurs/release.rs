@@ -1,4 +1,4 @@
-//! Releases that are forgotten or not finished.
+//! Saboteurs with defects in releases.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
 plain! {
-    /// Says "released" to the first client and keeps its lease.
+    /// Returns `Released` to the first client and keeps its lease.
     DropsReleases;
     /// Leaves no note about a claim that is withdrawn.
     IgnoresInDoubt;
@@ -37,13 +37,13 @@ impl Hooks for IgnoresInDoubt {
     }
 }
 
-/// Forgets the releases of claims that had to wait.
+/// Drops the releases of claims that had to wait.
 #[derive(Default)]
 pub struct DropsReleasesOfWaiters {
     waited: Mutex<HashSet<OwnerToken>>,
 }
 
-/// Gives a release up that was not answered at once.
+/// Gives up a release that gets no reply at once.
 #[derive(Default)]
 pub struct TriesReleasesOnce {
     tried: Mutex<HashSet<OwnerToken>>,

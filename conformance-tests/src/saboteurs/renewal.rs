@@ -1,4 +1,4 @@
-//! Renewal that does not, or does too much.
+//! Saboteurs with defects in renewals.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -19,17 +19,17 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
 plain! {
-    /// Says "renewed" and asks nobody.
+    /// Returns `Renewed` without a request to the store.
     PretendsToRenew;
     /// Sends each renewal twice.
     RenewsTwice;
     /// Renews nothing.
     RefusesRenewals;
-    /// Takes longer for a renewal than it has.
+    /// Takes longer for a renewal than the bound allows.
     RenewsTooSlowly;
-    /// Renews half of a batch and forgets the rest.
+    /// Renews half of a batch and drops the rest.
     RenewsHalfABatch;
-    /// Takes no reply for a good one.
+    /// Treats a missing reply as a successful one.
     TakesSilenceForAReply;
 }
 
@@ -44,7 +44,7 @@ impl Hooks for PretendsToRenew {
     }
 }
 
-/// Renews the first lease of each name; later ones in words only.
+/// Renews only the first lease of each name, and pretends to renew later ones.
 #[derive(Default)]
 pub struct RenewsTheFirstOnly {
     first: Mutex<HashMap<LockName, OwnerToken>>,
@@ -127,7 +127,7 @@ impl Hooks for TakesSilenceForAReply {
     }
 }
 
-/// Goes on failing for a while after the first failure of a client.
+/// Continues to fail for a while after the first failure of a client.
 #[derive(Default)]
 pub struct StaysBroken {
     since: Mutex<HashMap<usize, Instant>>,
@@ -137,7 +137,7 @@ stateful! {
     StaysBroken;
 }
 
-/// Longer than any case waits for something to work again, and shorter than its patience.
+/// Longer than any case waits for recovery, and shorter than the wait of its acquires.
 const BROKEN_FOR: Duration = Duration::from_secs(12);
 
 impl StaysBroken {
@@ -175,7 +175,7 @@ impl Hooks for StaysBroken {
     }
 }
 
-/// Renews every claim that it has seen, unasked; a release does not stop it, the end of the case does.
+/// Renews every claim that it has seen, without requests, until the end of the case. A release does not stop it.
 pub struct RenewsByItself {
     runtime: Handle,
 }
@@ -207,7 +207,7 @@ impl Hooks for RenewsByItself {
     }
 }
 
-/// Renews on the runtime that the first acquire came from, which is the user's.
+/// Renews on the runtime of the first acquire, which is the user's.
 #[derive(Default)]
 pub struct RenewsOnTheUsersRuntime {
     user: Mutex<Option<Handle>>,
@@ -233,7 +233,7 @@ impl Hooks for RenewsOnTheUsersRuntime {
     }
 }
 
-/// Says of every lease, a quarter of its ttl after the grant, that it is gone.
+/// Reports every lease as gone after a quarter of its ttl.
 #[derive(Default)]
 pub struct ReportsFalseLosses {
     cried: AtomicBool,
@@ -260,8 +260,8 @@ impl Hooks for ReportsFalseLosses {
     }
 }
 
-/// Has its connection on the runtime that the first acquire came from: the first renewal that this one is too busy for fails, and
-/// the next one gets a connection of its own.
+/// Has its connection on the runtime of the first acquire. The first renewal fails if that runtime is busy, and the next one gets
+/// its own connection.
 #[derive(Default)]
 pub struct LosesARenewalWithTheUsersRuntime {
     user: Mutex<Option<Handle>>,

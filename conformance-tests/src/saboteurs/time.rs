@@ -1,4 +1,4 @@
-//! Time that is counted wrongly.
+//! Saboteurs with wrong times.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,21 +25,21 @@ plain! {
     ReportsTooMuch;
     /// Rounds a ttl down to a multiple of 10 ms, while it claims a granularity of 1 ms.
     RoundsDown;
-    /// Stamps replies when they come and not when the request goes.
+    /// Stamps replies when they arrive and not when the request is sent.
     StampsTheReply;
-    /// Stamps the replies of renewals when they come and not when the request goes.
+    /// Stamps the replies of renewals when they arrive and not when the request is sent.
     StampsRenewalsLate;
-    /// Confirms the whole ttl for a place, which the store keeps for less.
+    /// Confirms the whole ttl for a place that the store keeps for less.
     ConfirmsTheWholeTtl;
     /// Stamps replies two ttls into the future.
     StampsTheFuture;
-    /// Lets every renewal move the deadline to earlier.
+    /// Lets every renewal shorten the lease.
     RenewalsShorten;
-    /// Lets no renewal move the deadline to earlier.
+    /// Lets no renewal shorten the lease.
     NeverShortens;
     /// Renews all leases of a call to the ttl of the first.
     OneTtlForAll;
-    /// Ends a lease at once that is to run out.
+    /// Ends a lease at once instead of after its ttl.
     RunsOutAtOnce;
 }
 
@@ -199,7 +199,7 @@ impl Hooks for RunsOutAtOnce {
     }
 }
 
-/// A client whose clock stands still while nobody looks at it, as some do in a suspend.
+/// A client whose clock stops while it is not read, like some clocks during a suspend.
 pub struct ClockStopsWhileIdle;
 
 struct IdleClock {
@@ -207,7 +207,7 @@ struct IdleClock {
     seen: Mutex<(Stamp, Stamp)>,
 }
 
-/// More than a keeper sleeps between two looks, and far less than a pause.
+/// Longer than a keeper sleeps between two reads of the clock, and far shorter than a pause.
 const NOTICED: Duration = Duration::from_millis(60);
 
 impl Clock for IdleClock {
@@ -240,7 +240,7 @@ impl Saboteur for ClockStopsWhileIdle {
 /// A server's wall clock that is stepped.
 struct Stepped {
     real: SystemClock,
-    /// By so many nanoseconds.
+    /// The step in nanoseconds.
     step: AtomicI64,
 }
 
@@ -248,7 +248,7 @@ struct Stepped {
 const BEFORE_ANY_STEP: Duration = Duration::from_secs(24 * 3600);
 
 impl Stepped {
-    /// How long a lease lasts by this clock which is to end after `ttl` by one that nobody has stepped.
+    /// The duration by this clock of a lease that ends after `ttl` by a clock without steps.
     fn by_this_clock(&self, ttl: Duration) -> Duration {
         let step = self.step.load(Ordering::SeqCst);
         let by = Duration::from_nanos(step.unsigned_abs());
@@ -269,7 +269,7 @@ impl Clock for Stepped {
     }
 }
 
-/// Writes deadlines of the client's clock into a store that ends leases by its own.
+/// Writes deadlines of the client's clock into a store that ends leases by its own clock.
 pub struct SendsTheClientsClock {
     server: Arc<Stepped>,
 }

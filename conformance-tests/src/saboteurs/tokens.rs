@@ -1,4 +1,4 @@
-//! Fencing tokens that do not fence.
+//! Saboteurs with wrong fencing tokens.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,13 +11,13 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
 plain! {
-    /// Tokens that fall.
+    /// Tokens fall.
     TokensFall;
-    /// Each token for two grants.
+    /// Each token is used for two grants.
     TokensTwice;
 }
 
-/// Tokens that each client counts for itself.
+/// Each client counts its own tokens.
 #[derive(Default)]
 pub struct TokensPerClient {
     counted: Mutex<Vec<(usize, FencingToken, u64)>>,
@@ -27,7 +27,7 @@ stateful! {
     TokensPerClient;
 }
 
-/// Maps the tokens of everything that tells one.
+/// Maps the tokens of all replies and events.
 trait Maps: Send + Sync + 'static {
     fn map(&self, client: usize, token: FencingToken) -> FencingToken;
 }

@@ -1,4 +1,4 @@
-//! Withdrawn claims that are remembered, but not for long enough.
+//! Saboteurs that do not remember withdrawn claims for long enough.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use crate::fault::{ServerFault, Unsupported};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// Its own notes of withdrawn claims, in the place of the store's.
+/// Notes of withdrawn claims that replace those of the store.
 #[derive(Default)]
 struct Notes(Mutex<HashMap<OwnerToken, Instant>>);
 
@@ -53,7 +53,7 @@ impl Hooks for PurgesWithdrawnClaimsEarly {
     }
 }
 
-/// Keeps withdrawn claims where a crash empties it.
+/// Keeps withdrawn claims in memory that a crash loses.
 #[derive(Default)]
 pub struct CrashLosesWithdrawnClaims(Notes);
 

@@ -1,4 +1,4 @@
-//! What the worlds of the process cases have in common: the lock, its times, its lock holders, and what is in time.
+//! Shared parts of the environments of the process cases: the lock, its times, its lock holders, and the check of times.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use leasehold_conformance::Record;
 use leasehold_conformance::harness::{HolderEvent, LagMonitor, LockHolder, machine_now};
 use leasehold_core::LockName;
 
-/// How long anything may take that takes a moment: only a hang is longer, whatever else the machine does.
+/// The time limit of short operations. Only a hang takes longer, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-/// The ttl of these cases: short enough to wait for, long enough that no lease is lost when a busy machine stands still for two
-/// seconds between two of its renewals.
+/// The ttl of these cases: short enough to wait for, long enough that no lease is lost if a busy machine pauses for two seconds
+/// between two renewals.
 pub(crate) const TTL: Duration = Duration::from_secs(4);
 
-/// What a holder leaves unused of its ttl.
+/// The part of the ttl that a holder leaves unused.
 pub(crate) const MARGIN: Duration = Duration::from_millis(400);
 
-/// How late a loss may be told after the validity has ended.
+/// The latest report of a loss after the validity has ended.
 pub(crate) const LOSS_SLACK: Duration = Duration::from_millis(5);
 
-/// The longest call of the lock holders: several fit into what is left of a lease when its renewal is due.
+/// The bound of a call of the lock holders: several calls fit into the rest of a lease when its renewal is due.
 pub(crate) const CALL: Duration = Duration::from_millis(600);
 
 /// The lock of these cases.
@@ -29,7 +29,7 @@ pub(crate) fn name() -> LockName {
     LockName::new(NAME).unwrap()
 }
 
-/// What a lock holder of these cases is told.
+/// The arguments of a lock holder of these cases.
 pub(crate) fn arguments(url: &str) -> Vec<String> {
     let ttl = format!("{}ms", TTL.as_millis());
     ["--url", url, "--name", NAME, "--ttl", &ttl, "--wait", "120s"].map(str::to_owned).to_vec()
@@ -42,9 +42,9 @@ pub(crate) fn start(url: &str, more: &[&str]) -> LockHolder {
     LockHolder::start(env!("CARGO_BIN_EXE_lock-holder"), &arguments).unwrap()
 }
 
-/// A store with the lock of these cases in it.
+/// A store that has the lock of these cases.
 pub(crate) trait StoreUnderTest {
-    /// Where the lock holders find it, but for what they are told about [`CALL`].
+    /// The URL of the store, without the setting for [`CALL`].
     fn store(&self) -> String;
 
     /// The store's own record of the lock.
@@ -70,11 +70,11 @@ pub(crate) trait StoreUnderTest {
         (lock_holder, token)
     }
 
-    /// Between which moments of the machine's clock the lease ends by the store's own record, unless it is renewed.
+    /// The earliest and the latest end of the lease by the store's own record, on the machine's clock, unless it is renewed.
     #[track_caller]
     fn lease_ends(&self) -> (Duration, Duration) {
         let before = machine_now();
-        let left = self.record().lease().expect("somebody holds the lock");
+        let left = self.record().lease().expect("a client holds the lock");
         (before + left, machine_now() + left)
     }
 
@@ -82,23 +82,23 @@ pub(crate) trait StoreUnderTest {
         self.record().lease().is_some()
     }
 
-    /// Asserts that something happened in time: not before the first moment, not later than the second and what the machine
-    /// was late.
+    /// Asserts that something happened in time: not before the first moment, not later than the second one plus the lag of the
+    /// machine.
     #[track_caller]
     fn happened(&self, what: &str, at_us: u64, earliest: Duration, latest: Duration) {
         let at = Duration::from_micros(at_us);
         assert!(at >= earliest, "{what} {:?} early", earliest.saturating_sub(at));
         let (late, allowance) = (at.saturating_sub(latest), self.lag_monitor().allowance());
-        assert!(late <= allowance, "{what} {late:?} late, and what the machine was late allows {allowance:?}");
+        assert!(late <= allowance, "{what} {late:?} late, and the lag of the machine allows {allowance:?}");
     }
 }
 
-/// A URL of a store whose calls take [`CALL`] at most.
+/// The URL of a store with the call bound [`CALL`].
 pub(crate) fn with_call(store: &str) -> String {
     format!("{store}?timeout={}ms", CALL.as_millis())
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 #[track_caller]
 pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let until = std::time::Instant::now() + SOON;

@@ -1,4 +1,4 @@
-//! Several processes at work on one lock: nothing is counted twice, and no two hold at once.
+//! Several processes contend for one lock: no increment is lost, and no two hold at once.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use leasehold_core::FencingToken;
 
 use super::environment::{Environment, SOON, StoreUnderTest as _, name};
 
-/// The holds that lock holders have told of. One that was killed in the middle held at most until it said its last word, and one that
-/// slept through the end of its lease until the last word before.
+/// The holds in the events of the lock holders. A hold of a killed process ends with its last event, and a hold that expired during
+/// a pause with the last event before the pause.
 pub(crate) fn holds(events: &[HolderLine]) -> Vec<Hold> {
     let mut holds = Vec::new();
     let mut open: BTreeMap<u32, Hold> = BTreeMap::new();
@@ -38,7 +38,7 @@ pub(crate) fn holds(events: &[HolderLine]) -> Vec<Hold> {
     holds
 }
 
-/// What the counter was raised to, step by step.
+/// The values of the counter, in order.
 fn counted(events: &[HolderLine]) -> Vec<u64> {
     let number = |line: &HolderLine| match line.event {
         HolderEvent::Counted { number } => Some(number),
@@ -77,7 +77,7 @@ fn processes_that_are_killed_at_work_never_overlap() {
     let mut events = Vec::new();
     let begin = Instant::now();
     let (mut kills, mut steps) = (0, 0);
-    // However slow the machine is: until there was enough work between the kills.
+    // Continues until there was enough work between the kills, however slow the machine is.
     while kills < 10 || steps < 100 {
         assert!(begin.elapsed() < Duration::from_secs(120), "only {steps} steps with {kills} kills");
         std::thread::sleep(Duration::from_millis(700));
@@ -98,6 +98,6 @@ fn processes_that_are_killed_at_work_never_overlap() {
     numbers.sort_unstable();
     let steps = numbers.len();
     numbers.dedup();
-    assert_eq!(numbers.len(), steps, "a step was counted twice");
+    assert_eq!(numbers.len(), steps, "a value was counted twice");
     check(&holds(&events)).unwrap();
 }

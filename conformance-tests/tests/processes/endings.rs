@@ -1,4 +1,4 @@
-//! The ways in which a process can end, or stand still, with the lock in hand.
+//! Processes that end or pause while they hold the lock.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::environment::{
     Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
 };
 
-/// The next one holds when the lease of the last has ended, by the server's own record: not before, and at once.
+/// The next lock holder acquires the lock when the previous lease ends by the server's own record: not before, and at once.
 #[track_caller]
 fn taken_over(
     environment: &Environment,
@@ -36,7 +36,7 @@ fn a_killed_holder_without_waiters_leaves_a_free_lock_after_its_lease() {
     let (mut holder, token) = environment.holder(&[]);
     holder.process().kill().unwrap();
     let ends = environment.lease_ends();
-    // It comes when the holder is dead already.
+    // It starts after the holder is dead.
     let mut next = environment.lock_holder(&[]);
     taken_over(&environment, &mut next, ends, token);
 }
@@ -65,7 +65,7 @@ fn exit_panic_and_leak_end_by_the_ttl() {
     assert!(holder.wait(SOON).unwrap().success());
     taken_over(&environment, &mut waiter, environment.lease_ends(), token);
 
-    // A panic drops the guard: its release may still get through, or not.
+    // A panic drops the guard. Its release may or may not still be sent.
     let mut next = environment.waiter(&[]);
     waiter.send("panic").unwrap();
     assert_eq!(waiter.wait(SOON).unwrap().code(), Some(101));
@@ -110,13 +110,13 @@ fn a_paused_holder_detects_its_loss_with_its_first_check() {
     holder.process().pause().unwrap();
     taken_over(&environment, &mut waiter, environment.lease_ends(), token);
 
-    // These are waiting for it when it wakes up.
+    // These commands wait for it when it resumes.
     holder.send("check").unwrap();
     holder.send("check").unwrap();
     let woken = machine_now();
     holder.process().resume().unwrap();
     let (at, reason) = holder.lost(SOON).unwrap();
-    environment.happened("the loss was told", at, woken, woken + LOSS_SLACK);
+    environment.happened("the loss was reported", at, woken, woken + LOSS_SLACK);
     assert_eq!(reason, "Expired");
     // A check may have come before the loss was reported. It is skipped.
     let is_check = |line: &&leasehold_conformance::harness::HolderLine| {
@@ -128,9 +128,13 @@ fn a_paused_holder_detects_its_loss_with_its_first_check() {
     let reports_held = |line: &leasehold_conformance::harness::HolderLine| {
         line.at_us >= micros(woken) && matches!(line.event, HolderEvent::Checked { held: true, .. })
     };
-    assert!(!holder.events().iter().any(reports_held), "it said that it holds after it woke up: {:?}", holder.events());
+    assert!(
+        !holder.events().iter().any(reports_held),
+        "it reported that it holds after the pause: {:?}",
+        holder.events()
+    );
 
-    // The other one is not harmed by whatever the woken one still sends.
+    // Late requests of the resumed holder do not affect the other one.
     std::thread::sleep(TTL);
     waiter.send("check").unwrap();
     assert!(is_held(&mut waiter));
@@ -146,17 +150,17 @@ fn a_paused_waiter_is_passed_over_and_does_not_hold_when_it_wakes() {
     holder.send("release").unwrap();
     let released = machine_now();
     let (at, next) = second.acquired(SOON).unwrap();
-    environment.happened("the next one got it", at, released, released + TTL + TAKEOVER_SLACK);
+    environment.happened("the next lock holder got the lock", at, released, released + TTL + TAKEOVER_SLACK);
     assert!(next > token);
     sleeper.process().resume().unwrap();
-    // It was granted the lock in its sleep and slept through the lease: it stands in the queue again, and waits its turn.
+    // It was granted the lock during its pause, and the lease has ended. It is in the queue again and waits for its turn.
     std::thread::sleep(TTL);
     second.send("check").unwrap();
     assert!(is_held(&mut second));
     let released = machine_now();
     second.send("release").unwrap();
     let (at, last) = sleeper.acquired(SOON).unwrap();
-    environment.happened("the woken one got it", at, released, released + TAKEOVER_SLACK);
+    environment.happened("the resumed lock holder got the lock", at, released, released + TAKEOVER_SLACK);
     assert!(last > next);
 }
 
@@ -167,7 +171,7 @@ fn a_pause_shorter_than_the_validity_loses_nothing() {
     for _ in 0..3 {
         holder.process().pause().unwrap();
         let (earliest, _) = environment.lease_ends();
-        // Not longer than what is left for sure, with a wide margin for a busy machine.
+        // Shorter than the rest of the lease, with a wide margin for a busy machine.
         let left = earliest.saturating_sub(machine_now()).saturating_sub(MARGIN);
         std::thread::sleep(left / 2);
         holder.process().resume().unwrap();

@@ -30,13 +30,13 @@ impl Environment {
         start(&with_call(&format!("redis://{}/", self.proxy.addr())), more)
     }
 
-    /// A lock holder that stands in the queue, and hears that it is its turn. Every lock holder has a line for its calls and one on which it
-    /// hears of grants and of ttls in use; each begins with a script.
+    /// A lock holder that is in the queue and receives notifications. Every lock holder has one connection for its calls and one on
+    /// which it receives notifications of grants and of ttls in use. Each connection begins with a script.
     pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
         let waiting = self.record().waiting();
         let lock_holder = self.lock_holder(more);
-        eventually("the waiter stands in the queue", || self.record().waiting() == waiting + 1);
-        eventually("every lock holder hears of grants", || {
+        eventually("the waiter is in the queue", || self.record().waiting() == waiting + 1);
+        eventually("every lock holder receives notifications", || {
             let lines = self.server.clients().unwrap();
             let listening = lines.iter().filter(|line| line.contains(" sub=2 ")).count();
             listening * 2 == lines.len() && lines.iter().all(|line| line.contains(" cmd=eval"))

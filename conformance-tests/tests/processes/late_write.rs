@@ -1,4 +1,4 @@
-//! A holder that is paused with the lock in hand, and writes when it wakes: Redis itself refuses what comes late.
+//! A holder is paused and writes after it resumes: Redis itself refuses the late write.
 
 use leasehold_conformance::harness::{HolderEvent, LockHolder};
 use leasehold_conformance::history::{check, check_writes};
@@ -7,7 +7,7 @@ use leasehold_core::FencingToken;
 use super::chaos::holds;
 use super::environment::{Environment, SOON, StoreUnderTest as _};
 
-/// Waits for the store's word on a write: where it stands, or the kind of the refusal.
+/// Waits for the result of a write: the key of its list, or the kind of the error.
 fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
     lock_holder
         .next(SOON, |line| match &line.event {
@@ -18,7 +18,7 @@ fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
         .unwrap()
 }
 
-/// What Redis has taken, in its order: who by token, and what.
+/// The writes that Redis accepted, in order: token and text.
 fn accepted(environment: &Environment, key: &str) -> Vec<(FencingToken, String)> {
     let list = environment.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
     let entry = |text: String| {
@@ -39,21 +39,21 @@ fn the_late_write_of_a_paused_holder_is_refused_by_the_server() {
     first.process().pause().unwrap();
     let (_, high) = second.acquired(SOON).unwrap();
     assert!(high > low);
-    // This waits for it when it wakes. It asks nobody but Redis.
+    // This command waits until the holder resumes. Only Redis checks it.
     first.send("write too late").unwrap();
     first.process().resume().unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()), "a late write was accepted");
 
-    // The other one's write is accepted, and the first one's are refused after it as before.
+    // The write of the second holder is accepted. Later writes of the first one are still refused.
     second.send("write of the second").unwrap();
     assert_eq!(written(&mut second).as_ref(), Ok(&key));
     first.send("write still too late").unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()));
 
-    // With the lock released again, it is no more the first one's than before.
+    // The release of the lock does not give it back to the first holder.
     second.send("release").unwrap();
     second.next(SOON, |line| matches!(line.event, HolderEvent::Released { .. }).then_some(())).unwrap();
-    first.send("write to nobody").unwrap();
+    first.send("write without a holder").unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()));
 
     let accepted = accepted(&environment, &key);

@@ -1,4 +1,4 @@
-//! Holders that are cut off from the server.
+//! Holders that are disconnected from the server.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 
 use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, is_held};
 
-/// A holder behind the proxy, and somebody who waits for its lock and is not behind it.
+/// A holder behind the proxy, and a waiter with a direct connection.
 fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder) {
     let mut holder = environment.holder_by_proxy(&["--stay"]);
     let (_, token) = holder.acquired(SOON).unwrap();
@@ -14,7 +14,7 @@ fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder)
     (holder, token, waiter)
 }
 
-/// Cut off, the holder is told when its validity ends, and before anybody else is granted the lock.
+/// A disconnected holder is notified when its validity ends, and before the lock is granted to another client.
 fn is_notified_before_the_next_grant(faults: &[Fault]) {
     let environment = Environment::new();
     let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
@@ -25,13 +25,16 @@ fn is_notified_before_the_next_grant(faults: &[Fault]) {
     let (earliest, latest) = environment.lease_ends();
     let (lost_at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    environment.happened("the loss was told", lost_at, cut, latest - MARGIN + LOSS_SLACK);
+    environment.happened("the loss was reported", lost_at, cut, latest - MARGIN + LOSS_SLACK);
     let (at, next) = waiter.acquired(SOON).unwrap();
     environment.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
-    assert!(Duration::from_micros(lost_at) < Duration::from_micros(at), "the next one held before the loss was told");
+    assert!(
+        Duration::from_micros(lost_at) < Duration::from_micros(at),
+        "the lock was granted before the loss was reported"
+    );
     assert!(next > token);
 
-    // Nothing that was stuck on the way harms the new holder when the way is clear again.
+    // Requests that were held do not affect the new holder after the path is healed.
     environment.proxy.heal();
     environment.proxy.deliver();
     std::thread::sleep(TTL);
@@ -62,9 +65,9 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     environment.proxy.apply(Fault::LoseReplies);
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    // A renewal that was answered may have come between our read and the fault.
-    environment.happened("the loss was told", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
-    // Its renewals got through, so the server gives the lock away later, and then at once.
+    // A renewal may have got its reply between our read and the fault.
+    environment.happened("the loss was reported", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
+    // Its renewals arrived, so the server grants the lock later, and then at once.
     let (earliest, latest) = environment.lease_ends();
     let (at, next) = waiter.acquired(SOON).unwrap();
     environment.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
@@ -101,8 +104,8 @@ fn a_paused_server_ends_the_validity_and_not_the_wait() {
     let paused = machine_now();
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    // A renewal may have come between our read and the pause.
-    environment.happened("the loss was told", at, paused, latest + TTL / 3 - MARGIN + LOSS_SLACK);
+    // A renewal may have arrived between our read and the pause.
+    environment.happened("the loss was reported", at, paused, latest + TTL / 3 - MARGIN + LOSS_SLACK);
     std::thread::sleep(TTL);
     environment.server.resume().unwrap();
     let (_, next) = waiter.acquired(SOON).unwrap();

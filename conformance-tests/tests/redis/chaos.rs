@@ -1,5 +1,5 @@
-//! Everything at once: connections that hear of grants are killed all the time, scripts are forgotten, holders crash, waiters
-//! vanish. No two hold at once, nobody is stuck, and the lock is never idle for longer than a dead holder's lease.
+//! All faults together: connections for notifications are killed, scripts are flushed, holders crash, and waiters are dropped. No
+//! two hold at once, no client is stuck, and the lock is never idle for longer than a dead holder's lease.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,7 +19,8 @@ const LASTS: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Tally {
     is_over: AtomicBool,
-    /// How many acquires have begun. It decides who crashes and who vanishes, so that enough do on any machine.
+    /// The number of acquires that have begun. It decides which holders crash and which waiters are dropped, so that enough do on
+    /// any machine.
     begun: AtomicU64,
     crashes: AtomicU64,
     vanished: AtomicU64,
@@ -41,7 +42,7 @@ async fn work(client: LockClient, worker: u64, history: Arc<History>, tally: Arc
         let number = tally.begun.fetch_add(1, Ordering::Relaxed);
         let crashes = number % 20 == 10;
         let lock = client.lock(name.as_str()).wait(Duration::from_secs(10));
-        // Who crashes renews no more, and releases nothing.
+        // A crashed holder does not renew and does not release.
         let lock = if crashes { lock.without_renewal() } else { lock };
         let patience = match number % 20 {
             5 => Duration::from_millis(chance(&random, (worker, step), 40)),
@@ -50,7 +51,7 @@ async fn work(client: LockClient, worker: u64, history: Arc<History>, tally: Arc
         let guard = match tokio::time::timeout(patience, lock.acquire()).await {
             Ok(Ok(guard)) => guard,
             Ok(Err(error)) => {
-                // The connection of its request was killed: nobody knows whether it arrived.
+                // The connection of its request was killed, so its outcome is unknown.
                 assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error:?}");
                 tally.unclear.fetch_add(1, Ordering::Relaxed);
                 continue;
@@ -68,14 +69,14 @@ async fn work(client: LockClient, worker: u64, history: Arc<History>, tally: Arc
             tally.crashes.fetch_add(1, Ordering::Relaxed);
             std::mem::forget(guard);
         } else {
-            // An outcome that is not known is the background's to mend.
+            // The keeper releases a claim with an unknown outcome in the background.
             let _ = guard.release().await;
         }
     }
     held
 }
 
-/// Kills every connection that hears of grants, twenty times a second; forgets the scripts, twice a second.
+/// Kills every connection for notifications twenty times a second, and flushes the scripts twice a second.
 async fn inject_faults(fixture: &Redis, tally: &Tally) -> u64 {
     let (mut killed, begin) = (0, Instant::now());
     for round in 0.. {
@@ -95,7 +96,7 @@ async fn inject_faults(fixture: &Redis, tally: &Tally) -> u64 {
 }
 
 #[test]
-fn no_two_hold_and_nobody_is_stuck() {
+fn no_two_hold_and_no_client_is_stuck() {
     case(|fixture| async move {
         let stopwatch = Stopwatch::start();
         let (history, tally) = (Arc::new(History::new()), Arc::new(Tally::default()));
@@ -118,13 +119,13 @@ fn no_two_hold_and_nobody_is_stuck() {
         let total: u64 = held.iter().sum();
         assert!(killed > 0 && crashes > 0 && vanished > 0, "{killed} killed, {crashes} crashes, {vanished} vanished");
         assert!(total > 50, "only {total} holds");
-        assert!(held.iter().all(|held| *held > 0), "somebody never got the lock: {held:?}");
+        assert!(held.iter().all(|held| *held > 0), "a client never got the lock: {held:?}");
 
         let mut holds = history.holds();
         holds.sort_by_key(|hold| hold.from);
         let gaps = holds.windows(2).map(|pair| pair[1].from.saturating_sub(pair[0].until));
         let longest = gaps.max().unwrap_or_default();
-        // A holder that crashed blocks for its ttl, and the head of the queue may be one whose place is dead.
+        // A crashed holder blocks the lock for its ttl, and the head of the queue may be a dead place.
         let bound = TTL + TTL / 3 + Duration::from_millis(400) + stopwatch.lag();
         assert!(longest <= bound, "the lock was idle for {longest:?}, the bound is {bound:?}");
     });

@@ -1,4 +1,4 @@
-//! What a lock costs the server: commands and connections.
+//! The cost of a lock at the server: commands and connections.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use leasehold_core::{KeeperRuntime, LockClient, LockName};
 
 use super::support::{Redis, SOON, builder, case, client, hold};
 
-/// Long beside a case: no lease and no place is renewed in the middle of it but those of the many.
+/// Longer than a case: no lease or place is renewed during it, except with many clients.
 const TTL: Duration = Duration::from_secs(30);
 
-/// Counts every command that so many clients send from now on, when they have no connection to make any more.
+/// Counts every command that this many clients send from now on, after all of them are connected.
 async fn monitor(fixture: &Redis, clients: u64) -> Monitor {
     assert!(fixture.connected_are(|| clients, SOON).await, "{clients} clients are not connected");
     fixture.server().monitor(|_| true).expect("MONITOR")
@@ -21,7 +21,7 @@ async fn monitor(fixture: &Redis, clients: u64) -> Monitor {
 fn acquire_and_release_are_one_command_each() {
     case(|fixture| async move {
         let ann = client(&fixture, TTL).await;
-        // The first one makes its ttl known to others.
+        // The first acquire publishes its ttl.
         hold(&ann, "warm").await.release().await.expect("a release");
         let mut monitor = monitor(&fixture, 1).await;
         for number in 0..10 {
@@ -31,11 +31,11 @@ fn acquire_and_release_are_one_command_each() {
     });
 }
 
-/// The commands that all clients send for one handoff, with so many that wait.
+/// The commands of all clients for one handoff, with this many clients.
 async fn per_handoff(fixture: &Redis, clients: usize, turns: usize) -> f64 {
     let mut all: Vec<LockClient> = Vec::new();
     for _ in 0..clients {
-        // As tasks of one runtime: a thread each would measure the machine.
+        // All keepers share one runtime: with a thread each, the test would measure the machine.
         let builder = builder(fixture, "").await.ttl(TTL).wait(Duration::from_secs(60));
         all.push(builder.keeper(KeeperRuntime::CurrentRuntime).build().expect("a client"));
     }
@@ -92,7 +92,7 @@ fn a_client_has_at_most_one_connection_per_runtime() {
             task.await.expect("no task panics");
         }
         assert!(fixture.connected_are(|| 1, SOON).await, "the client is not connected");
-        // This runtime's, and the keeper's, which also hears of grants.
+        // The connection of this runtime, and that of the keeper, which also receives notifications.
         assert_eq!(fixture.resource_counts().await.connections, 2);
     });
 }

@@ -1,4 +1,4 @@
-//! Leasehold on a real redis-server, as the suite wants it.
+//! The fixture of Redis: Leasehold on a real redis-server.
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use leasehold_core::backend::LockBackend;
 
 use super::stored::Stored;
 
-/// How long clients get to connect before the path breaks. They mostly need some milliseconds.
+/// The time for clients to connect before a fault. They usually need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
 
 /// The channels of single clients; all share one more.
@@ -36,7 +36,7 @@ pub(super) trait Setup: Send + Sync + 'static {
     const PREFIX: &'static str;
 }
 
-/// The default user, without a password, and the default prefix: for the tests of what only Redis can have.
+/// The default user without a password, and the default prefix, for the tests that are specific to Redis.
 pub(super) struct Plain;
 
 impl Setup for Plain {
@@ -55,23 +55,23 @@ impl Setup for Guarded {
     const PREFIX: &'static str = "team*a:locks:";
 }
 
-/// A redis-server and a proxy of its own.
+/// A redis-server and its proxy.
 pub(super) struct RedisFixture<S> {
     server: Mutex<RedisServer>,
     proxy: FaultProxy,
-    /// What needs no proxy: pushes that are lost, requests that arrive twice.
+    /// Faults without the proxy: lost pushes and doubled requests.
     faults: Faults,
-    /// Where nobody replies, for a replica's primary.
-    nobody: Port,
-    /// Started by the first question, since it slows the server down.
+    /// An address without a server, as the primary of a replica.
+    unused_port: Port,
+    /// Started by the first call of `served`, because it slows the server down.
     monitor: Mutex<Option<Monitor>>,
-    /// Whether the proxy breaks something.
+    /// Whether the proxy has a fault.
     is_broken: AtomicBool,
     setup: PhantomData<fn() -> S>,
 }
 
 impl<S: Setup> RedisFixture<S> {
-    /// Synchronous on purpose: nothing may be awaited while the server is in hand, and every command is bounded.
+    /// Synchronous on purpose: nothing may be awaited while the server is locked, and every command has a time limit.
     pub(super) fn server(&self) -> MutexGuard<'_, RedisServer> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -94,9 +94,9 @@ impl<S: Setup> RedisFixture<S> {
         format!("redis://{user}{addr}/?prefix={prefix}&timeout=1s{more}")
     }
 
-    /// Waits until so many clients have connected with all their lines, at most so long, and says whether they have. A client
-    /// hears of its grants on a channel of its own, over a line that comes about beside its first calls; each line begins
-    /// with a script.
+    /// Waits until this many clients have established all their connections, at most for `bound`. Returns whether they have. A
+    /// client receives notifications of grants on its own channel, over a connection that it establishes beside its first calls.
+    /// Each connection begins with a script.
     pub(super) async fn connected_are(&self, clients: impl Fn() -> u64, bound: Duration) -> bool {
         let is_so = || {
             let server = self.server();
@@ -111,7 +111,7 @@ impl<S: Setup> RedisFixture<S> {
             let passed = self.proxy.stats();
             let was_so = is_so();
             tokio::time::sleep(Duration::from_millis(5)).await;
-            // The last reply may still be on its way, and a script that the server does not know is loaded next.
+            // The last reply may still be in flight, and the client loads a script next if the server does not have it.
             if was_so && is_so() && self.proxy.stats() == passed {
                 return true;
             }
@@ -119,7 +119,7 @@ impl<S: Setup> RedisFixture<S> {
         false
     }
 
-    /// Does it with the server's own commands, one after the other.
+    /// Runs commands at the server, one after the other.
     fn execute(&self, commands: &[&[&str]]) {
         let server = self.server();
         for command in commands {
@@ -127,7 +127,7 @@ impl<S: Setup> RedisFixture<S> {
         }
     }
 
-    /// Logs the user's connections out and lets nobody in.
+    /// Closes the user's connections and disables the user.
     fn refuse_user(&self) {
         self.execute(&[&["ACL", "SETUSER", S::USER, "off", "resetpass", "-@all"]]);
     }
@@ -154,7 +154,7 @@ fn is_about_a_lock(command: &str) -> bool {
     command.starts_with("\"EVAL") && command.contains('{')
 }
 
-/// The rules of the user, as configuration and `ACL SETUSER` take them.
+/// The rules of the user, in the syntax of the configuration and of `ACL SETUSER`.
 fn user_rules<S: Setup>() -> String {
     match S::PASSWORD {
         "" => "on nopass ~* &* +@all".to_owned(),
@@ -173,20 +173,20 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        let nobody = Port::free().unwrap_or_else(|error| panic!("{error}"));
+        let unused_port = Port::free().unwrap_or_else(|error| panic!("{error}"));
         let faults = Faults::new(tokio::runtime::Handle::current());
         Self {
             server: Mutex::new(server),
             proxy,
             faults,
-            nobody,
+            unused_port,
             monitor: Mutex::default(),
             is_broken: AtomicBool::new(false),
             setup: PhantomData,
         }
     }
 
-    /// Connected where that is possible, so that a fault which comes next meets a request and not a first connection.
+    /// Connects if possible, so that a following fault meets a request and not a first connection.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
         let url = self.url(route, "");
         let connected = match route == Route::Faulty && self.is_broken.load(Ordering::Acquire) {
@@ -228,7 +228,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
     }
 
     async fn path(&self, fault: PathFault) {
-        // What breaks then meets a request and not the first connection.
+        // The fault then meets a request and not the first connection.
         self.connected().await;
         self.heal().await;
         self.is_broken.store(true, Ordering::Release);
@@ -253,7 +253,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
 
     async fn deliver(&self) {
         self.proxy.deliver();
-        // What was delivered lies in the server's sockets. It reads all of them between two looks at one of them.
+        // Delivered bytes are in the server's sockets. It reads all sockets between two reads of one socket.
         self.execute(&[&["PING"], &["PING"]]);
     }
 
@@ -274,7 +274,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
                 match other {
                     ServerFault::RefuseUser => self.refuse_user(),
                     ServerFault::ReadOnly => {
-                        let port = self.nobody.number().to_string();
+                        let port = self.unused_port.number().to_string();
                         self.execute(&[&["REPLICAOF", "127.0.0.1", &port]]);
                     }
                     ServerFault::Fill(Room::Data) => self.execute(&[&["CONFIG", "SET", "maxmemory", "1"]]),
@@ -296,7 +296,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         drop(server);
         match tamper {
             Tamper::Remove => self.execute(&[&["DEL", &key, &queue]]),
-            Tamper::Corrupt => self.execute(&[&["DEL", &key], &["RPUSH", &key, "somebody else's list"]]),
+            Tamper::Corrupt => self.execute(&[&["DEL", &key], &["RPUSH", &key, "another program's list"]]),
             Tamper::OtherVersion => self.execute(&[&["SETRANGE", &key, "0", "\x02"]]),
         }
         Ok(())

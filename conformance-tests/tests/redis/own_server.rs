@@ -1,4 +1,4 @@
-//! The harness's own redis-server: each thing that the suite does to a server does what it says.
+//! The redis-server of the harness: each fault that the suite injects has its documented effect.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ fn pauses_with_its_connections_open() {
     server.resume().unwrap();
     let (reply, took) = waiter.join().unwrap();
     assert_eq!(reply, "PONG");
-    assert!(took >= pause / 2, "answered after {took:?} by a server that stood still");
+    assert!(took >= pause / 2, "answered after {took:?} by a paused server");
 }
 
 #[test]
@@ -127,13 +127,13 @@ fn a_server_that_does_not_start_shows_its_log() {
 }
 
 #[test]
-fn leaves_no_process_and_no_folder_behind() {
+fn leaves_no_process_and_no_folder() {
     let server = RedisSettings::new().unix_socket().start().unwrap();
     let (id, socket) = (server.id().unwrap(), server.unix_socket().unwrap());
     assert!(
         std::panic::catch_unwind(move || {
             let _server = server;
-            std::panic::resume_unwind(Box::new("planted"));
+            std::panic::resume_unwind(Box::new("injected panic"));
         })
         .is_err()
     );
@@ -144,9 +144,9 @@ fn leaves_no_process_and_no_folder_behind() {
     let _ = id;
 }
 
-/// No client notices it, so no case of the suite can see that the fixture does it.
+/// Clients do not observe the flush, so no case of the suite can check the fixture.
 #[test]
-fn the_fixture_makes_it_forget_scripts() {
+fn the_fixture_flushes_scripts() {
     case(|fixture| async move {
         hold(&client(&fixture, Duration::from_secs(10)).await, "scripts").await.release().await.expect("a release");
         let has_none = || {
@@ -154,7 +154,7 @@ fn the_fixture_makes_it_forget_scripts() {
             info.lines().any(|line| line.trim() == "number_of_cached_scripts:0")
         };
         assert!(!has_none(), "an acquire loads a script");
-        Fixture::server(&fixture, ServerFault::FlushScripts).await.expect("it can forget them");
+        Fixture::server(&fixture, ServerFault::FlushScripts).await.expect("a server can flush its scripts");
         assert!(has_none(), "Fixture::server(FlushScripts): the server still has scripts");
     });
 }

@@ -1,4 +1,4 @@
-//! What a server holds of a prefix.
+//! The resources of a prefix at the server.
 
 use leasehold_conformance::ResourceCounts;
 use leasehold_conformance::harness::Reply;
@@ -6,7 +6,7 @@ use leasehold_conformance::harness::Reply;
 use super::stored::{Head, Stored};
 
 impl Stored<'_> {
-    /// Everything under the prefix. Keys that are not Leasehold's fail the case.
+    /// Counts all keys under the prefix. A key that is not Leasehold's fails the case.
     pub(super) fn resource_counts(&self) -> ResourceCounts {
         let mut resource_counts = ResourceCounts::default();
         for key in self.keys() {
@@ -18,7 +18,7 @@ impl Stored<'_> {
                     _ => {}
                 },
                 Some(":q") => match self.live_places(&key) {
-                    // Its places are dead; it ends by itself.
+                    // Its places are dead; the key expires.
                     0 => resource_counts.other += 1,
                     places => resource_counts.places += places,
                 },
@@ -31,7 +31,7 @@ impl Stored<'_> {
         resource_counts
     }
 
-    /// All keys under the prefix. Owner tokens are part of some: they are shown in no text.
+    /// All keys under the prefix. Some contain owner tokens, so they must not be printed.
     fn keys(&self) -> Vec<String> {
         let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
         loop {

@@ -1,5 +1,5 @@
-//! A server that forgot what it had acknowledged: who holds a lock from before believes in it until its ttl is over, so
-//! nobody may be granted one until then. Exclusion across lost data, which no server can promise by itself.
+//! A server that lost acknowledged data: a holder from before the loss holds its lock until its ttl is over, so the client grants
+//! no lock until then. No server can promise exclusion across lost data by itself.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ const TTL: Duration = Duration::from_secs(4);
 /// The server counts how long it runs in whole seconds.
 const WHOLE_SECOND: Duration = Duration::from_secs(1);
 
-/// How long it may take a client to notice that the server is back: pauses between two tries, and one call.
+/// How long a client may take to detect that the server is back: pauses between two attempts, and one call.
 const RECONNECT: Duration = Duration::from_millis(1_400);
 
-/// Between which moments the server began to run again. It may take its time until it replies.
+/// Restarts the server without its data. Returns the period within which it started.
 fn lose_everything(fixture: &Redis) -> RangeInclusive<Instant> {
     fixture.server().kill().expect("it runs");
     let begun = Instant::now();
@@ -31,16 +31,16 @@ async fn lease_ends(fixture: &Redis, name: &str) -> Instant {
     before + fixture.record(&LockName::new(name).unwrap()).await.lease().expect("it is held")
 }
 
-/// Waits until some client has written down that the server is another one than before.
+/// Waits until a client has recorded that the server was restarted.
 async fn noted(fixture: &Redis) {
-    eventually("a client has met the new server", || {
+    eventually("a client has detected the new server", || {
         fixture.server().command(&["EXISTS", "leasehold:epoch"]).is_ok_and(|reply| reply.int() == Some(1))
     })
     .await;
 }
 
 #[test]
-fn nobody_is_granted_a_lock_while_one_from_before_may_be_believed_in() {
+fn no_lock_is_granted_while_a_lease_from_before_may_be_valid() {
     case(|fixture| async move {
         let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
         hold(&bob, "other").await.release().await.expect("a release");
@@ -52,7 +52,7 @@ fn nobody_is_granted_a_lock_while_one_from_before_may_be_believed_in() {
         let next = hold(&bob, "lost").await;
         let at = Instant::now();
         assert!(at >= ends, "granted {:?} before the lease from before the restart had ended", ends - at);
-        assert!(!guard.is_held(), "the holder from before still believes in its lease");
+        assert!(!guard.is_held(), "the holder from before still holds its lease");
         assert!(next.fencing_token() > guard.fencing_token());
         let bound = TTL + WHOLE_SECOND + RECONNECT + stopwatch.lag();
         let took = at - *restarted.end();
@@ -69,10 +69,10 @@ fn a_newcomer_waits_as_well() {
         let ends = lease_ends(&fixture, "lost").await;
         lose_everything(&fixture);
         noted(&fixture).await;
-        // It has never seen the server before; what the other client has written down tells it. With a short ttl of its own.
+        // It has never connected to the server before, and reads the record of the other client. It has a short ttl.
         let newcomer = client(&fixture, Duration::from_millis(200)).await;
         let next = newcomer.lock("lost").acquire().await.expect("the lock comes free");
-        assert!(Instant::now() >= ends, "the newcomer was granted a lock that another still believed in");
+        assert!(Instant::now() >= ends, "the newcomer was granted a lock that another client still held");
         assert!(!guard.is_held());
         assert!(next.fencing_token() > guard.fencing_token());
     });
@@ -91,13 +91,12 @@ fn a_waiter_from_before_is_served_when_the_wait_is_over() {
         let ends = lease_ends(&fixture, "lost").await;
         lose_everything(&fixture);
         let token = tokio::time::timeout(SOON, waiting).await.expect("it is served").expect("it does not panic");
-        assert!(Instant::now() >= ends, "the waiter was granted a lock that another still believed in");
+        assert!(Instant::now() >= ends, "the waiter was granted a lock that another client still held");
         assert!(token > guard.fencing_token());
     });
 }
 
-/// How long after its start a client with these settings gets a lock of a server that was just started with nothing: at least
-/// and at most.
+/// The time until a client with these settings gets a lock of a server that was just started without data, at least and at most.
 async fn first_grant(fixture: &Redis, more: &str) -> RangeInclusive<Duration> {
     let started = lose_everything(fixture);
     let client: LockClient = builder(fixture, more).await.ttl(TTL).build().expect("a client");
@@ -106,13 +105,13 @@ async fn first_grant(fixture: &Redis, more: &str) -> RangeInclusive<Duration> {
 }
 
 #[test]
-fn a_server_that_nobody_knew_is_used_at_once_or_not_as_it_is_set() {
+fn an_unknown_server_is_used_at_once_or_after_a_wait_as_configured() {
     case(|fixture| async move {
         let stopwatch = Stopwatch::start();
         let took = first_grant(&fixture, "").await;
-        assert!(*took.start() <= TTL / 2 + stopwatch.lag(), "nobody knew this server: {took:?}");
+        assert!(*took.start() <= TTL / 2 + stopwatch.lag(), "this server was unknown: {took:?}");
         let took = first_grant(&fixture, "&restart=quarantine").await;
-        assert!(*took.end() >= TTL, "somebody may hold a lock of the server's last run: {took:?}");
+        assert!(*took.end() >= TTL, "a client may hold a lock of the server's last run: {took:?}");
     });
 }
 
@@ -125,8 +124,8 @@ fn trust_never_waits() {
         lose_everything(&fixture);
         let other = builder(&fixture, "&restart=trust").await.ttl(TTL).build().expect("a client");
         let next = hold(&other, "trust").await;
-        stopwatch.within(TTL / 2, "trust waits for nothing");
-        // Exclusion ends here, as its capabilities say; the order of the tokens does not.
+        stopwatch.within(TTL / 2, "trust does not wait");
+        // Exclusion ends here, as the capabilities state. The order of the tokens does not.
         assert!(next.fencing_token() > guard.fencing_token());
         assert_eq!(guard.lost().await.reason, LossReason::Gone);
     });

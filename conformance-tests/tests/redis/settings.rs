@@ -1,4 +1,4 @@
-//! Servers and users as they are set up, well or badly.
+//! Valid and invalid settings of servers and users.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn start(settings: RedisSettings) -> RedisServer {
     settings.start().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The lock goes round once: taken, waited for, handed on.
+/// Asserts that a lock works: acquire, wait, handoff.
 async fn works(url: &str) {
     let (ann, bob) = (connect(url).await.expect("a client"), connect(url).await.expect("a client"));
     let guard = hold(&ann, "works").await;
@@ -39,7 +39,7 @@ async fn connect(url: &str) -> Result<LockClient, Error> {
     leasehold::connect(url).await
 }
 
-/// What connecting, or else the first acquire, fails with.
+/// The error of the connection or of the first acquire.
 async fn fails(url: &str) -> Error {
     match connect(url).await {
         Err(error) => error,
@@ -59,14 +59,14 @@ fn assert_error(error: &Error, kind: ErrorKind, hint: &str) {
 fn a_unix_socket_works() {
     case(|| async {
         let server = start(RedisSettings::new().unix_socket());
-        let socket = server.unix_socket().expect("it was asked for");
+        let socket = server.unix_socket().expect("it has one");
         works(&format!("redis+unix://{}", socket.display())).await;
         works(&format!("redis+unix://{}?db=2", socket.display())).await;
     });
 }
 
 #[test]
-fn databases_and_prefixes_are_apart() {
+fn databases_and_prefixes_are_separate() {
     case(|| async {
         let server = start(RedisSettings::new());
         let url = server.url();
@@ -165,7 +165,7 @@ fn a_lazy_client_connects_within_the_wait_of_its_acquire() {
 }
 
 #[test]
-fn what_no_wait_mends_fails_a_lazy_client_at_once() {
+fn a_permanent_error_fails_a_lazy_client_at_once() {
     case(|| async {
         let server = start(RedisSettings::new());
         let url = server.url().replace("redis://", "redis://nobody:hunter2@");

@@ -1,4 +1,4 @@
-//! What Leasehold stores in Redis, read without the library that wrote it.
+//! Reads the stored format of Redis without the library.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(super) struct Stored<'a> {
     pub(super) prefix: &'a str,
 }
 
-/// What is read of the record of a lock: the beginning of a packed string, big endian.
+/// The first fields of the record of a lock, a packed big-endian string.
 pub(super) struct Head {
     /// When the lease ends, in µs of the server's clock.
     pub(super) deadline: u64,
@@ -64,8 +64,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// How many places of a queue live: its fields that are numbers, and whose entry (owner, deadline, …) has not
-    /// passed.
+    /// The number of live places of a queue: its numeric fields whose deadline has not passed.
     pub(super) fn live_places(&self, queue: &str) -> u64 {
         let flat = self.query(&["HGETALL", queue]).items();
         let fields: HashMap<String, &Reply> =
@@ -80,7 +79,7 @@ impl<'a> Stored<'a> {
         let time: Vec<u64> = self.query(&["TIME"]).items().iter().filter_map(|part| part.text().parse().ok()).collect();
         match time[..] {
             [seconds, micros] => seconds * 1_000_000 + micros,
-            _ => panic!("TIME replies two numbers: {time:?}"),
+            _ => panic!("TIME returns two numbers: {time:?}"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the cases that only Redis can have share.
+//! Shared parts of the tests that are specific to Redis.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use super::fixture::{Plain, RedisFixture};
 
 pub(super) type Redis = RedisFixture<Plain>;
 
-/// How long something may take that is to happen.
+/// The time limit of an expected event.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
-/// Runs a case as the suite runs its own, with a server of its own.
+/// Runs a case as the suite does, with its own server.
 pub(super) fn case<C, F>(case: C)
 where
     C: FnOnce(Redis) -> F + Send + 'static,
@@ -38,7 +38,7 @@ pub(super) async fn hold(client: &LockClient, name: &str) -> LockGuard {
     client.lock(name).acquire().await.unwrap_or_else(|error| panic!("{name:?} is not acquired: {error:?}"))
 }
 
-/// Time since a moment, with the machine's own lag measured beside it.
+/// Measures time, and the lag of the machine beside it.
 pub(super) struct Stopwatch {
     lag_monitor: LagMonitor,
     begin: Instant,
@@ -64,7 +64,7 @@ impl Stopwatch {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 #[track_caller]
 pub(super) fn eventually(what: &str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();

@@ -1,4 +1,4 @@
-//! Differences that are injected into the memory store, one rule each.
+//! Differences that are injected into the memory store, in one rule each.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use leasehold_core::backend::{
     RenewPolicy, RenewReply, RenewRequest,
 };
 
-/// What the memory store does otherwise.
+/// The rule that the memory store breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
     /// A waiter gets no place.
     NoPlaces,
     /// A renewal may shorten what is renewed.
     RenewalsShorten,
-    /// Who has nothing and renews stands in the queue again.
+    /// A renewal of a claim without a lease or place creates a place.
     RenewalsCreate,
     /// A withdrawn claim leaves no tombstone.
     NoTombstones,
-    /// A release that is sure leaves one.
+    /// A confirmed release leaves a tombstone.
     AlwaysTombstones,
-    /// Nobody is told of a handoff.
+    /// A handoff notifies nobody.
     SilentHandoffs,
 }
 

@@ -13,11 +13,11 @@ use leasehold_core::memory::{MemoryBackend, MemoryStore};
 
 use super::difference::Difference;
 
-/// Time passes in whole units. No ttl that is used, no longest ttl of a place and no tombstone lasts whole units, or within two
-/// seconds of them: so both stores see the same things expired, though Redis works on a request some moments later.
+/// Time passes in whole units. No ttl, no longest ttl of a place and no tombstone lasts whole units, or differs from them by less
+/// than two seconds. So the same records are expired in both stores, although Redis processes a request a moment later.
 pub(super) const UNIT: Duration = Duration::from_secs(8);
 
-/// How much later than the memory store Redis may work on a request, so that the two can still be compared.
+/// How much later than the memory store Redis may process a request, so that both can still be compared.
 pub(super) const LATEST: Duration = Duration::from_millis(1500);
 
 /// How many clients each store has.
@@ -67,7 +67,7 @@ impl Pair {
         pair
     }
 
-    /// Waits until Redis has somebody to tell on every channel, and every client knows it.
+    /// Waits until every client has subscribed to its channel.
     async fn subscribed(&self) {
         for client in &self.redis {
             while client.take_events().is_empty() {
@@ -76,12 +76,12 @@ impl Pair {
         }
     }
 
-    /// So many units pass, for both.
+    /// Advances both clocks by this many units.
     pub(super) fn pass(&self, units: u64) {
         let passed = self.clock.0.fetch_add(units, Ordering::SeqCst) + units;
         let start = self.start.lock().expect("no panic while it is locked");
         let target = *start + passed * u64::try_from(UNIT.as_micros()).expect("seconds");
-        let step = target.checked_sub(self.redis_now()).expect("a unit is much longer than what is done in it");
+        let step = target.checked_sub(self.redis_now()).expect("a unit is much longer than a step");
         self.server.step_clock(i64::try_from(step).expect("minutes")).expect("a clock that can be stepped");
     }
 

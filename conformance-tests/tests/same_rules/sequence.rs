@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::pair::{CLIENTS, LATEST, Pair};
 
-/// None lasts whole units, or nearly.
+/// No ttl is close to whole units.
 const TTLS: [u64; 9] = [2, 6, 10, 12, 18, 22, 28, 36, 44];
 
 /// How many claims of each lock contend.
@@ -27,25 +27,25 @@ const PUSHED: Duration = Duration::from_secs(1);
 
 type Compared = std::result::Result<(), String>;
 
-/// A sequence under way.
+/// A running sequence.
 pub(super) struct Sequence<'a> {
     pair: &'a Pair,
     rng: StdRng,
     seed: u64,
     drawn: u64,
     locks: Vec<Lock>,
-    /// What both stores have told that is not compared yet: owner, place, token.
+    /// Notifications of both stores that are not compared yet: owner, place, token.
     notified: [Vec<(OwnerToken, PlaceNumber, u64)>; 2],
-    /// Claims that were given back: whether they were told of a handoff just before is a matter of order within one step.
+    /// Released claims: whether they were notified of a handoff before that depends on the order within one step.
     given_back: HashSet<OwnerToken>,
-    /// Claims that want no place.
+    /// Claims without a place.
     impatient: HashSet<OwnerToken>,
     log: Vec<String>,
     /// How often each kind of reply was compared.
     pub(super) seen: BTreeMap<&'static str, u64>,
 }
 
-/// One lock, the claims of it, and which numbers of the stores belong together.
+/// One lock, its claims, and the pairs of numbers of the two stores.
 struct Lock {
     name: LockName,
     claims: Vec<Claim>,
@@ -75,7 +75,7 @@ fn agree<T: PartialEq + Debug>(what: &str, memory: T, redis: T) -> Compared {
     if memory == redis { Ok(()) } else { Err(format!("{what}: {memory:?} in memory, {redis:?} on Redis")) }
 }
 
-/// Redis works a little later on a request, so what it says may end then as well.
+/// Redis processes a request a little later, so its times may differ by that.
 fn near(what: &str, memory: Duration, redis: Duration) -> Compared {
     if memory.abs_diff(redis) <= LATEST {
         Ok(())
@@ -107,7 +107,7 @@ impl<'a> Sequence<'a> {
         sequence
     }
 
-    /// A new claim. Its owner tells which client it belongs to.
+    /// A new claim. Its owner encodes the client that it belongs to.
     fn draw(&mut self, name: &LockName) -> Claim {
         self.drawn += 1;
         let holder = HolderInfo::of_this_process(&format!("claim {}", self.drawn)).expect("a label");
@@ -121,7 +121,7 @@ impl<'a> Sequence<'a> {
         claim
     }
 
-    /// Runs it; the error says what the stores disagree about, and what led there.
+    /// Runs the sequence. The error names the difference and the steps before it.
     pub(super) async fn run(&mut self, steps: usize) -> Compared {
         // Begins with both clocks together.
         self.pair.pass(1);
@@ -143,7 +143,7 @@ impl<'a> Sequence<'a> {
             _ => self.release().await?,
         }
         self.compare_state().await?;
-        // Later than that, the clocks are too far apart for what they are compared by.
+        // With a larger difference the clocks are too far apart for the comparison.
         let ahead = self.pair.ahead();
         assert!(ahead < LATEST, "this machine is too slow to compare anything: Redis is {ahead:?} late");
         Ok(())
@@ -165,8 +165,8 @@ impl<'a> Sequence<'a> {
         [&self.pair.memory[nth], &self.pair.redis[nth]]
     }
 
-    /// One claim of each of some locks; `had` prefers those that had a lease or place. On Redis they go out at once, which makes one
-    /// call of them now and then.
+    /// One claim of each of some locks; `had` prefers those that had a lease or place. Their requests are sent at once to Redis,
+    /// which sometimes combines them into one call.
     fn some(&mut self, had: bool) -> Vec<(usize, Claim)> {
         let both = self.rng.random_bool(0.3);
         let first = self.rng.random_range(0..self.locks.len());
@@ -202,7 +202,7 @@ impl<'a> Sequence<'a> {
             });
             self.compare_acquire(*lock, claim, memory, redis)?;
             if withdrawn {
-                // On Redis a late acquire of a withdrawn claim is the one call that does not look at the queue.
+                // On Redis a late acquire of a withdrawn claim is the only call that does not check the queue.
                 self.probe(*lock).await?;
             }
         }
@@ -227,11 +227,11 @@ impl<'a> Sequence<'a> {
                 Ok(AcquireOutcome::Queued { confirmation: redis, retry_after: other }),
             ) => {
                 agree("the ttl of a place", memory.ttl, redis.ttl)?;
-                near("the next look", retry_after, other)?;
+                near("the next poll", retry_after, other)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
             (Ok(AcquireOutcome::Contended { retry_after }), Ok(AcquireOutcome::Contended { retry_after: other })) => {
-                near("the next look", retry_after, other)
+                near("the next poll", retry_after, other)
             }
             (Err(memory), Err(redis)) if memory.kind() == ErrorKind::Lost => {
                 agree("an error", memory.kind(), redis.kind())
@@ -245,7 +245,7 @@ impl<'a> Sequence<'a> {
         for _ in 0..self.rng.random_range(1..4) {
             requests.extend(self.some(true));
         }
-        // One call is one client's.
+        // One call renews claims of one client.
         let nth = self.clients(&requests[0].1)[0];
         requests.retain(|(_, claim)| std::ptr::eq(self.clients(claim)[0], nth));
         let [memory, redis] = self.clients(&requests[0].1);
@@ -291,7 +291,7 @@ impl<'a> Sequence<'a> {
                 RenewReply::Waiting { confirmation: redis, retry_after: other },
             ) => {
                 agree("the ttl of a place", memory.ttl, redis.ttl)?;
-                near("the next look", retry_after, other)?;
+                near("the next poll", retry_after, other)?;
                 self.place(lock, claim, memory.place, redis.place)
             }
             (RenewReply::Lost, RenewReply::Lost) => {
@@ -318,7 +318,7 @@ impl<'a> Sequence<'a> {
             let error_kind = |reply: Result<ReleaseOutcome>| reply.map_err(|error| error.kind());
             agree("release", error_kind(memory), error_kind(redis))?;
             self.locks[*lock].places.remove(claim.owner());
-            // Most claims are used once; what comes late meets a tombstone, or finds its way as before.
+            // Most claims are used once. A late request of a claim meets its tombstone, or has its usual effect.
             if self.rng.random_bool(0.6) {
                 let name = self.locks[*lock].name.clone();
                 let fresh = self.draw(&name);
@@ -331,7 +331,7 @@ impl<'a> Sequence<'a> {
         Ok(())
     }
 
-    /// Somebody who has nothing looks.
+    /// Renews a new claim, which has no lease or place.
     async fn probe(&mut self, lock: usize) -> Compared {
         let name = self.locks[lock].name.clone();
         let claim = self.draw(&name);
@@ -340,7 +340,7 @@ impl<'a> Sequence<'a> {
         self.compare_renewal(lock, &claim, memory.renew(lease.clone()).await, redis.renew(lease).await)
     }
 
-    /// What people see of each lock, and what the clients were told.
+    /// Compares the inspection of each lock, and the notifications of the clients.
     async fn compare_state(&mut self) -> Compared {
         for lock in 0..self.locks.len() {
             let name = self.locks[lock].name.clone();
@@ -408,7 +408,7 @@ impl<'a> Sequence<'a> {
 }
 
 async fn inspect(client: &Direct, name: &LockName) -> Option<LockInfo> {
-    let inspect = client.backend().extensions().inspect.expect("both can be looked at");
+    let inspect = client.backend().extensions().inspect.expect("both support inspection");
     inspect.inspect(name).await.unwrap_or_else(|error| panic!("inspect fails: {error:?}"))
 }
 

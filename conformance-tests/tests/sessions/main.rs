@@ -1,5 +1,4 @@
-//! The suite on a store in this process whose leases belong to sessions, and that notifies waiters: what etcd and ZooKeeper need of
-//! lock-core.
+//! The suite on a store in this process whose leases belong to sessions and that notifies waiters, as etcd and ZooKeeper do.
 
 mod store;
 

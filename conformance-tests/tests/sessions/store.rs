@@ -13,7 +13,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 
-/// What all clients share.
+/// The shared store of all clients.
 #[derive(Clone, Default)]
 pub(crate) struct Store(Arc<Mutex<State>>);
 
@@ -25,7 +25,7 @@ pub(crate) struct State {
     next_session: u64,
 }
 
-/// The record of one lock. It stays for ever, or its tokens would begin again.
+/// The record of one lock. It is never removed, so that its tokens do not restart.
 #[derive(Default)]
 pub(crate) struct Row {
     pub(crate) token: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Row {
 
 struct Session {
     until: Instant,
-    /// Who is told when a lease of it is removed.
+    /// The client that is notified when a lease of the session is removed.
     client: Weak<Client>,
 }
 
@@ -44,7 +44,7 @@ impl Store {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the lease of a lock, as an operator does, and tells its holder.
+    /// Ends the lease of a lock, as an operator does, and notifies its holder.
     pub(crate) fn end(&self, name: &LockName) {
         let removed = self.state().remove(name);
         if let Some((owner, client)) = removed
@@ -55,7 +55,7 @@ impl Store {
         self.changed(name);
     }
 
-    /// Tells those who watch that a lock is free.
+    /// Notifies the watchers that a lock is free.
     fn changed(&self, name: &LockName) {
         let clients: Vec<_> = self.state().clients.iter().filter_map(Weak::upgrade).collect();
         for client in clients {
@@ -72,7 +72,7 @@ impl State {
         Some((owner, self.sessions.get(&session)?.client.upgrade()?))
     }
 
-    /// What is left of a session; none when it has ended.
+    /// What is left of a session; `None` if it has ended.
     fn left(&self, session: u64) -> Option<Duration> {
         let left = self.sessions.get(&session)?.until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then_some(left)
@@ -88,7 +88,7 @@ impl State {
         self.holder(row).map(|(.., left)| left)
     }
 
-    /// Keeps a session alive. Says whether it lives.
+    /// Keeps a session alive. Returns whether it is alive.
     fn keep_alive(&mut self, session: u64, ttl: Duration) -> bool {
         let lives = self.left(session).is_some();
         if lives && let Some(session) = self.sessions.get_mut(&session) {
@@ -119,7 +119,7 @@ struct Client {
 #[derive(Clone, Copy)]
 struct Opened {
     ttl: Duration,
-    /// Whose leases are kept. A fixed lease has a session of its own.
+    /// The owners of its leases. A fixed lease has its own session.
     is_shared: bool,
     /// When the last keep-alive was sent.
     sent: Stamp,
@@ -140,7 +140,7 @@ impl SessionBackend {
         Self { store: store.clone(), client }
     }
 
-    /// The session that a claim's lease belongs to, kept alive, or opened where there is none that lives.
+    /// The session that a claim's lease belongs to, kept alive, or opened if none is alive.
     fn session(&self, state: &mut State, request: &AcquireRequest, held: Option<u64>, sent: Stamp) -> u64 {
         let AcquireRequest { ttl, kind, .. } = *request;
         let mut sessions = lock(&self.client.sessions);
@@ -251,7 +251,7 @@ impl LockBackend for SessionBackend {
         it.fencing = "a counter in the row, which is never removed";
         it.restart = Restart::KeepsNothing;
         it.call_bound = Duration::from_millis(250);
-        it.limits_of_exclusion = &["somebody changes the table by hand"];
+        it.limits_of_exclusion = &["an operator changes the table by hand"];
         it
     }
 

@@ -1,5 +1,5 @@
-//! Somebody deletes, replaces or truncates one of the three files of a database that is in use. Exclusion ends there until each
-//! client has made its next call; afterwards all of them use the same files again, and nobody is stuck.
+//! One of the three files of an open database is deleted, replaced or truncated. Exclusion ends until each client has made its next
+//! call. Afterwards all clients use the same files again, and none is stuck.
 
 use std::fs::{File, copy, remove_file, rename};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use leasehold_conformance::harness::{HolderEvent, LockHolder};
 
 use super::environment::{CALL, Environment, SOON, StoreUnderTest as _, TTL, is_held};
 
-/// So often a client that nobody calls checks its files, and closes them when they are not those at the path.
+/// The interval at which an idle client checks its files. It closes them if they are not those at the path.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// What can be done to a file.
+/// A damage to a file.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     Delete,
@@ -21,7 +21,7 @@ enum Damage {
     Truncate,
 }
 
-/// What the holder does next.
+/// The next step of the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     Hold,
@@ -43,7 +43,7 @@ impl Damage {
     }
 }
 
-/// A process that comes now. While the others still have the damaged files open it may be refused, as by a store that is down.
+/// A process that starts now. Its acquire may fail with `Unavailable` while others have the damaged files open.
 fn newcomer(environment: &Environment) -> LockHolder {
     let until = Instant::now() + SOON;
     loop {
@@ -60,7 +60,7 @@ fn newcomer(environment: &Environment) -> LockHolder {
     }
 }
 
-/// When it acquired, and with which token.
+/// The times and tokens of its grants.
 fn grants(lock_holder: &LockHolder) -> Vec<(u64, u64)> {
     let grant = |line: &leasehold_conformance::harness::HolderLine| match line.event {
         HolderEvent::Acquired { token, .. } => Some((line.at_us, token)),
@@ -69,7 +69,7 @@ fn grants(lock_holder: &LockHolder) -> Vec<(u64, u64)> {
     lock_holder.events().iter().filter_map(grant).collect()
 }
 
-/// Who holds, and everybody's turn after it: one at a time, until each has had the lock.
+/// Lets each lock holder have the lock, one at a time.
 fn take_turns(lock_holders: &mut [LockHolder]) {
     let until = Instant::now() + SOON;
     loop {
@@ -98,7 +98,7 @@ fn take_turns(lock_holders: &mut [LockHolder]) {
             return;
         }
         let events = || lock_holders.iter().map(LockHolder::events).collect::<Vec<_>>();
-        assert!(Instant::now() < until, "somebody never had the lock: {:#?}", events());
+        assert!(Instant::now() < until, "a lock holder never had the lock: {:#?}", events());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -107,7 +107,7 @@ fn survives(suffix: &str, damage: Damage, then: Then) {
     let environment = Environment::new();
     let (mut holder, _) = environment.holder(&["--stay"]);
     let waiter = environment.waiter(&["--stay"]);
-    // A client that nobody calls: it must keep nobody from going on.
+    // An idle client: it must not block the others.
     let (mut idle, _) = environment.holder(&["--name", "another", "--stay"]);
     idle.send("release").unwrap();
     damage.apply(&PathBuf::from(format!("{}{suffix}", environment.path().display())));
@@ -115,7 +115,7 @@ fn survives(suffix: &str, damage: Damage, then: Then) {
         holder.send("release").unwrap();
     }
     let newcomer = newcomer(&environment);
-    // By then the holder has made a call; a second holder would have taken over.
+    // By then the holder has made a call. A second holder would have taken over.
     std::thread::sleep(TTL + CHECK + CALL);
     let mut lock_holders = [holder, waiter, newcomer];
     take_turns(&mut lock_holders);
@@ -128,7 +128,7 @@ fn survives(suffix: &str, damage: Damage, then: Then) {
     assert_eq!(state, "ok");
 }
 
-/// Each damage to one file, at the same time, in worlds of their own.
+/// Each damage to one file, at the same time, each in its own environment.
 fn survives_all(suffix: &'static str) {
     let all = [Damage::Delete, Damage::Replace, Damage::MoveAway, Damage::Truncate]
         .into_iter()

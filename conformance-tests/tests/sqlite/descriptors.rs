@@ -7,8 +7,8 @@ use leasehold_core::LockClient;
 
 use super::fixture::{SqliteFixture, open_files};
 
-/// The file is looked after every so many writes, by a connection of its own that closes; but SQLite cannot close a file under a
-/// connection that has locks on it, and keeps it for the next one.
+/// After a number of writes, a separate connection maintains the file and closes. But SQLite cannot close a file under a connection
+/// that has locks on it, and keeps it for the next one.
 #[test]
 fn the_maintenance_of_a_file_leaves_nothing_open() {
     leasehold_conformance::run(leasehold_conformance::DEADLINE, || async {
@@ -18,7 +18,7 @@ fn the_maintenance_of_a_file_leaves_nothing_open() {
         for round in 0..6_000 {
             client.lock(format!("{}", round % 7)).acquire().await.unwrap().release().await.unwrap();
             if round % 500 == 0 {
-                // One more for the upkeep, while it runs.
+                // One more for the maintenance, while it runs.
                 let open = ["locks.db", "locks.db-wal"].map(|name| open_files(&fixture.path().with_file_name(name)));
                 most = [most[0].max(open[0]), most[1].max(open[1])];
             }

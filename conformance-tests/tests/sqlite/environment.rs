@@ -27,11 +27,11 @@ impl Environment {
         self.folder.path().join("locks.db")
     }
 
-    /// A lock holder that waits: the system watches the bell for it.
+    /// A lock holder that waits: it has an inotify watch on the notification file.
     pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
         let mut lock_holder = self.lock_holder(more);
         let fds = format!("/proc/{}/fdinfo", lock_holder.process().id());
-        eventually("the waiter hears of releases", || {
+        eventually("the waiter is notified of releases", || {
             let open = std::fs::read_dir(&fds).unwrap_or_else(|error| panic!("the lock holder has ended: {error}"));
             let infos = open.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
             infos.into_iter().any(|info| info.contains("inotify wd:"))
@@ -58,7 +58,7 @@ impl StoreUnderTest for Environment {
     }
 }
 
-/// A lock holder that runs under `command`, which a program of the system's is; its arguments come first.
+/// A lock holder that a system program `command` starts. The arguments of `command` come first.
 pub(crate) fn under<A: AsRef<str>>(
     command: &str,
     arguments: &[A],
@@ -77,7 +77,7 @@ pub(crate) fn under<A: AsRef<str>>(
 pub(crate) fn holder_for_all(environment: &Environment) -> PathBuf {
     let lock_holder = environment.path().with_file_name("lock-holder");
     if !lock_holder.exists() {
-        // Not by this process: what another case starts meanwhile would have the copy open for writing, and so nobody could run it.
+        // Not copied by this process: a child of another case could inherit the open copy, and then the copy could not be run.
         let copied =
             std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_lock-holder")).arg(&lock_holder).status().unwrap();
         assert!(copied.success());
@@ -85,7 +85,7 @@ pub(crate) fn holder_for_all(environment: &Environment) -> PathBuf {
     lock_holder
 }
 
-/// Whether this may be tested: it needs root. Says so past the test's own output where it is not.
+/// Whether a test that needs root can run. Prints a note to standard error if not.
 pub(crate) fn is_root(what: &str) -> bool {
     use std::io::Write as _;
     let is_root = rustix::process::geteuid().is_root();

@@ -1,4 +1,4 @@
-//! What can happen to a file under processes that hold and wait for its locks.
+//! Changes of a file while processes hold and wait for its locks.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,10 +11,10 @@ use super::environment::{
     name, under,
 };
 
-/// A waiter that was not told looks by itself after this, at the latest.
+/// The longest time until a waiter without a notification polls.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After a failed call a client pauses, at most so long.
+/// The longest pause of a client after a failed call.
 const PAUSE: Duration = Duration::from_millis(500);
 
 fn delete(path: &Path) {
@@ -25,7 +25,7 @@ fn delete(path: &Path) {
     }
 }
 
-/// Waits until it says that something failed: the kind of the error, and its text.
+/// Waits for a `failed` event. Returns the kind of the error and its text.
 pub(crate) fn failed(lock_holder: &mut LockHolder) -> (String, String) {
     let failed = lock_holder.next(SOON, |line| match &line.event {
         HolderEvent::Failed { kind, text, .. } => Some((kind.clone(), text.clone())),
@@ -34,7 +34,7 @@ pub(crate) fn failed(lock_holder: &mut LockHolder) -> (String, String) {
     failed.unwrap()
 }
 
-/// The holder learns that its record is gone by its next renewal, and the waiter finds the lock free by its next acquire.
+/// The holder is notified by its next renewal that its record is gone, and the waiter gets the lock with its next acquire.
 fn starts_afresh(
     environment: &Environment,
     (mut holder, token): (LockHolder, u64),
@@ -46,11 +46,11 @@ fn starts_afresh(
     let after = machine_now();
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Gone");
-    environment.happened("the loss was told", at, before, after + TTL / 3 + CALL);
+    environment.happened("the loss was reported", at, before, after + TTL / 3 + CALL);
     let (at, next) = waiter.acquired(SOON).unwrap();
-    environment.happened("the waiter got it", at, before, after + MAX_POLL_INTERVAL + CALL);
+    environment.happened("the waiter got the lock", at, before, after + MAX_POLL_INTERVAL + CALL);
     assert!(next > token, "token {next} after {token}");
-    // They use one and the same file again.
+    // Both use the same file again.
     let mut third = environment.waiter(&[]);
     let released = machine_now();
     waiter.send("release").unwrap();
@@ -99,9 +99,9 @@ fn a_transaction_of_another_program_that_does_not_end() {
     let mut visitor = environment.lock_holder(&["--wait", "1s"]);
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
-    // The validity counts from when the last renewal was asked for, the record from when it was written.
+    // The validity counts from the request of the last renewal, the record from its write.
     let written = environment.lag_monitor().allowance();
-    environment.happened("the loss was told", at, earliest - MARGIN - written, latest - MARGIN + LOSS_SLACK);
+    environment.happened("the loss was reported", at, earliest - MARGIN - written, latest - MARGIN + LOSS_SLACK);
     let (kind, text) = failed(&mut visitor);
     assert_eq!(kind, "Unavailable", "{text}");
     assert!(text.contains("another process was writing"), "{text}");
@@ -109,17 +109,17 @@ fn a_transaction_of_another_program_that_does_not_end() {
     let ended = machine_now();
     other.execute_batch("ROLLBACK").unwrap();
     let (at, next) = waiter.acquired(SOON).unwrap();
-    environment.happened("the waiter got it", at, ended, ended + CALL + PAUSE + MAX_POLL_INTERVAL);
+    environment.happened("the waiter got the lock", at, ended, ended + CALL + PAUSE + MAX_POLL_INTERVAL);
     assert!(next > token);
     holder.send("check").unwrap();
     assert!(!is_held(&mut holder));
-    // What was stuck does the new holder no harm.
+    // The delayed requests do not affect the new holder.
     std::thread::sleep(TTL);
     waiter.send("check").unwrap();
     assert!(is_held(&mut waiter));
 }
 
-/// A lock holder whose wall clock is another one than the machine's.
+/// A lock holder with a stepped wall clock.
 fn with_clock(clock: &ClockStep, url: &str) -> LockHolder {
     let mut arguments: Vec<_> =
         clock.variables().iter().map(|(name, path)| format!("{name}={}", path.display())).collect();
@@ -151,7 +151,7 @@ fn no_step_of_the_wall_clock_ends_a_lease_or_makes_one_longer() {
         behind.step(-step).unwrap();
         std::thread::sleep(TTL / 2);
         holder.send("check").unwrap();
-        assert!(is_held(&mut holder), "a step of the wall clock cost a lease");
+        assert!(is_held(&mut holder), "a step of the wall clock caused the loss of a lease");
         waiter.send("check").unwrap();
         assert!(!is_held(&mut waiter));
     }
@@ -162,7 +162,7 @@ fn no_step_of_the_wall_clock_ends_a_lease_or_makes_one_longer() {
     assert!(next > token, "token {next} after {token}");
 }
 
-/// Has the record say that it is from another boot, as after a restart of the machine.
+/// Changes the boot of the record, as after a restart of the machine.
 fn reboot(environment: &Environment) {
     environment.stored().change("UPDATE leasehold_locks SET boot = boot + 1", &name());
 }
@@ -172,7 +172,7 @@ fn a_lease_from_before_a_reboot_is_kept_for_one_ttl() {
     let environment = Environment::new();
     let (mut holder, token) = environment.holder(&[]);
     holder.process().kill().unwrap();
-    // What is left of it was counted from another boot, and says nothing now.
+    // Its deadline counts from another boot and is not valid now.
     std::thread::sleep(TTL / 2);
     reboot(&environment);
     let rebooted = machine_now();
@@ -198,10 +198,10 @@ fn a_holder_whose_record_is_of_another_boot_is_notified() {
     let changed = machine_now();
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Gone");
-    environment.happened("the loss was told", at, Duration::ZERO, changed + TTL / 3 + CALL);
+    environment.happened("the loss was reported", at, Duration::ZERO, changed + TTL / 3 + CALL);
 }
 
-/// A lock holder of somebody who may not write to what the environment's folder has. Root may, whatever permissions say.
+/// A lock holder of a user who may not write to the environment's folder. Root ignores permissions.
 fn of_somebody_else(environment: &Environment) -> LockHolder {
     if !rustix::process::geteuid().is_root() {
         return environment.lock_holder(&[]);
@@ -225,16 +225,16 @@ fn a_process_without_write_permission_gets_an_error_at_once() {
         assert_eq!(lock_holder.wait(SOON).unwrap().code(), Some(1));
     };
     permit(&folder, 0o555);
-    refused("no file yet, and none may be made");
+    refused("no file yet, and none may be created");
     permit(&folder, 0o755);
     let (mut holder, _) = environment.holder(&[]);
     for suffix in ["", "-wal", "-shm"] {
         permit(Path::new(&format!("{}{suffix}", environment.path().display())), 0o444);
     }
-    refused("a file that is for others to write");
+    refused("a file that another user may write");
     permit(&environment.path(), 0o000);
-    refused("a file that is not for them at all");
-    // Whoever has it open goes on.
+    refused("a file without any permission");
+    // A process that has the file open continues.
     holder.send("release").unwrap();
     assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.events());
 }

@@ -1,4 +1,4 @@
-//! Leasehold on a SQLite file, as the suite wants it.
+//! The fixture of SQLite: Leasehold on a file.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,8 @@ use leasehold_core::backend::LockBackend;
 
 use super::stored::Stored;
 
-/// A folder with a file of locks. A "server" that is down is a folder that is not there; one that stands still is another
-/// program that keeps the file from being written to.
+/// A folder with a file of locks. A stopped "server" is a missing folder. A paused one is another program with an open write
+/// transaction.
 pub(super) struct SqliteFixture {
     root: tempfile::TempDir,
     faults: Faults,
@@ -27,7 +27,7 @@ pub(super) struct SqliteFixture {
     blocker: Mutex<Option<Blocker>>,
 }
 
-/// How long clients that end may go on writing into the folder.
+/// How long ending clients may still write into the folder.
 const GONE_BY: Duration = Duration::from_secs(5);
 
 /// A program that holds a write transaction open.
@@ -52,7 +52,7 @@ impl Blocker {
 
     fn end(self) {
         let _ = self.end.send(());
-        self.thread.join().expect("it only waits");
+        self.thread.join().expect("the thread only waits");
     }
 }
 
@@ -85,7 +85,7 @@ impl SqliteFixture {
     }
 }
 
-/// How many times this process has a file open for reading or writing. What only names it (`O_PATH`) does not count.
+/// How many times this process has a file open for reading or writing. Descriptors with `O_PATH` do not count.
 pub(super) fn open_files(path: &Path) -> u64 {
     let open = std::fs::read_dir("/proc/self/fd").unwrap_or_else(|error| panic!("/proc is not mounted: {error}"));
     let leads_there = |entry: &std::fs::DirEntry| {
@@ -104,7 +104,7 @@ fn rename(from: &Path, to: &Path) {
 }
 
 impl Drop for SqliteFixture {
-    /// A client that is just ending may still write a file into the folder that is being removed.
+    /// An ending client may still write a file into the folder that is being removed.
     fn drop(&mut self) {
         let until = Instant::now() + GONE_BY;
         while std::fs::remove_dir_all(self.root.path()).is_err() && self.root.path().exists() && Instant::now() < until
@@ -128,7 +128,7 @@ impl Fixture for SqliteFixture {
         fixture
     }
 
-    /// Opened where that is possible, so that a fault which comes next meets a request and not the first.
+    /// Opens the file if possible, so that a following fault meets a request and not the first one.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
         let url = self.url("");
         let opened = match self.is_broken.load(Ordering::Acquire) {
@@ -181,7 +181,7 @@ impl Fixture for SqliteFixture {
                 }
             }
             ServerFault::FlushScripts => {
-                // Every prepared statement is one of an older schema then.
+                // The schema of every prepared statement is then outdated.
                 let change = "CREATE TABLE IF NOT EXISTS other (a); ALTER TABLE other ADD COLUMN b; DROP TABLE other";
                 self.stored().connection().execute_batch(change).unwrap_or_else(|error| panic!("{change}: {error}"));
             }

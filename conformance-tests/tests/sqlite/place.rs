@@ -1,4 +1,4 @@
-//! Where a file is: reached by a second path, shared by a group, on a disk that is full, or opened by a crowd at once.
+//! Locations of a file: reached by a second path, shared by a group, on a full disk, or opened by many clients at once.
 
 use std::fs::{Permissions, set_permissions};
 use std::io::Write as _;
@@ -26,7 +26,7 @@ fn a_hard_link_to_the_file_is_refused() {
         assert_eq!(kind, "Unsupported", "{text}");
         assert!(text.contains("hard links"), "{text}");
     }
-    // Whoever has it open goes on: a program that makes backups by links ends no lease.
+    // A process that has the file open continues: a backup program that creates links ends no lease.
     holder.send("release").unwrap();
     assert!(holder.wait(SOON).unwrap().success(), "{:?}", holder.events());
 }
@@ -74,7 +74,7 @@ fn release(lock_holder: &mut LockHolder) {
 }
 
 #[test]
-fn a_full_disk_keeps_nobody_from_renewing_and_releasing() {
+fn renewals_and_releases_work_on_a_full_disk() {
     if !is_root("a full disk, by mounting a small one") {
         return;
     }
@@ -89,7 +89,7 @@ fn a_full_disk_keeps_nobody_from_renewing_and_releasing() {
     let mut ballast = std::fs::File::create(&seen).unwrap();
     while ballast.write_all(&[7; 512]).is_ok() {}
     drop(ballast);
-    // Several renewals, more than what was left of a page of the disk.
+    // Several renewals, more than fit into the rest of a page of the disk.
     for _ in 0..4 {
         release(&mut holder);
         holder.send("acquire").unwrap();
@@ -98,7 +98,7 @@ fn a_full_disk_keeps_nobody_from_renewing_and_releasing() {
         std::thread::sleep(bounds::TTL / 2);
     }
     holder.send("check").unwrap();
-    assert!(bounds::is_held(&mut holder), "a full disk cost a lease: {:#?}", holder.events());
+    assert!(bounds::is_held(&mut holder), "a full disk caused the loss of a lease: {:#?}", holder.events());
     release(&mut holder);
     std::fs::remove_file(seen).unwrap();
     holder.send("acquire").unwrap();
@@ -108,7 +108,7 @@ fn a_full_disk_keeps_nobody_from_renewing_and_releasing() {
 /// The group of a folder.
 const GROUP: u32 = 54_000;
 
-/// A lock holder of a user of the group, whose first group is another one.
+/// A lock holder of a user of the group, whose primary group is another one.
 fn member(environment: &Environment, user: u32, umask: &str) -> LockHolder {
     let url =
         bounds::with_call(&format!("sqlite://{}/shared/locks.db", environment.path().parent().unwrap().display()));
@@ -152,20 +152,20 @@ fn the_users_of_a_group_share_the_locks_of_its_folder() {
             assert!(lock_holder.wait(SOON).unwrap().success(), "{:?}", lock_holder.events());
         }
         last = next;
-        // The other one makes the file.
+        // The other user creates the file.
         for entry in std::fs::read_dir(&folder).unwrap() {
             std::fs::remove_file(entry.unwrap().path()).unwrap();
         }
     }
 }
 
-/// How many start at once, on a file that is not there.
+/// The number of clients that start at once on a missing file.
 const CLIENTS: usize = 200;
 
 #[test]
 fn clients_that_start_at_once_are_served() {
     let environment = Environment::new();
-    // The default bound of a call: that is what users have.
+    // With the default bound of a call, as for users.
     let url = format!("sqlite://{}", environment.path().display());
     let mut lock_holders: Vec<LockHolder> = (0..CLIENTS).map(|_| bounds::start(&url, &["--hold", "1ms"])).collect();
     let mut tokens = Vec::new();

@@ -1,4 +1,4 @@
-//! What a file holds.
+//! The resources in a file.
 
 use leasehold::sqlite::rusqlite::params;
 use leasehold_conformance::ResourceCounts;
@@ -7,7 +7,7 @@ use leasehold_conformance::harness::machine_now;
 use super::stored::Stored;
 
 impl Stored {
-    /// Everything in the file.
+    /// Counts all rows of the file.
     pub(crate) fn resource_counts(&self) -> ResourceCounts {
         if !self.has_tables() {
             return ResourceCounts::default();

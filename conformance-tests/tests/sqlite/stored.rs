@@ -1,4 +1,4 @@
-//! What Leasehold stores in a SQLite file, read without the library that wrote it.
+//! Reads the stored format of a SQLite file without the library.
 
 use std::path::{Path, PathBuf};
 

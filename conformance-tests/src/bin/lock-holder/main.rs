@@ -1,5 +1,5 @@
-//! Holds a lock by URL, prints what happens to it, and takes commands: for the process cases of the suite, and for
-//! people who want to see a lock killed, paused or cut off.
+//! Holds a lock by URL, prints what happens to it, and takes commands. The process cases of the suite use it. It is also for manual
+//! experiments with killed, paused and disconnected holders.
 
 mod store;
 
@@ -38,7 +38,7 @@ struct Options {
     #[arg(long, value_parser = duration)]
     hold: Option<Duration>,
 
-    /// Take the lock so many times, one after the other.
+    /// Acquire the lock this many times, one after the other.
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u64,
 
@@ -85,7 +85,7 @@ COMMANDS, one a line on standard input:
   drop      drop the guard: the release goes on in the background
   write TEXT  append the token and TEXT to a list in Redis, without a check of the guard (also after a loss, with
             --stay): Redis itself refuses it when the lease is not current
-  leak      forget the guard and wait for commands: the lease is renewed for as long as this process lives
+  leak      leak the guard and wait for commands: the lease is renewed for as long as this process lives
   acquire   take the lock once more (after the last turn, with --stay)
   cut       with --by-proxy: close the connections to the server, and refuse new ones
   silence   with --by-proxy: drop all traffic, in both directions
@@ -111,15 +111,15 @@ Cut, with `lock-holder --ttl 5s --stay --by-proxy` in the first:
 Kill:
   kill -9 PID               of the holder (its lines have the pid): the other one holds when the 5 s are over";
 
-/// What became of a turn.
+/// How a turn ended.
 enum Turn {
     /// Done: the lock is free, or will be.
     Over,
     /// Lost. The guard is kept for commands that come later.
     Lost(LockGuard),
-    /// The guard is forgotten: this process is to live on.
+    /// The guard is leaked. This process continues.
     Leaked,
-    /// The process is to exit at once.
+    /// The process exits at once.
     Exit,
 }
 
@@ -131,7 +131,7 @@ async fn main() -> ExitCode {
     let options = Options::parse();
     let code = run(&options).await;
     report(HolderEvent::Exit { code });
-    // Without a goodbye to threads: a command may never come, and nothing is to be released behind our back.
+    // Exits without joining threads: the input may never end, and a drop here would release the lock.
     std::process::exit(code.into())
 }
 
@@ -175,7 +175,7 @@ async fn run(options: &Options) -> u8 {
             },
         }
     }
-    // What was dropped or in doubt is released before the exit.
+    // The shutdown releases dropped guards and claims in doubt before the exit.
     match store.client.shutdown().await {
         Ok(()) => code,
         Err(error) => failed("shut down", &error),
@@ -203,7 +203,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
     if let Some(file) = &options.counter {
         match count(file, options.work, &guard).await {
             Ok(Some(number)) => report(HolderEvent::Counted { number }),
-            // The loss is told below.
+            // The loss is reported below.
             Ok(None) => {}
             Err(error) => report_failure("count", "Io".to_owned(), error.to_string()),
         }
@@ -248,9 +248,9 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
                 report(HolderEvent::Leaked { token });
                 return Ok(Turn::Leaked);
             }
-            "panic" => panic!("told to panic with the lock held"),
+            "panic" => panic!("panic with the lock held, as requested"),
             "exit" => {
-                // Dropped, it might be released before the process has ended.
+                // A dropped guard might be released before the process has ended.
                 std::mem::forget(guard);
                 return Ok(Turn::Exit);
             }
@@ -262,7 +262,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
     }
 }
 
-/// Says what the store made of a write, and asks nobody else.
+/// Reports the result of a write. It does not check the guard.
 async fn write(store: &Store, guard: &LockGuard, text: &str) {
     match store.write(guard, text).await {
         Ok(key) => report(HolderEvent::Wrote { token: guard.fencing_token().get(), text: text.to_owned(), key }),
@@ -292,8 +292,8 @@ fn lock(options: &Options, client: &LockClient) -> Lock {
     lock
 }
 
-/// Raises the number in the file, in steps that only the lock keeps together. None when the lease was lost between
-/// them: a real program would send the token along with the write.
+/// Raises the number in the file, in steps that only the lock keeps together. Returns `None` if the lease was lost between them. A
+/// real program would send the token with the write.
 async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Result<Option<u64>> {
     let number = match fs::read_to_string(file) {
         Ok(text) => text.trim().parse::<u64>().map_err(std::io::Error::other)?,
@@ -325,14 +325,14 @@ fn commands() -> UnboundedReceiver<String> {
                 return;
             }
         }
-        // Kept open: at the end of the input nothing happens.
+        // Keeps the channel open, so that the end of the input has no effect.
         std::mem::forget(sender);
     });
     receiver
 }
 
 fn not_now(command: &str) {
-    let text = format!("`{command}` is no command, or not one for now: see --help");
+    let text = format!("`{command}` is not a command, or cannot run now: see --help");
     report_failure("command", format!("{:?}", ErrorKind::InvalidInput), text);
 }
 
@@ -351,12 +351,12 @@ fn report_failure(doing: &str, kind: String, text: String) {
     report(HolderEvent::Failed { doing: doing.to_owned(), kind, text });
 }
 
-/// Prints at once, so that a reader sees it before whatever comes next, a kill included.
+/// Flushes at once, so that a reader sees the line even if the process is killed next.
 fn report(event: HolderEvent) {
     let mut out = std::io::stdout().lock();
     let written = writeln!(out, "{}", HolderLine::now(event)).and_then(|()| out.flush());
     if written.is_err() {
-        // Nobody listens any more.
+        // The reader has closed the pipe.
         std::process::exit(1);
     }
 }

@@ -1,4 +1,4 @@
-//! The way to the store: a client, fenced writes where the store is Redis, and a line that can be broken.
+//! Access to the store: a client, fenced writes if the store is Redis, and an optional fault proxy.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use leasehold_conformance::harness::{Fault, FaultProxy};
 /// One store.
 pub(crate) struct Store {
     pub(crate) client: LockClient,
-    /// Where it is one that can look at a lease and write in one step.
+    /// The backend, if it can check a lease and write in one step.
     redis: Option<Arc<RedisBackend>>,
     append: FencedScript,
     proxy: Option<FaultProxy>,
 }
 
 impl Store {
-    /// Connects, if it is asked for through a proxy of its own.
+    /// Connects, through its own proxy if `by_proxy` is set.
     pub(crate) async fn connect(url: &str, by_proxy: bool) -> Result<Self> {
         let (url, proxy) = if by_proxy { behind_a_proxy(url)? } else { (url.to_owned(), None) };
-        // A list that shows who wrote, in the order in which Redis took it.
+        // The list shows the writers in the order in which Redis accepted the writes.
         let append = FencedScript::new("return redis.call('RPUSH', KEYS[1], ARGV[1])");
         if !url.starts_with("redis") {
             return Ok(Self { client: leasehold::connect(&url).await?, redis: None, append, proxy });
@@ -29,10 +29,10 @@ impl Store {
         Ok(Self { client: LockClient::new(backend.clone()), redis: Some(backend), append, proxy })
     }
 
-    /// Writes under the lease of this guard, whatever the guard says: the store decides. Where it can be read.
+    /// Writes with the token of this guard, without a check of the guard: the store decides. Returns the key of the list.
     pub(crate) async fn write(&self, guard: &LockGuard, text: &str) -> Result<String> {
         let Some(redis) = &self.redis else {
-            return Err(Error::new(ErrorKind::Unsupported, "only Redis looks at the lease and writes in one step"));
+            return Err(Error::new(ErrorKind::Unsupported, "only Redis checks the lease and writes in one step"));
         };
         let fence = redis.fence(guard);
         let key = fence.key("written");
@@ -40,7 +40,7 @@ impl Store {
         Ok(key)
     }
 
-    /// Breaks or mends the line. False when that is no command, or there is no proxy.
+    /// Runs a command of the proxy. Returns false if there is no such command or no proxy.
     pub(crate) fn handles(&self, command: &str) -> bool {
         let Some(proxy) = &self.proxy else { return false };
         match command {

@@ -11,7 +11,7 @@ use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, POLL_INTERVAL, Stopwatch, name};
 
-/// Asserts that the server has heard nothing of a lock: not now, and not when the path is whole again.
+/// Asserts that the server has received no request for a lock: not now, and not after the path is healed.
 async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {
     fixture.heal().await;
     fixture.deliver().await;
@@ -44,7 +44,7 @@ pub async fn closes_connections(fixture: &dyn Fixture) {
     nothing_arrives(fixture, &name, served, WHAT).await;
 }
 
-/// `Fixture::path(DropTraffic)`: nothing is answered, and nothing arrives, neither now nor later.
+/// `Fixture::path(DropTraffic)`: nothing gets a reply and nothing arrives, neither now nor later.
 pub async fn drops_all_traffic(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(DropTraffic)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("silent"));
@@ -52,13 +52,13 @@ pub async fn drops_all_traffic(fixture: &dyn Fixture) {
     fixture.path(PathFault::DropTraffic).await;
     let stopwatch = Stopwatch::start();
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
-    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
-    // A connection that is refused or closed is noticed at once.
+    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and got no reply");
+    // The client detects a refused or closed connection at once.
     stopwatch.not_before(ann.capabilities().call_bound / 4, WHAT);
     nothing_arrives(fixture, &name, served, WHAT).await;
 }
 
-/// `Fixture::path(Delay)`: a request and its reply take the delay each, and so does a push.
+/// `Fixture::path(Delay)`: a request, its reply and a push are each delayed.
 pub async fn delays_the_path(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(Delay)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("delayed"));
@@ -67,7 +67,7 @@ pub async fn delays_the_path(fixture: &dyn Fixture) {
     fixture.path(PathFault::Delay(delay)).await;
     let stopwatch = Stopwatch::start();
     let reply = ann.acquire(&ann.claim(&name), long(fixture)).await;
-    assert!(reply.is_ok(), "{WHAT}: what is late arrives: {reply:?}");
+    assert!(reply.is_ok(), "{WHAT}: delayed requests arrive: {reply:?}");
     stopwatch.not_before(delay * 2, &format!("{WHAT}: a request and its reply"));
     fixture.heal().await;
     if let Some(notified) = notified_after(fixture, &bob, &ann, Some(PathFault::Delay(delay))).await {
@@ -82,7 +82,7 @@ pub async fn loses_replies(fixture: &dyn Fixture) {
     let bob = Direct::warm(fixture, Route::Clear).await;
     fixture.path(PathFault::LoseReplies).await;
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
-    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and not answered");
+    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and got no reply");
     assert!(fixture.record(&name).await.lease().is_some(), "{WHAT}: the request has not arrived");
     fixture.heal().await;
     gets_a_reply(&ann, &name, long(fixture), "Fixture::heal").await;
@@ -102,15 +102,15 @@ pub async fn loses_pushes(fixture: &dyn Fixture) {
         return fixture.empty("its waiters poll: there is no push to lose");
     }
     let before = notified_after(fixture, &bob, &ann, None).await;
-    assert!(before.is_some(), "{WHAT} cannot be checked: with nothing broken no push arrives either");
+    assert!(before.is_some(), "{WHAT} cannot be checked: no push arrives without a fault either");
     let lost = notified_after(fixture, &bob, &ann, Some(PathFault::LosePushes)).await;
     assert_eq!(lost, None, "{WHAT}: a push has arrived");
     let after = notified_after(fixture, &bob, &ann, None).await;
     assert!(after.is_some(), "Fixture::heal: pushes are still lost");
 }
 
-/// How long after a release of `holder` the backend of `waiter` reports that there is something to do, under this fault. `None`
-/// where it does not within 200 ms and twice the delay.
+/// The time from a release of `holder` until the backend of `waiter` reports an event, under this fault. `None` if it reports none
+/// within 200 ms and twice the delay.
 async fn notified_after(
     fixture: &dyn Fixture,
     holder: &Direct,
@@ -137,15 +137,15 @@ async fn notified_after(
         notified = waiter.take_events().iter().any(reports).then(|| stopwatch.elapsed());
     }
     fixture.heal().await;
-    // It may just be connecting again.
+    // It may still be reconnecting.
     while waiter.release(&waiting, Delivery::Confirmed).await.is_err() {
-        stopwatch.within(Duration::from_secs(5), "Fixture::heal: a release is answered again");
+        stopwatch.within(Duration::from_secs(5), "Fixture::heal: a release gets a reply again");
     }
     notified
 }
 
 /// `Fixture::path(Hold)` and `Fixture::deliver`: a request does not arrive before it is delivered, not even when the path is healed
-/// and its client has given it up; then all arrive, in their order.
+/// and its client has given it up; then all arrive in order.
 pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     let (ann, name, ttl) = (Direct::warm(fixture, Route::Faulty).await, name("held back"), long(fixture));
     let (first, second) = (ann.claim(&name), ann.claim(&name));
@@ -156,16 +156,16 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
         ann.acquire(&second, ttl).await
     };
     let (one, two) = tokio::join!(ann.acquire(&first, ttl), late);
-    assert!(one.is_err() && two.is_err(), "Fixture::path(Hold): a request that is held is answered: {one:?}, {two:?}");
+    assert!(one.is_err() && two.is_err(), "Fixture::path(Hold): a request that is held got a reply: {one:?}, {two:?}");
     let arrived = fixture.record(&name).await.lease();
     assert_eq!(arrived, None, "Fixture::path(Hold): a request has arrived before it was delivered");
     fixture.heal().await;
     tokio::time::sleep(AT_ONCE).await;
     let arrived = fixture.record(&name).await.lease();
-    assert_eq!(arrived, None, "Fixture::heal: what was held stays held, and it has arrived");
+    assert_eq!(arrived, None, "Fixture::heal: a held request must stay held, and it has arrived");
     fixture.deliver().await;
     let arrived = fixture.record(&name).await.lease();
-    assert!(arrived.is_some(), "Fixture::deliver: it has returned, and what was held has not arrived");
+    assert!(arrived.is_some(), "Fixture::deliver: it has returned, and a held request has not arrived");
     assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
     let reply = ann.acquire(&first, ttl).await;
     assert!(
@@ -174,14 +174,14 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     );
 }
 
-/// `Fixture::path(Double)`: the server works on every request twice.
+/// `Fixture::path(Double)`: the server processes every request twice.
 pub async fn doubles_requests(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(Double)";
     let ann = Direct::warm(fixture, Route::Faulty).await;
     let cost = async |name: &str| {
         let (claim, before) = (ann.claim(&crate::support::name(name)), fixture.served().await);
         let reply = ann.acquire(&claim, long(fixture)).await;
-        assert!(reply.is_ok(), "{WHAT}: the first reply is the reply: {reply:?}");
+        assert!(reply.is_ok(), "{WHAT}: the caller gets the first reply: {reply:?}");
         tokio::time::sleep(AT_ONCE).await;
         ann.release(&claim, Delivery::Confirmed).await.unwrap_or_else(|error| panic!("{WHAT}: a release: {error:?}"));
         tokio::time::sleep(AT_ONCE).await;
@@ -190,10 +190,14 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
     let once = cost("once").await;
     fixture.path(PathFault::Double).await;
     let twice = cost("twice").await;
-    assert_eq!(twice, once * 2, "{WHAT}: how many requests of one acquire and one release the server has worked on");
+    assert_eq!(
+        twice,
+        once * 2,
+        "{WHAT}: the number of requests that the server processed for one acquire and one release"
+    );
 }
 
-/// `Fixture::heal` ends each fault for what is sent from then on, and a second fault replaces the first.
+/// `Fixture::heal` ends each fault for later requests. A second fault replaces the first.
 pub async fn heals_the_path(fixture: &dyn Fixture) {
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, long(fixture));
     let delay = ann.capabilities().call_bound;
@@ -207,7 +211,7 @@ pub async fn heals_the_path(fixture: &dyn Fixture) {
     for fault in faults {
         let name = name(&format!("healed {fault:?}"));
         fixture.path(fault.clone()).await;
-        // So that there is something to heal.
+        // The fault must have an effect before it is healed.
         let _ = ann.acquire(&ann.claim(&name), ttl).await;
         fixture.heal().await;
         gets_a_reply(&ann, &name, ttl, &format!("Fixture::heal after {fault:?}")).await;

@@ -1,4 +1,4 @@
-//! `server` with each fault, and `tamper`. What a fixture declares is reported by whoever runs the case.
+//! `server` with each fault, and `tamper`. The runner of the case reports unsupported faults.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::fault::{Data, Room, ServerFault, Tamper, Unsupported};
 use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, BACK, becomes, name};
 
-/// Whether a fault is offered. One that is not has a reason.
+/// Whether a fault is supported. An unsupported one must have a reason.
 fn is_offered(outcome: Result<(), Unsupported>, what: &str) -> bool {
     match outcome {
         Ok(()) => true,
@@ -24,11 +24,11 @@ fn is_offered(outcome: Result<(), Unsupported>, what: &str) -> bool {
 
 async fn must(fixture: &dyn Fixture, fault: ServerFault, what: &str) {
     if let Err(unsupported) = fixture.server(fault.clone()).await {
-        panic!("Fixture::server({fault:?}): {what} is offered, and this ends it: {}", unsupported.reason);
+        panic!("Fixture::server({fault:?}): {what} is supported, and this fault ends it: {}", unsupported.reason);
     }
 }
 
-/// `Fixture::server(Stop)`: nobody replies; `Start(Kept)`: it replies, and has what it had.
+/// `Fixture::server(Stop)`: the server does not reply. `Start(Kept)`: it replies and has its data.
 pub async fn stops_and_starts(fixture: &dyn Fixture) {
     is_down(fixture, ServerFault::Stop).await;
 }
@@ -49,13 +49,13 @@ async fn is_down(fixture: &dyn Fixture, fault: ServerFault) {
     becomes_unavailable(&ann, &crate::support::name("down"), ttl, &what).await;
     must(fixture, ServerFault::Start(Data::Kept), &what).await;
     let record = fixture.record(&name).await;
-    assert_eq!(record.last_token, Some(grant.token), "{START}: the server has lost what it had: {record:?}");
-    assert!(record.lease().is_some(), "{START}: the server has lost what it had: {record:?}");
+    assert_eq!(record.last_token, Some(grant.token), "{START}: the server has lost its data: {record:?}");
+    assert!(record.lease().is_some(), "{START}: the server has lost its data: {record:?}");
     // After a restart a backend may grant nothing until the leases from before it have ended.
     gets_a_reply_within(ttl, &ann, &crate::support::name("back"), ttl, START).await;
 }
 
-/// `Fixture::server(Start(Lost))`: the server knows nothing.
+/// `Fixture::server(Start(Lost))`: the server has no data.
 pub async fn starts_without_data(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::server(Start(Lost))";
     let (ann, name, ttl) = (Direct::new(fixture, Route::Clear).await, name("lost"), fixture.ttl() * 5);
@@ -71,10 +71,10 @@ pub async fn starts_without_data(fixture: &dyn Fixture) {
     gets_a_reply_within(ttl, &ann, &name, ttl, WHAT).await;
 }
 
-/// `Fixture::server(Pause)`: a call is not answered; `Resume`: it is.
+/// `Fixture::server(Pause)`: a call gets no reply. `Resume`: it gets one.
 pub async fn pauses_and_resumes(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::server(Pause)";
-    let (ann, name, ttl) = (Direct::warm(fixture, Route::Clear).await, name("stands still"), long(fixture));
+    let (ann, name, ttl) = (Direct::warm(fixture, Route::Clear).await, name("paused"), long(fixture));
     if !is_offered(fixture.server(ServerFault::Pause).await, WHAT) {
         return;
     }
@@ -109,7 +109,7 @@ pub async fn fills_the_connections(fixture: &dyn Fixture) {
 
 async fn refuses(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind) {
     let what = format!("Fixture::server({fault:?})");
-    // One connection is there already, as in the cases.
+    // The cases have one open connection, too.
     let ann = Direct::warm(fixture, Route::Clear).await;
     if !is_offered(fixture.server(fault).await, &what) {
         return;
@@ -121,12 +121,12 @@ async fn refuses(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind)
     drop(ann);
 }
 
-/// `Fixture::server(ClockForward)`: a lease has so much less left, by the server's clock.
+/// `Fixture::server(ClockForward)`: less is left of a lease by the server's clock.
 pub async fn steps_the_clock_forward(fixture: &dyn Fixture) {
     steps(fixture, fixture.ttl() * 10, true).await;
 }
 
-/// `Fixture::server(ClockBack)`: a lease has so much more left, by the server's clock.
+/// `Fixture::server(ClockBack)`: more is left of a lease by the server's clock.
 pub async fn steps_the_clock_back(fixture: &dyn Fixture) {
     steps(fixture, fixture.ttl() * 10, false).await;
 }
@@ -142,9 +142,9 @@ async fn steps(fixture: &dyn Fixture, by: Duration, forward: bool) {
         return;
     }
     if ann.capabilities().clock != StoreClock::ServerWall {
-        return fixture.empty("no lease ends by the wall clock: whether it was stepped shows nowhere");
+        return fixture.empty("no lease ends by the wall clock, so a step has no observable effect");
     }
-    // Time passes beside the step, and some servers read their clock once a round.
+    // Time passes during the step, and some servers read their clock once per event loop iteration.
     let text = format!("{what}: the lease had {before:?} left before the step");
     let is_stepped = |now: &Duration| if forward { *now + by <= before } else { *now >= before + by / 2 };
     becomes(AT_ONCE, &text, left, is_stepped).await;
@@ -185,13 +185,15 @@ async fn is_unreadable(fixture: &dyn Fixture, tamper: Tamper) {
     assert!(matches!(other, Ok(AcquireOutcome::Granted(_))), "{what}: another lock was changed too: {other:?}");
 }
 
-/// `Fixture::server(FlushScripts)`: whoever uses the server is served all the same. That anything was forgotten shows to nobody.
+/// `Fixture::server(FlushScripts)`: the server still serves its clients. They cannot observe the flush.
 pub async fn flushes_scripts(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::server(FlushScripts)";
     let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("scripts"));
     if is_offered(fixture.server(ServerFault::FlushScripts).await, WHAT) {
         gets_a_reply(&ann, &name, long(fixture), WHAT).await;
-        tokio::time::timeout(BACK, fixture.connected()).await.unwrap_or_else(|_| panic!("{WHAT}: nobody is connected"));
-        fixture.empty("whether a server has forgotten its scripts shows to nobody: test it beside the fixture");
+        tokio::time::timeout(BACK, fixture.connected())
+            .await
+            .unwrap_or_else(|_| panic!("{WHAT}: no client is connected"));
+        fixture.empty("clients cannot observe whether a server has flushed its scripts: test it beside the fixture");
     }
 }

@@ -1,4 +1,4 @@
-//! What a fixture gives, and what it sees at the server.
+//! What a fixture provides, and what it reads at the server.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::fault::PathFault;
 use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 use crate::support::{AT_ONCE, Stopwatch, becomes, eventually, name};
 
-/// `Fixture::new`: no lock exists yet, and nobody has asked for one.
+/// `Fixture::new`: no lock exists yet, and no request was sent.
 pub async fn begins_empty(fixture: &dyn Fixture) {
     assert_eq!(
         fixture.resource_counts().await,
         ResourceCounts::default(),
         "Fixture::new: the namespace is not a fresh one"
     );
-    assert_eq!(fixture.record(&name("nobody")).await, Record::default(), "Fixture::record of a lock that nobody used");
-    assert_eq!(fixture.served().await, 0, "Fixture::served: nobody has sent anything");
+    assert_eq!(fixture.record(&name("nobody")).await, Record::default(), "Fixture::record of an unused lock");
+    assert_eq!(fixture.served().await, 0, "Fixture::served: no request was sent yet");
 }
 
-/// `Fixture::ttl`: the backend takes it, and the multiples of it that the cases use.
+/// `Fixture::ttl`: the backend accepts it and the multiples that the cases use.
 pub async fn has_a_ttl_that_the_backend_takes(fixture: &dyn Fixture) {
     let (ttl, capabilities) = (fixture.ttl(), fixture.backend(Route::Clear).await.capabilities());
     assert!(ttl >= capabilities.min_ttl, "Fixture::ttl: {ttl:?} is shorter than {:?}", capabilities.min_ttl);
@@ -67,7 +67,7 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
     let stopwatch = Stopwatch::start();
     while fixture.record(&name).await != Record::default() {
         stopwatch.within(RETENTION * 8, &format!("{WHAT}: the record of a free lock is removed after {RETENTION:?}"));
-        // So many that a store which sweeps with every few hundredth write comes to it.
+        // Enough writes that a store which scans once every few hundred writes does so.
         for _ in 0..20 {
             others += 1;
             cycle(crate::support::name(&format!("other {others}"))).await;
@@ -77,7 +77,7 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
     stopwatch.not_before(RETENTION / 2, WHAT);
 }
 
-/// `Fixture::operator`: may list locks and examine the store, where the backend can.
+/// `Fixture::operator`: may list locks and examine the store, if the backend supports that.
 pub async fn has_an_operator(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::operator";
     let operator = Direct::attach(fixture.operator().await);
@@ -95,17 +95,17 @@ pub async fn has_an_operator(fixture: &dyn Fixture) {
     }
 }
 
-/// `Fixture::connected`: when it returns no connection is still being made.
+/// `Fixture::connected`: when it returns, no connection is being established.
 pub async fn waits_until_all_are_connected(fixture: &dyn Fixture) {
     let (_ann, _bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
     fixture.connected().await;
     let then = fixture.resource_counts().await.connections;
     tokio::time::sleep(AT_ONCE * 2).await;
     let now = fixture.resource_counts().await.connections;
-    assert_eq!(now, then, "Fixture::connected: it has returned, and connections were still being made");
+    assert_eq!(now, then, "Fixture::connected: it has returned, and connections were still being established");
 }
 
-/// `Fixture::record`: the lease with its rest and its token, and the waiters, read while nothing passes on the faulty route.
+/// `Fixture::record`: what is left of the lease, its token and the waiters, read while the faulty route drops all traffic.
 pub async fn reads_the_record(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::record";
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
@@ -117,23 +117,23 @@ pub async fn reads_the_record(fixture: &dyn Fixture) {
     let most = ttl + ann.capabilities().ttl_granularity;
     assert!(left > ttl / 2 && left <= most, "{WHAT}: a lease of {ttl:?} has {left:?} left");
     assert_eq!(record.last_token, Some(grant.token), "{WHAT}: the token of the last grant");
-    assert_eq!(record.waiting(), 0, "{WHAT}: nobody waits");
+    assert_eq!(record.waiting(), 0, "{WHAT}: no claim waits");
     tokio::time::sleep(AT_ONCE).await;
     let later = fixture.record(&name).await.lease().unwrap_or_default();
     assert!(later < left, "{WHAT}: what is left of a lease was {left:?}, and {later:?} after {AT_ONCE:?}");
     if ann.capabilities().waiting == Waiting::ServerQueue {
         let waiter = bob.claim(&name);
         bob.not_granted(&waiter, ttl).await;
-        assert_eq!(fixture.record(&name).await.waiting(), 1, "{WHAT}: one waits");
+        assert_eq!(fixture.record(&name).await.waiting(), 1, "{WHAT}: one claim waits");
         bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
-        assert_eq!(fixture.record(&name).await.waiting(), 0, "{WHAT}: nobody waits any more");
+        assert_eq!(fixture.record(&name).await.waiting(), 0, "{WHAT}: no claim waits any more");
     }
     ann.release(&claim, Delivery::Confirmed).await.expect("a release");
     assert_eq!(fixture.record(&name).await.lease(), None, "{WHAT}: the lease was released");
 }
 
-/// `Fixture::resource_counts`: leases, places, connections, and that they have gone. Notes and counters stay as long as is documented; a
-/// store that shows none of them is reported.
+/// `Fixture::resource_counts`: counts leases, places and connections, and shows when they are gone. Notes and counters stay for a
+/// documented time. A store that shows none of them is reported.
 pub async fn counts_what_the_server_holds(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::resource_counts";
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
@@ -158,18 +158,18 @@ pub async fn counts_what_the_server_holds(fixture: &dyn Fixture) {
     }
     let after = becomes(AT_ONCE, WHAT, async || fixture.resource_counts().await, ResourceCounts::is_clean).await;
     if after.fences == 0 {
-        fixture.empty("its resource_counts shows no counters of free locks");
+        fixture.empty("its resource counts show no counters of free locks");
     }
     ann.release(&ann.claim(&name("withdrawn")), Delivery::InDoubt).await.expect("a withdraw");
     if fixture.resource_counts().await.tombstones == after.tombstones {
-        fixture.empty("its resource_counts shows no notes about withdrawn claims");
+        fixture.empty("its resource counts show no notes about withdrawn claims");
     }
     drop((ann, bob));
     let gone = async || fixture.resource_counts().await.connections == 0;
-    eventually(Duration::from_secs(2), "Fixture::resource_counts: no client is left, and no connection", gone).await;
+    eventually(Duration::from_secs(2), "Fixture::resource_counts: no client and no connection is left", gone).await;
 }
 
-/// `Fixture::served`: each request counts, and what the fixture itself asks does not.
+/// `Fixture::served`: each request counts, and the requests of the fixture itself do not.
 pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::served";
     let (ann, name, ttl) = (Direct::warm(fixture, Route::Clear).await, name("served"), long(fixture));
@@ -191,5 +191,5 @@ pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     fixture.resource_counts().await;
     fixture.path(PathFault::DropTraffic).await;
     fixture.heal().await;
-    assert_eq!(fixture.served().await, before, "{WHAT}: what the fixture does counts as a request");
+    assert_eq!(fixture.served().await, before, "{WHAT}: a request of the fixture itself counts");
 }

@@ -1,4 +1,4 @@
-//! What a backend may rely on: it checks none of this itself.
+//! Guarantees of lock-core that a backend relies on without a check.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,11 +18,11 @@ use crate::hooks::{Hooked, Hooks, Inner};
 use crate::support::{AT_ONCE, join, name};
 use crate::timing_control::in_time;
 
-/// Holds every request against what lock-core guarantees.
+/// Checks every request against the guarantees of lock-core.
 #[derive(Default)]
 struct Watched {
     broken: Mutex<Vec<String>>,
-    /// Claims of which the store may have something, and the lock of each.
+    /// Claims that the store may have a lease or place of, with their locks.
     open: Mutex<HashMap<OwnerToken, LockName>>,
     batches: Mutex<Vec<usize>>,
 }
@@ -92,19 +92,19 @@ impl Hooks for Watched {
     }
 }
 
-/// Modes and ttls that the backend does not have are refused before anything is sent, a call renews at most
-/// [`renew_batch`](Capabilities::renew_batch) leases, errors say of which lock and backend they are, and every claim of which the store
-/// may have something is released, also when the acquire was dropped.
+/// Lock-core refuses modes and ttls that the backend does not support before anything is sent. A call renews at most
+/// [`renew_batch`](Capabilities::renew_batch) leases. Errors name their lock and backend. Every claim that the store may have a
+/// lease or place of is released, also if the acquire was dropped.
 pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture) {
     let watched = Arc::new(Watched::default());
     let backend: Arc<dyn LockBackend> = Arc::new(Hooked::new(fixture.backend(Route::Clear).await, 0, watched.clone()));
     let claimed = backend.capabilities();
-    // No multiple of any granularity.
+    // Not a multiple of any granularity.
     let ttl = fixture.ttl() * 5 + Duration::from_nanos(1);
     let client = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
     refuses_what_is_out_of_bounds(&client, &claimed).await;
 
-    // Renewals of more leases than a call takes are due together.
+    // More renewals are due together than fit into one call.
     let mut guards = Vec::new();
     for index in 0..=claimed.renew_batch {
         guards.push(hold(&client, &name(&format!("guarantee {index}"))).await);
@@ -127,10 +127,10 @@ pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture
     drop(guards);
     join(waiter).await.release().await.expect("a release");
     client.shutdown().await.expect("everything can be released");
-    assert_eq!(*lock(&watched.broken), Vec::<String>::new(), "lock-core breaks what it guarantees");
+    assert_eq!(*lock(&watched.broken), Vec::<String>::new(), "lock-core breaks its guarantees");
     let open = lock(&watched.open);
-    assert!(open.is_empty(), "claims that nobody released: {:?}", open.values());
-    assert!(lock(&watched.batches).iter().any(|size| *size > 1), "no renewals went together");
+    assert!(open.is_empty(), "claims without a release: {:?}", open.values());
+    assert!(lock(&watched.batches).iter().any(|size| *size > 1), "no call renewed more than one lease");
 }
 
 fn is_valid(claimed: &Capabilities, ttl: Duration) -> bool {

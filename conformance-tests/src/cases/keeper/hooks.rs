@@ -1,4 +1,4 @@
-//! What the cases of the keeper plant between it and the backend.
+//! Hooks between the keeper and the backend.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 use crate::support::Stopwatch;
 
-/// Panics in every renewal of which this name is part.
+/// Panics in every renewal call that contains this name.
 pub(super) struct Panics {
     pub(super) name: LockName,
     pub(super) seen: AtomicU64,
@@ -24,14 +24,14 @@ impl Hooks for Panics {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         if leases.iter().any(|lease| *lease.claim.name() == self.name) {
             self.seen.fetch_add(1, Ordering::Relaxed);
-            // Not by `panic!`: to print a backtrace takes the keeper's thread longer than a short ttl lasts.
-            std::panic::resume_unwind(Box::new("planted"));
+            // Not with `panic!`: printing a backtrace takes longer than a short ttl.
+            std::panic::resume_unwind(Box::new("injected panic"));
         }
         inner.renew(leases).await
     }
 }
 
-/// Keeps the replies of renewals until it is told to let them go, though the store has worked on them.
+/// Withholds the replies of renewals that the store has processed until the case releases them.
 #[derive(Default)]
 pub(super) struct LateReplies {
     pub(super) go: Notify,
@@ -48,8 +48,8 @@ impl Hooks for LateReplies {
     }
 }
 
-/// Has the store reply the first renewal at once, and lets nothing run on the keeper's thread until so long after `since`: then
-/// the reply is the first thing that the keeper sees.
+/// Lets the store process the first renewal at once, then blocks the keeper's thread until a given time after `since`. The reply is
+/// then the first event of the keeper.
 #[derive(Default)]
 pub(super) struct BlocksTheKeeper {
     pub(super) since: Mutex<Option<Stopwatch>>,

@@ -1,4 +1,4 @@
-//! The keeper while something is broken.
+//! The keeper during faults.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::hooks::Hooked;
 use crate::support::{AT_ONCE, LOST_BY, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 15: errors that end before the validity does cost nothing: cut, silent or with lost replies.
+/// Invariant 15: a fault that ends before the validity loses no lease: a cut connection, silence, or lost replies.
 pub async fn an_outage_shorter_than_the_validity_loses_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("short outage"), steady_ttl(fixture));
@@ -35,23 +35,23 @@ pub async fn an_outage_shorter_than_the_validity_loses_nothing(fixture: &dyn Fix
     guard.release().await.expect("a release");
 }
 
-/// Invariants 6 and 11: in front of silence the loss is told when the validity ends, not earlier, not later.
+/// Invariants 6 and 11: if the server is silent, the loss is reported when the validity ends, neither earlier nor later.
 pub async fn without_replies_the_lease_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
     lost_in_time(fixture, PathFault::DropTraffic).await;
 }
 
-/// Invariant 6: the same where every connection is cut.
+/// Invariant 6: the same if every connection is cut.
 pub async fn without_a_connection_the_lease_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
     lost_in_time(fixture, PathFault::Disconnect).await;
 }
 
-/// Loses a lease to a fault while another client waits; the loss comes in time, once, and before the next grant.
+/// Loses a lease by a fault while another client waits. The loss is reported in time, once, and before the next grant.
 async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("long outage");
     let guard = hold(&ann, &name).await;
     fixture.path(fault).await;
-    // What was under way is answered by now, or never.
+    // By now every request in flight has its reply or never gets one.
     tokio::time::sleep(AT_ONCE / 2).await;
     let guard = Arc::new(guard);
     let next = tokio::spawn({
@@ -62,21 +62,20 @@ async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
         }
     });
     let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
-    let reason = lost(&guard, valid + LOST_BY, "a loss is told when the validity ends").await;
-    stopwatch.not_before(valid, "the loss was told before the validity ended");
+    let reason = lost(&guard, valid + LOST_BY, "a loss is reported when the validity ends").await;
+    stopwatch.not_before(valid, "the loss was reported before the validity ended");
     assert_eq!(reason, LossReason::Expired);
     let (bobs, both) = join(next).await;
-    assert!(!both, "the next holder was granted while the first one believed in its lease");
+    assert!(!both, "the next holder was granted the lock while the first one still held it");
     assert!(bobs.fencing_token() > guard.fencing_token());
     fixture.heal().await;
     tokio::time::sleep(fixture.ttl() / 2).await;
-    assert!(!guard.is_held(), "a lost lease came back");
-    eventually(AT_ONCE, "one lease was lost, once", async || ann.stats().lost == 1).await;
+    assert!(!guard.is_held(), "a lost lease is held again");
+    eventually(AT_ONCE, "one loss is counted", async || ann.stats().lost == 1).await;
     assert!(bobs.is_held());
 }
 
-/// Invariants 4 and 6: a renewal that comes late revives nothing, neither its request at the server nor its reply
-/// at the holder.
+/// Invariants 4 and 6: a late renewal revives nothing, neither by its request at the server nor by its reply at the holder.
 pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl() * 2);
     let (slow, late) = (name("late request"), name("late reply"));
@@ -85,7 +84,7 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     lost(&guard, ttl, "a renewal that does not arrive").await;
     let bound = ttl + ann.capabilities().takeover_slack;
     eventually(bound, "the lease ends at the server", async || fixture.record(&slow).await.lease().is_none()).await;
-    assert!(ann.stats().renewals_sent > 0, "no renewal was sent that could arrive late");
+    assert!(ann.stats().renewals_sent > 0, "no renewal was sent");
     fixture.heal().await;
     fixture.deliver().await;
     assert_eq!(fixture.record(&slow).await.lease(), None, "a renewal that arrived late revived the lease");
@@ -95,7 +94,7 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
     let guard = hold(&ann, &late).await;
-    eventually(ttl * 2 / 3, "a renewal is under way", async || *lock(&hooks.kept) > 0).await;
+    eventually(ttl * 2 / 3, "a renewal is in flight", async || *lock(&hooks.kept) > 0).await;
     let reason = lost(&guard, ttl, "a renewal without a reply").await;
     assert_eq!(reason, LossReason::Expired);
     hooks.go.notify_waiters();
@@ -107,8 +106,8 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     eventually(AT_ONCE, "the loss is counted, once", counted).await;
 }
 
-/// Invariants 4 and 5: the reply to a renewal comes after the end of the validity, and before anybody has noticed the end,
-/// neither the holder nor the keeper: the lease is lost all the same.
+/// Invariants 4 and 5: the reply to a renewal arrives after the validity has ended, and before the holder and the keeper have
+/// detected that. The lease is still lost.
 pub async fn a_reply_after_an_unnoticed_end_revives_nothing(fixture: &dyn Fixture) {
     let ttl = fixture.ttl() * 2;
     let hooks = Arc::new(BlocksTheKeeper { until_after: ttl, ..BlocksTheKeeper::default() });
@@ -116,24 +115,24 @@ pub async fn a_reply_after_an_unnoticed_end_revives_nothing(fixture: &dyn Fixtur
     let ann = build(fixture.tune(LockClient::builder(backend).ttl(ttl)));
     let stopwatch = Stopwatch::start();
     *lock(&hooks.since) = Some(stopwatch);
-    let guard = hold(&ann, &name("unseen end")).await;
-    eventually(ttl, "the keeper's thread stands still", async || hooks.blocked.load(Ordering::SeqCst)).await;
-    eventually(ttl, "the reply is here", async || !hooks.blocked.load(Ordering::SeqCst)).await;
-    // The renewal that was answered, counted from when it was sent, would prolong the validity beyond now.
+    let guard = hold(&ann, &name("unnoticed end")).await;
+    eventually(ttl, "the keeper's thread is blocked", async || hooks.blocked.load(Ordering::SeqCst)).await;
+    eventually(ttl, "the reply has arrived", async || !hooks.blocked.load(Ordering::SeqCst)).await;
+    // The renewal would prolong the validity beyond now, counted from when it was sent.
     for _ in 0..5 {
         assert!(!guard.is_held() && guard.validity().is_zero(), "a reply after the end revived the lease");
         tokio::time::sleep(AT_ONCE / 20).await;
     }
-    assert_eq!(lost(&guard, AT_ONCE, "the loss is told").await, LossReason::Expired);
+    assert_eq!(lost(&guard, AT_ONCE, "the loss is reported").await, LossReason::Expired);
     let counted = async || (ann.stats().lost, ann.stats().held) == (1, 0);
     eventually(AT_ONCE, "the loss is counted, once", counted).await;
 }
 
-/// A path that is slow, but not beyond the bounds, loses nothing.
+/// A path that is slow, but within the bounds, loses no lease.
 pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, steady_ttl(fixture));
     let guard = ann.lock("slow path").ttl(ttl).acquire().await.expect("nothing is broken");
-    eventually(ttl, "the keeper has a line that is good", async || ann.stats().renewed > 0).await;
+    eventually(ttl, "the keeper has an established connection", async || ann.stats().renewed > 0).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
     let stopwatch = Stopwatch::start();
@@ -144,7 +143,7 @@ pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
     assert_eq!(ann.stats().lost, 0);
 }
 
-/// Invariants 7 and 8: a release that overtakes a renewal under way stays a release when the renewal arrives.
+/// Invariants 7 and 8: a release that overtakes a renewal stays effective when the renewal arrives.
 pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("during a renewal"), steady_ttl(fixture));
@@ -154,37 +153,37 @@ pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
         fixture.path(PathFault::Hold).await;
         eventually(ttl / 2, "a renewal is sent", async || ann.stats().renewals_sent > sent).await;
         fixture.heal().await;
-        // The release overtakes the renewal where it has a connection of its own, and else waits behind it.
+        // The release overtakes the renewal if it has its own connection. Otherwise it waits behind the renewal.
         let release = tokio::spawn(guard.release());
         tokio::time::sleep(AT_ONCE / 2).await;
         fixture.deliver().await;
         join(release).await.expect("a release");
-        assert_eq!(fixture.record(&name).await.lease(), None, "a renewal that was under way revived what was released");
-        // And nothing comes after it but that renewal, which may have left so late that it was not held.
+        assert_eq!(fixture.record(&name).await.lease(), None, "a renewal in flight revived the released lease");
+        // Only that renewal may follow. It may have been sent so late that it was not held.
         tokio::time::sleep(ttl / 4).await;
         let served = fixture.served().await;
         tokio::time::sleep(ttl / 2).await;
-        assert_eq!(fixture.served().await, served, "a lease is renewed after its release");
+        assert_eq!(fixture.served().await, served, "a lease was renewed after its release");
     }
 }
 
-/// Invariant 15: one lease of a thousand whose record cannot be read is lost; the other ones do not notice.
+/// Invariant 15: one lease of a thousand has an unreadable record and is lost. The others are not affected.
 pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
     const LEASES: usize = 1000;
     let (ann, ttl) = (client(fixture, Route::Clear).await, steady_ttl(fixture));
     let poisoned = name("lease 500");
     let guards = many(&ann, LEASES, ttl).await;
     if fixture.tamper(&poisoned, Tamper::Corrupt).await.is_err() {
-        // What cannot be unreadable can be missing.
-        fixture.tamper(&poisoned, Tamper::Remove).await.expect("a record can be spoilt or removed");
+        // If no record can be made unreadable, it can be removed.
+        fixture.tamper(&poisoned, Tamper::Remove).await.expect("a record can be corrupted or removed");
     }
     let stopwatch = Stopwatch::start();
     let unlucky = guards.iter().find(|guard| *guard.name() == poisoned).expect("it is one of them");
     lost(unlucky, ttl, "a lease that cannot be renewed is lost").await;
     tokio::time::sleep((ttl * 2).saturating_sub(stopwatch.elapsed())).await;
     let gone: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(|guard| guard.name().to_string()).collect();
-    assert_eq!(gone, [poisoned.to_string()], "one poisoned lease cost others theirs");
-    eventually(AT_ONCE, "one was lost, once", async || ann.stats().lost == 1).await;
+    assert_eq!(gone, [poisoned.to_string()], "one poisoned lease caused the loss of others");
+    eventually(AT_ONCE, "one loss is counted", async || ann.stats().lost == 1).await;
     drop(guards);
     eventually(ttl, "the others are released", async || ann.stats().released >= LEASES as u64 - 1).await;
 }
@@ -202,7 +201,7 @@ async fn many(client: &LockClient, count: usize, ttl: Duration) -> Vec<LockGuard
     guards
 }
 
-/// Invariant 15: a renewal that panics, each time, neither stops the keeper nor costs another lease.
+/// Invariant 15: a renewal that panics each time neither stops the keeper nor causes the loss of another lease.
 pub async fn a_renewal_that_panics_harms_no_other_lease(fixture: &dyn Fixture) {
     let hooks = Arc::new(Panics { name: name("lease 7"), seen: 0.into() });
     let backend = Hooked::new(fixture.backend(Route::Clear).await, 0, hooks.clone());
@@ -212,8 +211,8 @@ pub async fn a_renewal_that_panics_harms_no_other_lease(fixture: &dyn Fixture) {
     tokio::time::sleep(ttl * 2).await;
     assert!(hooks.seen.load(Ordering::Relaxed) > 0, "nothing panicked");
     let gone: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(|guard| guard.name().to_string()).collect();
-    assert_eq!(gone, ["lease 7"], "a renewal that panics cost others their lease");
-    // And the keeper goes on: what is acquired now is renewed.
+    assert_eq!(gone, ["lease 7"], "a renewal that panics caused the loss of other leases");
+    // The keeper still runs: a new lease is renewed.
     let late = ann.lock("after the panic").acquire().await.expect("nothing is broken");
     tokio::time::sleep(ttl * 3 / 2).await;
     assert!(late.is_held(), "the keeper has stopped");
@@ -222,15 +221,15 @@ pub async fn a_renewal_that_panics_harms_no_other_lease(fixture: &dyn Fixture) {
 /// Invariant 10: after a loss the lock is free by the end of the lease at the server, and its next holder keeps it.
 pub async fn after_a_loss_the_lock_goes_on(fixture: &dyn Fixture) {
     let (ann, bob) = (steady_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("goes on"), steady_ttl(fixture));
+    let (name, ttl) = (name("next holder"), steady_ttl(fixture));
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::DropTraffic).await;
     let bound = ttl + bob.capabilities().takeover_slack;
-    let next = in_time(bound, "taken over from a holder that was cut off", hold(&bob, &name)).await;
+    let next = in_time(bound, "taken over from a disconnected holder", hold(&bob, &name)).await;
     assert!(!guard.is_held(), "two clients believe that they hold");
     drop(guard);
     fixture.heal().await;
-    // The late release of the first holder arrives now, and is not about the second one.
+    // The late release of the first holder arrives now. It must not affect the second holder.
     tokio::time::sleep(ttl * 3 / 2).await;
     assert!(next.is_held() && !is_free(&ann, &name).await, "a late release ended the next holder's lease");
     next.release().await.expect("a release");

@@ -1,4 +1,4 @@
-//! One connection through the proxy: two directions, each with a queue and its rules.
+//! One connection through the proxy: two directions, each with a queue and rules.
 
 use std::future::Future;
 use std::io;
@@ -25,14 +25,14 @@ pub(super) struct Connection {
 
 #[derive(Default)]
 struct State {
-    /// Something that was sent will never arrive.
+    /// Some sent bytes will never arrive.
     lost: AtomicBool,
-    /// How many bytes were read and wait to be passed on.
+    /// The number of bytes that wait to be passed on.
     held: AtomicU64,
 }
 
 impl Connection {
-    /// The connection, and the task that carries it.
+    /// The connection, and the task that relays it.
     pub(super) fn new(
         client: TcpStream,
         server: SocketAddr,
@@ -62,16 +62,16 @@ impl Connection {
         self.rules.send_modify(change);
     }
 
-    /// Resets it on both sides, and waits until that is done.
+    /// Resets both sides, and waits until that is done.
     pub(super) async fn cut(&self) {
         self.change(|rules| rules.cut = true);
         self.rules.closed().await;
     }
 
-    /// Ends it for the client; what is held for the server stays held.
+    /// Ends it for the client. Held bytes for the server stay held.
     pub(super) fn sever(&self) {
         if let Some(client) = self.client.upgrade() {
-            // It fails when the client has gone by itself.
+            // It fails if the client has already closed the connection.
             let _ = rustix::net::shutdown(&*client, Shutdown::Both);
         }
         self.change(|rules| {
@@ -82,7 +82,7 @@ impl Connection {
     }
 }
 
-/// What the two directions of a connection share.
+/// The shared state of the two directions of a connection.
 #[derive(Clone)]
 struct Relay {
     rules: watch::Receiver<Rules>,
@@ -141,7 +141,7 @@ impl Direction {
     }
 }
 
-/// Something that was read, and when.
+/// Bytes that were read, and when.
 struct Item<'a> {
     at: Instant,
     what: What<'a>,
@@ -159,7 +159,7 @@ impl Relay {
         }
     }
 
-    /// Connects to the server. None when that fails and the client is to see it.
+    /// Connects to the server. Returns `None` if that fails and the client must see it.
     async fn connect(&mut self, client: &TcpStream, server: SocketAddr) -> Option<TcpStream> {
         loop {
             let flow = self.rules.borrow_and_update().requests.flow;
@@ -177,7 +177,7 @@ impl Relay {
         }
     }
 
-    /// Carries one direction until its end was passed on.
+    /// Relays one direction until its end was passed on.
     async fn pump(self, from: Arc<TcpStream>, to: Arc<TcpStream>, direction: Direction) -> Result<(), Reset> {
         let (state, counters) = (self.state.clone(), self.counters.clone());
         let (queue, items) = mpsc::unbounded_channel();
@@ -209,7 +209,7 @@ impl Relay {
         to: &TcpStream,
         direction: Direction,
     ) -> Result<(), Reset> {
-        // A stream that lost something never goes on, whatever the rules become.
+        // A stream that lost bytes never continues, whichever rules follow.
         let (mut lost, mut gone) = (false, false);
         while let Some(item) = items.recv().await {
             self.wait_until_due(item.at, direction).await;
@@ -249,7 +249,7 @@ impl Relay {
         bytes
     }
 
-    /// Waits for the delay of something that was read at `at`, which may change meanwhile.
+    /// Waits for the delay of bytes that were read at `at`. The delay may change meanwhile.
     async fn wait_until_due(&mut self, at: Instant, direction: Direction) {
         loop {
             let due = at + direction.way(&self.rules.borrow_and_update()).delay;
@@ -263,7 +263,7 @@ impl Relay {
         }
     }
 
-    /// What is to happen to something that is due, when it is held no more.
+    /// The flow of bytes that are due and no longer held.
     async fn settled_flow(&mut self, direction: Direction) -> Flow {
         self.until(|rules| direction.way(rules).flow != Flow::Hold).await;
         direction.way(&self.rules.borrow()).flow
@@ -276,7 +276,7 @@ impl Relay {
     }
 }
 
-/// Reads what there is; empty at the end of the stream.
+/// Reads the available bytes; empty at the end of the stream.
 async fn read(from: &TcpStream) -> io::Result<Vec<u8>> {
     loop {
         from.readable().await?;

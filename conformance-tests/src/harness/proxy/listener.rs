@@ -1,4 +1,4 @@
-//! The proxy's thread: it accepts connections, and does what it is told.
+//! The proxy's thread: it accepts connections and runs commands.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::harness::Port;
 /// How long held bytes may take into the sockets of a server that does not read.
 const DELIVERY_BOUND: Duration = Duration::from_secs(5);
 
-/// What the proxy is told, and whom to tell that it is done.
+/// A command for the proxy, and the channel that reports its completion.
 pub(super) enum Command {
     Apply { fault: Fault, reach: Reach, done: SyncSender<()> },
     Deliver { done: SyncSender<()> },
@@ -32,7 +32,7 @@ pub(super) struct Listener {
     counters: Arc<Counters>,
     /// None while new connections are refused.
     socket: Option<TcpListener>,
-    /// For connections that come.
+    /// For new connections.
     rules: Rules,
     connections: Vec<Connection>,
     tasks: JoinSet<()>,
@@ -46,7 +46,7 @@ impl Listener {
         Ok(Self { port, server, counters, socket, rules, connections, tasks })
     }
 
-    /// Works until there is nobody left to give commands.
+    /// Runs until the command channel is closed.
     pub(super) async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
         loop {
             tokio::select! {
@@ -147,7 +147,7 @@ async fn accept(socket: Option<&TcpListener>) -> TcpStream {
     loop {
         match socket.accept().await {
             Ok((client, _)) => return client,
-            // The client has gone again, or there are too many files for a moment.
+            // The client has closed the connection, or too many files are open for a moment.
             Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     }

@@ -1,4 +1,4 @@
-//! A TCP proxy that breaks the way between a client and its server, as it is told.
+//! A TCP proxy that injects faults into the path between a client and its server.
 
 mod connection;
 mod listener;
@@ -17,19 +17,19 @@ use super::Port;
 use listener::{Command, Listener};
 use rules::Counters;
 
-/// How long the proxy's own thread may take to do what it is told.
+/// How long the proxy's thread may take to run a command.
 const COMMAND_BOUND: Duration = Duration::from_secs(10);
 
-/// What a [`FaultProxy`] does to connections. Faults add up until [`FaultProxy::heal`].
+/// A fault of the connections of a [`FaultProxy`]. Faults add up until [`FaultProxy::heal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Every open connection is reset, and what was on its way is lost. New ones are served.
+    /// Every open connection is reset, and bytes in flight are lost. New ones are served.
     Disconnect,
-    /// The listener is closed, so that new connections are refused. Open ones go on.
+    /// The listener is closed, so that new connections are refused. Open ones continue.
     Refuse,
-    /// Everything is read and dropped, both ways; new connections are accepted.
+    /// All bytes are read and dropped in both directions. New connections are accepted.
     DropTraffic,
-    /// What is sent arrives this much later, in its order.
+    /// Bytes arrive later by these delays, in order.
     Delay {
         /// From the client to the server.
         requests: Duration,
@@ -38,25 +38,25 @@ pub enum Fault {
     },
     /// Requests go through, replies are read and dropped.
     LoseReplies,
-    /// Requests are kept until [`FaultProxy::deliver`], and arrive then even if the client has closed its side long
-    /// before. Replies go through.
+    /// Requests are kept until [`FaultProxy::deliver`], and arrive then even if the client has closed its side before. Replies go
+    /// through.
     HoldRequests,
     /// Replies are kept until [`FaultProxy::deliver`]. Requests go through.
     HoldReplies,
-    /// The end of one side is not passed on to the other, which sees an open connection for as long as the fault lasts.
+    /// The end of one side is not passed on to the other side, which sees an open connection while the fault lasts.
     HalfOpen,
 }
 
-/// Which connections a fault is for.
+/// The connections that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Those that are open now.
+    /// Open connections.
     Open,
-    /// Those that are open now and all that come.
+    /// Open connections and all new ones.
     All,
 }
 
-/// What a [`FaultProxy`] has seen so far.
+/// The counters of a [`FaultProxy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProxyStats {
     /// Connections that were accepted.
@@ -67,21 +67,21 @@ pub struct ProxyStats {
     pub requests: u64,
     /// Bytes that were passed on to clients.
     pub replies: u64,
-    /// Bytes that were dropped, both ways.
+    /// Bytes that were dropped, in both directions.
     pub lost: u64,
-    /// Bytes that were read and wait to be passed on, for their delay or for [`FaultProxy::deliver`], both ways.
+    /// Bytes that wait for their delay or for [`FaultProxy::deliver`], in both directions.
     pub held: u64,
 }
 
-/// A TCP proxy on a loopback port of its own, in front of one server, with faults that are switched while it runs.
+/// A TCP proxy on a loopback port of its own, in front of one server, with faults that can be switched while it runs.
 ///
-/// It has a thread and a runtime of its own, so a test runtime that starves does not stop it. Every order is in effect
-/// when the call returns, which blocks for as long as its thread needs, mostly some microseconds.
+/// It has its own thread and runtime, so a starved test runtime does not stop it. A command is in effect when its call returns. The
+/// call blocks until the thread has run it, usually for some microseconds.
 ///
-/// What TCP never does, the proxy does not do either: no connection loses bytes and then goes on. One of which something
-/// was lost stays silent, and is reset by [`heal`](Self::heal). A client's reset reaches the server as the end of its
-/// stream, after what was sent before; a server's reset reaches the client as a reset. While the server does not run,
-/// connections are accepted and reset. What is held is kept in memory without a bound.
+/// As in TCP, no connection loses bytes and then continues. A connection that lost bytes stays silent, and [`heal`](Self::heal)
+/// resets it. A client's reset reaches the server as the end of its stream, after the bytes that were sent before; a server's reset
+/// reaches the client as a reset. While the server does not run, connections are accepted and reset. Held bytes are kept in memory
+/// without a bound.
 #[derive(Debug)]
 pub struct FaultProxy {
     port: Arc<Port>,
@@ -94,7 +94,7 @@ impl FaultProxy {
     /// Starts a proxy in front of `server`, with no fault.
     ///
     /// # Errors
-    /// When there is no port or no thread.
+    /// If there is no port or no thread.
     pub fn start(server: SocketAddr) -> io::Result<Self> {
         let port = Arc::new(Port::free()?);
         let counters = Arc::new(Counters::default());
@@ -110,40 +110,40 @@ impl FaultProxy {
         Ok(Self { port, counters, commands: Some(commands), thread: Some(thread) })
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
 
-    /// Breaks connections that are open now and all that come.
+    /// Applies a fault to open connections and all new ones.
     pub fn apply(&self, fault: Fault) {
         self.apply_to(fault, Reach::All);
     }
 
-    /// Breaks the connections that are meant. [`Fault::Refuse`] is always about those that come.
+    /// Applies a fault to the connections of `reach`. [`Fault::Refuse`] always affects new ones.
     pub fn apply_to(&self, fault: Fault, reach: Reach) {
         self.send(|done| Command::Apply { fault, reach, done });
     }
 
-    /// Passes on what is held, in its order; the connections that are open now hold nothing any more, those that come
-    /// do as before. It returns when the system has taken everything; the server may not have worked on it yet.
+    /// Passes on held bytes, in order. Open connections then hold nothing; the faults of new ones stay. It returns when the system
+    /// has accepted all bytes; the server may not have processed them yet.
     pub fn deliver(&self) {
         self.send(|done| Command::Deliver { done });
     }
 
-    /// Ends all faults for what is sent from now on. Connections that lost something are reset. One that still holds
-    /// something cannot go on either, or what is sent later would come after it: its client sees the end of the
-    /// stream, and what is held stays until [`deliver`](Self::deliver).
+    /// Ends all faults for bytes that are sent from now on. Connections that lost bytes are reset. A connection that still holds
+    /// bytes cannot continue, because later bytes would overtake them: its client sees the end of the stream, and the held bytes
+    /// stay until [`deliver`](Self::deliver).
     pub fn heal(&self) {
         self.send(|done| Command::Heal { done });
     }
 
-    /// What it has seen so far.
+    /// Its counters.
     pub fn stats(&self) -> ProxyStats {
         self.counters.read()
     }
 
-    /// Waits until `condition` is true of what the proxy has seen, at most for `bound`: whether it was.
+    /// Waits until `condition` is true of the counters, at most for `bound`. Returns whether it was.
     ///
     /// # Cancel safety
     /// It changes nothing.
@@ -162,7 +162,7 @@ impl FaultProxy {
         let (done, was_done) = sync_channel(1);
         let sent = self.commands.as_ref().is_some_and(|commands| commands.send(command(done)).is_ok());
         let completed = sent && was_done.recv_timeout(COMMAND_BOUND).is_ok();
-        assert!(completed, "the fault proxy's thread does not do what it is told");
+        assert!(completed, "the fault proxy's thread does not run the command");
     }
 }
 

@@ -1,11 +1,11 @@
-//! What happens to the bytes of a connection, and how they are counted.
+//! The rules and counters of the bytes of a connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{Fault, ProxyStats};
 
-/// What happens to what is sent in one direction.
+/// The flow of the bytes of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Pass,
@@ -31,7 +31,7 @@ pub(super) struct Rules {
     pub(super) replies: Way,
     /// Whether the end of one side is passed on to the other.
     pub(super) pass_ends: bool,
-    /// Whether the connection is to be reset now.
+    /// Whether the connection must be reset now.
     pub(super) cut: bool,
 }
 
@@ -41,7 +41,7 @@ impl Rules {
     pub(super) fn add(&mut self, fault: Fault) {
         match fault {
             Fault::Disconnect => self.cut = true,
-            // It is the listener's.
+            // The listener handles it.
             Fault::Refuse => {}
             Fault::DropTraffic => (self.requests.flow, self.replies.flow) = (Flow::Drop, Flow::Drop),
             Fault::Delay { requests, replies } => (self.requests.delay, self.replies.delay) = (requests, replies),
@@ -52,7 +52,7 @@ impl Rules {
         }
     }
 
-    /// Holds nothing any more.
+    /// Stops holding bytes.
     pub(super) fn let_go(&mut self) {
         for way in [&mut self.requests, &mut self.replies] {
             if way.flow == Flow::Hold {

@@ -1,4 +1,4 @@
-//! What clients send to a server, command by command.
+//! The commands that clients send to a server.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::RedisServer;
 
-/// How long a command may take from the server to its watcher.
+/// How long a command may take from the server to the monitor.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Counts the commands that clients send (`MONITOR`), each once; what scripts call does not count, nor what the harness
-/// sends. The statistics of the server cannot tell one script from another.
+/// Counts the commands that clients send (`MONITOR`), each once. Calls of scripts do not count, nor commands of the harness. The
+/// statistics of the server do not distinguish scripts.
 #[derive(Debug)]
 pub struct Monitor {
     seen: Arc<AtomicU64>,
@@ -48,10 +48,10 @@ impl Monitor {
         Ok(Self { seen, marks, next_mark: 1, stream })
     }
 
-    /// How many there were since it was started, all that the server has worked on until now.
+    /// The number of commands that the server has processed since the monitor was started.
     ///
     /// # Errors
-    /// When the server has ended, or does not reply within five seconds.
+    /// If the server has ended, or does not reply within five seconds.
     pub fn count(&mut self, server: &RedisServer) -> io::Result<u64> {
         let mark = self.next_mark;
         self.next_mark += 1;
@@ -70,7 +70,7 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // Its thread reads without a bound, and ends with the connection.
+        // The thread reads without a timeout, and ends with the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

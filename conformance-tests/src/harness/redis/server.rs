@@ -1,4 +1,4 @@
-//! A real redis-server of the test's own.
+//! A real redis-server for one test.
 
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
@@ -19,13 +19,13 @@ use crate::harness::{ChildProcess, Port, folder};
 /// The program, when it is not on the search path.
 const PROGRAM_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
-/// How long a server may take until it replies. It mostly takes 10 ms.
+/// How long a server may take until its first reply. It usually takes 10 ms.
 const START_BOUND: Duration = Duration::from_secs(20);
 
-/// A step of the clock that can be told from the time that passes while it is asked for, in microseconds.
+/// The smallest step of the clock that can be distinguished from the time of a request, in microseconds.
 const SHOWN_STEP: u64 = 1_000_000;
 
-/// The user of the test itself, who may do everything whatever a case does to the others.
+/// The user of the harness. It keeps all permissions, whatever a case does to other users.
 const HARNESS_USER: &str = "harness";
 
 /// How a [`RedisServer`] is set up.
@@ -43,7 +43,7 @@ impl RedisSettings {
         Self::default()
     }
 
-    /// What was acknowledged survives its end (`appendonly yes`, `appendfsync always`).
+    /// Acknowledged data survive its end (`appendonly yes`, `appendfsync always`).
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.persistent = true;
@@ -74,7 +74,7 @@ impl RedisSettings {
     /// Starts it.
     ///
     /// # Errors
-    /// When there is no redis-server (the text says how to get it), or it does not start (the text has the
+    /// If there is no redis-server (the text says how to get it), or it does not start (the text has the
     /// end of its log).
     pub fn start(self) -> io::Result<RedisServer> {
         RedisServer::start(self)
@@ -110,7 +110,7 @@ impl RedisServer {
             process: None,
             side: Mutex::new(None),
         };
-        // Somebody else may take the port between our look at it and the server's.
+        // Another process may take the port between our check and the server's bind.
         for _ in 0..10 {
             match server.run() {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => server.port = Port::free()?,
@@ -130,7 +130,7 @@ impl RedisServer {
         format!("redis://{}", self.addr())
     }
 
-    /// Its Unix socket, if it was asked for.
+    /// Its Unix socket, if it has one.
     pub fn unix_socket(&self) -> Option<PathBuf> {
         self.settings.unix_socket.then(|| self.folder.path().join("redis.sock"))
     }
@@ -140,10 +140,10 @@ impl RedisServer {
         self.process.as_ref().map(ChildProcess::id)
     }
 
-    /// Ends it in good order.
+    /// Stops it in an orderly way.
     ///
     /// # Errors
-    /// When it does not run, or does not end within ten seconds.
+    /// If it does not run, or does not end within ten seconds.
     pub fn stop(&mut self) -> io::Result<()> {
         self.running()?.terminate()?;
         self.process = None;
@@ -153,7 +153,7 @@ impl RedisServer {
     /// Ends it with SIGKILL.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn kill(&mut self) -> io::Result<()> {
         self.running()?.kill()?;
         self.process = None;
@@ -163,7 +163,7 @@ impl RedisServer {
     /// Starts it again on its port, after [`stop`](Self::stop) or [`kill`](Self::kill).
     ///
     /// # Errors
-    /// When it still runs or does not start, or when data are to be kept that it does not write anywhere.
+    /// If it still runs or does not start, or if data must be kept and the server is not persistent.
     pub fn start_again(&mut self, data: Data) -> io::Result<()> {
         if self.process.is_some() {
             return Err(io::Error::other("this redis-server still runs"));
@@ -174,7 +174,7 @@ impl RedisServer {
             }
             Data::Kept => {}
             Data::Lost => {
-                // A folder of its own (Redis 7) and a single file (older, and the snapshot).
+                // A folder (Redis 7) or a single file (older versions, and the snapshot).
                 for old in ["appendonlydir", "appendonly.aof", "dump.rdb"].map(|name| self.folder.path().join(name)) {
                     let removed = if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) };
                     removed.or_else(|error| match error.kind() {
@@ -187,10 +187,10 @@ impl RedisServer {
         self.run()
     }
 
-    /// SIGSTOP: it stands still with its connections open.
+    /// SIGSTOP: it is paused with its connections open.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn pause(&mut self) -> io::Result<()> {
         self.running()?.pause()
     }
@@ -198,17 +198,16 @@ impl RedisServer {
     /// SIGCONT.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn resume(&mut self) -> io::Result<()> {
         self.running()?.resume()
     }
 
-    /// Steps its wall clock by so many microseconds: forward, or back when they are negative. Returns when its replies show the
-    /// step: Valkey 9 reads the clock in a timer of its own, so that they do 0.7 ms later. Steps of less than a second are not
-    /// waited for.
+    /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step. Valkey 9 reads the
+    /// clock in a timer, so its replies show the step 0.7 ms later. A step of less than a second is not waited for.
     ///
     /// # Errors
-    /// When it was not started with [`RedisSettings::steppable_clock`], or the step does not show within seconds.
+    /// If it was not started with [`RedisSettings::steppable_clock`], or the step does not show within seconds.
     pub fn step_clock(&self, micros: i64) -> io::Result<()> {
         let clock = self.clock.as_ref();
         let clock = clock.ok_or_else(|| io::Error::other("start this redis-server with steppable_clock()"))?;
@@ -238,11 +237,10 @@ impl RedisServer {
         }
     }
 
-    /// Sends a command as a user who may do everything, beside the library under test. Blocks shortly, at most five
-    /// seconds.
+    /// Sends a command as a user with all permissions, beside the library under test. Blocks for at most five seconds.
     ///
     /// # Errors
-    /// The server's error, or that of the connection; the next call makes a new one then.
+    /// The server's error, or that of the connection. The next call then opens a new connection.
     pub fn command<P: AsRef<[u8]>>(&self, parts: &[P]) -> io::Result<Reply> {
         let mut side = self.side.lock().unwrap_or_else(PoisonError::into_inner);
         let mut connection = match side.take() {
@@ -250,7 +248,7 @@ impl RedisServer {
             None => self.side()?,
         };
         let result = connection.command(parts);
-        // After an error of the connection a reply may still be on its way: nobody may take it for another's.
+        // After an error of the connection a reply may still be in flight. A later call must not take it for its own.
         if !matches!(&result, Err(error) if error.kind() != io::ErrorKind::Other) {
             *side = Some(connection);
         }
@@ -278,8 +276,8 @@ impl RedisServer {
         found.ok_or_else(|| io::Error::other(format!("INFO {section} has no field {field}")))
     }
 
-    /// How often clients sent these commands since the server started or its statistics were reset. Calls from inside
-    /// scripts count under their own names, so ask for `evalsha` to know what clients sent.
+    /// How often clients sent these commands since the server started or its statistics were reset. Calls from scripts count under
+    /// their own names, so pass `evalsha` to count what clients sent.
     ///
     /// # Errors
     /// Those of [`command`](Self::command).
@@ -303,7 +301,7 @@ impl RedisServer {
         Monitor::start(self, filter)
     }
 
-    /// The connections of others than the harness, as `CLIENT LIST` shows them.
+    /// The connections except those of the harness, as `CLIENT LIST` shows them.
     ///
     /// # Errors
     /// Those of [`command`](Self::command).
@@ -313,7 +311,7 @@ impl RedisServer {
         Ok(text.lines().filter(|line| !line.split(' ').any(|part| part == own)).map(str::to_owned).collect())
     }
 
-    /// Starts the process and waits until it replies.
+    /// Starts the process and waits for its first reply.
     fn run(&mut self) -> io::Result<()> {
         *self.side.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         let config = self.folder.path().join("redis.conf");
@@ -333,7 +331,7 @@ impl RedisServer {
                 self.process = None;
                 return Err(self.failed(&exit.to_string()));
             }
-            // A reply from somebody else on this port would be no sign that ours runs.
+            // Another server could reply on this port.
             let is_ours = self.info("server", "process_id").is_ok_and(|found| found == id);
             if is_ours && self.info("persistence", "loading").is_ok_and(|loading| loading == "0") {
                 return Ok(());
@@ -379,7 +377,7 @@ impl RedisServer {
     }
 }
 
-/// A path as the configuration file takes it.
+/// A path in the syntax of the configuration file.
 fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display().to_string().replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -392,14 +390,14 @@ fn find_program_in(named: Option<std::ffi::OsString>, path: std::ffi::OsString) 
     let found = match &named {
         Some(program) => Some(PathBuf::from(program)),
         None => {
-            // Not every user's search path has the last two.
+            // The last two folders are not in every user's search path.
             let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
             folders.map(|folder| folder.join("redis-server")).find(|program| program.is_file())
         }
     };
     found.filter(|program| program.is_file()).ok_or_else(|| {
         let text = format!(
-            "there is no redis-server: install it (`apt-get install redis-server`, or `cargo xtask test --install`), or \
+            "redis-server was not found: install it (`apt-get install redis-server`, or `cargo xtask test --install`), or \
              name one in {PROGRAM_VARIABLE}"
         );
         io::Error::new(io::ErrorKind::NotFound, text)

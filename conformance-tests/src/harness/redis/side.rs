@@ -1,19 +1,19 @@
-//! A connection of the test's own, beside the library under test.
+//! A connection of the test, beside the library under test.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long the server may take to reply the test itself.
+/// How long the server may take to reply to the test.
 const REPLY_BOUND: Duration = Duration::from_secs(5);
 
 /// How deep replies may be nested.
 const MAX_DEPTH: usize = 8;
 
-/// What the server answered. Errors are errors of the call.
+/// A reply of the server. An error reply is an error of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Nothing there.
+    /// No value.
     Nil,
     /// A number.
     Int(i64),
@@ -40,7 +40,7 @@ impl Reply {
         }
     }
 
-    /// The replies that it consists of; none for anything but an array.
+    /// The elements of an array; empty for anything else.
     pub fn items(self) -> Vec<Self> {
         match self {
             Self::Array(items) => items,
@@ -49,8 +49,8 @@ impl Reply {
     }
 }
 
-/// A blocking connection in Redis's protocol (RESP2), small on purpose: what checks the library must not be
-/// the client crate that the library uses. Each reply is waited for at most five seconds.
+/// A blocking connection in Redis's protocol (RESP2), minimal on purpose: the test must not use the client crate of the library. It
+/// waits for a reply for at most five seconds.
 #[derive(Debug)]
 pub struct SideConnection {
     stream: BufReader<TcpStream>,
@@ -72,7 +72,7 @@ impl SideConnection {
     /// Sends one command and reads its reply.
     ///
     /// # Errors
-    /// The server's error, or that of the connection, which is of no use after the latter.
+    /// The server's error, or that of the connection, which cannot be used afterwards.
     pub fn command<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> io::Result<Reply> {
         let mut request = format!("*{}\r\n", parts.len()).into_bytes();
         for part in parts {
@@ -85,7 +85,7 @@ impl SideConnection {
         self.reply(0)?.map_err(io::Error::other)
     }
 
-    /// One reply: what was read, or the server's error.
+    /// One reply, or the server's error.
     fn reply(&mut self, depth: usize) -> io::Result<Result<Reply, String>> {
         let line = self.line()?;
         let (kind, rest) = line.split_at_checked(1).ok_or_else(|| broken(&line))?;
@@ -108,7 +108,7 @@ impl SideConnection {
                 Ok(length) => {
                     let mut items = Vec::new();
                     for _ in 0..length {
-                        // An error inside an array (EXEC) is shown as its text.
+                        // An error inside an array (EXEC) becomes its text.
                         items.push(self.reply(depth + 1)?.unwrap_or_else(|error| Reply::Bytes(error.into())));
                     }
                     Reply::Array(items)
@@ -118,7 +118,7 @@ impl SideConnection {
         }))
     }
 
-    /// Lets it wait without a bound from now on, and gives what ends that.
+    /// Removes the timeout, and returns the stream, whose shutdown ends a wait.
     pub(super) fn endless(&self) -> io::Result<TcpStream> {
         self.stream.get_ref().set_read_timeout(None)?;
         self.stream.get_ref().try_clone()
