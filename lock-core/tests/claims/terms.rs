@@ -246,3 +246,15 @@ async fn re_entry_in_another_mode_is_refused() {
     let error = client.lock("job").holder(holder).mode(Mode::Shared).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
+
+/// A lease that could be renewed for longer, and was not, has expired: `max_hold` is not the reason.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_ends_before_its_longest_hold_has_expired() {
+    let (client, mut store) = scripted();
+    let lock = client.lock("job").max_hold(TTL * 10);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    store.grants(1, 1).await;
+    let guard = granted(waiter).await;
+    let (_, _unanswered) = store.renew().await;
+    assert_eq!(guard.lost().await.reason, LossReason::Expired);
+}

@@ -287,6 +287,8 @@ mod tests {
             let ending = Ending { delivery, ttl: TTL, run_out };
             assert_eq!(ending.call(&rules(), at(4)), EndCall::RunOut { place, ttl: Duration::from_secs(6) });
             assert_eq!(ending.call(&rules(), at(10)), EndCall::Release(delivery));
+            let rest = ending.rest(Ended::NothingRunsOut).map(|rest| rest.call(&rules(), at(5)));
+            assert_eq!(rest, (delivery == Delivery::InDoubt).then_some(EndCall::Release(delivery)));
             let (mut disposal, _) = Disposal::new(ending, Why::Release, at(4));
             assert!(!disposal.can_go_on_at_once());
             lost_call(&mut disposal, at(4));
