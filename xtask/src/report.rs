@@ -58,6 +58,6 @@ mod tests {
         let lines = "b::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\n\
                      a::y\tempty\tit lists no locks\n";
         let text = super::text(lines);
-        assert_eq!(text, "unsupported: Stop: no server\n    a::x\n    b::x\nempty: it lists no locks\n    a::y\n");
+        assert_eq!(text, "empty: it lists no locks\n    a::y\nunsupported: Stop: no server\n    a::x\n    b::x\n");
     }
 }

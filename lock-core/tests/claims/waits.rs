@@ -186,3 +186,54 @@ async fn every_acquire_that_waits_is_counted() {
     }
     assert_eq!(client.stats().waiting, 0);
 }
+
+/// A claim counts how often the store refused it, for a backend that adapts its replies.
+#[tokio::test(start_paused = true)]
+async fn a_refused_claim_counts_its_attempts() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    for attempt in 0..4 {
+        let (_, answer) = store.acquire().await;
+        assert_eq!(store.asked().attempt, attempt);
+        answer.send(Ok(AcquireOutcome::Contended { retry_after: MS })).unwrap();
+    }
+    drop(waiter);
+}
+
+/// The store reports that a place is gone: a new claim takes its turn at once.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_is_gone_is_replaced_by_a_new_claim() {
+    let (client, mut store) = scripted();
+    let waiter = acquire(&client);
+    let claim = store.queues(1).await;
+    sleep(10 * MS).await;
+    store.event(Event::Gone { owner: *claim.owner() });
+    let next = async {
+        loop {
+            match store.call().await {
+                Call::Acquire(next, answer) => return (next, answer),
+                Call::Release(_, _, answer) => answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap(),
+                Call::Renew(..) => panic!("a renewal of what is gone"),
+            }
+        }
+    };
+    let (next, _answer) = timeout(AT_ONCE, next).await.expect("a new claim at once");
+    assert_ne!(next.owner(), claim.owner());
+    drop(waiter);
+}
+
+/// A renewal of a place that had no effect leaves no doubt. One whose outcome is unknown does.
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_of_a_place_leaves_doubt_if_its_outcome_is_unknown() {
+    for (error, delivery) in [(refused(), Delivery::Confirmed), (unknown(), Delivery::InDoubt)] {
+        let (client, mut store) = scripted();
+        let waiter = acquire(&client);
+        store.queues(1).await;
+        let (_, answer) = store.renew().await;
+        answer.send(RenewReply::Unknown(error)).map_err(drop).unwrap();
+        sleep(MS).await;
+        waiter.abort();
+        drop(waiter.await);
+        assert_eq!(store.release().await.1, delivery);
+    }
+}

@@ -495,3 +495,6 @@ impl HeldLease {
         Wake::at(at.map_or(lasts_until, |at| at.min(lasts_until)))
     }
 }
+
+#[cfg(test)]
+mod tests;

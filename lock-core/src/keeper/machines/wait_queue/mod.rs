@@ -474,3 +474,6 @@ pub(in crate::keeper) fn no_answer() -> Error {
 fn held_by_another() -> Error {
     Error::new(ErrorKind::Timeout, "another claim held the lock for the whole wait")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! The decisions about one lease, one at a time.
+
+use super::*;
+use crate::backend::{Grant, Mode};
+
+const TTL: Duration = Duration::from_secs(3);
+const PLACE: PlaceNumber = PlaceNumber::new(5);
+
+fn at(ms: u64) -> Stamp {
+    Stamp::from_start(Duration::from_millis(ms))
+}
+
+fn rules() -> Rules {
+    Rules {
+        call_bound: Duration::from_millis(500),
+        min_ttl: Duration::from_millis(100),
+        ttl_granularity: Duration::from_millis(1),
+        max_place_ttl: TTL,
+        margin_percent: 10,
+        sessions: false,
+    }
+}
+
+fn confirmation(sent: u64, ttl: Duration, place: PlaceNumber) -> Confirmation {
+    Confirmation { sent: at(sent), ttl, place }
+}
+
+/// A lease whose acquire was sent at 1,000 ms and granted at 1,010 ms, and when it wants to be woken.
+fn lease(kind: LeaseKind, max_hold: Option<Duration>) -> (HeldLease, Stamp) {
+    let grant = Grant::new(FencingToken::new(9), confirmation(1000, TTL, PLACE));
+    let terms = Terms { mode: Mode::Exclusive, ttl: TTL, kind, max_hold, min_hold: None, holder: None };
+    let start = Start { grant, terms, asked: TTL, delivery: Delivery::Confirmed, waited: false };
+    let (lease, wake, valid_until) = HeldLease::new(&rules(), &start, at(1010));
+    assert_eq!(valid_until, at(3700));
+    (lease, exactly(wake))
+}
+
+fn exactly(wake: Wake) -> Stamp {
+    wake.resolve(|pause| pause)
+}
+
+/// What `due` gives: the ttl of a renewal, the number of failures that it reports, and when the lease wants to be woken.
+fn due(lease: &mut HeldLease, now: u64) -> (Option<Duration>, Option<u32>, Stamp) {
+    let mut out = Outputs::default();
+    lease.due(&rules(), at(now), &mut out);
+    let (mut renewal, mut failed, mut wake) = (None, None, None);
+    for output in out.drain() {
+        match output {
+            LeaseOutput::Renew { ttl, .. } => renewal = Some(ttl),
+            LeaseOutput::Note(LeaseNote::RenewalUnanswered { failures }) => failed = Some(failures),
+            LeaseOutput::Wake(at) => wake = Some(exactly(at)),
+            other => panic!("{other:?}"),
+        }
+    }
+    (renewal, failed, wake.expect("it is never left without a time"))
+}
+
+#[test]
+fn a_renewal_has_failed_when_its_bound_is_over_and_not_before() {
+    let (mut lease, wake) = lease(LeaseKind::Kept, None);
+    assert_eq!(wake, at(2000));
+    assert_eq!(due(&mut lease, 2000), (Some(TTL), None, at(2500)));
+    assert_eq!(due(&mut lease, 2400), (None, None, at(2500)));
+    assert_eq!(due(&mut lease, 2500), (None, Some(1), at(2625)));
+    assert_eq!(due(&mut lease, 2625), (Some(TTL), None, at(3125)));
+    assert_eq!(due(&mut lease, 3125), (None, Some(2), at(3375)));
+}
+
+#[test]
+fn a_fixed_lease_is_not_renewed() {
+    let (mut lease, wake) = lease(LeaseKind::Fixed, None);
+    assert_eq!(wake, at(3700));
+    assert_eq!(due(&mut lease, 2000), (None, None, at(3700)));
+}
+
+#[test]
+fn a_lease_that_lasts_until_max_hold_is_not_renewed_again() {
+    let (mut lease, wake) = lease(LeaseKind::Kept, Some(TTL));
+    assert_eq!(wake, at(2000));
+    let rest = Duration::from_millis(2010);
+    assert_eq!(due(&mut lease, 2000), (Some(rest), None, at(2500)));
+    let mut out = Outputs::default();
+    lease.renewed(&rules(), RenewReply::Renewed(confirmation(2000, rest, PLACE)), at(2020), &mut out);
+    let wakes = out.drain().filter_map(|output| match output {
+        LeaseOutput::Wake(wake) => Some(exactly(wake)),
+        _ => None,
+    });
+    let wakes: Vec<Stamp> = wakes.collect();
+    let ends = at(3809);
+    assert_eq!(wakes, [ends]);
+    assert_eq!(due(&mut lease, 3000), (None, None, ends));
+}
+
+#[test]
+fn a_lease_without_guards_cannot_be_shared() {
+    let (mut lease, _) = lease(LeaseKind::Kept, None);
+    lease.add_guard();
+    assert!(lease.share());
+    assert!(!lease.drop_guard());
+    assert!(lease.drop_guard() && !lease.share());
+}
+
+/// The reply to a renewal of the place may be about another grant of the same claim.
+#[test]
+fn only_an_older_grant_leaves_the_lease_alone() {
+    for (place, token, is_gone) in [(4, 8, false), (5, 8, true), (5, 9, false), (6, 8, true)] {
+        let (mut lease, _) = lease(LeaseKind::Kept, None);
+        let confirmation = confirmation(1500, TTL, PlaceNumber::new(place));
+        let reply = RenewReply::Granted(Grant::new(FencingToken::new(token), confirmation));
+        lease.place_renewed(&rules(), PLACE, reply, at(1600), &mut Outputs::default());
+        let is_held = matches!(lease.check(at(1600)), Check::Held { .. });
+        assert_eq!(is_held, !is_gone, "place {place}, token {token}");
+    }
+}

@@ -1,0 +1,59 @@
+//! The decisions about one local queue, one at a time.
+
+use super::*;
+use crate::backend::{LeaseKind, Mode};
+use crate::terms::Terms;
+
+const TTL: Duration = Duration::from_secs(3);
+
+fn at(ms: u64) -> Stamp {
+    Stamp::from_start(Duration::from_millis(ms))
+}
+
+fn rules() -> Rules {
+    Rules {
+        call_bound: Duration::from_millis(500),
+        min_ttl: Duration::from_millis(100),
+        ttl_granularity: Duration::from_millis(1),
+        max_place_ttl: TTL,
+        margin_percent: 10,
+        sessions: false,
+    }
+}
+
+/// A queue of one acquire, whose first attempt is sent at 1,000 ms.
+fn queue() -> WaitQueue<u32> {
+    let kind = LeaseKind::Kept;
+    let terms = Terms { mode: Mode::Exclusive, ttl: TTL, kind, max_hold: None, min_hold: None, holder: None };
+    let first = Joining { acquire: 1, terms, on_contention: OnContention::Queue, confirm_after: Stamp::ZERO, to: 1 };
+    WaitQueue::new(first, at(1000)).0
+}
+
+#[test]
+fn an_acquire_has_failed_when_its_bound_is_over_and_not_before() {
+    let (mut queue, mut out) = (queue(), Outputs::default());
+    queue.due(&rules(), at(1400), &mut out);
+    let outputs: Vec<_> = out.drain().collect();
+    assert!(matches!(&outputs[..], [QueueOutput::Wake(wake)] if *wake == Wake::at(at(1500))), "{outputs:?}");
+    queue.due(&rules(), at(1500), &mut out);
+    let outputs: Vec<_> = out.drain().collect();
+    let withdraws =
+        |output: &QueueOutput<u32>| matches!(output, QueueOutput::Withdraw { delivery: Delivery::InDoubt, .. });
+    assert!(outputs.iter().any(withdraws), "{outputs:?}");
+}
+
+/// The message of a grant confirms the place that it names, and no other.
+#[test]
+fn a_pushed_grant_needs_a_confirmation_of_its_place() {
+    for (confirmed, is_granted) in [(2, true), (1, false), (3, false)] {
+        let (mut queue, mut out) = (queue(), Outputs::default());
+        let confirmation = |place| Confirmation { ttl: TTL, sent: at(1100), place: PlaceNumber::new(place) };
+        let queued = AcquireOutcome::Queued { confirmation: confirmation(1), retry_after: TTL };
+        queue.acquired(&rules(), Ok(queued), at(1110), &mut out);
+        out.drain().for_each(drop);
+        let grant = (PlaceNumber::new(2), FencingToken::new(7));
+        queue.grant_pushed(&rules(), grant, Some(confirmation(confirmed)), at(1200), &mut out);
+        let granted = out.drain().any(|output| matches!(output, QueueOutput::Granted { .. }));
+        assert_eq!(granted, is_granted, "the confirmation is of place {confirmed}");
+    }
+}
