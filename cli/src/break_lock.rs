@@ -16,13 +16,13 @@ struct Broken {
     name: String,
     /// Whether a lease was ended.
     broken: bool,
-    /// The token that was raised: writes with a lower one are of the old holder, or older.
+    /// The raised token. A write with a lower token comes from the old holder or an older one.
     raised_token: Option<u64>,
-    /// What was held before.
+    /// The lease that was ended.
     before: LockReport,
 }
 
-/// Ends the lease of whoever holds the lock, if the user means it.
+/// Ends the lease of the current holder, after the user has confirmed.
 pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Failure> {
     let client = Store::from_args(&args.common, output)?.connect("").await?;
     let Some(seen) = client.inspect(&args.name).await?.filter(leasehold::LockInfo::is_held) else {
@@ -37,7 +37,7 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
         return Err(Failure::new(Exit::No, "not confirmed: the lock was not broken"));
     }
     let raised = match token {
-        // The token names the lease that was shown: whoever got the lock while the user thought about it keeps it.
+        // The token names the lease that was shown. A client that has acquired the lock since then keeps it.
         Some(token) => client.break_lock(&args.name, token).await?,
         None => None,
     };

@@ -12,16 +12,16 @@ use crate::output::Output;
 use crate::report::printable;
 use crate::store::Store;
 
-/// How many round trips are measured.
+/// The number of round trips that are measured.
 const ROUND_TRIPS: usize = 20;
 
-/// The ttl of the lock that is taken for a trial.
+/// The ttl of the lock that is acquired as a test.
 const TTL: Duration = Duration::from_secs(5);
 
 /// What `doctor --json` prints. Fields are added, never renamed or removed.
 #[derive(Serialize)]
 struct DoctorReport {
-    /// Whether nothing is wrong.
+    /// Whether no check has the status `error`.
     fit: bool,
     checks: Vec<CheckReport>,
 }
@@ -32,7 +32,7 @@ struct CheckReport {
     found: String,
     /// `ok`, `warning` or `error`.
     status: &'static str,
-    /// What to do about it.
+    /// What to do.
     hint: Option<String>,
 }
 
@@ -47,13 +47,13 @@ impl From<Check> for CheckReport {
     }
 }
 
-/// Checks everything, and gives a hint with each warning and error.
+/// Runs all checks. Each warning and error has a hint.
 pub(crate) async fn doctor(common: &Common, output: Output) -> Result<Exit, Failure> {
     let store = Store::from_args(common, output)?;
     let mut checks = vec![Check::new("store", store.display_url(), CheckStatus::Ok)];
     let begin = Instant::now();
     match store.connect("").await {
-        // With a wrong URL there is nothing to examine.
+        // A wrong URL leaves nothing to check.
         Err(failure) if failure.exit == Exit::BadInput => return Err(failure),
         Err(failure) => {
             checks.push(Check::new("connection", failure.text, CheckStatus::Error(connection_hint(failure.exit))));
@@ -79,7 +79,7 @@ fn connection_hint(exit: Exit) -> String {
     }
 }
 
-/// Inspects a lock that nobody holds, again and again.
+/// Measures round trips: inspects a free lock several times.
 async fn round_trip(client: &LockClient) -> Option<Check> {
     let bound = client.capabilities().call_bound;
     let mut trips = Vec::with_capacity(ROUND_TRIPS);
@@ -109,7 +109,7 @@ async fn round_trip(client: &LockClient) -> Option<Check> {
     Some(Check::new("round trip", found, status))
 }
 
-/// Acquires and releases a lock of its own: that shows best what the user may do.
+/// Acquires and releases its own lock, which shows whether the permissions are sufficient.
 async fn acquire_and_release(client: &LockClient) -> Option<Check> {
     let begin = Instant::now();
     let lock = client.lock(lock_name()).ttl(TTL);
@@ -131,7 +131,7 @@ async fn acquire_and_release(client: &LockClient) -> Option<Check> {
     })
 }
 
-/// A name of this process, so that two `doctor`s do not contend.
+/// A name that contains the process id, so that two runs of `doctor` do not contend.
 fn lock_name() -> String {
     format!("leasehold doctor {}", std::process::id())
 }
@@ -148,7 +148,7 @@ async fn examine(client: &LockClient) -> Vec<Check> {
     }
 }
 
-/// The limits that every store has.
+/// The limits of exclusion on this store.
 fn limits_of_exclusion(client: &LockClient) -> Check {
     let capabilities = client.capabilities();
     let limits = capabilities.limits_of_exclusion.iter().map(|limit| format!("\n      {limit}")).collect::<String>();
@@ -175,7 +175,7 @@ impl DoctorReport {
     }
 }
 
-/// Text of a server, with our own line breaks only.
+/// Text from a server, without its line breaks.
 fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }

@@ -1,21 +1,21 @@
-//! What the command ends with.
+//! The exit codes of the command.
 
 use std::process::ExitCode;
 
 use leasehold::{Error, ErrorKind};
 
-/// How the command ends, for scripts. Part of its interface: numbers never change.
+/// How the command ends. The codes are part of its interface and never change.
 ///
-/// Below 126, where shells say that a command cannot be run, and above what commands mostly end with themselves.
+/// They are below 126, which shells use for a command that cannot be run, and above what most commands use themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Everything is well.
+    /// Success.
     Success,
-    /// The answer is no: `break` was not confirmed, `doctor` found something wrong, `status --exit-code` of a free lock.
+    /// `break` was not confirmed, `doctor` found an error, or the lock is free with `status --exit-code`.
     No,
-    /// The input is wrong, nothing was run and nothing sent.
+    /// The input is invalid. Nothing was run and nothing was sent.
     BadInput,
-    /// Another had the lock for the whole wait.
+    /// Another client held the lock during the whole wait.
     Held,
     /// The same, with the code of `--conflict-exit-code`.
     HeldAs(u8),
@@ -23,15 +23,15 @@ pub(crate) enum Exit {
     Lost,
     /// The store could not be reached or did not answer.
     NoAnswer,
-    /// The store refused: user, permission, version, or it is full.
+    /// The store refused: wrong user, missing permission, unsupported version, or no space.
     Refused,
     /// The longest hold was reached.
     MaxHold,
-    /// A fault of this command or of the system below it.
+    /// An error of this command or of the operating system.
     Fault,
-    /// What the command that was run ended with.
+    /// The exit code of the command that was run.
     Command(u8),
-    /// A signal that ends this process as well, so that whoever started it sees a signal and not a number.
+    /// This process ends itself with the signal, so that its parent sees a signal and not an exit code.
     Signal(i32),
 }
 
@@ -74,7 +74,7 @@ impl Exit {
         }
     }
 
-    /// A word for it, for `--json`.
+    /// The name in `--json`.
     pub(crate) const fn kind(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -90,14 +90,14 @@ impl Exit {
         }
     }
 
-    /// What a signal ends with, as shells say it.
+    /// The exit code of shells for a signal.
     pub(crate) fn from_signal(signal: i32) -> Self {
         Self::Command(from_signal(signal))
     }
 }
 
 fn from_signal(signal: i32) -> u8 {
-    // No signal has a number above 64.
+    // Signal numbers end at 64.
     128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
 
@@ -120,7 +120,7 @@ impl From<ErrorKind> for Exit {
     }
 }
 
-/// Why the command ends before its time: a code, and one line for people.
+/// Why the command fails: an exit code and one line of text.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
@@ -133,12 +133,12 @@ impl Failure {
         Self { exit, text: text.into() }
     }
 
-    /// Wrong input.
+    /// Invalid input.
     pub(crate) fn input(text: impl Into<String>) -> Self {
         Self::new(Exit::BadInput, text)
     }
 
-    /// A fault of the system, and what was tried.
+    /// An error of the operating system, and what was attempted.
     pub(crate) fn fault(tried: &str, error: impl std::fmt::Display) -> Self {
         Self::new(Exit::Fault, format!("{tried}: {error}"))
     }

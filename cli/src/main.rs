@@ -1,4 +1,4 @@
-//! `leasehold`: holds a lock while a command runs, and shows who holds which.
+//! `leasehold`: holds a lock while a command runs, and shows who holds which lock.
 
 mod args;
 mod break_lock;
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// What `run` starts this program with, for itself.
+/// The internal subcommands, which `run` starts this program with.
 #[cfg(unix)]
 fn run_hidden(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
@@ -53,13 +53,13 @@ fn run_hidden(arguments: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-/// Wrong arguments in one line; `--help` and `--version` as they are.
+/// Prints wrong arguments in one line, `--help` and `--version` unchanged.
 fn report_wrong_arguments(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     use clap::error::ErrorKind;
     let wants_text =
         [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand];
     if wants_text.contains(&error.kind()) {
-        // A reader that went away is no fault of ours.
+        // A reader that closed the pipe is no error.
         let _ = error.print();
         return if error.use_stderr() { Exit::BadInput } else { Exit::Success }.into();
     }
@@ -95,7 +95,7 @@ fn in_runtime(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit,
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::fault("cannot start the runtime", error))?;
     let result = runtime.block_on(work);
-    // Nothing that is left is worth waiting for.
+    // Exits without waiting for threads that still run.
     runtime.shutdown_background();
     result
 }

@@ -1,4 +1,4 @@
-//! What is written where: results to standard output, messages to standard error.
+//! Writes results to standard output and messages to standard error.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::mpsc::{Receiver, channel};
@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 
-/// The last warning that is written aside. It ends when the warning is written.
+/// Closes when the thread that writes the last warning has written it.
 static BACKGROUND_WARNING: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 
-/// How long the last words wait for it.
+/// How long the final message waits for it.
 const BACKGROUND_BOUND: Duration = Duration::from_secs(1);
 
-/// How to write.
+/// How output is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
@@ -29,7 +29,7 @@ struct Message<'a> {
     /// A word of [`Exit`] for errors.
     kind: &'static str,
     message: &'a str,
-    /// What the command ends with, for errors.
+    /// The exit code, for errors.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<u8>,
 }
@@ -44,12 +44,12 @@ impl Output {
         self.json
     }
 
-    /// Whether somebody looks on: messages that are only for the moment are worth writing.
+    /// Whether standard error is a terminal, so that progress is shown.
     pub(crate) fn is_interactive(self) -> bool {
         !self.json && std::io::stderr().is_terminal()
     }
 
-    /// Writes a result as one line of JSON, or in words.
+    /// Writes a result as one line of JSON, or as text.
     ///
     /// # Errors
     /// It cannot be written, as on a full disk.
@@ -58,17 +58,17 @@ impl Output {
         write_out(&format!("{}\n", text.trim_end_matches('\n')))
     }
 
-    /// Says why the command ends, as the last line.
+    /// Writes why the command ends, as the last line.
     pub(crate) fn failure(self, failure: &Failure) {
         let warning = BACKGROUND_WARNING.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(warning) = warning {
-            // Its end, or nothing in time: either way it is our turn.
+            // Continues when the warning is written, and also if that takes too long.
             let _ = warning.recv_timeout(BACKGROUND_BOUND);
         }
         write_err(&self.error_line(failure));
     }
 
-    /// Warns, without holding anything up: a terminal that stands still (Ctrl-S) or a full pipe must not delay a deadline.
+    /// Writes a warning on another thread: a paused terminal (Ctrl-S) or a full pipe must not delay a deadline.
     pub(crate) fn warn_in_background(self, kind: &'static str, text: impl Into<String>) {
         let line = self.warning_line(kind, &text.into());
         let (writing, written) = channel();
@@ -76,18 +76,18 @@ impl Output {
             write_err(&line);
             drop(writing);
         };
-        // Without a thread nobody is warned, which is better than to be late.
+        // If no thread can be started, the warning is dropped, which is better than a missed deadline.
         let _ = std::thread::Builder::new().name("message".into()).spawn(write);
         *BACKGROUND_WARNING.lock().unwrap_or_else(PoisonError::into_inner) = Some(written);
     }
 
-    /// Says what was asked for beside the result.
+    /// Writes an informational message.
     pub(crate) fn info(self, kind: &'static str, text: &str) {
         let message = Message { level: "info", kind, message: text, exit_code: None };
         write_err(&if self.json { json(&message) } else { format!("leasehold: {text}") });
     }
 
-    /// Warns.
+    /// Writes a warning.
     pub(crate) fn warn(self, kind: &'static str, text: &str) {
         write_err(&self.warning_line(kind, text));
     }
@@ -103,17 +103,17 @@ impl Output {
     }
 }
 
-/// What can be serialized by this command always can.
+/// Serializes a type of this crate, which cannot fail.
 fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"level\":\"error\",\"message\":\"{error}\"}}"))
 }
 
-/// Whoever reads standard output.
+/// The reader of standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// It got the text.
+    /// It gets the text.
     Present,
-    /// It went away, as `head` does once it has its line. That is no fault of ours.
+    /// It has closed the pipe, as `head` does after its last line. That is no error.
     Gone,
 }
 
@@ -130,8 +130,8 @@ pub(crate) fn write_out(text: &str) -> Result<Reader, Failure> {
     }
 }
 
-/// Resolves when the reader of standard output has gone away. A command that writes seldom would learn of it only from its next
-/// write. Never resolves where standard output is a file.
+/// Resolves when the reader of standard output has closed the pipe. A command that writes rarely would otherwise notice only at its
+/// next write. Never resolves if standard output is a file.
 ///
 /// # Cancel safety
 /// Reads and writes nothing.
@@ -139,7 +139,7 @@ pub(crate) async fn reader_gone() {
     #[cfg(unix)]
     {
         use rustix::event::{PollFd, PollFlags, poll};
-        // No event is asked for: an error is always reported, and a pipe has one once nobody can read it.
+        // Requests no event: errors are always reported, and a pipe without a reader reports one.
         let watch = || loop {
             match poll(&mut [PollFd::new(&std::io::stdout(), PollFlags::empty())], None) {
                 Err(rustix::io::Errno::INTR) => {}
@@ -158,17 +158,17 @@ fn write_err(text: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }
 
-/// The one line on a terminal that is written over and over while something lasts.
+/// A progress line, which each update overwrites.
 #[derive(Debug, Default)]
 pub(crate) struct LiveLine {
     shown: bool,
 }
 
 impl LiveLine {
-    /// Shows a text in place of the last one.
+    /// Replaces the text of the line.
     pub(crate) fn show(&mut self, text: &str) {
         self.shown = true;
-        // What wraps around could not be removed again.
+        // A line that wraps could not be removed.
         let text: String = text.chars().take(width().saturating_sub(1)).collect();
         let _ = std::io::stderr().lock().write_all(format!("\r\x1b[K{text}").as_bytes());
     }
@@ -197,7 +197,7 @@ fn width() -> usize {
     80
 }
 
-/// A failure's exit, after it was told.
+/// Reports a failure and returns its exit.
 pub(crate) fn report_failure(output: Output, result: Result<Exit, Failure>) -> Exit {
     result.unwrap_or_else(|failure| {
         output.failure(&failure);

@@ -1,4 +1,4 @@
-//! A lock as it is shown: the fields that scripts get, and the words that people get.
+//! How a lock is shown: JSON fields for scripts, text for people.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,20 +14,20 @@ pub(crate) struct LockReport {
     pub(crate) held: bool,
     /// The fencing token of the last grant, also when the lock is free.
     pub(crate) last_token: Option<u64>,
-    /// How many wait, where the store knows.
+    /// The number of waiters, if the store knows it.
     pub(crate) waiters: Option<u64>,
-    /// The leases: one at most while a lock is exclusive.
+    /// The leases. An exclusive lock has at most one.
     pub(crate) holders: Vec<LeaseReport>,
 }
 
-/// A lease, and who holds it as far as the holder said.
+/// A lease and what its holder has recorded about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct LeaseReport {
     /// Its fencing token.
     pub(crate) token: u64,
-    /// How long it lasts unless it is renewed.
+    /// The rest of its ttl, unless it is renewed.
     pub(crate) ttl_left_ms: u64,
-    /// Since when it is held, in seconds since the Unix epoch, where the store's tokens tell.
+    /// When it was granted, in seconds since the Unix epoch, if the store's tokens contain the time.
     pub(crate) since: Option<u64>,
     pub(crate) host: Option<String>,
     pub(crate) pid: Option<u32>,
@@ -54,7 +54,7 @@ impl From<LeaseInfo> for LeaseReport {
 }
 
 impl LeaseReport {
-    /// The holder in words.
+    /// The holder as text.
     pub(crate) fn who(&self) -> String {
         let (Some(host), Some(pid)) = (&self.host, self.pid) else { return "an unknown holder".to_owned() };
         let label = self.label.as_ref().filter(|label| !label.is_empty());
@@ -85,7 +85,7 @@ impl LockReport {
         self.holders.first().map(|lease| lease.token)
     }
 
-    /// One paragraph for people.
+    /// One paragraph of text.
     pub(crate) fn to_text(&self) -> String {
         let mut text = format!("{}: ", printable(&self.name));
         if self.holders.is_empty() {
@@ -107,7 +107,7 @@ impl LockReport {
         text
     }
 
-    /// The holders in words.
+    /// The holders as text.
     pub(crate) fn who(&self) -> String {
         self.holders.iter().map(LeaseReport::who).collect::<Vec<_>>().join(" and ")
     }
@@ -121,7 +121,7 @@ impl LockReport {
     }
 }
 
-/// Text of others, as a terminal may see it.
+/// Foreign text, escaped for a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -133,7 +133,7 @@ pub(crate) fn format_seconds(ms: u64) -> String {
 
 /// A moment in seconds since the Unix epoch, as people write it.
 pub(crate) fn format_time(seconds: u64) -> String {
-    // What no clock shows is not worth a panic.
+    // A time that cannot be shown must not panic.
     let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds.min(MAX_TIME))).unwrap_or(UNIX_EPOCH);
     humantime::format_rfc3339_seconds(at).to_string()
 }
@@ -141,7 +141,7 @@ pub(crate) fn format_time(seconds: u64) -> String {
 /// The last second of the year 9999, which is the last that can be written.
 const MAX_TIME: u64 = 253_402_300_799;
 
-/// How long ago a moment is, roughly.
+/// The time since then, rounded.
 pub(crate) fn age(since: u64) -> String {
     format_duration_roughly(Duration::from_secs(now().saturating_sub(since)))
 }
@@ -156,8 +156,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// When a token was granted. Most stores make a token from their clock, in µs since the Unix epoch. Where it was not, it is
-/// no moment between the holder's start and now, and nothing is told.
+/// When a token was granted. Most stores derive a token from their clock, in µs since the Unix epoch. A token that is no time between
+/// the holder's start and now was not derived from a clock, and the result is `None`.
 fn granted_at(token: u64, started: u64) -> Option<u64> {
     const SLACK: u64 = 5;
     let seconds = token / 1_000_000;

@@ -22,7 +22,7 @@ pub(crate) async fn status(args: &Status, output: Output) -> Result<Exit, Failur
 /// `ls`.
 pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
     let client = Store::from_args(&args.common, output)?.connect_lazily("")?;
-    // One more tells whether there are more.
+    // Requests one more than the limit, to know whether there are more.
     let asked = (args.limit + 1).min(admin::Listing::MAX);
     let found = client.list(&args.prefix, asked).await?;
     let listed = found.locks.len();
@@ -35,7 +35,7 @@ pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
         })
         .filter(|listed| args.all || listed.lock.held)
         .collect();
-    // Those that are held come first: where free ones were left out, all that are held were listed.
+    // Held locks come first: if only free ones were omitted, every held lock is listed.
     let whole = locks.len() <= args.limit && (listed < asked || locks.len() < listed);
     locks.truncate(args.limit);
     locks.sort_by(|a, b| a.lock.name.cmp(&b.lock.name));
@@ -46,7 +46,8 @@ pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// `watch NAME`: a line that is written over on a terminal, else a line for each change. Ends by a signal, or with its reader.
+/// `watch NAME`: overwrites one line on a terminal, and otherwise prints a line for each change. Ends at a signal, or when the reader
+/// of its output ends.
 pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure> {
     let client = Store::from_args(&args.common, output)?.connect_lazily("")?;
     let live = !output.json() && std::io::stdout().is_terminal() && output.is_interactive();
@@ -59,7 +60,7 @@ pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure>
             Err(error) if error.kind() == leasehold::ErrorKind::InvalidInput => return Err(error.into()),
             Err(error) => Err(error),
         };
-        // The time that is left changes at every look.
+        // The time that is left differs at every read.
         let significant = match &seen {
             Ok(report) => Ok((report.token(), report.last_token, report.waiters)),
             Err(error) => Err(error.kind()),
@@ -96,7 +97,7 @@ pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure>
 #[derive(Serialize)]
 struct Listing {
     locks: Vec<ListedReport>,
-    /// Whether nothing was left off.
+    /// Whether nothing was omitted.
     whole: bool,
     /// Names of records that this version cannot read: each may be a lock that is held.
     unreadable: Vec<String>,
@@ -106,7 +107,7 @@ struct Listing {
 struct ListedReport {
     #[serde(flatten)]
     lock: LockReport,
-    /// Whether the name is whole: a store keeps only the begin of a very long one.
+    /// Whether the name is complete: a store keeps only the beginning of a very long one.
     whole_name: bool,
 }
 
@@ -129,7 +130,7 @@ impl Listing {
     }
 }
 
-/// A lock as several lines.
+/// A lock as several lines of text.
 fn to_lines(report: &LockReport) -> String {
     let mut lines = vec![format!("lock     {}", printable(&report.name))];
     let mut line = |what: &str, text: String| lines.push(format!("{what:<8} {text}"));

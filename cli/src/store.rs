@@ -1,4 +1,4 @@
-//! The store that is used: from the options and the environment to a client.
+//! Selects the store from the options and the environment, and connects to it.
 
 use leasehold::LockClient;
 use url::Url;
@@ -7,15 +7,15 @@ use crate::args::Common;
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// Where the URL of the store stands when no option gives it.
+/// The environment variable with the URL of the store.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
 
-/// The store of a user who names none.
+/// The default store.
 const DEFAULT: &str = "sqlite://";
 
 const MEMORY: &str = "memory";
 
-/// The schemes of this command, each with the feature that it needs, and whether that is on: all but that of stores inside one process.
+/// The schemes of this command, each with its feature and whether that is enabled: all but the one for stores inside one process.
 fn schemes() -> impl Iterator<Item = &'static (&'static str, &'static str, bool)> {
     leasehold::SCHEMES.iter().filter(|(scheme, ..)| *scheme != MEMORY)
 }
@@ -23,17 +23,17 @@ fn schemes() -> impl Iterator<Item = &'static (&'static str, &'static str, bool)
 /// A store that this command can use.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Store {
-    /// As it was given: only for `sqlite://` its folder is made.
+    /// The URL as given. The folder is created only for `sqlite://`.
     given: String,
-    /// With the path of its file.
+    /// The URL with the path of the file.
     resolved: String,
 }
 
 impl Store {
-    /// The store of the options, else of the environment, else the user's own file. Says which one it is when asked to.
+    /// The store of the options, else of the environment, else the user's own file. Prints its URL with `--verbose`.
     ///
     /// # Errors
-    /// The URL cannot be read, or its scheme is none of this command. Nothing was sent.
+    /// The URL is malformed, or this command does not support its scheme. Nothing was sent.
     pub(crate) fn from_args(common: &Common, output: Output) -> Result<Self, Failure> {
         let store = Self::choose(common.store.as_deref(), std::env::var_os(VARIABLE))?;
         if common.verbose {
@@ -54,12 +54,12 @@ impl Store {
         Ok(Self { given: url.to_owned(), resolved: url.to_owned() })
     }
 
-    /// The URL with the path of its file, and with its password if it has one.
+    /// The URL with the path of the file, and with the password if it has one.
     pub(crate) fn url(&self) -> &str {
         &self.resolved
     }
 
-    /// The URL for people, without a password.
+    /// The URL without a password, for messages.
     pub(crate) fn display_url(&self) -> String {
         let Ok(mut url) = Url::parse(&self.resolved) else { return "not a URL".to_owned() };
         if url.password().is_some() {
@@ -77,12 +77,12 @@ impl Store {
         url.into()
     }
 
-    /// A client whose store answers.
+    /// Connects, and returns once the store has answered.
     pub(crate) async fn connect(&self, label: &str) -> Result<LockClient, Failure> {
         Ok(until_exit(leasehold::connect_builder(&self.given).await?.label(label).build()?))
     }
 
-    /// A client whose store may not answer yet: it connects with its first call.
+    /// Returns a client that connects with its first call, so the store may be unavailable now.
     pub(crate) fn connect_lazily(&self, label: &str) -> Result<LockClient, Failure> {
         Ok(until_exit(leasehold::connect_builder_lazy(&self.given)?.label(label).build()?))
     }

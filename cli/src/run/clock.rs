@@ -1,4 +1,4 @@
-//! Deadlines that another process of this machine understands.
+//! Deadlines that two processes of one machine share.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use leasehold::backend::time_since_boot;
 
-/// A moment of the machine's clock since boot, in nanoseconds. The clock goes on while the machine is suspended and is never stepped.
-/// NTP may slew it; a lease's margin covers that.
+/// A time of the clock since boot, in nanoseconds. The clock runs while the machine is suspended and is never stepped. NTP may slew
+/// it, which the margin of a lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deadline(u64);
 
 impl Deadline {
-    /// So long from now.
+    /// The time `duration` from now.
     pub(crate) fn after(left: Duration) -> Self {
         Self(nanos(now().saturating_add(left)))
     }
 
-    /// How long until then; zero when it has passed.
+    /// The time until then, or zero if it has passed.
     pub(crate) fn left(self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(nanos(now())))
     }
@@ -39,7 +39,7 @@ impl FromStr for Deadline {
 }
 
 fn now() -> Duration {
-    // Every Unix has one.
+    // Every supported Unix has this clock.
     time_since_boot().unwrap_or_default()
 }
 

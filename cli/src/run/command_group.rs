@@ -1,4 +1,4 @@
-//! The command that runs under the lock, as a process group of its own.
+//! The command, in its own process group.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice};
@@ -14,26 +14,26 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, te
 use crate::exit::Exit;
 use crate::run::hidden;
 
-/// What became of a command.
+/// A change in the state of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StateChange {
     /// It was stopped by a signal.
     Stopped(Signal),
-    /// It has ended.
+    /// It has exited.
     Ended(Outcome),
 }
 
-/// How a command ended.
+/// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(u8),
-    /// By a signal.
+    /// A signal ended it.
     Signal(i32),
 }
 
 impl Outcome {
-    /// What the run ends with, when nothing else went wrong.
+    /// The exit of the run, if the lease was not lost.
     pub(crate) fn exit(self) -> Exit {
         match self {
             Self::Code(code) => Exit::Command(code),
@@ -42,8 +42,8 @@ impl Outcome {
     }
 }
 
-/// A command in a process group of its own. It is there before it runs: a copy of this program waits in its place for the word
-/// to begin, so that the watcher knows the group before anything in it can happen.
+/// The command in its own process group. The group exists before the command runs: a copy of this program, the launcher, waits in it
+/// for the start message, so that the watcher knows the group before the command can do anything.
 #[derive(Debug)]
 pub(crate) struct CommandGroup {
     child: Child,
@@ -52,7 +52,7 @@ pub(crate) struct CommandGroup {
 }
 
 impl CommandGroup {
-    /// Makes the group. The command does not run until [`start`](Self::start); when this process ends before, it never does.
+    /// Creates the group. The command runs after [`start`](Self::start). If this process dies before that, the command never runs.
     pub(crate) fn prepare(command: &[OsString], env: &[(&str, String)]) -> io::Result<Self> {
         let (start_socket, stdin) = UnixStream::pair()?;
         let mut process = hidden::own_program()?;
@@ -63,12 +63,12 @@ impl CommandGroup {
         Ok(Self { child, group, start_socket: Some(start_socket) })
     }
 
-    /// Its process group, whose number is also the process id of the command.
+    /// The process group. Its id is also the process id of the command.
     pub(crate) fn group(&self) -> Pid {
         self.group
     }
 
-    /// Lets the command run: it gets the standard input, which is also the word to begin.
+    /// Starts the command. The start message carries its standard input.
     pub(crate) fn start(&mut self) -> io::Result<()> {
         let Some(start_socket) = self.start_socket.take() else { return Ok(()) };
         let stdin = io::stdin();
@@ -80,17 +80,17 @@ impl CommandGroup {
         Ok(())
     }
 
-    /// What has become of it since the last look. The end is told again at each look, until it is [reaped](Self::reap).
+    /// What has changed since the last call. Returns the exit at each call until the command is [reaped](Self::reap).
     pub(crate) fn poll(&self) -> io::Result<Option<StateChange>> {
-        // NOWAIT: as long as the end was not taken, the number of the group is nobody else's. One question for both: who has ended
-        // is no child any more for a question about stops alone.
+        // With NOWAIT the command stays a zombie, so no other process gets the group's id. One call asks for stops and exits: after
+        // the exit, a call that asks for stops alone fails with ECHILD.
         let either = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
         let Some(status) = waitid(WaitId::Pid(self.group), either | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?
         else {
             return Ok(None);
         };
         if let Some(signal) = status.stopping_signal() {
-            // A stop is taken, so that it is told once. Who goes on or ends in this moment has none to take.
+            // Takes the stop, so that it is returned once. There is none to take if the command has just been continued or has exited.
             let _ = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
             return Ok(Signal::from_named_raw(signal).map(StateChange::Stopped));
         }
@@ -99,30 +99,30 @@ impl CommandGroup {
         Ok(signal.or(code).map(StateChange::Ended))
     }
 
-    /// Sends a signal to the whole group. One that is gone needs none.
+    /// Sends a signal to the group. An empty group is no error.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.group, signal);
     }
 
-    /// Takes the end of the command, after [`poll`](Self::poll) has shown it.
+    /// Reaps the command after [`poll`](Self::poll) has returned its exit.
     pub(crate) fn reap(&mut self) {
         let _ = self.child.wait();
     }
 
-    /// Whether nobody who runs is left in the group. Only after [`reap`](Self::reap).
+    /// Whether no running process is left in the group. Call it after [`reap`](Self::reap).
     pub(crate) fn is_empty(&self) -> bool {
         test_kill_process_group(self.group).is_err() || only_zombies(self.group)
     }
 }
 
-/// Whether everybody of a group has ended, and only waits for a parent that does not look: in a container there may be nobody
-/// who looks after the children of others. Where the system does not tell, they count as running.
+/// Whether the group consists of zombies only: a container without an init process reaps no orphans. Processes count as running where
+/// the system does not show their state.
 fn only_zombies(group: Pid) -> bool {
     let Ok(processes) = std::fs::read_dir("/proc") else { return false };
     let (mut seen, group) = (false, group.as_raw_nonzero().to_string());
     for process in processes.flatten() {
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // After the name, which may hold anything: state, parent, group.
+        // State, parent and group follow the name, which may contain any character.
         let mut fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
         let (state, of) = (fields.next(), fields.nth(1));
         if of == Some(&group) {

@@ -1,17 +1,17 @@
-//! The subcommands that `run` starts this program with, for itself. They are no part of the interface.
+//! Internal subcommands, which `run` starts this program with. They are not part of the interface.
 
 use std::io;
 use std::process::Command;
 
-/// Watches over a run.
+/// The watcher of a run.
 pub(crate) const WATCHER: &str = "__watch";
 
-/// Waits for the word to begin, and becomes the command.
+/// The launcher, which becomes the command.
 pub(crate) const LAUNCHER: &str = "__start";
 
-/// This program again.
+/// A command that starts this program again.
 pub(crate) fn own_program() -> io::Result<Command> {
-    // The link finds this very file even after it was replaced by a newer one.
+    // The link leads to this file even after an upgrade has replaced it.
     #[cfg(target_os = "linux")]
     let path = std::path::Path::new("/proc/self/exe");
     #[cfg(not(target_os = "linux"))]

@@ -1,4 +1,4 @@
-//! What stands in the place of the command until the word to begin, and then becomes it.
+//! The launcher: waits for the start message in the command's process, then executes the command.
 
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut};
@@ -13,11 +13,11 @@ use crate::exit::{Exit, Failure};
 use crate::run::lookup;
 use crate::run::signals::unblock_ttou;
 
-/// Waits for the word, which brings the standard input along, and becomes the command. Comes back only when it cannot.
+/// Waits for the start message, which carries the standard input, and executes the command. Returns only if that fails.
 pub(crate) fn launch(command: &[OsString]) -> Failure {
     let stdin = match receive_stdin() {
         Ok(Some(stdin)) => stdin,
-        // The run was ended before its command began: there is nobody left to tell.
+        // The run ended before it started the command. No process reads an error.
         Ok(None) => return Failure::new(Exit::Fault, "`leasehold run` ended before its command started"),
         Err(error) => return Failure::fault("cannot receive the standard input from `leasehold run`", error),
     };
@@ -28,7 +28,7 @@ pub(crate) fn launch(command: &[OsString]) -> Failure {
     let Some((program, arguments)) = command.split_first() else { return Failure::input("there is no command") };
     let error = Command::new(program).args(arguments).exec();
     match error.kind() {
-        // What is there and yet not found is one that the system cannot run: it misses the interpreter, or a program's loader.
+        // The file exists, so what the kernel did not find is its interpreter or loader.
         io::ErrorKind::NotFound => {
             lookup::check(program).err().unwrap_or_else(|| lookup::no_interpreter(program, None))
         }

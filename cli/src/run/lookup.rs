@@ -1,4 +1,4 @@
-//! Whether there is such a command, before a lock is taken for it.
+//! Checks that the command exists before the lock is acquired.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,10 +11,10 @@ use rustix::fs::{Access, access};
 use crate::exit::{Exit, Failure};
 use crate::report::printable;
 
-/// Finds a command as the system will, so that a typing error neither waits nor holds a lock.
+/// Looks the command up as `execvp` does, so that a misspelled command fails before it waits for the lock.
 pub(crate) fn check(program: &OsStr) -> Result<(), Failure> {
     let Some(path) = std::env::var_os("PATH") else {
-        // The system has its own list then.
+        // Without PATH the system uses its own default.
         return Ok(());
     };
     check_in(program, &path)
@@ -31,7 +31,7 @@ fn check_in(program: &OsStr, path: &OsStr) -> Result<(), Failure> {
         executable(Path::new(program))
     } else {
         let tries = std::env::split_paths(path).map(|folder| executable(&folder.join(program)));
-        // One that is there and cannot be executed says more than ten that are not there.
+        // A file without permission explains more than the folders without the file.
         tries
             .reduce(|best, next| match (&best, &next) {
                 (Ok(_), _) => best,
@@ -49,9 +49,9 @@ fn check_in(program: &OsStr, path: &OsStr) -> Result<(), Failure> {
     }
 }
 
-/// The interpreter that the first line of a script names. None for what is no script, or cannot be read.
+/// The interpreter that the first line of a script names. `None` if the file is no script or cannot be read.
 fn interpreter(file: &Path) -> Option<PathBuf> {
-    /// More than a system reads of that line.
+    /// More than any system reads of that line.
     const LONGEST: u64 = 1024;
     let mut begin = Vec::new();
     File::open(file).ok()?.take(LONGEST).read_to_end(&mut begin).ok()?;
@@ -60,7 +60,7 @@ fn interpreter(file: &Path) -> Option<PathBuf> {
     Some(OsStr::from_bytes(path).into())
 }
 
-/// The command is there, and what it is run with is not: the interpreter of a script, the loader of a program.
+/// The failure for a command that exists while its interpreter or loader does not.
 pub(crate) fn no_interpreter(program: &OsStr, interpreter: Option<&Path>) -> Failure {
     let name = interpreter.map(|path| format!(", `{}`,", printable(&path.to_string_lossy()))).unwrap_or_default();
     let text = format!(
@@ -70,7 +70,7 @@ pub(crate) fn no_interpreter(program: &OsStr, interpreter: Option<&Path>) -> Fai
     Failure::new(Exit::Command(126), text)
 }
 
-/// The failure to execute a command, with the codes that shells use.
+/// The failure to execute a command, with the exit codes of shells.
 pub(crate) fn failure(program: &OsStr, error: &io::Error) -> Failure {
     let program = printable(&program.to_string_lossy());
     match error.kind() {

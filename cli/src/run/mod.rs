@@ -2,9 +2,9 @@
 //!
 //! Four processes take part:
 //! - the *run*, this one: holds the lease and decides;
-//! - the *command*, in a process group of its own, which begins as a copy of this program that waits for the word;
-//! - the *watcher*, in a session of its own, which ends the command when the run cannot;
-//! - whatever the command starts. What stays in its process group is ended with it.
+//! - the *command*, in its own process group, which begins as a copy of this program that waits for the start message;
+//! - the *watcher*, in its own session, which kills the command when the run cannot;
+//! - the processes that the command starts. Those that stay in its process group are ended with it.
 
 mod clock;
 mod command_group;
@@ -40,7 +40,7 @@ use crate::run::wait::NotStarted;
 use crate::run::watcher::Watcher;
 use crate::store::{self, Store};
 
-/// Checks everything that can be checked before the store is asked.
+/// Checks everything that can be checked without the store.
 pub(crate) fn check(store: &Store, args: &Run) -> Result<RunOptions, Failure> {
     let options = RunOptions::from_args(args)?;
     match args.words().first() {
@@ -62,7 +62,7 @@ pub(crate) fn check(store: &Store, args: &Run) -> Result<RunOptions, Failure> {
     Ok(options)
 }
 
-/// What a command finds in its environment.
+/// The environment variables of the command.
 const TOKEN: &str = "LEASEHOLD_FENCING_TOKEN";
 const NAME: &str = "LEASEHOLD_NAME";
 
@@ -70,7 +70,7 @@ const NAME: &str = "LEASEHOLD_NAME";
 pub(crate) async fn run(store: &Store, args: &Run, options: RunOptions, output: Output) -> Result<Exit, Failure> {
     signals::block_ttou().map_err(|error| Failure::fault("cannot prepare the terminal", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen for signals", error))?;
-    // It gets ready while the store is asked.
+    // The watcher starts up while the client connects.
     let watcher = Watcher::start().map_err(|error| Failure::fault("cannot start the watcher", error))?;
     let client = if args.no_wait {
         tokio::select! {
@@ -89,14 +89,14 @@ pub(crate) async fn run(store: &Store, args: &Run, options: RunOptions, output: 
     match prepare(store, args, options, (signals, watcher), (client, guard), output).await {
         Ok(supervisor) => supervisor.run_to_end().await,
         Err((guard, failure)) => {
-            // Nothing was run, and nothing is to wait for us.
+            // The command was not started. The lock is released at once.
             let _ = guard.release().await;
             Err(failure)
         }
     }
 }
 
-/// Lets the command begin.
+/// Starts the command.
 async fn prepare(
     store: &Store,
     args: &Run,
@@ -112,8 +112,8 @@ async fn prepare(
         let env = [
             (TOKEN, guard.fencing_token().to_string()),
             (NAME, args.name.clone()),
-            // The resolved one, so that the command uses this very store whatever its own HOME is; with a password if it has
-            // one, which only processes of this user can read.
+            // The resolved URL, so that the command uses the same store even with another HOME. It contains the password, if there is
+            // one; only processes of this user can read it.
             (store::VARIABLE, store.url().to_owned()),
         ];
         if !guard.is_held() {

@@ -1,14 +1,14 @@
-//! What `run` was asked for, checked before anything happens.
+//! The options of `run`, checked before anything is sent.
 
 use std::time::Duration;
 
 use crate::args::{OnLost, Run};
 use crate::exit::Failure;
 
-/// Bounds and choices of one run.
+/// The checked options of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RunOptions {
-    /// At least as long as the shortest hold, so that the lock stays taken also when this process is killed.
+    /// At least the shortest hold, so that the lock stays held even if this process is killed.
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -16,13 +16,13 @@ pub(crate) struct RunOptions {
 }
 
 impl RunOptions {
-    /// Checks what only this command knows; the ttl's bounds are the store's.
+    /// Checks the options of this command. The client checks the bounds of the ttl.
     pub(crate) fn from_args(args: &Run) -> Result<Self, Failure> {
         let Run { ttl, min_hold, max_hold, on_lost, .. } = *args;
         let ttl = min_hold.map_or(ttl, |min_hold| min_hold.max(ttl));
         // A lease is renewed every third of its ttl: with less than that left, two renewals have failed.
         let shortest = max_hold.unwrap_or(ttl).min(ttl);
-        // In whole milliseconds, which people read.
+        // Whole milliseconds are easier to read.
         let grace = args.grace.unwrap_or_else(|| match shortest.as_millis() / 6 {
             0 => shortest / 6,
             ms => Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX)),

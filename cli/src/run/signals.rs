@@ -1,4 +1,4 @@
-//! The signals that a run listens to.
+//! The signals that a run handles.
 
 use std::future::poll_fn;
 use std::io;
@@ -9,11 +9,11 @@ use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_current_process_group, setrlimit};
 use tokio::signal::unix::{self, SignalKind};
 
-/// What is handed on to the command. TSTP comes only while a command runs.
+/// The signals that are forwarded to the command. TSTP is handled only while a command runs.
 const FORWARDED: &[Signal] =
     &[Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::WINCH, Signal::CONT];
 
-/// The signals that have come and were not asked for yet.
+/// Receives signals.
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
@@ -21,8 +21,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Listens from now on. A signal that this process was started to ignore (`nohup`, a background job of a script)
-    /// stays ignored: the command inherits that.
+    /// Installs the handlers. A signal that this process was started to ignore (`nohup`, a background job of a script) stays
+    /// ignored, and the command inherits that.
     pub(crate) fn listen() -> io::Result<Self> {
         let mut signals = Self { streams: Vec::new(), ignored: ignored() };
         signals.add(Signal::CHILD)?;
@@ -32,7 +32,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Listens to TSTP too, which stops this process until then.
+    /// Handles TSTP too. Before this call TSTP stops this process.
     pub(crate) fn listen_for_stop(&mut self) -> io::Result<()> {
         self.add(Signal::TSTP)
     }
@@ -68,7 +68,7 @@ impl Signals {
         }
     }
 
-    /// Whether CONT comes within a time.
+    /// Whether CONT arrives within `bound`.
     pub(crate) async fn is_continued_within(&mut self, bound: Duration) -> bool {
         let Some((_, stream)) = self.streams.iter_mut().find(|(signal, _)| *signal == Signal::CONT) else {
             return false;
@@ -77,15 +77,15 @@ impl Signals {
     }
 }
 
-/// Which signals this process was started to ignore, signal n as bit n − 1. Only Linux tells without unsafe code.
+/// The signals that this process was started to ignore, signal n as bit n − 1. Only Linux tells without unsafe code.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// From now on this thread may write to the terminal and move its foreground also from the background: without this
-/// SIGTTOU would stop it in the middle of ending a command.
+/// Lets this thread write to the terminal and change its foreground process group from the background. Otherwise SIGTTOU could stop
+/// it while it ends a command.
 pub(crate) fn block_ttou() -> io::Result<()> {
     Ok(ttou().thread_block()?)
 }
@@ -95,12 +95,12 @@ pub(crate) fn unblock_ttou() -> io::Result<()> {
     Ok(ttou().thread_unblock()?)
 }
 
-/// Stops the whole process group of this process, as its shell expects when a job is stopped. Comes back when it was continued,
-/// or at once where the system sees nobody who could continue it: then the signal has no effect.
+/// Stops the process group of this process, as a shell expects of a job. Returns after CONT, or at once if the group is orphaned:
+/// then the kernel ignores the signal.
 ///
-/// TTOU and not TSTP, which this process listens to and which would come back to it.
+/// It sends TTOU, because this process handles TSTP itself.
 pub(crate) fn stop_own_group() {
-    // Each can fail only if the system has no such signal.
+    // These calls fail only for a signal that the system does not have.
     let _ = unblock_ttou();
     let _ = kill_current_process_group(Signal::TTOU);
     let _ = block_ttou();
@@ -112,18 +112,18 @@ fn ttou() -> SigSet {
     set
 }
 
-/// Ends this process by a signal that it has listened to, as if it had not. Comes back where that is not possible.
+/// Ends this process by a signal that it handles, with the signal's default action. Returns if that is impossible.
 pub(crate) fn exit_by_signal(signal: i32) {
-    // The first process of a container is ended by no signal.
+    // The kernel ignores it for the first process of a container.
     if getpid() == Pid::INIT {
         return;
     }
-    // The core of this process is of no use to whoever wants that of the command.
+    // A core dump of this process would replace the useful one of the command.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: getrlimit(Resource::Core).maximum });
     let _ = signal_hook::low_level::emulate_default_handler(signal);
 }
 
-/// Blocks everything that can be blocked, for good.
+/// Blocks every signal that can be blocked.
 pub(crate) fn block_all() -> io::Result<()> {
     Ok(SigSet::all().thread_block()?)
 }

@@ -1,4 +1,4 @@
-//! While the command runs: its deadlines, its signals, its end.
+//! Supervises the command while it runs: deadlines, signals and its exit.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +18,22 @@ use crate::run::terminal::Terminal;
 use crate::run::termination::{Action, Termination, TimeLeft};
 use crate::run::watcher::Watcher;
 
-/// What Ctrl-C and Ctrl-\ send.
+/// The signals that Ctrl-C and Ctrl-\ send.
 const INTERRUPTS: [Signal; 2] = [Signal::INT, Signal::QUIT];
 
-/// How often to look whether a group that was asked to end is empty.
+/// How often to check whether a process group that got TERM is empty.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a command that was killed may take to be gone: it is over, but for what the system still does for it.
+/// How long a killed command may take to exit. It runs no more code; only the kernel may still be cleaning up.
 const GONE_BOUND: Duration = Duration::from_secs(10);
 
-/// How long to wait for the CONT of who was stopped. It has come by then: the system sends it before it lets us run.
+/// How long to wait for CONT after a stop. The kernel delivers it before this process runs again, so it has arrived by then.
 const CONTINUED_BOUND: Duration = Duration::from_millis(20);
 
-/// How long a release that has failed is tried again before the run ends all the same.
+/// How long a failed release is retried before the run exits without it.
 const RELEASE_BOUND: Duration = Duration::from_secs(5);
 
-/// The lease of a run, with its own end where there is one.
+/// The lease of a run, and the end of the longest hold if one is set.
 pub(crate) struct HeldLease {
     guard: LockGuard,
     clock: SystemClock,
@@ -49,20 +49,20 @@ impl HeldLease {
         Self { guard, clock, max_hold, margin }
     }
 
-    /// What is left to the command.
+    /// The time that is left for the command.
     pub(crate) fn left(&self) -> TimeLeft {
         let hold = self.max_hold.map(|end| end.since(self.clock.now()));
         TimeLeft { validity: self.guard.validity(), hold }
     }
 
-    /// Whether it is the longest hold that ends a lease which is still held. The last renewal asks for no more than what is left
-    /// of that hold, so the validity ends sooner than it, by the margin.
+    /// Whether `--max-hold` is what ends this lease. The last renewal requests no more than the rest of the longest hold, so the
+    /// validity ends before the longest hold does, by the margin.
     fn ends_by_max_hold(&self, left: TimeLeft) -> bool {
         left.hold.is_some_and(|hold| hold <= left.validity + self.margin)
     }
 }
 
-/// What a run consists of once its command has begun.
+/// The state of a run whose command has started.
 pub(crate) struct Supervisor {
     pub(crate) lease: HeldLease,
     pub(crate) termination: Termination,
@@ -73,14 +73,14 @@ pub(crate) struct Supervisor {
     pub(crate) client: LockClient,
     pub(crate) options: RunOptions,
     pub(crate) output: Output,
-    /// The last of INT and QUIT that came to this process, and went on to the command.
+    /// The last INT or QUIT that this process received and forwarded to the command.
     pub(crate) interrupt: Option<Signal>,
-    /// Why the command was asked or made to end.
+    /// Why the command got TERM or KILL.
     pub(crate) cause: Option<Failure>,
 }
 
 impl Supervisor {
-    /// Until the command has ended and the lock is released.
+    /// Runs until the command has exited and the lock is released.
     pub(crate) async fn run_to_end(mut self) -> Result<Exit, Failure> {
         let outcome = self.wait_for_end().await;
         let mut had_terminal = false;
@@ -103,7 +103,7 @@ impl Supervisor {
     async fn wait_for_end(&mut self) -> Result<Outcome, Failure> {
         let mut killed = None;
         loop {
-            // Before anything else, also after a pause: whatever came meanwhile is no reason to be later.
+            // The deadline comes first, also after a pause: other events must not delay it.
             let left = self.lease.left();
             if let Some(action) = self.termination.next_action(left) {
                 self.apply(action, left).await;
@@ -153,7 +153,7 @@ impl Supervisor {
         match action {
             Action::Term => {
                 self.command.signal(Signal::TERM);
-                // Who is stopped hears of TERM only when he goes on.
+                // A stopped process handles TERM only after CONT.
                 self.command.signal(Signal::CONT);
                 let grace = humantime::format_duration(self.options.grace);
                 self.output
@@ -173,8 +173,8 @@ impl Supervisor {
         }
     }
 
-    /// The watcher kills at the end of the lease what this process, stopped or starved, cannot. One that was stopped itself would
-    /// not: the system tells of it as of the end of a child.
+    /// Replaces a watcher that has exited or is stopped. The watcher kills the command at the end of the lease if this process is
+    /// stopped or gets no processor time; a stopped watcher would not. The kernel reports its stop with SIGCHLD, like its exit.
     async fn maintain_watcher(&mut self, left: Duration) {
         let Some(watcher) = &mut self.watcher else { return };
         let is_timed = self.options.on_lost == OnLost::Kill && !left.is_zero();
@@ -186,16 +186,16 @@ impl Supervisor {
     async fn on_watcher_ended(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         let left = self.lease.left().until_end();
-        // It ends by itself when the lease did.
+        // It exits by itself after the lease has ended.
         if left.is_zero() && self.options.on_lost == OnLost::Kill {
             self.watcher = None;
             return;
         }
-        // The new one must not take so long that the end of the lease is missed.
+        // Starting the new one must not delay this process beyond the end of the lease.
         let bound = if self.options.on_lost == OnLost::Kill { left / 2 } else { Duration::MAX };
         let replaced = tokio::time::timeout(bound, watcher.replace()).await;
         if let Err(error) = replaced.unwrap_or_else(|late| Err(late.into())) {
-            // One that was stopped would take the end of its pipe for an order when it goes on.
+            // A stopped watcher would see the closed pipe after CONT, and kill the group.
             watcher.kill();
             self.watcher = None;
             let text = format!(
@@ -218,7 +218,7 @@ impl Supervisor {
         }
     }
 
-    /// The command was stopped: this process stops as well, so that its shell gets the terminal.
+    /// Stops this process after the command was stopped, so that the shell gets the terminal back.
     async fn on_stop(&mut self, signal: Signal) {
         let Some(terminal) = &mut self.terminal else { return };
         let wants_terminal = signal == Signal::TTIN || signal == Signal::TTOU;
@@ -228,15 +228,15 @@ impl Supervisor {
         }
         terminal.take_foreground();
         stop_own_group();
-        // Where nobody could continue us we were not stopped. Then Ctrl-Z does nothing, as it does to a command that runs there by
-        // itself; whoever was stopped on purpose stays so.
+        // The kernel does not stop an orphaned process group, because no shell could continue it. Then Ctrl-Z has no effect, as on a
+        // command without `leasehold`. A command that got STOP stays stopped.
         if self.signals.is_continued_within(CONTINUED_BOUND).await || signal == Signal::TSTP {
             self.resume();
         }
     }
 
     fn resume(&mut self) {
-        // Who was stopped for too long has lost the lock: the command must not run for a moment before it is ended.
+        // The lease may have ended during the stop: then the command is killed before it is continued.
         if self.options.on_lost == OnLost::Kill && self.lease.left().until_end().is_zero() {
             return;
         }
@@ -246,7 +246,7 @@ impl Supervisor {
         self.command.signal(Signal::CONT);
     }
 
-    /// The command has ended. Where it was asked to, the rest of its group may finish as well, until the lease ends.
+    /// Handles the exit of the command. After TERM, the rest of its process group has until the end of the lease to exit.
     async fn finish(&mut self) {
         if self.termination.has_started() {
             self.command.reap();
@@ -258,7 +258,7 @@ impl Supervisor {
                 tokio::time::sleep(POLL_INTERVAL.min(self.termination.sleep_time(left))).await;
             }
         }
-        // While the end is not taken, nobody else can get the group's number and be killed for us.
+        // The kernel gives the group's id to no other process until the command is reaped, so no other process can be killed.
         if let Some(watcher) = &mut self.watcher {
             watcher.dismiss();
         }
@@ -266,14 +266,14 @@ impl Supervisor {
     }
 }
 
-/// What the run ends with when nothing went wrong with the lock. A command that Ctrl-C has ended takes the run along, and whoever
-/// the terminal would have told beside the command if that had no process group of its own: a shell that runs a script ends
-/// by Ctrl-C only when it got the signal itself and sees its command end by it.
+/// The exit of a run whose lease was not lost. If Ctrl-C ended the command, this process and its process group get the signal too,
+/// as they would if the command shared their group: a shell ends a script at Ctrl-C only if the shell itself got the signal
+/// and sees that the command died of it.
 fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit {
     let by = INTERRUPTS.iter().copied().find(|signal| outcome == Outcome::Signal(signal.as_raw()));
     match by {
         Some(signal) if had_terminal => {
-            // Our own group takes it or there is nobody to tell.
+            // It fails only if no process is left in the group.
             let _ = kill_current_process_group(signal);
             Exit::Signal(signal.as_raw())
         }
@@ -282,8 +282,8 @@ fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit
     }
 }
 
-/// Releases the lock. A release without an answer is no fault of the command, which has ended: it is tried again for a bounded time.
-/// But when the lease was lost before, another may have held the lock while the command ran.
+/// Releases the lock. A release without an answer does not make the run fail, because the command has already exited: the client
+/// retries it for a bounded time. If the lease was lost before, another client may have held the lock while the command ran.
 async fn release(
     guard: LockGuard,
     client: &LockClient,
@@ -297,7 +297,7 @@ async fn release(
         let text = format!("lock `{name}` was lost before leasehold saw the command end");
         return Some(Failure::new(Exit::Lost, text));
     }
-    // The client tries again in the background, and a shutdown ends when it has an answer.
+    // The client retries in the background, and the shutdown returns when it has an answer.
     let again = async {
         while client.shutdown().await.is_err() {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -305,7 +305,7 @@ async fn release(
     };
     let released = tokio::select! {
         released = tokio::time::timeout(RELEASE_BOUND, again) => released.is_ok(),
-        // Somebody is in a hurry.
+        // The user does not want to wait.
         _ = signals.next_termination() => false,
     };
     if !released {

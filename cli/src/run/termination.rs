@@ -1,61 +1,61 @@
-//! When a command is asked to end, and when it is made to.
+//! Decides when the command gets TERM, and when KILL.
 
 use std::time::Duration;
 
 use crate::args::OnLost;
 use crate::run::options::RunOptions;
 
-/// KILL is sent this long before the lease ends, so that it has been sent when it ends: timers are a millisecond coarse,
-/// and a busy machine wakes us late.
+/// KILL is sent this long before the lease ends: timers have a resolution of a millisecond, and a busy machine wakes this process
+/// late.
 const KILL_LEAD: Duration = Duration::from_millis(10);
 
-/// The longest sleep while a lease is held: timers stand still while the machine is suspended.
+/// The longest sleep while a lease is held: timers stop while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// What is to be done now.
+/// A step that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// TERM to the command.
+    /// Send TERM to the command.
     Term,
-    /// KILL to the command.
+    /// Send KILL to the command.
     Kill,
-    /// Tell that the lease is lost.
+    /// Warn that the lease is lost.
     Warn,
 }
 
-/// What is left to a command.
+/// The time that is left for the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeLeft {
-    /// How long the lease is valid, unless it is renewed.
+    /// The rest of the validity, unless the lease is renewed.
     pub(crate) validity: Duration,
-    /// How long the longest hold lasts.
+    /// The rest of the longest hold.
     pub(crate) hold: Option<Duration>,
 }
 
 impl TimeLeft {
-    /// How long the command may still run, unless the lease is renewed.
+    /// The time that the command may still run, unless the lease is renewed.
     pub(crate) fn until_end(self) -> Duration {
         self.hold.map_or(self.validity, |hold| hold.min(self.validity))
     }
 }
 
-/// How far a run has come.
+/// The last step that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Running,
     TermSent,
-    /// Killed, or warned of.
+    /// KILL was sent, or the warning was written.
     Done,
 }
 
-/// Decides by what is left of the lease. Knows no clock and no process.
+/// Decides from the rest of the lease. A pure state machine without a clock and without processes.
 #[derive(Debug)]
 pub(crate) struct Termination {
     stage: Stage,
     grace: Duration,
-    /// The grace before the end of a lease. Shorter than the other while the lease has only the ttl of a place in a queue.
+    /// The grace before the end of this lease. It is shorter while the lease has only the ttl of a place in a queue.
     lease_grace: Duration,
-    /// The validity of a lease that was granted or renewed for the whole ttl.
+    /// The validity of a lease that has its whole ttl.
     whole: Duration,
     kill_lead: Duration,
     sleep: Duration,
@@ -63,8 +63,8 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// Begins with the validity that the lease was granted with. A lease that came out of a server's queue may have less than
-    /// the grace: the keeper renews it to its own ttl soon, and until then a third of that validity is the grace.
+    /// Starts with the validity of the grant. A lease that was granted from a server's queue may be valid for less than the grace.
+    /// Until the keeper renews it to its own ttl, a third of that validity is the grace.
     pub(crate) fn new(options: &RunOptions, granted: Duration) -> Self {
         Self {
             stage: Stage::Running,
@@ -72,14 +72,14 @@ impl Termination {
             lease_grace: options.grace.min(granted / 3),
             whole: options.ttl * 2 / 3,
             kill_lead: KILL_LEAD.min(options.grace / 2),
-            // The watcher is told of a longer lease at each wake-up: long before the one that it knows ends.
+            // Each wake-up sends the new deadline to the watcher, long before the deadline that the watcher knows.
             sleep: LONGEST_SLEEP.min(options.ttl / 10),
             on_lost: options.on_lost,
         }
     }
 
-    /// What is to be done when `left` is left of the lease. Each step comes once. A lease that is renewed after the
-    /// command was asked to end gives it until its new end.
+    /// The step that is due when `left` is left of the lease. Returns each step once. If the lease is renewed after TERM, the command
+    /// has until the new end.
     pub(crate) fn next_action(&mut self, left: TimeLeft) -> Option<Action> {
         if left.validity >= self.whole {
             self.lease_grace = self.grace;
@@ -97,7 +97,7 @@ impl Termination {
         Some(action)
     }
 
-    /// When to look again.
+    /// When to call [`due`](Self::due) again.
     pub(crate) fn sleep_time(&self, left: TimeLeft) -> Duration {
         let until = match (self.on_lost, self.stage) {
             (_, Stage::Done) => LONGEST_SLEEP,
@@ -113,12 +113,12 @@ impl Termination {
         left.hold.map_or(lease, |hold| lease.min(hold.saturating_sub(self.grace)))
     }
 
-    /// Whether the command was asked or made to end.
+    /// Whether the command got TERM or KILL.
     pub(crate) fn has_started(&self) -> bool {
         self.stage > Stage::Running && self.on_lost == OnLost::Kill
     }
 
-    /// Whether the command was made to end.
+    /// Whether the command got KILL.
     pub(crate) fn was_killed(&self) -> bool {
         self.stage == Stage::Done && self.on_lost == OnLost::Kill
     }

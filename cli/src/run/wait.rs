@@ -1,4 +1,4 @@
-//! Waiting for the lock, with word of how it goes.
+//! Waits for the lock and shows progress.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,16 @@ use crate::report::{LockReport, format_duration_roughly, format_seconds, printab
 use crate::run::options::RunOptions;
 use crate::run::signals::Signals;
 
-/// Whoever gets the lock sooner than this needs no word.
+/// No progress is shown before this.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// How often the word is renewed.
+/// How often the progress line is updated.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A run that ends before its command has begun.
+/// Why a run ends before its command starts.
 pub(crate) enum NotStarted {
     Failed(Failure),
-    /// A signal asked for it.
+    /// By a signal.
     Interrupted(Signal),
 }
 
@@ -31,7 +31,7 @@ impl From<Failure> for NotStarted {
     }
 }
 
-/// Waits for the lock and holds it.
+/// Acquires the lock.
 pub(crate) async fn acquire(
     client: &LockClient,
     args: &Run,
@@ -45,10 +45,10 @@ pub(crate) async fn acquire(
         guard = wait(client, args, options) => return Ok(guard?),
         never = show_progress(client, args, output) => match never {},
     };
-    // The acquire was dropped, and is taken back in the background.
+    // The acquire was dropped. The client withdraws its claim in the background.
     tokio::select! {
         _ = client.shutdown() => {}
-        // Somebody is in a hurry.
+        // The user does not want to wait.
         _ = signals.next_termination() => {}
     }
     Err(NotStarted::Interrupted(signal))
@@ -86,7 +86,7 @@ async fn conflict(client: &LockClient, args: &Run, how: &str) -> Failure {
     Failure::new(exit, format!("another client {how}; nothing was run ({now})"))
 }
 
-/// Tells whoever looks on how it goes, until it is dropped.
+/// Shows progress on the terminal until it is dropped.
 async fn show_progress(client: &LockClient, args: &Run, output: Output) -> std::convert::Infallible {
     if !output.is_interactive() {
         return std::future::pending().await;
@@ -111,7 +111,7 @@ async fn show_progress(client: &LockClient, args: &Run, output: Output) -> std::
     }
 }
 
-/// Why the store does not answer, without what a narrow terminal has no room for.
+/// Why the store does not answer, shortened for a narrow terminal.
 fn reason(error: &Error) -> String {
     let text = with_causes(error);
     let tried = error.lock().zip(error.backend());
@@ -119,10 +119,10 @@ fn reason(error: &Error) -> String {
     printable(tried.and_then(|tried| text.strip_prefix(&tried)).unwrap_or(&text))
 }
 
-/// What is in the way, in the order of how much a waiter wants to know it: a narrow terminal shows only the beginning.
+/// Who holds the lock, the most important facts first: a narrow terminal shows only the first ones.
 fn progress(seen: &LockReport, place: Option<u64>) -> String {
     let Some(lease) = seen.holders.first() else {
-        // The store is not writable at the moment, or grants nothing for a time after a restart.
+        // The store is read-only at the moment, or is in quarantine after a restart.
         return format!("`{}` is free, but the store does not grant it yet", printable(&seen.name));
     };
     let place = match place {
@@ -137,7 +137,7 @@ fn progress(seen: &LockReport, place: Option<u64>) -> String {
     format!("{} left{waiters}{place}; held by {}", format_seconds(lease.ttl_left_ms), lease.who())
 }
 
-/// Where this run stands in the queue, at most. The store tells how many wait, some of whom came later. But nobody passes, and
+/// An upper bound for the place of this run in the queue. The store tells how many wait, including later ones. The queue is FIFO, so
 /// each new holder was in front.
 #[derive(Debug, Default)]
 struct PlaceBound {
@@ -146,7 +146,7 @@ struct PlaceBound {
 }
 
 impl PlaceBound {
-    /// Takes what was seen. Nothing while the store does not know that anybody waits.
+    /// Updates the bound. Returns `None` until the store has counted a waiter.
     fn update(&mut self, token: Option<u64>, waiters: u64) -> Option<u64> {
         let at_most = match self.at_most {
             Some(before) if token.is_some() && self.token.is_some() && token != self.token => before - 1,

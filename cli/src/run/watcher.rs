@@ -1,4 +1,4 @@
-//! The run's side of its watcher.
+//! The watcher as the run sees it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,10 +12,10 @@ use tokio::net::unix::pipe;
 use crate::run::clock::Deadline;
 use crate::run::hidden;
 
-/// How long a watcher may take to be ready. It mostly takes 2 ms, beside the way to the store.
+/// How long a watcher may take to start. It usually takes 2 ms, while the client connects.
 const START_BOUND: Duration = Duration::from_secs(10);
 
-/// A later deadline is told when it is later by this. Less is the noise of reading two clocks.
+/// The least change of the deadline that is sent. A smaller one comes from reading two clocks.
 const NOISE: Duration = Duration::from_millis(5);
 
 /// A process that ends the command when this one is killed or stopped. See [`watcher_process`](super::watcher_process).
@@ -23,14 +23,14 @@ const NOISE: Duration = Duration::from_millis(5);
 pub(crate) struct Watcher {
     process: Child,
     orders: OwnedFd,
-    /// Ends when the watcher does.
+    /// Closes when the watcher exits.
     stdout: pipe::Receiver,
     group: Option<Pid>,
     deadline: Option<Deadline>,
 }
 
 impl Watcher {
-    /// Starts it. It is not ready yet.
+    /// Starts the process, which is not ready yet.
     pub(crate) fn start() -> io::Result<Self> {
         let mut program = hidden::own_program()?;
         program.arg0("lockwatch").arg(hidden::WATCHER).current_dir("/");
@@ -40,13 +40,13 @@ impl Watcher {
             return Err(io::Error::other("the watcher has no pipes"));
         };
         let orders = OwnedFd::from(orders);
-        // A watcher that stands still must not hold up the run.
+        // A stopped watcher must not block the run.
         rustix::io::ioctl_fionbio(&orders, true)?;
         let stdout = pipe::Receiver::from_owned_fd(stdout.into())?;
         Ok(Self { process, orders, stdout, group: None, deadline: None })
     }
 
-    /// Waits until nothing but −9 can end it.
+    /// Waits until the watcher has blocked all signals and has its own session.
     pub(crate) async fn ready(&mut self) -> io::Result<()> {
         match tokio::time::timeout(START_BOUND, self.read()).await {
             Ok(Ok(1..)) => Ok(()),
@@ -56,12 +56,12 @@ impl Watcher {
         }
     }
 
-    /// Comes back when the watcher has ended. Cancel safe.
+    /// Returns when the watcher has exited. Cancel safe.
     pub(crate) async fn ended(&self) {
         while let Ok(1..) = self.read().await {}
     }
 
-    /// Whether it stands still: then it would not see the end of this process.
+    /// Whether it is stopped: then it would not notice the end of this process.
     pub(crate) fn is_stopped(&self) -> bool {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(Pid::from_child(&self.process)), options);
@@ -78,13 +78,13 @@ impl Watcher {
         }
     }
 
-    /// From now on it kills the group when this process is gone.
+    /// Makes it kill the group when this process dies.
     pub(crate) fn set_group(&mut self, group: Pid) -> io::Result<()> {
         self.group = Some(group);
         self.order(&format!("group {}\n", group.as_raw_nonzero()))
     }
 
-    /// It kills the group also when so much has passed and nothing later was told.
+    /// Makes it kill the group after `left`, unless it gets a later deadline.
     pub(crate) fn set_deadline(&mut self, left: Duration) -> io::Result<()> {
         let deadline = Deadline::after(left);
         if self.deadline.is_some_and(|sent| deadline.left().saturating_sub(sent.left()) < NOISE) {
@@ -94,34 +94,34 @@ impl Watcher {
         self.order(&format!("deadline {deadline}\n"))
     }
 
-    /// It leaves the group alone and ends.
+    /// Makes it exit without killing the group.
     pub(crate) fn dismiss(&mut self) {
         if self.order("done\n").is_err() {
             self.kill();
         }
     }
 
-    /// Another one in its place, with the same orders but for the deadline.
+    /// Starts another watcher in its place, with the same group and without a deadline.
     pub(crate) async fn replace(&mut self) -> io::Result<()> {
         let mut other = Self::start()?;
         other.ready().await?;
         if let Some(group) = self.group {
             other.set_group(group)?;
         }
-        // Before its pipe ends, which would be an order to it.
+        // Before its pipe closes, which would make it kill the group.
         self.kill();
         *self = other;
         Ok(())
     }
 
-    /// Ends it, so that it does nothing to the group.
+    /// Kills it, so that it does not kill the group.
     pub(crate) fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
     fn order(&self, line: &str) -> io::Result<()> {
-        // So short a line is written whole or not at all.
+        // A pipe takes a short line whole or not at all.
         Ok(rustix::io::write(&self.orders, line.as_bytes()).map(|_| ())?)
     }
 }

@@ -1,14 +1,14 @@
-//! The watcher: ends the command when the run cannot do it any more.
+//! The watcher: kills the command when the run cannot.
 //!
-//! A run that is killed with −9 tells nobody, and a run that is stopped ends nothing. So a copy of this program stands beside it,
-//! in a session of its own, and reads orders from a pipe whose other end only the run has:
+//! A run that gets KILL cannot clean up, and a run that is stopped cannot end its command. So `run` starts a copy of this program in
+//! its own session. The copy reads orders from a pipe whose other end only the run has:
 //!
-//! - `group 1234`: kill the process group 1234 when the pipe ends;
-//! - `deadline 987654321`: kill it also when the machine's clock since boot passes that many nanoseconds;
-//! - `done`: leave it alone.
+//! - `group 1234`: kill the process group 1234 when the pipe closes;
+//! - `deadline 987654321`: kill it also when the clock since boot passes that many nanoseconds;
+//! - `done`: exit without killing it.
 //!
-//! What was written is read also when the writer is dead, so there is no moment at which the group runs unwatched: the run
-//! gives the order before the command begins.
+//! The watcher reads what the run has written even if the run is dead by then. The run sends the group before the command starts, so
+//! the command never runs without a watcher.
 
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
@@ -22,10 +22,10 @@ use crate::exit::Exit;
 use crate::run::clock::Deadline;
 use crate::run::signals::block_all;
 
-/// The longest sleep before a deadline: timers stand still while the machine is suspended, its clock does not.
+/// The longest sleep before a deadline: timers stop while the machine is suspended, the clock does not.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// Watches until it is told `done` or has killed.
+/// Runs until it reads `done` or has killed the group.
 pub(crate) fn watcher_process() -> ExitCode {
     match begin().and_then(|()| follow_orders()) {
         Ok(()) => Exit::Success.into(),
@@ -33,7 +33,7 @@ pub(crate) fn watcher_process() -> ExitCode {
     }
 }
 
-/// Out of reach of the terminal and of polite signals, then tells the run that it is ready.
+/// Leaves the terminal, blocks all signals, then reports to the run that it is ready.
 fn begin() -> io::Result<()> {
     block_all()?;
     setsid()?;
@@ -69,7 +69,7 @@ fn follow_orders() -> io::Result<()> {
                     return Ok(());
                 }
             }
-            // The run has ended without the word.
+            // The run has ended without `done`.
             Ok(0) | Err(_) => {
                 orders.kill();
                 return Ok(());
@@ -78,7 +78,7 @@ fn follow_orders() -> io::Result<()> {
     }
 }
 
-/// What was ordered so far.
+/// The orders so far.
 #[derive(Debug, Default)]
 struct Orders {
     unread: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Holding, waiting, taking turns, and how it ends.
+//! Holding, waiting, taking turns, and exit codes.
 
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -21,7 +21,7 @@ on_every_store!(
 );
 
 fn commands_take_turns(store: &Store) {
-    // Whoever finds the folder of another has found an overlap.
+    // A folder that already exists shows that two commands ran at once.
     let script =
         "mkdir held || echo overlap >> overlaps; sleep 0.02; rmdir held; echo $LEASEHOLD_FENCING_TOKEN >> tokens";
     let runs: Vec<_> = (0..6).map(|_| Running::start(store, &["run", "turns", "--", "sh", "-c", script])).collect();
@@ -104,7 +104,7 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
     assert_eq!(code, 0);
     assert!(took < Duration::from_secs(2), "the run itself does not wait: {took:?}");
     let (code, ..) = outcome(store, &["run", "cron", "--no-wait", "--", "touch", "ran"]);
-    // A machine that stood still for so long has shown nothing.
+    // A machine that paused for so long has shown nothing.
     assert!(code == 120 || begin.elapsed() > Duration::from_secs(2), "{code}");
     assert_eq!(outcome(store, &["run", "cron", "--", "true"]).0, 0);
     assert!(begin.elapsed() >= Duration::from_millis(1900), "{:?}", begin.elapsed());
@@ -196,7 +196,7 @@ fn an_unreachable_store_has_its_own_exit_code() {
 #[test]
 fn a_launcher_whose_run_is_gone_runs_nothing() {
     let store = Store::any();
-    // As after a run that was killed between the making of the group and the word to begin.
+    // The state after a run was killed between the creation of the group and the start message.
     let (start_socket, stdin) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut command = leasehold(&store, &["__start", "touch", "ran"]);
     let child = Running::spawn(command.stdin(std::os::fd::OwnedFd::from(stdin)));

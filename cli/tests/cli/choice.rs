@@ -1,4 +1,4 @@
-//! Which store is used, and what is said of it.
+//! Which store is used, and what `--verbose` prints.
 
 use std::process::Command;
 
@@ -37,7 +37,7 @@ fn the_users_own_file_is_resolved_for_the_command() {
     std::fs::create_dir(&home).unwrap();
     let file = home.join(".local/state/leasehold/locks.db").display().to_string();
     let url = format!("sqlite://{}?timeout=2s", file.replace(' ', "%20"));
-    // The command of another user, whose home is another one, asks the same store.
+    // A command with another home uses the same store.
     let job = "HOME=/ leasehold status \"$LEASEHOLD_NAME\" --exit-code >/dev/null && echo $LEASEHOLD_STORE";
     let job = job.replace("leasehold status", &format!("'{}' status", env!("CARGO_BIN_EXE_leasehold")));
     let args = ["run", "x", "--store", "sqlite://?timeout=2s", "--verbose", "--", "sh", "-c", &job];

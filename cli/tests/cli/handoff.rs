@@ -14,10 +14,10 @@ on_every_store!(
     a_long_grace_does_not_end_a_command_that_came_out_of_a_queue,
 );
 
-/// Far above what a handoff takes, and far below the seconds that one stalled before.
+/// Far above the time of a handoff, and far below the seconds that one took before it was fixed.
 const HANDOFF: Duration = Duration::from_millis(500);
 
-/// Starts a run that waits until the test lets the holder go.
+/// Starts a run that holds the lock until the test ends it.
 fn start_waiting(store: &Store, args: &[&str]) -> Running {
     let run = Running::start(store, args);
     if store.has_queue() {
@@ -78,7 +78,7 @@ fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Stor
     let (lag_monitor, began) = (LagMonitor::start(), Instant::now());
     until("the command is gone", || !is_running(command));
     let took = began.elapsed();
-    // It ends by TERM, which comes a sixth before the end of a hold that is a tenth shorter.
+    // TERM ends it. The validity is a tenth shorter than the hold, and TERM is sent a sixth before its end.
     assert!(took + lag_monitor.allowance() >= Duration::from_millis(1300), "{took:?}");
     assert!(took <= Duration::from_secs(2) + lag_monitor.allowance(), "{took:?}");
     let (code, _, stderr) = next.end();
@@ -92,7 +92,7 @@ fn a_long_grace_does_not_end_a_command_that_came_out_of_a_queue(store: &Store) {
     let gate = store.gate();
     let holder = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
-    // Nearly a third of the ttl, and so more than may be left of a place.
+    // Nearly a third of the ttl, which may be more than is left of a place.
     let next = start_waiting(store, &["run", "x", "--grace", "9900ms", "--", "sh", "-c", "sleep 1; exit 7"]);
     gate.open();
     assert_eq!(next.end(), (7, String::new(), String::new()));

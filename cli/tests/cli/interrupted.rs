@@ -1,16 +1,16 @@
-//! Ctrl-C in a script: it ends the script as well, as it does with any other command.
+//! Ctrl-C in a script ends the script too, as with any other command.
 
 use crate::process::{Running, id_of, outcome, until};
 use crate::store::Store;
 use crate::terminal::Terminal;
 
-/// The shells that scripts are written for; each decides in its own way whether Ctrl-C was meant for it.
+/// The shells for scripts. Each has its own rule for whether Ctrl-C ends the script.
 const SHELLS: [&str; 2] = ["bash", "dash"];
 
 const INT: Option<i32> = Some(2);
 const QUIT: Option<i32> = Some(3);
 
-/// Runs a script in each shell, presses Ctrl-C when it shows a text, and finds that this was the end of the script.
+/// Runs a script in each shell, presses Ctrl-C when it shows a text, and checks that the script has ended.
 fn ctrl_c_ends(store: &Store, script: &str, when: &str) {
     for shell in SHELLS {
         let mut terminal = Terminal::of_script(store, shell, script);
@@ -50,7 +50,7 @@ fn ctrl_c_while_waiting_ends_a_loop() {
 
 #[test]
 fn ctrl_c_through_a_pipeline_ends_a_loop() {
-    // The command never has the foreground: the signal reaches it through the run.
+    // The command never has the foreground: the run forwards the signal.
     let script = "for i in 1 2 3; do leasehold run x -- sh -c 'echo turn; exec sleep 600' | cat; done; echo survived";
     ctrl_c_ends(&Store::any(), script, "turn");
 }

@@ -39,7 +39,7 @@ fn ctrl_c_reaches_the_command_only(store: &Store) {
     terminal.write("\x03");
     terminal.shows("caught");
     assert_eq!(terminal.end(), Some(9));
-    // One that does not catch it ends by it, and takes the run along.
+    // A command without a handler dies of it, and the run dies of the same signal.
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "sh", "-c", "echo go; exec sleep 600"]);
     terminal.shows("go");
     terminal.write("\x03");
@@ -74,10 +74,10 @@ fn a_background_job_gets_the_terminal_after_fg(store: &Store) {
     terminal.line("leasehold run x -- sh -c 'echo $$ > id; read a; echo \"got $a\"' &");
     terminal.shows("ready> ");
     let command = id_of(&store.file("id"));
-    // It reads, which the system does not allow in the background.
+    // It reads, which the kernel does not allow in the background.
     until("it is stopped", || state(command) == Some('T'));
     assert!(terminal.is_in_foreground(terminal.leader()));
-    // The shell tells of it at its next prompt.
+    // The shell reports it at its next prompt.
     until("the shell sees the job stopped", || {
         terminal.line("jobs");
         std::thread::sleep(Duration::from_millis(50));
@@ -96,19 +96,19 @@ fn in_a_pipeline_the_command_gets_the_foreground_on_request(store: &Store) {
     let script = "echo $$ > id; sleep 0.2; read a < /dev/tty; echo \"got $a\"";
     terminal.line(&format!("leasehold run x -- sh -c '{script}' | sed s/got/filtered/"));
     let command = id_of(&store.file("id"));
-    // The others of the pipeline have it in the beginning.
+    // The other processes of the pipeline have it at first.
     until("it has the foreground", || terminal.is_in_foreground(command));
     terminal.line("it");
     terminal.shows("filtered it");
     terminal.shows("ready> ");
-    // Ctrl-C reaches a command that never asked, through the run.
+    // The run forwards Ctrl-C to a command that has not used the terminal.
     terminal.line("leasehold run x -- sh -c 'echo $$ > second; exec sleep 600' | cat; echo codes ${PIPESTATUS[*]}");
     let command = id_of(&store.file("second"));
     assert!(!terminal.is_in_foreground(command));
     terminal.write("\x03");
     until("it is gone", || !is_running(command));
     terminal.shows("ready> ");
-    // And Ctrl-Z.
+    // The same for Ctrl-Z.
     terminal.line("leasehold run x -- sh -c 'echo $$ > third; exec sleep 600' | cat");
     let command = id_of(&store.file("third"));
     terminal.write("\x1a");
@@ -147,7 +147,7 @@ fn the_modes_of_the_terminal_are_restored() {
     assert!(!terminal.modes().local_modes.contains(LocalModes::ICANON));
     kill_process(pid(command), Signal::KILL).unwrap();
     terminal.shows("code 137");
-    // Bash has modes of its own while it reads a line.
+    // Bash sets its own modes while it reads a line.
     terminal.line("sleep 0.3");
     until("a line ends as before", || terminal.modes().input_modes.contains(InputModes::ICRNL & before.input_modes));
     terminal.line("exit");

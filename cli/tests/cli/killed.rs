@@ -1,4 +1,4 @@
-//! −9.
+//! Processes that get KILL.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ on_every_store!(
     killed_while_it_waits_it_leaves_the_lock_to_others,
 );
 
-/// A command with a child of its own; both ignore what can be ignored.
+/// A command with a child process. Both ignore every signal that can be ignored.
 const FAMILY: &str =
     r#"trap "" INT TERM HUP; sh -c 'echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
 
@@ -29,7 +29,7 @@ fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
     run.kill();
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = killed.elapsed();
-    // Long before anybody else can get the lock: the lease itself lasts for two thirds of its ttl at least.
+    // Long before another client can get the lock: the lease lasts at least two thirds of its ttl.
     assert!(took < ttl / 2 + lag_monitor.allowance_since(killed), "{took:?}");
     until("nor does the watcher", || !is_running(watcher));
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "the lock comes back by its ttl");
@@ -52,7 +52,7 @@ fn a_watcher_that_gets_a_signal_is_replaced(store: &Store, signal: Signal) {
     let second = watcher(run.id());
     assert_ne!(first, second);
     assert!(family.into_iter().all(is_running), "the command noticed nothing");
-    // It may need a moment to get ready; killed before that, the run would find it gone and start another.
+    // It takes a moment to start up. If it were killed before that, the run would start another one.
     until_within(BOUND, "it has a session of its own", || crate::process::session(second) == second);
     std::thread::sleep(Duration::from_millis(100));
     run.kill();
@@ -69,7 +69,7 @@ fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
     // Longer than its ttl.
     std::thread::sleep(Duration::from_secs(4));
     let (code, _, stderr) = outcome(store, &["run", "x", "--no-wait", "--", "true"]);
-    // A machine that stood still for so long has shown nothing.
+    // A machine that paused for so long has shown nothing.
     assert!(code == 120 || begin.elapsed() > shortest, "{code}: {stderr}");
     assert_eq!(outcome(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
     assert!(begin.elapsed() >= shortest, "{:?}", begin.elapsed());
@@ -85,7 +85,7 @@ fn killed_while_it_waits_it_leaves_the_lock_to_others(store: &Store) {
     waiter.kill();
     gate.open();
     assert_eq!(holder.end().0, 0);
-    // Its place, where it had one, ends by its ttl.
+    // If it had a place, that ends by its ttl.
     assert_eq!(outcome(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
     assert!(!store.file("ran").exists());
 }

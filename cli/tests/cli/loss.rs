@@ -1,4 +1,4 @@
-//! The lease is lost, or about to be.
+//! The lease is lost, or is about to be lost.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,11 +18,11 @@ on_every_store!(
     the_longest_hold_ends_the_command,
 );
 
-/// Makes a file when it is asked to end, by itself: it would have to wait for another program. Does not end.
+/// Creates a file when it gets TERM, without starting another program, and does not exit.
 const STUBBORN: &str = r#"trap ": >> got-term" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' &
     echo $$ > child; while :; do sleep 0.05; done"#;
 
-/// Long enough that no lease is lost when a busy machine stands still for some seconds.
+/// Long enough that no lease is lost if a busy machine pauses for some seconds.
 const TTL: Duration = Duration::from_secs(9);
 
 fn a_removed_record_kills_the_command_at_once(store: &Store) {
@@ -41,7 +41,7 @@ fn killed_when_removed(store: &Store, options: &[&str], ttl: Duration) {
     store.remove_records();
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = begin.elapsed();
-    // The store says it by the next renewal, a third of the ttl later at most, and one more where that one was under way.
+    // The next renewal reports the loss, at most a third of the ttl later, or the one after it if that was already sent.
     assert!(took < ttl * 2 / 3 + lag_monitor.allowance(), "{took:?}");
     assert!(!store.file("got-term").exists(), "there is no time to ask");
     let (code, _, stderr) = run.end();
@@ -73,8 +73,8 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = outage.elapsed();
     store.reply_again();
-    // Validity counts from before the last renewal was sent, and leaves a tenth unused. A renewal may have been sent until the store
-    // was silent: falling silent waits for whoever writes.
+    // Validity counts from before the last renewal was sent, minus a tenth. A renewal may have been sent until the store stopped
+    // answering, which waits for writers.
     assert!(
         took <= began + ttl * 9 / 10 + lag_monitor.allowance(),
         "killed after the lease: {took:?}, after an outage that began within {began:?}"
@@ -84,7 +84,7 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     assert!(took + lag_monitor.allowance() >= least, "killed too early: {took:?}");
     let term = std::fs::metadata(store.file("got-term")).and_then(|found| found.modified()).unwrap();
     let term = term.duration_since(outage_at).unwrap_or_default();
-    // The command notes it when its `sleep` has ended.
+    // The shell handles the signal after its `sleep` has ended.
     let between = took.saturating_sub(term) + lag_monitor.allowance();
     assert!(between + Duration::from_millis(500) >= grace, "TERM at {term:?}, gone at {took:?}");
     let (code, _, stderr) = run.end();
@@ -93,7 +93,7 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
 }
 
 fn a_command_that_ends_on_term_is_not_killed(store: &Store) {
-    // The shell ends at once, and what it started takes a moment to put things in order.
+    // The shell exits at once, and its child process takes a moment to clean up.
     let script = r#"sh -c 'trap "sleep 0.2; echo tidy > tidied; exit" TERM; echo $$ > child; while :; do sleep 0.02; done' & wait"#;
     let run = Running::start(store, &["run", "x", "--ttl", "9s", "--grace", "2900ms", "--", "sh", "-c", script]);
     let child = id_of(&store.file("child"));
@@ -114,7 +114,7 @@ fn an_outage_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
     );
     id_of(&store.file("id"));
     store.stop_replying();
-    // At least one renewal falls into it.
+    // At least one renewal is due in this time.
     std::thread::sleep(Duration::from_millis(5500));
     store.reply_again();
     std::thread::sleep(Duration::from_millis(500));
@@ -129,7 +129,7 @@ fn with_warn_the_command_goes_on(store: &Store) {
     let id = id_of(&store.file("id"));
     store.remove_records();
     until("another can hold it", || outcome(store, &["run", "x", "--no-wait", "--", "true"]).0 == 0);
-    // Until the holder knows by itself.
+    // Until the holder's own deadline.
     std::thread::sleep(TTL);
     assert!(is_running(id) && !store.file("got-term").exists());
     gate.open();
@@ -145,7 +145,7 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (lag_monitor, began) = (LagMonitor::start(), Instant::now());
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
-    // No lease is asked for that lasts longer, and a holder leaves a tenth of it unused.
+    // The last lease ends with the hold, and its validity is a tenth shorter.
     assert!(begin.elapsed() >= Duration::from_millis(3500), "{:?}", begin.elapsed());
     assert!(began.elapsed() <= Duration::from_secs(4) + lag_monitor.allowance(), "{:?}", began.elapsed());
     assert!(store.file("got-term").exists());
@@ -155,6 +155,6 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     assert!(stderr.contains("TERM, KILL follows in 2s"), "{stderr}");
     let last = stderr.lines().last().unwrap_or("");
     assert!(last.starts_with("leasehold: lock `x` has reached"), "the reason comes last: {stderr}");
-    // It was released, and not left to its ttl of 30 s.
+    // It was released before its ttl of 30 s was over.
     assert_eq!(outcome(store, &["run", "x", "--wait", "10s", "--", "true"]).0, 0);
 }

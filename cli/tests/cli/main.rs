@@ -1,7 +1,7 @@
-//! The real command, on every store.
+//! The tests of the command, on every store.
 #![cfg(unix)]
 
-/// Each of these functions as a test on each store.
+/// Makes each of these functions a test on each store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
         #[cfg(feature = "redis")]

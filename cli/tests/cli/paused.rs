@@ -1,4 +1,4 @@
-//! The run stands still.
+//! The run is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ on_every_store!(
     a_pause_that_is_shorter_than_the_lease_changes_nothing,
 );
 
-/// Long enough that no lease is lost when a busy machine stands still for some seconds.
+/// Long enough that no lease is lost if a busy machine pauses for some seconds.
 const TTL: Duration = Duration::from_secs(6);
 
 fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store) {
     let script = r#"trap "" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
     let mut run = Running::start(store, &["run", "x", "--ttl", "6s", "--", "sh", "-c", script]);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
-    // Past the first renewals, so that the watcher has to know of them.
+    // After the first renewals, whose deadlines the watcher has to know.
     std::thread::sleep(TTL);
     assert!(family.into_iter().all(is_running));
     let lag_monitor = LagMonitor::start();
@@ -41,7 +41,7 @@ fn a_pause_that_is_shorter_than_the_lease_changes_nothing(store: &Store) {
     let mut run = Running::start(store, &args);
     id_of(&store.file("id"));
     run.pause();
-    // At least one renewal falls into it.
+    // At least one renewal is due in this time.
     std::thread::sleep(Duration::from_millis(5500));
     run.resume();
     std::thread::sleep(Duration::from_millis(200));

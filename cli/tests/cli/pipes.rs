@@ -1,4 +1,4 @@
-//! A reader of the output that goes away.
+//! The reader of the output closes the pipe.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::store::Store;
 
 on_every_store!(watch_ends_with_its_reader, watch_ends_when_grep_has_found_its_line);
 
-/// `watch … | head -1`: nothing changes any more, so that there is nothing to write either.
+/// `watch … | head -1`: the lock does not change any more, so `watch` writes nothing either.
 fn watch_ends_with_its_reader(store: &Store) {
     let (reader, writer) = std::io::pipe().unwrap();
     let watch =

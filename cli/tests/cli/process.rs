@@ -1,4 +1,4 @@
-//! The command under test as a process, and a look at others.
+//! The command under test as a process, and the state of other processes.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::store::Store;
 
-/// How long anything may take that takes a moment: only a hang is longer, whatever else the machine does.
+/// The bound for every wait: only a hang takes longer, also on a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
-/// `env` with this runs a program with no signal ignored: a shell ignores some for what it starts in the background, and whoever
-/// runs these tests like that would have them ignored here too.
+/// With this option `env` runs a program that ignores no signal. These tests may run in the background of a shell, which ignores
+/// some.
 pub(crate) const NO_SIGNAL_IGNORED: &str = "--default-signal";
 
 /// `leasehold` with a store and arguments.
@@ -28,29 +28,29 @@ pub(crate) fn leasehold(store: &Store, args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, which comes in time.
+/// Runs the command to its end, with a bound.
 #[track_caller]
 pub(crate) fn output(command: &mut Command) -> Output {
     Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped())).output()
 }
 
-/// What it wrote, with its exit code as a shell gives it, 128+n when signal n ended it: `code|standard output|standard error`.
+/// The exit code, as in a shell 128+n after signal n, and the output: `code|standard output|standard error`.
 pub(crate) fn outcome_of(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     let code = output.status.code().or_else(|| Some(128 + output.status.signal()?)).unwrap_or(-1);
     (code, text(&output.stdout), text(&output.stderr))
 }
 
-/// Runs it to its end and says how it ended and what it wrote.
+/// Runs the command to its end. Returns its exit code and output.
 pub(crate) fn outcome(store: &Store, args: &[&str]) -> (i32, String, String) {
     outcome_of(&output(&mut leasehold(store, args)))
 }
 
-/// A run that goes on while the test looks. Whatever happens to the test, it does not outlive it.
+/// A run in the background. It does not outlive the test, even if the test panics.
 pub(crate) struct Running {
     process: ChildProcess,
     input: Option<ChildStdin>,
-    /// Read from the beginning: a full pipe must not hold up the run.
+    /// Read by a thread from the start: a full pipe must not block the run.
     stdout: Option<Receiver<Vec<u8>>>,
     stderr: Option<Receiver<Vec<u8>>>,
 }
@@ -74,12 +74,12 @@ impl Running {
         kill_process(pid(self.id()), signal).unwrap();
     }
 
-    /// −9.
+    /// Sends KILL.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
     }
 
-    /// Stops it, and only it.
+    /// Sends STOP to this process alone.
     pub(crate) fn pause(&mut self) {
         self.process.pause().unwrap();
     }
@@ -97,13 +97,13 @@ impl Running {
         self.process.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end: how it ended and what it wrote.
+    /// Waits for its end. Returns its exit code and output.
     #[track_caller]
     pub(crate) fn end(self) -> (i32, String, String) {
         outcome_of(&self.output())
     }
 
-    /// Waits for its end, and for that of whoever has its output.
+    /// Waits for its end, and for the end of every process that has its output open.
     #[track_caller]
     pub(crate) fn output(mut self) -> Output {
         let (id, stdout, stderr) = (self.id(), self.stdout.take(), self.stderr.take());
@@ -119,26 +119,26 @@ impl Running {
     }
 }
 
-/// Reads to the end on a thread of its own, so that whoever waits for it can give up.
+/// Reads to the end on its own thread, so that a wait for it can have a bound.
 fn all_of(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if pipe.read_to_end(&mut bytes).is_ok() {
-            // Whoever asked may have given up.
+            // The receiver may have given up.
             let _ = sender.send(bytes);
         }
     });
     receiver
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
     until_within(BOUND, what, is_so);
 }
 
-/// Waits until something is so, for a time.
+/// Waits until a condition holds, with a bound.
 #[track_caller]
 pub(crate) fn until_within(bound: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -148,7 +148,7 @@ pub(crate) fn until_within(bound: Duration, what: &str, mut is_so: impl FnMut() 
     }
 }
 
-/// What a file holds once it holds a whole line.
+/// The content of a file, once it contains a whole line.
 #[track_caller]
 pub(crate) fn line_of(file: &Path) -> String {
     let mut text = String::new();
@@ -165,12 +165,12 @@ pub(crate) fn id_of(file: &Path) -> u32 {
     line_of(file).parse().unwrap()
 }
 
-/// Whether a process runs. A zombie does not: it does nothing any more.
+/// Whether a process runs. A zombie does not.
 pub(crate) fn is_running(id: u32) -> bool {
     state(id).is_some_and(|state| state != 'Z' && state != 'X')
 }
 
-/// The state of a process as the system names it: R, S, T, Z.
+/// The state of a process as the kernel names it: R, S, T, Z.
 pub(crate) fn state(id: u32) -> Option<char> {
     field(id, 0)?.chars().next()
 }
@@ -180,7 +180,7 @@ pub(crate) fn group(id: u32) -> u32 {
     field(id, 2).unwrap().parse().unwrap()
 }
 
-/// The processes that it started, by name.
+/// Its child processes with this name.
 pub(crate) fn children(id: u32, name: &str) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_child = |&child: &u32| {

@@ -1,4 +1,4 @@
-//! A user who may read the store and not write it.
+//! A user without write permission.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ fn a_user_of_redis_with_read_commands_sees_the_holder() {
     run.end();
 }
 
-/// A user who may only read the SQLite file of a store, and the program for that user. Root may write everything.
+/// The command as a user without write permission for the SQLite file. Root could write everything.
 struct FileReader<'a> {
     store: &'a Store,
     program: PathBuf,
@@ -60,7 +60,7 @@ impl<'a> FileReader<'a> {
         described.collect::<Result<_, _>>().unwrap()
     }
 
-    /// `status` and `ls` show this, `run` is refused, and no file is made, in a folder with these permissions.
+    /// Checks that `status` and `ls` show this, that `run` is refused, and that no file is created in a folder with these permissions.
     #[track_caller]
     fn sees(&self, held: bool, what: &str, folder: u32) {
         for (path, ..) in self.files() {
@@ -110,7 +110,7 @@ fn a_user_who_can_only_read_the_file_sees_the_holder() {
         std::fs::remove_file(store.file("id")).unwrap();
         std::fs::remove_file(store.file("gate")).unwrap();
     }
-    // Nobody has the file open, and its user cannot make the files beside it.
+    // No process has the file open, and the user cannot create the files beside it.
     store.close_file();
     set_permissions(store.file("locks.db"), Permissions::from_mode(0o666)).unwrap();
     set_permissions(store.folder(), Permissions::from_mode(0o555)).unwrap();
@@ -118,14 +118,15 @@ fn a_user_who_can_only_read_the_file_sees_the_holder() {
     assert!(code == 0 && stdout.contains("of the last grant"), "{stdout}{stderr}");
     let (code, _, stderr) = reader.outcome(&["run", "y", "--wait", "30s", "--", "true"]);
     assert!(code == 123 && stderr.contains("permissions and those of its folder"), "{code}, {stderr}");
-    // As a process leaves it that is killed while it closes the file.
+    // The state after a process was killed while it closed the file.
     std::fs::write(store.file("locks.db-wal"), "").unwrap();
     let (code, _, stderr) = reader.outcome(&["status", "x"]);
     assert!(code == 122 && stderr.contains("as a user who may write to the folder"), "{code}, {stderr}");
     set_permissions(store.folder(), Permissions::from_mode(0o755)).unwrap();
 }
 
-/// SQLite deletes the `-shm` before the `-wal` when the last connection is closed, and whoever may only read cannot read a `-wal` alone.
+/// SQLite deletes the `-shm` before the `-wal` when the last connection is closed. A user without write permission cannot read a
+/// `-wal` alone.
 #[test]
 fn a_command_does_not_exit_while_it_closes_the_file() {
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The command has ended, and the store does not take the release.
+//! The command has exited, and the store does not answer the release.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ on_every_store!(
     a_signal_ends_the_retries_of_a_release,
 );
 
-/// A run whose command has ended in front of a silent store.
+/// A run whose command has exited while the store does not answer.
 fn ended_without_replies(store: &Store) -> Running {
     let gate = store.gate();
     let run = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate; exit 4"]);
@@ -42,7 +42,7 @@ fn a_release_that_keeps_failing_ends_with_a_warning(store: &Store) {
     assert_eq!((code, stderr.lines().count()), (4, 1), "{stderr}");
     assert!(stderr.contains("warning: lock `x` could not be released"), "{stderr}");
     assert!(stderr.contains("it stays held until its lease ends, in 2"), "{stderr}");
-    // The call, and five seconds of further ones.
+    // The first attempt, and five seconds of retries.
     assert!(took <= Duration::from_secs(8) + lag_monitor.allowance(), "{took:?}");
 }
 

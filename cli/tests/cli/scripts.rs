@@ -1,4 +1,4 @@
-//! What users of flock(1) expect, and runs inside of runs.
+//! Behaviour that users of flock(1) expect, and nested runs.
 
 use crate::process::{Running, id_of, leasehold, outcome, outcome_of, output};
 use crate::store::Store;

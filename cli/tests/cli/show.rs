@@ -185,7 +185,7 @@ fn a_store_without_errors_passes_doctor(store: &Store) {
     }
     let report = json(store, &["doctor", "--json"]);
     assert_eq!(report["fit"], true);
-    // What it took for a trial is not held any more.
+    // Its test lock is released.
     assert_eq!(json(store, &["ls", "--json"])["locks"], Value::Array(Vec::new()));
 }
 

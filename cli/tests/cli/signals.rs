@@ -1,4 +1,4 @@
-//! Signals reach the command.
+//! Signals are forwarded to the command.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ on_every_store!(
 );
 
 fn signals_are_forwarded_to_the_whole_group(store: &Store) {
-    // Two processes of the group, each says what it got.
+    // Two processes of the group, each of which prints the signal that it got.
     let script = r#"
         listen() {
             for signal in INT TERM HUP QUIT USR1 USR2; do trap "echo $signal >> $1.$signal" $signal; done
@@ -36,7 +36,7 @@ fn signals_are_forwarded_to_the_whole_group(store: &Store) {
         ("USR2", Signal::USR2),
     ] {
         run.signal(signal);
-        // A shell starts what runs in the background with INT and QUIT ignored.
+        // A shell starts background jobs with INT and QUIT ignored.
         let background = !["INT", "QUIT"].contains(&name);
         for who in [Some("two"), background.then_some("one")].into_iter().flatten() {
             assert_eq!(line_of(&store.file(&format!("{who}.{name}"))), name);
@@ -70,7 +70,7 @@ fn a_signal_ends_the_wait_and_withdraws_the_place(store: &Store) {
 
 fn ignored_signals_stay_ignored(store: &Store) {
     let gate = store.gate();
-    // As `nohup` starts it.
+    // As under `nohup`.
     let mut command = std::process::Command::new("sh");
     let script = r#"trap "" HUP; exec "$0" run x -- sh -c 'echo $$ > id; read line < gate'"#;
     command.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]);
@@ -92,7 +92,7 @@ fn the_command_has_a_group_and_the_watcher_a_session_of_its_own(store: &Store) {
     assert_eq!(group(command), command);
     assert_eq!(session(command), session(run.id()));
     assert_eq!((group(watcher), session(watcher)), (watcher, watcher));
-    // Polite signals to the watcher change nothing.
+    // The watcher has blocked these signals.
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         rustix::process::kill_process(pid(watcher), signal).unwrap();
     }

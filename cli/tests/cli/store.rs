@@ -1,4 +1,4 @@
-//! A store of a test's own, and what may happen to it.
+//! A store for one test, and the faults that a test can cause.
 
 use std::cell::RefCell;
 use std::io::Write as _;
@@ -29,7 +29,7 @@ enum Kind {
 }
 
 impl Store {
-    /// One of them, for what does not depend on the store.
+    /// One of the stores, for tests that do not depend on it.
     pub(crate) fn any() -> Self {
         #[cfg(feature = "sqlite")]
         return Self::sqlite();
@@ -54,7 +54,7 @@ impl Store {
         &self.url
     }
 
-    /// Whether who waits can be seen at the store.
+    /// Whether the store knows its waiters.
     pub(crate) fn has_queue(&self) -> bool {
         match self.kind {
             #[cfg(feature = "redis")]
@@ -69,7 +69,7 @@ impl Store {
         self.folder.path()
     }
 
-    /// A file of the test.
+    /// A path in that folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -81,7 +81,7 @@ impl Store {
         Gate(path)
     }
 
-    /// An operator removes the record of every lock.
+    /// Removes the record of every lock, as an operator could.
     pub(crate) fn remove_records(&self) {
         match &self.kind {
             #[cfg(feature = "redis")]
@@ -97,7 +97,7 @@ impl Store {
         }
     }
 
-    /// The server ends, and forgets everything.
+    /// Stops the server, which loses its data.
     #[cfg(feature = "redis")]
     pub(crate) fn stop_server(&self) {
         match &self.kind {
@@ -107,7 +107,7 @@ impl Store {
         }
     }
 
-    /// The server is there again.
+    /// Starts the server again.
     #[cfg(feature = "redis")]
     pub(crate) fn start_server(&self) {
         match &self.kind {
@@ -117,7 +117,7 @@ impl Store {
         }
     }
 
-    /// The last program that has the file of a SQLite store open closes it, and SQLite deletes the files beside it.
+    /// Closes the SQLite file as its last user, after which SQLite deletes the files beside it.
     pub(crate) fn close_file(&self) {
         let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
         connection.query_row("SELECT count(*) FROM leasehold_locks", [], |_| Ok(())).unwrap();
@@ -125,7 +125,7 @@ impl Store {
         assert!(!self.file("locks.db-wal").exists() && !self.file("locks.db-shm").exists());
     }
 
-    /// The record of a lock becomes one of a later format.
+    /// Replaces the record of a lock by one of a newer format.
     pub(crate) fn set_newer_format(&self, name: &str) {
         match &self.kind {
             #[cfg(feature = "redis")]
@@ -147,7 +147,7 @@ impl Store {
         }
     }
 
-    /// The URL of a user with these rules and no others.
+    /// The URL of a user with exactly these rules.
     #[cfg(feature = "redis")]
     pub(crate) fn user(&self, rules: &str) -> String {
         let Kind::Redis(server) = &self.kind else { panic!("only a Redis has users") };
@@ -157,7 +157,7 @@ impl Store {
         self.url.replace("redis://", "redis://ann:secret@")
     }
 
-    /// From now on nothing is answered, or at least nothing that is written.
+    /// Makes the store stop answering, or at least stop answering writes.
     pub(crate) fn stop_replying(&self) {
         match &self.kind {
             #[cfg(feature = "redis")]
@@ -172,7 +172,7 @@ impl Store {
         }
     }
 
-    /// RenewReplies again.
+    /// Makes the store answer again.
     pub(crate) fn reply_again(&self) {
         match &self.kind {
             #[cfg(feature = "redis")]
@@ -191,11 +191,11 @@ fn own_folder() -> tempfile::TempDir {
 pub(crate) struct Gate(PathBuf);
 
 impl Gate {
-    /// Lets one command go on. Waits until it stands there.
+    /// Waits until a command waits at the pipe, and lets it continue.
     #[track_caller]
     pub(crate) fn open(&self) {
         let mut gate = None;
-        // An open that waits would wait for ever for a command that has ended.
+        // A blocking open would never return if the command has exited.
         until("a command stands at the gate", || {
             let mut options = std::fs::OpenOptions::new();
             let opened = options.write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&self.0);

@@ -1,4 +1,4 @@
-//! A pseudo-terminal and what runs in it.
+//! A pseudo-terminal and the processes in it.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -15,7 +15,7 @@ use rustix::termios::{Termios, tcgetattr, tcgetpgrp};
 use crate::process::{BOUND, NO_SIGNAL_IGNORED, pid};
 use crate::store::Store;
 
-/// A terminal whose session a process of the test leads.
+/// A terminal whose session leader is a child process of the test.
 pub(crate) struct Terminal {
     pty: Arc<Pty>,
     leader: Child,
@@ -61,9 +61,9 @@ impl Terminal {
         self.leader.id()
     }
 
-    /// Types.
+    /// Types a text.
     pub(crate) fn write(&self, text: &str) {
-        // Somebody who does not read must not hold up the test.
+        // A process that does not read must not block the test.
         let patience = Timespec { tv_sec: BOUND.as_secs().cast_signed(), tv_nsec: 0 };
         let ready = poll(&mut [PollFd::from_borrowed_fd(self.pty.as_fd(), PollFlags::OUT)], Some(&patience));
         assert_eq!(ready, Ok(1), "nobody reads what is typed: {text:?}");
@@ -75,7 +75,7 @@ impl Terminal {
         self.write(&format!("{text}\n"));
     }
 
-    /// Waits until a text is shown, and forgets everything up to its end.
+    /// Waits until a text is shown, and drops the output up to its end.
     #[track_caller]
     pub(crate) fn shows(&self, text: &str) {
         let begin = Instant::now();
@@ -91,7 +91,7 @@ impl Terminal {
         }
     }
 
-    /// Everything that was shown and not yet waited for.
+    /// The output that was not dropped yet.
     pub(crate) fn rest(&self) -> String {
         self.seen.lock().unwrap().clone()
     }
@@ -105,19 +105,19 @@ impl Terminal {
         tcgetattr(&*self.pty).unwrap()
     }
 
-    /// Waits for the end of the leader: its exit code.
+    /// Waits for the leader to exit. Returns its exit code.
     #[track_caller]
     pub(crate) fn end(&mut self) -> Option<i32> {
         self.status().code()
     }
 
-    /// Waits for the end of the leader: the signal that ended it.
+    /// Waits for the leader to die of a signal. Returns the signal.
     #[track_caller]
     pub(crate) fn signal_at_end(&mut self) -> Option<i32> {
         self.status().signal()
     }
 
-    /// Whether the leader, which has ended, left a core.
+    /// Whether the leader dumped core.
     #[track_caller]
     pub(crate) fn dumped_core(&mut self) -> bool {
         self.status().core_dumped()
@@ -151,7 +151,7 @@ fn search_path() -> String {
 fn read_on(pty: &Pty, seen: &Mutex<String>) {
     let sleep = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     loop {
-        // A look with an end, since a terminal that nobody has open any more never becomes readable on some systems.
+        // Polls with a bound: on some systems a terminal that no process has open never becomes readable.
         let ready = poll(&mut [PollFd::from_borrowed_fd(pty.as_fd(), PollFlags::IN)], Some(&sleep));
         if matches!(ready, Ok(0)) {
             continue;
@@ -159,7 +159,7 @@ fn read_on(pty: &Pty, seen: &Mutex<String>) {
         let mut bytes = [0; 1024];
         match (&mut &*pty).read(&mut bytes) {
             Ok(read @ 1..) => seen.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..read])),
-            // The system says so when the last process of the terminal is gone.
+            // The kernel reports this after the last process of the terminal has exited.
             Ok(0) | Err(_) => return,
         }
     }

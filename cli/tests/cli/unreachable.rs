@@ -1,4 +1,4 @@
-//! The store cannot be reached when a run begins.
+//! The store is unavailable when a run starts.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ on_every_store!(
     many_runs_that_start_at_once_all_get_the_lock,
 );
 
-/// Longer than one call to the store may take.
+/// Longer than the bound of one call to the store.
 const SILENCE: Duration = Duration::from_secs(3);
 
 fn a_wait_includes_reaching_the_store(store: &Store) {
@@ -30,7 +30,7 @@ fn a_wait_includes_reaching_the_store(store: &Store) {
     let back = Instant::now();
     assert_eq!(run.end(), (0, String::new(), String::new()));
     let took = back.elapsed();
-    // A pause between two attempts, and an attempt that began in the silence.
+    // A pause between two attempts, and an attempt that began while the store did not answer.
     assert!(took <= Duration::from_secs(4) + lag_monitor.allowance(), "{took:?}");
 }
 
@@ -61,7 +61,7 @@ fn a_wait_for_the_store_ends_in_time_or_with_a_signal(store: &Store) {
     run.signal(rustix::process::Signal::TERM);
     let (code, ..) = run.end();
     assert_eq!(code, 143);
-    // What may have reached the store is taken back, for two calls at most.
+    // The client withdraws a claim that may have reached the store, with two calls at most.
     assert!(signalled.elapsed() <= Duration::from_secs(4) + lag_monitor.allowance(), "{:?}", signalled.elapsed());
     store.reply_again();
     assert!(!store.file("ran").exists());
@@ -72,14 +72,14 @@ fn a_terminal_shows_that_the_store_does_not_reply(store: &Store) {
     store.stop_replying();
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "echo", "my turn"]);
     terminal.shows("waiting ");
-    // A file that another writes to can still be read.
+    // A file can be read while another process writes to it.
     terminal.shows(if store.has_queue() { "s of 1m: the store does not reply" } else { "does not grant it yet" });
     store.reply_again();
     terminal.shows("my turn");
     assert_eq!(terminal.end(), Some(0));
 }
 
-/// Each start is three processes, and all of them want the store at the same moment.
+/// Each run starts three processes, and all runs connect to the store at once.
 fn many_runs_that_start_at_once_all_get_the_lock(store: &Store) {
     const RUNS: usize = 200;
     let wait = format!("{}s", 2 * BOUND.as_secs());
