@@ -23,9 +23,13 @@ fn rules() -> Rules {
 
 /// A queue of one acquire, whose first attempt is sent at 1,000 ms.
 fn queue() -> WaitQueue<u32> {
+    queue_of(OnContention::Queue)
+}
+
+fn queue_of(on_contention: OnContention) -> WaitQueue<u32> {
     let kind = LeaseKind::Kept;
     let terms = Terms { mode: Mode::Exclusive, ttl: TTL, kind, max_hold: None, min_hold: None, holder: None };
-    let first = Joining { acquire: 1, terms, on_contention: OnContention::Queue, confirm_after: Stamp::ZERO, to: 1 };
+    let first = Joining { acquire: 1, terms, on_contention, confirm_after: Stamp::ZERO, to: 1 };
     WaitQueue::new(first, at(1000)).0
 }
 
@@ -40,6 +44,41 @@ fn an_acquire_has_failed_when_its_bound_is_over_and_not_before() {
     let withdraws =
         |output: &QueueOutput<u32>| matches!(output, QueueOutput::Withdraw { delivery: Delivery::InDoubt, .. });
     assert!(outputs.iter().any(withdraws), "{outputs:?}");
+}
+
+#[test]
+fn the_next_claim_of_an_acquire_requests_a_place_only_if_the_acquire_waits() {
+    for wanted in [OnContention::Queue, OnContention::Fail] {
+        let (mut queue, mut out) = (queue_of(wanted), Outputs::default());
+        queue.due(&rules(), at(1500), &mut out);
+        let requested = out.drain().find_map(|output| match output {
+            QueueOutput::Acquire(call) => Some(call.on_contention),
+            _ => None,
+        });
+        assert_eq!(requested, Some(wanted));
+    }
+}
+
+#[test]
+fn the_renewal_of_a_place_has_failed_when_its_bound_is_over_and_not_before() {
+    let (mut queue, mut out) = (queue(), Outputs::default());
+    let confirmation = Confirmation { ttl: TTL, sent: at(1000), place: PlaceNumber::new(1) };
+    let queued = AcquireOutcome::Queued { confirmation, retry_after: TTL };
+    queue.acquired(&rules(), Ok(queued), at(1010), &mut out);
+    out.drain().for_each(drop);
+    let mut due = |now| {
+        queue.due(&rules(), at(now), &mut out);
+        out.drain().collect::<Vec<_>>()
+    };
+    let outputs = due(2000);
+    assert!(matches!(&outputs[..], [QueueOutput::Renew { .. }, QueueOutput::Wake(_)]), "{outputs:?}");
+    for now in [2000, 2499] {
+        let outputs = due(now);
+        assert!(matches!(&outputs[..], [QueueOutput::Wake(wake)] if *wake == Wake::at(at(2500))), "{outputs:?}");
+    }
+    let outputs = due(2500);
+    let failed = |output: &QueueOutput<u32>| matches!(output, QueueOutput::Note(QueueNote::RenewalFailed));
+    assert!(outputs.iter().any(failed), "{outputs:?}");
 }
 
 /// The message of a grant confirms the place that it names, and no other.
