@@ -34,7 +34,7 @@ async fn main() -> leasehold::Result<()> {
     let mut ledger = Ledger::default();
 
     // Ann looks at the clock, holds the lock, and is paused right before her write: garbage collection, a virtual
-    // machine that moves, a laptop lid. A lease without renewal stands for a process that does not run at all.
+    // machine that moves, a laptop lid. A lease without renewal simulates a process that does not run at all.
     let ann = client.lock("ledger").ttl(Duration::from_secs(1)).without_renewal().acquire().await?;
     assert!(ann.is_held());
     let token_of_ann = ann.fencing_token();
@@ -44,7 +44,7 @@ async fn main() -> leasehold::Result<()> {
     ledger.write(bob.fencing_token(), "bob: 20").expect("bob holds the lock");
     println!("bob wrote with token {}", bob.fencing_token());
 
-    // Ann goes on where she was.
+    // Ann continues where she was.
     let refused = ledger.write(token_of_ann, "ann: 10").expect_err("bob's token is higher");
     println!("ann's late write was refused: {refused}");
     assert_eq!(ledger.lines, ["bob: 20"]);

@@ -56,7 +56,7 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Stamp;
 
     /// How long the keeper sleeps on the runtime's timer before it reads this clock again, when the next thing
-    /// to do is at `until`. The runtime's timer stands still while the machine is suspended and may tick at
+    /// to do is at `until`. The runtime's timer stops while the machine is suspended and may tick at
     /// another rate, so a clock may answer with less than the whole time.
     fn sleep_time(&self, until: Stamp) -> Duration;
 }
@@ -64,7 +64,7 @@ pub trait Clock: Send + Sync + 'static {
 /// The machine's clock.
 ///
 /// On Linux the larger of the time elapsed on `CLOCK_BOOTTIME` and on `CLOCK_MONOTONIC_RAW`: the first counts
-/// suspend but is slewed by NTP, the second is not slewed but stands still in suspend. On macOS
+/// suspend but is slewed by NTP, the second is not slewed but stops in suspend. On macOS
 /// `CLOCK_MONOTONIC_RAW`, which counts sleep. Elsewhere [`std::time::Instant`] (on Windows the performance
 /// counter, which counts sleep).
 #[derive(Debug)]

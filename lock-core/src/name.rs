@@ -75,7 +75,7 @@ impl LockName {
         out.into()
     }
 
-    /// The same for whoever writes it somewhere: a plain form is not put together before.
+    /// Writes the same without building the string of a plain form first.
     ///
     /// # Panics
     /// As [`encode`](Self::encode).

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
 /// A call that continues in the background when it is dropped between its first poll and its end: many clients of
-/// stores misbehave when a future is dropped in the middle of a request. Costs no task while nobody drops it.
+/// stores misbehave when a future is dropped in the middle of a request. It spawns a task only when it is dropped.
 ///
 /// It continues where its connection is: on the caller's runtime. One that shuts down drops it all the same, and one that is not
 /// driven any more never ends it. So the keeper must not depend on its end.
@@ -32,7 +32,7 @@ pub(crate) trait Abandoned: Send + Unpin + 'static {
     fn ended(self);
 }
 
-/// For whoever finds out in another way.
+/// For callers that get the outcome in another way.
 impl Abandoned for () {
     fn begins(&self) {}
 

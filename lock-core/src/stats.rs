@@ -46,7 +46,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// With how many acquires wait, which nobody counts.
+            /// With the number of waiting acquires, which no counter has.
             pub(crate) fn read(&self, waiting: u64) -> Stats {
                 Stats {
                     $($name: self.$name.0.load(Ordering::Relaxed),)*

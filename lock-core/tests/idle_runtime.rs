@@ -76,6 +76,6 @@ fn an_orphan_ends_soon_and_so_does_the_keeper() {
     eventually("nobody took back what the dropped acquire was granted", || !held());
     assert_eq!(keeper_threads(), 1);
     drop((lock, client));
-    eventually("the keeper waits for a runtime that stands still", || keeper_threads() == 0);
+    eventually("the keeper waits for a runtime that is not polled", || keeper_threads() == 0);
     drop(runtime);
 }

@@ -1,5 +1,5 @@
 //! The life of a lease on the memory backend, as far as one client and a few tasks show it. What every backend has to keep
-//! stands in the conformance suite; this is the first thing to run after a change in this crate.
+//! is in the conformance suite; this is the first thing to run after a change in this crate.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -208,7 +208,7 @@ fn a_call_that_is_dropped_elsewhere_ends() {
     }
     let begun = std::time::Instant::now();
     while !slow.dropped.load(Ordering::SeqCst) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the call goes on");
+        assert!(begun.elapsed() < Duration::from_secs(10), "the call does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -66,7 +66,7 @@ fn kind(quoted: &str) -> Kind {
     if name.split("::").all(ident) { Kind::Name } else { Kind::Other }
 }
 
-/// What stands in single backticks outside of code blocks.
+/// Text in single backticks outside of code blocks.
 fn quoted(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut in_block = false;

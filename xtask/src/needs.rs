@@ -129,7 +129,7 @@ fn apt_install(missing: &[Need]) -> Result<()> {
 fn apt_get(root: bool) -> Command {
     let mut command = Command::new(if root { "env" } else { "sudo" });
     if !root {
-        // Not a prompt that nobody sees.
+        // No prompt, which nobody would see.
         command.arg("--non-interactive").arg("env");
     }
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);

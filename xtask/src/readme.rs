@@ -22,7 +22,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{} files", paths.len()))
 }
 
-/// What stands in backticks and ends like a file.
+/// Text in backticks that ends like a file name.
 fn quoted_paths(text: &str) -> Vec<&str> {
     let endings = [".rs", ".md", ".toml", "LICENSE-MIT", "LICENSE-APACHE"];
     let lines = text.lines().filter(|line| !line.starts_with("```"));

@@ -29,7 +29,7 @@ impl Server {
                 let url = format!("sqlite://{}", folder.join("locks.db").display());
                 Ok(Self { process: None, folder, url })
             }
-            _ => bail!("nobody knows how to start {store}"),
+            _ => bail!("there is no starter for {store}"),
         }
     }
 

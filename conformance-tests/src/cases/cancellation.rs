@@ -150,7 +150,7 @@ pub async fn a_waiter_dropped_as_it_is_granted_passes_the_lock_on(fixture: &dyn 
     eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 12: a release that is dropped at any await goes on in the background.
+/// Invariant 12: a release that is dropped at any await continues in the background.
 pub async fn a_release_dropped_at_every_await_goes_on(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped release");

@@ -74,7 +74,7 @@ pub enum HolderEvent {
         /// When release was called, on the machine's clock.
         called_us: u64,
     },
-    /// It has dropped its guard: the release goes on in the background.
+    /// It has dropped its guard: the release continues in the background.
     Dropped {
         /// The fencing token.
         token: u64,

@@ -34,7 +34,7 @@ impl Drop for Unsettled {
 
 impl LeaseKeeper {
     /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown. It may
-    /// also never end: whoever depends on it has a task of the keeper that is due when it is overdue.
+    /// also never end: the keeper has a task that is due when the attempt is overdue.
     pub(crate) fn attempt(self: Arc<Self>, attempt: Attempt) -> impl Future<Output = ()> + Send + 'static {
         let mut unsettled = Unsettled { attempt, open: true, sent: false, keeper: self };
         async move {
@@ -116,7 +116,7 @@ mod tests {
         hold.release().await.unwrap();
     }
 
-    /// Its first attempt has no deadline in the schedule: whoever made it waits for it.
+    /// Its first attempt has no deadline in the schedule: the caller waits for it.
     #[tokio::test]
     async fn an_uncontended_pair_schedules_nothing_but_its_lease() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));

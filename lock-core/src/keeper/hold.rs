@@ -70,7 +70,7 @@ impl Hold {
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);
         before(timer, call).await.unwrap_or_else(|| {
             let text =
-                "the store has not answered; goes on in the background, and the lease ends by its ttl at the latest";
+                "the store has not answered; the release continues in the background, and the lease ends by its ttl at the latest";
             Err(Error::new(ErrorKind::Indeterminate, text).during("release", name, backend))
         })
     }

@@ -51,7 +51,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Accounts for the loss of a lease, whoever found it, and notifies its holder.
+    /// Counts the loss of a lease once, whichever task found it, and notifies the holder.
     pub(super) fn lost(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
         self.counters.lost.add();
         self.counters.held.sub();

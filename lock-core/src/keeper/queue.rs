@@ -56,7 +56,7 @@ pub(crate) struct Ticket<'a> {
     name: &'a LockName,
     acquire: AcquireId,
     outcome: oneshot::Receiver<Result<Hold>>,
-    /// The outcome was taken, and whoever gets one is out of the queue.
+    /// The outcome was taken. The acquire that gets one leaves the queue.
     left: bool,
 }
 

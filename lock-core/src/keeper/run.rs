@@ -46,7 +46,7 @@ pub(super) enum Target {
     Place(Claim, PlaceNumber),
 }
 
-/// The keeper while it runs. When its runtime goes down with it nobody renews any more, so holders are notified and
+/// The keeper while it runs. When its runtime is shut down no lease is renewed any more, so holders are notified and
 /// no lease is begun.
 struct Running(Arc<LeaseKeeper>);
 
@@ -70,7 +70,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// The runtime of a keeper's own thread. Where the thread cannot be started it is dropped by whoever builds the client,
+/// The runtime of a keeper's own thread. If the thread cannot be started, the task that builds the client drops it,
 /// maybe on a runtime, which must not wait for another one to end.
 struct OwnRuntime(Option<tokio::runtime::Runtime>);
 

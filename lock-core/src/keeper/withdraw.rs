@@ -44,7 +44,7 @@ impl LeaseKeeper {
         state.withdrawals += 1;
     }
 
-    /// A call that was left to itself has ended: nobody has to end its claim when it is overdue.
+    /// A call that runs in the background has ended: its claim need not be ended when it is overdue.
     pub(super) fn call_ended(&self, state: &mut State, owner: &OwnerToken) {
         let Some(&OwnerState::Ending(id)) = state.owners.get(owner) else { return };
         if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id)
@@ -167,7 +167,7 @@ impl LeaseKeeper {
                 if error.kind() == ErrorKind::Unavailable {
                     unanswered.ending = Some(ending);
                 }
-                tracing::debug!(lock = %claim.name(), %error, "release failed; goes on in the background");
+                tracing::debug!(lock = %claim.name(), %error, "release failed; continues in the background");
                 error
             }
         };

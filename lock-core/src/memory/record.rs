@@ -200,7 +200,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         self.places.len() < before
     }
 
-    /// Ends the lease if its token is `token`, whoever has it, and raises the token once on its own. Gives the raised one.
+    /// Ends the lease if its token is `token`, whoever holds it, and raises the token once more. Returns the raised token.
     pub fn break_lease(
         &mut self,
         token: FencingToken,

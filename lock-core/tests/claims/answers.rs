@@ -294,7 +294,7 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     let confirmation = store.confirms(3);
     store.push(&claim, 3, 1);
     sleep(MS).await;
-    assert_eq!(client.stats().held, 0, "nothing proves that the lease stands");
+    assert_eq!(client.stats().held, 0, "nothing proves that the lease is held");
     renewal.send(RenewReply::Waiting { confirmation, retry_after: TTL }).map_err(drop).unwrap();
     assert_eq!(granted(waiter).await.fencing_token().get(), 1);
 }
@@ -315,7 +315,7 @@ async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     }
     sleep(MS).await;
     store.push(&claim, 3, 1);
-    let (withdrawn, _, answer) = timeout(AT_ONCE, store.release()).await.expect("the withdraw goes on at once");
+    let (withdrawn, _, answer) = timeout(AT_ONCE, store.release()).await.expect("the withdraw continues at once");
     assert_eq!(withdrawn.owner(), claim.owner());
     answer.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_silent(TTL * 2).await;

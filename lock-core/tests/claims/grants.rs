@@ -29,7 +29,7 @@ async fn another_grant_is_no_confirmation() {
     }
 }
 
-/// A confirmation of a higher place ends the lease. One of a lower place is about what was before, so the lease stands as it stood
+/// A confirmation of a higher place ends the lease. One of a lower place is about what was before, so the lease stays as it was
 /// and is renewed again.
 #[tokio::test(start_paused = true)]
 async fn a_confirmation_of_another_place_does_not_count() {

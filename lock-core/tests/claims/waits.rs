@@ -28,7 +28,7 @@ async fn a_wait_that_ends_in_silence_is_indeterminate() {
     }
 }
 
-/// The same for a second waiter, which joins while the first one's place stands.
+/// The same for a second waiter, which joins while the first one has its place.
 #[tokio::test(start_paused = true)]
 async fn a_later_wait_that_ends_in_silence_is_indeterminate_too() {
     let (client, mut store) = scripted();

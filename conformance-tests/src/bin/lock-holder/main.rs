@@ -82,7 +82,7 @@ const HELP: &str = "\
 COMMANDS, one a line on standard input:
   check     print whether the lock is held, by the guard
   release   release it, and wait for the server's reply
-  drop      drop the guard: the release goes on in the background
+  drop      drop the guard: the release continues in the background
   write TEXT  append the token and TEXT to a list in Redis, without a check of the guard (also after a loss, with
             --stay): Redis itself refuses it when the lease is not current
   leak      leak the guard and wait for commands: the lease is renewed for as long as this process lives

@@ -111,7 +111,7 @@ impl Ended {
 pub enum Why {
     /// A lease that its holder released.
     Release,
-    /// A claim that nobody wants any more.
+    /// A claim that no acquire waits for any more.
     Withdraw,
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Public for the workspace's simulation only, which explores them: no part of the interface.
 #![doc(hidden)]
-#![expect(clippy::exhaustive_enums, reason = "whoever explores them has to know each case")]
+#![expect(clippy::exhaustive_enums, reason = "a caller that explores the states has to match each case")]
 
 pub(super) mod disposal;
 pub(super) mod held_lease;

@@ -1,7 +1,7 @@
 //! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`LeaseOutput`]s come out. It knows no store,
 //! clock, lock or source of randomness.
 //!
-//! It stands behind the lease's own small mutex. So "is the validity over?" and "a renewal came" are one decision: whoever asks first
+//! The lease's own mutex guards it. So "is the validity over?" and "a renewal was answered" are one decision: whichever comes first
 //! after the end makes the loss final, and no later answer revives the lease. For this to be true, `now` is read while that mutex is
 //! held: a reading from before a pause proves nothing after it.
 
@@ -310,7 +310,7 @@ impl HeldLease {
                 }
                 Some(ReleaseDecision::Lost(loss))
             }
-            // It has no guards, so nobody gives it up.
+            // It has no guards that could be dropped.
             Err(Phase::Held | Phase::Released) => {
                 self.stop(out);
                 None
@@ -329,7 +329,7 @@ impl HeldLease {
                 }
             }
             Err(Phase::Lost(_)) => self.stop(out),
-            // It is held over, or about to be released by whoever has given it up.
+            // It is kept until min_hold, or the task that gave it up is about to release it.
             Err(Phase::Held | Phase::Released) => {}
         }
     }

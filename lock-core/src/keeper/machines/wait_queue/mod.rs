@@ -93,7 +93,7 @@ impl<T> WaitQueue<T> {
     ) -> Option<Error> {
         let confirm_after = self.waiters.remove(acquire)?;
         let in_doubt = self.claim.delivery == Delivery::InDoubt || self.claim.at_store || now < self.in_doubt_until;
-        // A place may have become a lease since, and whoever held the lock may have released it.
+        // A place may have become a lease since, because the holder may have released the lock.
         let is_known = self.newest_answer().is_some_and(|newest| newest >= confirm_after);
         let why = match &self.claim.last_error {
             Some(error) if in_doubt => error.clone().with_kind(ErrorKind::Indeterminate),
@@ -314,7 +314,7 @@ impl<T> WaitQueue<T> {
         let too_long = self.claim.asked_ttl(rules.max_place_ttl) > front.terms.ttl;
         let other_lease = self.claim.is_for_another_lease(rules.sessions, &front.terms);
         if too_long || other_lease || validity_end(&grant.confirmation, rules.margin_percent) <= now {
-            // Too late to be of use, or inherited from an acquire of another lease or with a longer ttl, which nobody could shorten.
+            // Too late to be of use, or inherited from an acquire of another lease or with a longer ttl, which cannot be shortened.
             self.claim.at_store = true;
             return self.start_over(rules, now, out);
         }
