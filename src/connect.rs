@@ -13,6 +13,7 @@ type Row = (&'static str, &'static str, bool);
 pub const SCHEMES: &[Row] = &[
     ("memory", "", true),
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
+    ("mysql", "mysql", cfg!(feature = "mysql")),
     ("redis", "redis", cfg!(feature = "redis")),
     ("redis+unix", "redis", cfg!(feature = "redis")),
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
@@ -24,6 +25,8 @@ pub const SCHEMES: &[Row] = &[
 /// - `memory://`: a store inside this process, the same for every call; for tests and examples.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
 ///   `redis-tls`): one Redis server. It is connected to and checked before this returns.
+/// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The table of locks must
+///   exist: `MySqlBackend::create_schema` creates it.
 /// - `sqlite:///path/locks.db[?…]`, `sqlite://` for a file in the user's state folder (feature `sqlite`): a file for the
 ///   processes of this machine. It is made when it is not there, and checked before this returns.
 ///
@@ -54,6 +57,8 @@ pub async fn connect(url: &str) -> Result<LockClient> {
 /// Dropped, it leaves nothing behind.
 pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
     match &*scheme(url)? {
+        #[cfg(feature = "mysql")]
+        "mysql" => Ok(LockClient::builder(leasehold_mysql::MySqlBackend::connect(url).await?)),
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => {
             Ok(LockClient::builder(leasehold_redis::RedisBackend::connect(url).await?))
@@ -88,6 +93,8 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
             static STORE: OnceLock<MemoryStore> = OnceLock::new();
             Ok(LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))))
         }
+        #[cfg(feature = "mysql")]
+        "mysql" => Ok(LockClient::builder(leasehold_mysql::MySqlBackend::connect_lazy(url)?)),
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?)),
         #[cfg(feature = "sqlite")]

@@ -24,6 +24,8 @@
 //! | feature | URLs | module |
 //! |---|---|---|
 //! | | `memory://` | [`memory`] |
+//! | `mysql` | `mysql://` | `mysql` |
+//! | `mysql-tls` | `mysql://` of a host that is not loopback | `mysql` |
 //! | `redis` | `redis://`, `redis+unix://` | `redis` |
 //! | `redis-tls` | `rediss://` | `redis` |
 //! | `sqlite` | `sqlite://` | `sqlite` |
@@ -36,6 +38,9 @@ pub use connect::{connect, connect_builder, connect_builder_lazy, connect_lazy};
 #[doc(inline)]
 pub use leasehold_core::*;
 
+#[cfg(feature = "mysql")]
+#[doc(inline)]
+pub use leasehold_mysql as mysql;
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use leasehold_redis as redis;

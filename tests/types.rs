@@ -48,6 +48,9 @@ const _: () = {
     is_cheap::<Error>();
 };
 
+#[cfg(feature = "mysql")]
+const _: () = moves::<leasehold::mysql::MySqlBackend>();
+
 #[cfg(feature = "redis")]
 const _: () = moves::<leasehold::redis::RedisBackend>();
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use leasehold_conformance::harness::RedisSettings;
 use leasehold_core::{KeeperRuntime, LockClient};
+use leasehold_test_servers::RedisSettings;
 use redis::aio::MultiplexedConnection;
 
 use crate::report::{Figure, Goal, Unit};

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use leasehold_conformance::harness::RedisSettings;
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockGuard};
+use leasehold_test_servers::RedisSettings;
 use redis::aio::MultiplexedConnection;
 
 use crate::peers;

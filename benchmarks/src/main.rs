@@ -8,6 +8,7 @@ mod commands;
 mod embedded;
 mod handoff;
 mod held;
+mod mysql;
 mod peers;
 mod placement;
 mod recorded;
@@ -70,6 +71,8 @@ enum Workload {
     HeldMemory,
     /// 100,000 held leases on Redis.
     HeldRedis,
+    /// Locks on MariaDB: pairs, 10,000 held leases, 100 waiters, handoffs.
+    Mysql,
     /// A holder that is killed, and one that loses its lease.
     Takeover,
     /// The command's start, beside `flock`.
@@ -147,6 +150,7 @@ fn only(workload: Workload) -> Result<()> {
         Workload::Handoff => runtime()?.block_on(handoff::run()),
         Workload::HeldMemory => runtime()?.block_on(held::memory()),
         Workload::HeldRedis => runtime()?.block_on(held::redis()),
+        Workload::Mysql => runtime()?.block_on(mysql::run()),
         Workload::Takeover => runtime()?.block_on(takeover::run()),
         Workload::Startup => startup::run(),
         Workload::Sqlite => runtime()?.block_on(embedded::run()),

@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use leasehold_conformance::harness::{ChildProcess, LagMonitor, RedisSettings};
+use leasehold_conformance::harness::{ChildProcess, LagMonitor};
 use leasehold_core::KeeperRuntime;
+use leasehold_test_servers::RedisSettings;
 
 use crate::peers;
 use crate::report::{Figure, Goal, Unit};

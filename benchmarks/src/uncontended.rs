@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use leasehold_conformance::harness::{Fault, FaultProxy, RedisServer, RedisSettings};
+use leasehold_conformance::harness::{Fault, FaultProxy};
+use leasehold_test_servers::{RedisServer, RedisSettings};
 
 use crate::peers::{self, Peer};
 use crate::report::{Figure, Goal, Unit};

@@ -27,7 +27,7 @@ const MORE: &str = "See `leasehold help COMMAND` or the man page of a command fo
 /// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// URL of the store: `sqlite:///PATH` or `redis://HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
+    /// URL of the store: `sqlite:///PATH`, `redis://HOST` or `mysql://HOST/DATABASE` [env: LEASEHOLD_STORE] [default: sqlite://]
     ///
     /// `sqlite://` is a file in your state folder, so each user has a different one: give cron jobs and services a path. Every user
     /// of this machine can read a password on the command line (`ps`): put a URL with a password into LEASEHOLD_STORE instead. An
@@ -81,14 +81,14 @@ pub(crate) enum Command {
     /// may still be writing until then.
     Break(Break),
     /// Print the SQL that creates the tables of a SQL store
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "mysql", feature = "sqlite"))]
     Schema {
         /// Kind of store
         store: SqlStore,
     },
     /// Print the least permissions that a user of the store needs
     #[command(subcommand)]
-    #[cfg(any(feature = "redis", feature = "sqlite"))]
+    #[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
     Acl(Acl),
     /// Check whether the store is fit for locks
     ///
@@ -124,17 +124,36 @@ impl Command {
 }
 
 /// The SQL stores.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SqlStore {
+    /// A MySQL or MariaDB database.
+    #[cfg(feature = "mysql")]
+    Mysql,
     /// A SQLite file.
+    #[cfg(feature = "sqlite")]
     Sqlite,
 }
 
 /// The stores that have permissions.
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub(crate) enum Acl {
+    /// Print the grant of a MySQL or MariaDB user
+    ///
+    /// The table of locks must exist: `leasehold schema mysql | mysql DATABASE` creates it.
+    #[cfg(feature = "mysql")]
+    Mysql {
+        /// Only the permissions of `status`, `ls` and `watch`
+        #[arg(long)]
+        read_only: bool,
+        /// The database in the URL of the store
+        #[arg(long, value_name = "NAME")]
+        database: String,
+        /// The account, in the syntax of SQL
+        #[arg(long, value_name = "ACCOUNT", default_value = "'leasehold'@'%'")]
+        user: String,
+    },
     /// Print the rules of a Redis user
     ///
     /// The rules have the form that `ACL SETUSER` takes: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)`.

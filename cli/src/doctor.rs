@@ -122,7 +122,7 @@ async fn acquire_and_release(client: &LockClient) -> Option<Check> {
         Ok(()) => Check::new("acquire and release", format!("done in {:.1?}", begin.elapsed()), CheckStatus::Ok),
         Err(error) => {
             let hint = match error.kind() {
-                ErrorKind::Auth => "give the user the permissions that `leasehold acl redis` prints",
+                ErrorKind::Auth => "give the user the permissions that `leasehold acl` prints",
                 ErrorKind::Capacity => "the store is full: free space, or raise its limits",
                 _ => "the message of the store says why: correct that",
             };

@@ -82,9 +82,9 @@ fn execute(cli: &Cli, output: Output) -> Result<Exit, Failure> {
         Command::Watch(args) => in_runtime(show::watch(args, output)),
         Command::Break(args) => in_runtime(break_lock::break_lock(args, output)),
         Command::Doctor(common) => in_runtime(doctor::doctor(common, output)),
-        #[cfg(feature = "sqlite")]
+        #[cfg(any(feature = "mysql", feature = "sqlite"))]
         Command::Schema { store } => pages::schema(*store),
-        #[cfg(any(feature = "redis", feature = "sqlite"))]
+        #[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
         Command::Acl(store) => pages::acl(store),
         Command::Completions { shell } => pages::completions(*shell),
         Command::Man { folder } => man::write(folder),

@@ -50,7 +50,20 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             "leasehold doctor --store redis://redis.internal:6379",
         )],
     ),
-    ("schema", &[("Create the tables of a SQLite file:", "leasehold schema sqlite | sqlite3 /var/lib/app/locks.db")]),
+    (
+        "schema",
+        &[
+            ("Create the tables of a SQLite file:", "leasehold schema sqlite | sqlite3 /var/lib/app/locks.db"),
+            ("Create the table in a MySQL or MariaDB database:", "leasehold schema mysql | mysql app"),
+        ],
+    ),
+    (
+        "mysql",
+        &[(
+            "Let a user acquire locks in the database `app`:",
+            "leasehold acl mysql --database app --user \"'app'@'%'\" | mysql",
+        )],
+    ),
     (
         "redis",
         &[

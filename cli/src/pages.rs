@@ -1,9 +1,9 @@
 //! Subcommands that need no store: completions, schema and permissions.
 
 use crate::args;
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
 use crate::args::Acl;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 use crate::args::SqlStore;
 use crate::exit::{Exit, Failure};
 use crate::output::write_out;
@@ -16,17 +16,28 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Exit, Failure> 
 }
 
 /// `schema STORE`.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) fn schema(store: SqlStore) -> Result<Exit, Failure> {
     match store {
+        #[cfg(feature = "mysql")]
+        SqlStore::Mysql => print(leasehold::mysql::SCHEMA),
+        #[cfg(feature = "sqlite")]
         SqlStore::Sqlite => print(leasehold::sqlite::SCHEMA),
     }
 }
 
 /// `acl STORE`.
-#[cfg(any(feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
 pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
     match store {
+        #[cfg(feature = "mysql")]
+        Acl::Mysql { read_only, database, user } => {
+            let grants = match read_only {
+                true => leasehold::mysql::read_only_grants(database, user),
+                false => leasehold::mysql::grants(database, user),
+            };
+            print(&format!("{grants};\n"))
+        }
         #[cfg(feature = "redis")]
         Acl::Redis { operator, read_only, prefix } => {
             let rules = match (operator, read_only) {

@@ -3,6 +3,8 @@
 
 mod redis {
     mod chaos;
+    #[path = "../support/mod.rs"]
+    mod common;
     mod cost;
     mod fixture;
     mod own_server;

@@ -13,8 +13,8 @@ use crate::process;
 /// a run on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, takeover, startup or
-    /// sqlite.
+    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, mysql, takeover,
+    /// startup or sqlite.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// How often each workload is run.
@@ -36,7 +36,7 @@ const END: &str = "<!-- end of figures -->\n";
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    needs::provide(&[needs::REDIS], &args.install, "cargo xtask bench")?;
+    needs::provide(&[needs::REDIS, needs::MARIADB, needs::MARIADB_INSTALL_DB], &args.install, "cargo xtask bench")?;
     if args.workloads.is_empty() || args.workloads.iter().any(|workload| workload == "startup") {
         process::show(&mut process::cargo(["build", "--release", "--quiet", "--locked", "--package=leasehold-cli"]))?;
     }

@@ -19,6 +19,13 @@ pub(crate) struct Need {
 pub(crate) const REDIS: Need =
     Need { program: "redis-server", package: "redis-server", variable: Some("LEASEHOLD_REDIS_SERVER") };
 
+pub(crate) const MARIADB: Need =
+    Need { program: "mariadbd", package: "mariadb-server", variable: Some("LEASEHOLD_MARIADB_SERVER") };
+
+/// Creates the data folder of a server.
+pub(crate) const MARIADB_INSTALL_DB: Need =
+    Need { program: "mariadb-install-db", package: "mariadb-server", variable: Some("LEASEHOLD_MARIADB_INSTALL_DB") };
+
 /// For the certificates of the TLS test.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 
@@ -92,11 +99,15 @@ fn advice(missing: &[Need], command: &str) -> String {
 }
 
 fn list(needs: &[Need], name: impl Fn(&Need) -> &'static str) -> String {
-    needs.iter().map(name).collect::<Vec<_>>().join(", ")
+    let mut names: Vec<_> = needs.iter().map(name).collect();
+    // One package contains several programs.
+    names.dedup();
+    names.join(", ")
 }
 
 fn apt_install(missing: &[Need]) -> Result<()> {
-    let packages: Vec<_> = missing.iter().map(|need| need.package).collect();
+    let mut packages: Vec<_> = missing.iter().map(|need| need.package).collect();
+    packages.dedup();
     let by_hand = format!("install them by hand: apt-get update && apt-get install {}", packages.join(" "));
     println!("not installed: {}; installing {}", list(missing, |need| need.program), packages.join(", "));
     if on_path("apt-get").is_none() {
@@ -136,7 +147,7 @@ fn apt_get(root: bool) -> Command {
     command
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     let id = Command::new("id").arg("-u").stderr(Stdio::null()).output();
     id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
 }

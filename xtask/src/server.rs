@@ -1,15 +1,19 @@
 //! Stores for the examples: they take a URL, and the README says so.
 
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::needs;
+use crate::{needs, process};
 
 /// How long it may take until it answers. It mostly takes 10 ms.
 const START_BOUND: Duration = Duration::from_secs(20);
+
+/// The password of the user on MariaDB.
+const PASSWORD: &str = "example";
 
 /// A store in a folder of its own; a server listens on a unix socket there. It is gone when this is dropped.
 pub(crate) struct Server {
@@ -25,12 +29,50 @@ impl Server {
         std::fs::create_dir_all(&folder)?;
         match store {
             "redis" => Self::redis(folder),
+            "mysql" => Self::mysql(folder),
             "sqlite" => {
                 let url = format!("sqlite://{}", folder.join("locks.db").display());
                 Ok(Self { process: None, folder, url })
             }
             _ => bail!("there is no starter for {store}"),
         }
+    }
+
+    fn mysql(folder: PathBuf) -> Result<Self> {
+        let data = format!("--datadir={}", folder.join("data").display());
+        let mut install =
+            Command::new(needs::MARIADB_INSTALL_DB.find()?.context("mariadb-install-db is not installed")?);
+        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", &data]);
+        // Started by root, the server wants to be told that it stays root.
+        let as_root = needs::is_root().then_some("--user=root");
+        let installed = install.args(as_root).stdin(Stdio::null()).output().context("cannot run mariadb-install-db")?;
+        if !installed.status.success() {
+            bail!("mariadb-install-db fails: {}", String::from_utf8_lossy(&installed.stdout));
+        }
+        // The server runs these statements before it listens.
+        let statements = format!(
+            "CREATE DATABASE examples;\nCREATE USER example IDENTIFIED BY '{PASSWORD}';\nGRANT ALL ON examples.* TO example;\n\
+             USE examples;\n{}",
+            std::fs::read_to_string(process::root().join("lock-mysql/src/schema.sql"))?
+        );
+        std::fs::write(folder.join("init.sql"), statements)?;
+        // Another process may take it until the server binds it, which then ends with an error.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let mut command = Command::new(needs::MARIADB.find()?.context("mariadbd is not installed")?);
+        command.arg("--no-defaults").args(as_root).args([
+            "--bind-address=127.0.0.1",
+            "--skip-log-bin",
+            "--skip-name-resolve",
+            &data,
+        ]);
+        command.arg(format!("--socket={}", folder.join("socket").display())).arg(format!("--port={port}"));
+        command.arg(format!("--init-file={}", folder.join("init.sql").display()));
+        command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Some(command.spawn().context("cannot start mariadbd")?);
+        let url = format!("mysql://example:{PASSWORD}@127.0.0.1:{port}/examples?tls=off");
+        let mut server = Self { process, folder, url };
+        server.wait_until("mariadbd", |_| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())?;
+        Ok(server)
     }
 
     fn redis(folder: PathBuf) -> Result<Self> {
@@ -40,17 +82,22 @@ impl Server {
         let process = Some(command.spawn().context("cannot start redis-server")?);
         let url = format!("redis+unix://{}", folder.join("redis.sock").display());
         let mut server = Self { process, folder, url };
+        server.wait_until("redis-server", Self::answers)?;
+        Ok(server)
+    }
+
+    fn wait_until(&mut self, program: &str, is_up: impl Fn(&Self) -> bool) -> Result<()> {
         let until = Instant::now() + START_BOUND;
-        while !server.answers() {
-            if let Some(exit) = server.process.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                bail!("redis-server ended: {exit}");
+        while !is_up(self) {
+            if let Some(exit) = self.process.as_mut().map(Child::try_wait).transpose()?.flatten() {
+                bail!("{program} ended: {exit}");
             }
             if Instant::now() > until {
-                bail!("redis-server does not answer after {} s", START_BOUND.as_secs());
+                bail!("{program} does not answer after {} s", START_BOUND.as_secs());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(server)
+        Ok(())
     }
 
     /// Its URL.

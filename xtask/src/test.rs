@@ -25,6 +25,12 @@ struct Backend {
 
 const BACKENDS: &[Backend] = &[
     Backend { name: "memory", feature: None, targets: &["memory"], needs: &[] },
+    Backend {
+        name: "mysql",
+        feature: Some("mysql"),
+        targets: &["mysql", "mysql_processes"],
+        needs: &[needs::MARIADB, needs::MARIADB_INSTALL_DB],
+    },
     Backend { name: "redis", feature: Some("redis"), targets: &["redis", "processes"], needs: &[needs::REDIS] },
     Backend { name: "sqlite", feature: Some("sqlite"), targets: &["sqlite", "sqlite_processes"], needs: &[] },
 ];
@@ -40,11 +46,11 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server and openssl. LEASEHOLD_REDIS_SERVER names another program than redis-server. The number of
-/// cases that ran is compared with conformance-tests/counts.toml.
+/// The tests need redis-server, mariadb-server and openssl. LEASEHOLD_REDIS_SERVER and LEASEHOLD_MARIADB_SERVER name other programs than
+/// redis-server and mariadbd. The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backends whose suite is run: memory, redis, sqlite.
+    /// The backends whose suite is run: memory, mysql, redis, sqlite.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
     #[command(flatten)]
@@ -68,10 +74,11 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 }
 
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
-const EXAMPLE_STORES: &[&str] = &["redis", "sqlite"];
+const EXAMPLE_STORES: &[&str] = &["mysql", "redis", "sqlite"];
 
-fn takes_url(program: &Program) -> bool {
-    ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
+fn takes_url(program: &Program, store: &str) -> bool {
+    let is_fenced = store == "mysql" && program.target == "example-fenced_sql";
+    is_fenced || ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
 }
 
 fn backend(name: &str) -> Result<&'static str> {
@@ -88,9 +95,9 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
     ["--workspace".to_owned(), "--all-features".to_owned()].into_iter().chain(excluded).collect()
 }
 
-/// The same for the models and simulations, and for the commands themselves.
+/// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {
-    ["--package=leasehold-simulation", "--package=xtask"].map(str::to_owned).into()
+    ["--package=leasehold-simulation", "--package=leasehold-test-servers", "--package=xtask"].map(str::to_owned).into()
 }
 
 fn suite(backends: &[&Backend]) -> Vec<String> {
@@ -138,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             parts.run(&format!("examples on {store}"), || {
                 let server = Server::start(store)?;
                 let mut sum = Outcome::default();
-                for program in programs.iter().filter(|program| takes_url(program)) {
+                for program in programs.iter().filter(|program| takes_url(program, store)) {
                     println!("{}", program.name());
                     sum.add(program.run(&[server.url()], &mut run.said)?);
                 }
@@ -185,5 +192,18 @@ impl Run {
             bail!("{text}");
         }
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_store_of_the_examples_starts() {
+        for store in EXAMPLE_STORES {
+            let server = Server::start(store).unwrap_or_else(|error| panic!("{store}: {error:#}"));
+            assert!(server.url().contains("://"), "{store}");
+        }
     }
 }

@@ -5,12 +5,11 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "redis")]
+use leasehold_conformance::Data;
 use leasehold_conformance::harness::folder;
 #[cfg(feature = "redis")]
-use leasehold_conformance::{
-    Data,
-    harness::{RedisServer, RedisSettings},
-};
+use leasehold_test_servers::{RedisServer, RedisSettings};
 use rustix::fs::OFlags;
 
 use crate::process::until;
@@ -23,7 +22,7 @@ pub(crate) struct Store {
 
 enum Kind {
     #[cfg(feature = "redis")]
-    Redis(RefCell<RedisServer>),
+    Redis(Box<RefCell<RedisServer>>),
     #[cfg(feature = "sqlite")]
     Sqlite(RefCell<Option<rusqlite::Connection>>),
 }
@@ -40,7 +39,7 @@ impl Store {
     #[cfg(feature = "redis")]
     pub(crate) fn redis() -> Self {
         let server = RedisSettings::new().start().unwrap();
-        Self { url: server.url(), folder: own_folder(), kind: Kind::Redis(RefCell::new(server)) }
+        Self { url: server.url(), folder: own_folder(), kind: Kind::Redis(Box::new(RefCell::new(server))) }
     }
 
     #[cfg(feature = "sqlite")]

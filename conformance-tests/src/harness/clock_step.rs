@@ -36,11 +36,6 @@ impl ClockStep {
         Ok(Self { library, file, micros: Mutex::new(0) })
     }
 
-    /// Makes a command use the stepped clock.
-    pub(crate) fn apply(&self, command: &mut Command) {
-        command.envs(self.variables());
-    }
-
     /// The environment variables of a program that uses the stepped clock.
     pub fn variables(&self) -> [(&'static str, &Path); 2] {
         [("LD_PRELOAD", &self.library), ("LEASEHOLD_CLOCK_STEP", &self.file)]

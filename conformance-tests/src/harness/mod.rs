@@ -1,4 +1,4 @@
-//! Helpers that run beside a case: the lag monitor, and (feature `servers`) processes, servers and the fault proxy.
+//! Helpers that run beside a case: the lag monitor, and (feature `servers`) processes, ports and the fault proxy.
 
 #[cfg(feature = "servers")]
 mod clock_step;
@@ -14,7 +14,7 @@ mod process;
 #[cfg(feature = "servers")]
 mod proxy;
 #[cfg(feature = "servers")]
-mod redis;
+mod tcp_path;
 
 #[cfg(feature = "servers")]
 pub use clock_step::ClockStep;
@@ -30,4 +30,4 @@ pub use process::ChildProcess;
 #[cfg(feature = "servers")]
 pub use proxy::{Fault, FaultProxy, ProxyStats, Reach};
 #[cfg(feature = "servers")]
-pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
+pub use tcp_path::TcpPath;

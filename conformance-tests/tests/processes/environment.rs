@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder, RedisServer, RedisSettings};
+use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder};
+use leasehold_core::FencingToken;
+use leasehold_test_servers::{RedisServer, RedisSettings};
 
 pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::bounds::{start, with_call};
@@ -28,6 +30,16 @@ impl Environment {
     /// A lock holder that reaches the server through the proxy.
     pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
         start(&with_call(&format!("redis://{}/", self.proxy.addr())), more)
+    }
+
+    /// The writes that Redis accepted, in order: token and text.
+    pub(crate) fn accepted(&self, key: &str) -> Vec<(FencingToken, String)> {
+        let list = self.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
+        let entry = |text: String| {
+            let (token, what) = text.split_once(' ').expect("a token and a text");
+            (FencingToken::new(token.parse().expect("a token")), what.to_owned())
+        };
+        list.iter().map(|reply| entry(reply.text())).collect()
     }
 
     /// A lock holder that is in the queue and receives notifications. Every lock holder has one connection for its calls and one on

@@ -1,4 +1,4 @@
-//! A holder is paused and writes after it resumes: Redis itself refuses the late write.
+//! A holder is paused and writes after it resumes: the store itself refuses the late write.
 
 use leasehold_conformance::harness::{HolderEvent, LockHolder};
 use leasehold_conformance::history::{check, check_writes};
@@ -7,7 +7,7 @@ use leasehold_core::FencingToken;
 use super::chaos::holds;
 use super::environment::{Environment, SOON, StoreUnderTest as _};
 
-/// Waits for the result of a write: the key of its list, or the kind of the error.
+/// Waits for the result of a write: where it is, or the kind of the error.
 fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
     lock_holder
         .next(SOON, |line| match &line.event {
@@ -16,16 +16,6 @@ fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
             _ => None,
         })
         .unwrap()
-}
-
-/// The writes that Redis accepted, in order: token and text.
-fn accepted(environment: &Environment, key: &str) -> Vec<(FencingToken, String)> {
-    let list = environment.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
-    let entry = |text: String| {
-        let (token, what) = text.split_once(' ').expect("a token and a text");
-        (FencingToken::new(token.parse().expect("a token")), what.to_owned())
-    };
-    list.iter().map(|reply| entry(reply.text())).collect()
 }
 
 #[test]
@@ -39,7 +29,7 @@ fn the_late_write_of_a_paused_holder_is_refused_by_the_server() {
     first.process().pause().unwrap();
     let (_, high) = second.acquired(SOON).unwrap();
     assert!(high > low);
-    // This command waits until the holder resumes. Only Redis checks it.
+    // This command waits until the holder resumes. Only the store checks it.
     first.send("write too late").unwrap();
     first.process().resume().unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()), "a late write was accepted");
@@ -56,7 +46,7 @@ fn the_late_write_of_a_paused_holder_is_refused_by_the_server() {
     first.send("write without a holder").unwrap();
     assert_eq!(written(&mut first), Err("Lost".to_owned()));
 
-    let accepted = accepted(&environment, &key);
+    let accepted = environment.accepted(&key);
     let expected = [(low, "in time"), (high, "of the second")].map(|(token, text)| (FencingToken::new(token), text));
     assert_eq!(accepted.iter().map(|(token, text)| (*token, text.as_str())).collect::<Vec<_>>(), expected);
     check_writes(&accepted.iter().map(|(token, _)| *token).collect::<Vec<_>>()).unwrap();

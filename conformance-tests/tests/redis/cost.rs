@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leasehold_conformance::Fixture;
-use leasehold_conformance::harness::Monitor;
 use leasehold_core::{KeeperRuntime, LockClient, LockName};
+use leasehold_test_servers::Monitor;
 
 use super::support::{Redis, SOON, builder, case, client, hold};
 

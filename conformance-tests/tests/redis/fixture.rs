@@ -2,18 +2,18 @@
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::redis::{RedisBackend, acl, operator_acl};
-use leasehold_conformance::harness::{Fault, FaultProxy, Monitor, Port, RedisServer, RedisSettings};
+use leasehold_conformance::harness::{Port, TcpPath};
 use leasehold_conformance::{
-    Faults, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
+    Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
 };
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
+use leasehold_test_servers::{Monitor, RedisServer, RedisSettings};
 
 use super::stored::Stored;
 
@@ -55,18 +55,14 @@ impl Setup for Guarded {
     const PREFIX: &'static str = "team*a:locks:";
 }
 
-/// A redis-server and its proxy.
+/// A redis-server and the path to it.
 pub(super) struct RedisFixture<S> {
     server: Mutex<RedisServer>,
-    proxy: FaultProxy,
-    /// Faults without the proxy: lost pushes and doubled requests.
-    faults: Faults,
+    path: TcpPath,
     /// An address without a server, as the primary of a replica.
     unused_port: Port,
     /// Started by the first call of `served`, because it slows the server down.
     monitor: Mutex<Option<Monitor>>,
-    /// Whether the proxy has a fault.
-    is_broken: AtomicBool,
     setup: PhantomData<fn() -> S>,
 }
 
@@ -78,11 +74,7 @@ impl<S: Setup> RedisFixture<S> {
 
     /// The URL of clients by this route, with these settings on top.
     pub(super) fn url(&self, route: Route, more: &str) -> String {
-        let addr = match route {
-            Route::Clear => self.server().addr(),
-            Route::Faulty => self.proxy.addr(),
-        };
-        Self::url_of(addr, S::USER, more)
+        Self::url_of(self.path.addr(route), S::USER, more)
     }
 
     fn url_of(addr: SocketAddr, user: &str, more: &str) -> String {
@@ -108,11 +100,11 @@ impl<S: Setup> RedisFixture<S> {
         };
         let until = Instant::now() + bound;
         while Instant::now() < until {
-            let passed = self.proxy.stats();
+            let passed = self.path.proxy().stats();
             let was_so = is_so();
             tokio::time::sleep(Duration::from_millis(5)).await;
             // The last reply may still be in flight, and the client loads a script next if the server does not have it.
-            if was_so && is_so() && self.proxy.stats() == passed {
+            if was_so && is_so() && self.path.proxy().stats() == passed {
                 return true;
             }
         }
@@ -172,24 +164,15 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             password => settings.line(format!("user {OPERATOR} on >{password} {}", operator_acl(S::PREFIX))),
         };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
-        let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
+        let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         let unused_port = Port::free().unwrap_or_else(|error| panic!("{error}"));
-        let faults = Faults::new(tokio::runtime::Handle::current());
-        Self {
-            server: Mutex::new(server),
-            proxy,
-            faults,
-            unused_port,
-            monitor: Mutex::default(),
-            is_broken: AtomicBool::new(false),
-            setup: PhantomData,
-        }
+        Self { server: Mutex::new(server), path, unused_port, monitor: Mutex::default(), setup: PhantomData }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
         let url = self.url(route, "");
-        let connected = match route == Route::Faulty && self.is_broken.load(Ordering::Acquire) {
+        let connected = match self.path.is_broken(route) {
             true => None,
             false => RedisBackend::connect(&url).await.ok(),
         };
@@ -197,13 +180,13 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             Some(backend) => backend,
             None => RedisBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
-        Arc::new(self.faults.wrap(Arc::new(backend), route))
+        Arc::new(self.path.wrap(Arc::new(backend), route))
     }
 
     async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
         let url = self.url(Route::Clear, &format!("&retention={}ms", retention.as_millis()));
         let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
-        Ok(Arc::new(self.faults.wrap(Arc::new(backend), Route::Clear)))
+        Ok(Arc::new(self.path.wrap(Arc::new(backend), Route::Clear)))
     }
 
     async fn operator(&self) -> Arc<dyn LockBackend> {
@@ -222,37 +205,23 @@ impl<S: Setup> Fixture for RedisFixture<S> {
     }
 
     async fn connected(&self) {
-        if !self.is_broken.load(Ordering::Acquire) {
-            self.connected_are(|| self.faults.connections(), CONNECT_BOUND).await;
+        if !self.path.is_broken(Route::Faulty) {
+            self.connected_are(|| self.path.clients(), CONNECT_BOUND).await;
         }
     }
 
     async fn path(&self, fault: PathFault) {
         // The fault then meets a request and not the first connection.
         self.connected().await;
-        self.heal().await;
-        self.is_broken.store(true, Ordering::Release);
-        match fault {
-            PathFault::Disconnect => {
-                self.proxy.apply(Fault::Refuse);
-                self.proxy.apply(Fault::Disconnect);
-            }
-            PathFault::DropTraffic => self.proxy.apply(Fault::DropTraffic),
-            PathFault::Delay(delay) => self.proxy.apply(Fault::Delay { requests: delay, replies: delay }),
-            PathFault::LoseReplies => self.proxy.apply(Fault::LoseReplies),
-            PathFault::Hold => self.proxy.apply(Fault::HoldRequests),
-            PathFault::LosePushes | PathFault::Double => self.faults.path(fault),
-        }
+        self.path.apply(fault);
     }
 
     async fn heal(&self) {
-        self.is_broken.store(false, Ordering::Release);
-        self.proxy.heal();
-        self.faults.heal();
+        self.path.heal();
     }
 
     async fn deliver(&self) {
-        self.proxy.deliver();
+        self.path.deliver();
         // Delivered bytes are in the server's sockets. It reads all sockets between two reads of one socket.
         self.execute(&[&["PING"], &["PING"]]);
     }

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::{RedisServer, RedisSettings, Reply, SideConnection};
 use leasehold_conformance::{Data, Fixture, ServerFault};
+use leasehold_test_servers::{RedisServer, RedisSettings, Reply, SideConnection};
 
 use super::support::{case, client, hold};
 

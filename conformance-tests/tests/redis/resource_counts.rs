@@ -1,7 +1,7 @@
 //! The resources of a prefix at the server.
 
 use leasehold_conformance::ResourceCounts;
-use leasehold_conformance::harness::Reply;
+use leasehold_test_servers::Reply;
 
 use super::stored::{Head, Stored};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use leasehold::redis::acl;
 use leasehold_conformance::Data;
-use leasehold_conformance::harness::{RedisServer, RedisSettings};
 use leasehold_core::{Error, ErrorKind, LockClient};
+use leasehold_test_servers::{RedisServer, RedisSettings};
 
 use super::support::hold;
 

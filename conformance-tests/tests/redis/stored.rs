@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{RedisServer, Reply};
 use leasehold_core::{FencingToken, LockName};
+use leasehold_test_servers::{RedisServer, Reply};
 
 /// The longest encoded name in a key; part of the stored format.
 const MAX_ENCODED: usize = 200;

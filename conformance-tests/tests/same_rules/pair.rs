@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use leasehold::redis::RedisBackend;
 use leasehold_conformance::Direct;
-use leasehold_conformance::harness::{RedisServer, RedisSettings};
 use leasehold_conformance::hooks::Hooked;
 use leasehold_core::backend::{Clock, LockBackend, Stamp};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_test_servers::{RedisServer, RedisSettings};
 
 use super::difference::Difference;
 

@@ -83,8 +83,8 @@ COMMANDS, one a line on standard input:
   check     print whether the lock is held, by the guard
   release   release it, and wait for the server's reply
   drop      drop the guard: the release continues in the background
-  write TEXT  append the token and TEXT to a list in Redis, without a check of the guard (also after a loss, with
-            --stay): Redis itself refuses it when the lease is not current
+  write TEXT  append the token and TEXT to a list in Redis, or to the table `written` in MySQL, without a check of the guard (also after a loss, with
+            --stay): the store itself refuses it when the lease is not current
   leak      leak the guard and wait for commands: the lease is renewed for as long as this process lives
   acquire   take the lock once more (after the last turn, with --stay)
   cut       with --by-proxy: close the connections to the server, and refuse new ones

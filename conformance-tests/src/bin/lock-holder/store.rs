@@ -1,8 +1,10 @@
-//! Access to the store: a client, fenced writes if the store is Redis, and an optional fault proxy.
+//! Access to the store: a client, fenced writes on Redis and MySQL, and an optional fault proxy.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
+use leasehold::mysql::sqlx::mysql::MySqlConnection;
+use leasehold::mysql::sqlx::{self, Connection};
 use leasehold::redis::{FencedScript, RedisBackend};
 use leasehold::{Error, ErrorKind, LockClient, LockGuard, Result};
 use leasehold_conformance::harness::{Fault, FaultProxy};
@@ -10,34 +12,55 @@ use leasehold_conformance::harness::{Fault, FaultProxy};
 /// One store.
 pub(crate) struct Store {
     pub(crate) client: LockClient,
-    /// The backend, if it can check a lease and write in one step.
-    redis: Option<Arc<RedisBackend>>,
-    append: FencedScript,
+    writes: Writes,
     proxy: Option<FaultProxy>,
+}
+
+/// How the store checks a lease and writes in one step.
+enum Writes {
+    Redis(Arc<RedisBackend>, FencedScript),
+    /// By the URL of the database.
+    MySql(String),
+    Unsupported,
 }
 
 impl Store {
     /// Connects, through its own proxy if `by_proxy` is set.
     pub(crate) async fn connect(url: &str, by_proxy: bool) -> Result<Self> {
         let (url, proxy) = if by_proxy { behind_a_proxy(url)? } else { (url.to_owned(), None) };
-        // The list shows the writers in the order in which Redis accepted the writes.
-        let append = FencedScript::new("return redis.call('RPUSH', KEYS[1], ARGV[1])");
-        if !url.starts_with("redis") {
-            return Ok(Self { client: leasehold::connect(&url).await?, redis: None, append, proxy });
+        if url.starts_with("redis") {
+            // The list shows the writers in the order in which Redis accepted the writes.
+            let append = FencedScript::new("return redis.call('RPUSH', KEYS[1], ARGV[1])");
+            let backend = Arc::new(RedisBackend::connect(&url).await?);
+            return Ok(Self {
+                client: LockClient::new(backend.clone()),
+                writes: Writes::Redis(backend, append),
+                proxy,
+            });
         }
-        let backend = Arc::new(RedisBackend::connect(&url).await?);
-        Ok(Self { client: LockClient::new(backend.clone()), redis: Some(backend), append, proxy })
+        let writes = match url.starts_with("mysql") {
+            true => Writes::MySql(url.split('?').next().unwrap_or_default().to_owned()),
+            false => Writes::Unsupported,
+        };
+        Ok(Self { client: leasehold::connect(&url).await?, writes, proxy })
     }
 
-    /// Writes with the token of this guard, without a check of the guard: the store decides. Returns the key of the list.
+    /// Writes with the token of this guard, without a check of the guard: the store decides. Returns the key of the list, or the name of
+    /// the table.
     pub(crate) async fn write(&self, guard: &LockGuard, text: &str) -> Result<String> {
-        let Some(redis) = &self.redis else {
-            return Err(Error::new(ErrorKind::Unsupported, "only Redis checks the lease and writes in one step"));
-        };
-        let fence = redis.fence(guard);
-        let key = fence.key("written");
-        fence.run(&self.append, &[&key], &[format!("{} {text}", guard.fencing_token())]).await?;
-        Ok(key)
+        match &self.writes {
+            Writes::Redis(redis, append) => {
+                let fence = redis.fence(guard);
+                let key = fence.key("written");
+                fence.run(append, &[&key], &[format!("{} {text}", guard.fencing_token())]).await?;
+                Ok(key)
+            }
+            Writes::MySql(url) => insert(url, guard, text).await,
+            Writes::Unsupported => {
+                let text = "only Redis and MySQL check the lease and write in one step here";
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
     }
 
     /// Runs a command of the proxy. Returns false if there is no such command or no proxy.
@@ -54,6 +77,19 @@ impl Store {
         }
         true
     }
+}
+
+/// Inserts a row in a fenced transaction.
+async fn insert(url: &str, guard: &LockGuard, text: &str) -> Result<String> {
+    let failed = |error| Error::new(ErrorKind::Unavailable, "the write fails").with_source(error);
+    let mut connection = MySqlConnection::connect(url).await.map_err(failed)?;
+    let mut transaction = connection.begin().await.map_err(failed)?;
+    // A dropped connection is closed, and the server rolls back.
+    leasehold::mysql::fence(&mut transaction, guard).await?;
+    let insert = sqlx::query("INSERT INTO written (token, text) VALUES (?, ?)").bind(guard.fencing_token().get());
+    insert.bind(text).execute(&mut *transaction).await.map_err(failed)?;
+    transaction.commit().await.map_err(failed)?;
+    Ok("written".to_owned())
 }
 
 /// A proxy in front of the server of a URL, and the URL through it.

@@ -4,14 +4,14 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::net::Shutdown;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::rules::{Counted, Counters, Flow, Rules, Way};
+use super::rules::{Counted, Counters, Flow, Rules, Target, Way};
 
 /// The most that is read at once.
 const CHUNK: usize = 16 * 1024;
@@ -29,13 +29,17 @@ struct State {
     lost: AtomicBool,
     /// The number of bytes that wait to be passed on.
     held: AtomicU64,
+    /// When the bytes that wait were read first.
+    held_since: Mutex<Option<Instant>>,
+    /// A probe was passed on, and its reply not yet.
+    probes: AtomicBool,
 }
 
 impl Connection {
     /// The connection, and the task that relays it.
     pub(super) fn new(
         client: TcpStream,
-        server: SocketAddr,
+        server: Target,
         rules: Rules,
         counters: Arc<Counters>,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
@@ -43,7 +47,7 @@ impl Connection {
         let (sender, receiver) = watch::channel(rules);
         let state = Arc::new(State::default());
         let connection = Self { rules: sender, state: state.clone(), client: Arc::downgrade(&client) };
-        (connection, relay(client, server, Relay { rules: receiver, state, counters }))
+        (connection, relay(client, server.addr, Relay { rules: receiver, state, counters, is_probe: server.is_probe }))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -56,6 +60,12 @@ impl Connection {
 
     pub(super) fn holds(&self) -> bool {
         self.state.held.load(Ordering::Acquire) > 0
+    }
+
+    /// When the bytes that it holds were read first; later than any time if that is not known.
+    pub(super) fn held_since(&self) -> (bool, Option<Instant>) {
+        let since = *self.state.held_since.lock().unwrap_or_else(PoisonError::into_inner);
+        (since.is_none(), since)
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut Rules)) {
@@ -88,6 +98,7 @@ struct Relay {
     rules: watch::Receiver<Rules>,
     state: Arc<State>,
     counters: Arc<Counters>,
+    is_probe: fn(&[u8]) -> bool,
 }
 
 /// The server has reset the connection.
@@ -213,7 +224,10 @@ impl Relay {
         let (mut lost, mut gone) = (false, false);
         while let Some(item) = items.recv().await {
             self.wait_until_due(item.at, direction).await;
-            let flow = self.settled_flow(direction).await;
+            let flow = match self.is_of_a_probe(&item.what, direction) {
+                true => self.rules.borrow().probes(),
+                false => self.settled_flow(item.at, direction).await,
+            };
             lost |= flow == Flow::Drop;
             match item.what {
                 _ if lost => {
@@ -244,6 +258,19 @@ impl Relay {
         Ok(())
     }
 
+    /// Whether these bytes are a probe, or the reply to one.
+    fn is_of_a_probe(&self, what: &What<'_>, direction: Direction) -> bool {
+        let What::Bytes(bytes, _) = what else { return false };
+        match direction {
+            Direction::Requests => {
+                let is_probe = (self.is_probe)(bytes);
+                self.state.probes.store(is_probe, Ordering::Release);
+                is_probe
+            }
+            Direction::Replies => self.state.probes.swap(false, Ordering::AcqRel),
+        }
+    }
+
     fn lose(&self, bytes: usize) -> usize {
         self.counters.lost.fetch_add(bytes as u64, Ordering::AcqRel);
         bytes
@@ -264,7 +291,10 @@ impl Relay {
     }
 
     /// The flow of bytes that are due and no longer held.
-    async fn settled_flow(&mut self, direction: Direction) -> Flow {
+    async fn settled_flow(&mut self, at: Instant, direction: Direction) -> Flow {
+        if direction.way(&self.rules.borrow()).flow == Flow::Hold {
+            self.state.held_since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(at);
+        }
         self.until(|rules| direction.way(rules).flow != Flow::Hold).await;
         direction.way(&self.rules.borrow()).flow
     }

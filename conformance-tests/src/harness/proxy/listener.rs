@@ -1,7 +1,6 @@
 //! The proxy's thread: it accepts connections and runs commands.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
@@ -12,7 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 
 use super::connection::Connection;
-use super::rules::{Counters, Rules};
+use super::rules::{Counters, Rules, Target};
 use super::{Fault, Reach};
 use crate::harness::Port;
 
@@ -22,13 +21,21 @@ const DELIVERY_BOUND: Duration = Duration::from_secs(5);
 /// A command for the proxy, and the channel that reports its completion.
 pub(super) enum Command {
     Apply { fault: Fault, reach: Reach, done: SyncSender<()> },
-    Deliver { done: SyncSender<()> },
+    Deliver { reach: DeliveryReach, done: SyncSender<()> },
     Heal { done: SyncSender<()> },
+}
+
+/// Which connections pass on what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeliveryReach {
+    All,
+    /// That which has held bytes for the longest time.
+    Oldest,
 }
 
 pub(super) struct Listener {
     port: Arc<Port>,
-    server: SocketAddr,
+    server: Target,
     counters: Arc<Counters>,
     /// None while new connections are refused.
     socket: Option<TcpListener>,
@@ -40,7 +47,7 @@ pub(super) struct Listener {
 
 impl Listener {
     /// Listens, on the runtime that this is called in. (Blocking, since the caller may be in another one.)
-    pub(super) fn open(port: Arc<Port>, server: SocketAddr, counters: Arc<Counters>) -> io::Result<Self> {
+    pub(super) fn open(port: Arc<Port>, server: Target, counters: Arc<Counters>) -> io::Result<Self> {
         let socket = Some(listen(&port)?);
         let (rules, connections, tasks) = (Rules::CLEAR, Vec::new(), JoinSet::new());
         Ok(Self { port, server, counters, socket, rules, connections, tasks })
@@ -75,8 +82,8 @@ impl Listener {
                 self.apply(fault, reach).await;
                 done
             }
-            Command::Deliver { done } => {
-                self.deliver().await;
+            Command::Deliver { reach, done } => {
+                self.deliver(reach).await;
                 done
             }
             Command::Heal { done } => {
@@ -106,12 +113,17 @@ impl Listener {
         }
     }
 
-    async fn deliver(&mut self) {
-        for connection in &self.connections {
+    async fn deliver(&mut self, reach: DeliveryReach) {
+        let holding = self.connections.iter().filter(|connection| connection.holds());
+        let connections: Vec<&Connection> = match reach {
+            DeliveryReach::All => self.connections.iter().collect(),
+            DeliveryReach::Oldest => holding.min_by_key(|connection| connection.held_since()).into_iter().collect(),
+        };
+        for connection in &connections {
             connection.change(Rules::let_go);
         }
         let everything = async {
-            while self.connections.iter().any(Connection::holds) {
+            while connections.iter().any(|connection| connection.holds()) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::Port;
-use listener::{Command, Listener};
-use rules::Counters;
+use listener::{Command, DeliveryReach, Listener};
+use rules::{Counters, Target};
 
 /// How long the proxy's thread may take to run a command.
 const COMMAND_BOUND: Duration = Duration::from_secs(10);
@@ -96,6 +96,16 @@ impl FaultProxy {
     /// # Errors
     /// If there is no port or no thread.
     pub fn start(server: SocketAddr) -> io::Result<Self> {
+        Self::start_with_probe(server, |_| false)
+    }
+
+    /// The same for a client that may ask whether the server still replies before it sends a request on an idle connection. No fault but
+    /// [`Fault::DropTraffic`] and [`Fault::Delay`] affects what it sends for that, or the reply: a fault affects the request.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_probe(server: SocketAddr, is_probe: fn(&[u8]) -> bool) -> io::Result<Self> {
+        let server = Target { addr: server, is_probe };
         let port = Arc::new(Port::free()?);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::unbounded_channel();
@@ -128,7 +138,13 @@ impl FaultProxy {
     /// Passes on held bytes, in order. Open connections then hold nothing; the faults of new ones stay. It returns when the system
     /// has accepted all bytes; the server may not have processed them yet.
     pub fn deliver(&self) {
-        self.send(|done| Command::Deliver { done });
+        self.send(|done| Command::Deliver { reach: DeliveryReach::All, done });
+    }
+
+    /// The same for the connection that has held bytes for the longest time. A server with a thread for each connection processes the
+    /// requests of several connections in any order, unless it has processed one before the next is delivered.
+    pub fn deliver_oldest(&self) {
+        self.send(|done| Command::Deliver { reach: DeliveryReach::Oldest, done });
     }
 
     /// Ends all faults for bytes that are sent from now on. Connections that lost bytes are reset. A connection that still holds

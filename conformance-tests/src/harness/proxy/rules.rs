@@ -1,5 +1,6 @@
 //! The rules and counters of the bytes of a connection.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -36,6 +37,11 @@ pub(super) struct Rules {
 }
 
 impl Rules {
+    /// The flow of a probe and of its reply.
+    pub(super) fn probes(&self) -> Flow {
+        if self.requests.flow == Flow::Drop { Flow::Drop } else { Flow::Pass }
+    }
+
     pub(super) const CLEAR: Self = Self { requests: Way::CLEAR, replies: Way::CLEAR, pass_ends: true, cut: false };
 
     pub(super) fn add(&mut self, fault: Fault) {
@@ -60,6 +66,14 @@ impl Rules {
             }
         }
     }
+}
+
+/// The server behind the proxy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) addr: SocketAddr,
+    /// Whether these bytes only ask whether the server still replies. No fault but [`Fault::DropTraffic`] and a delay affects them.
+    pub(super) is_probe: fn(&[u8]) -> bool,
 }
 
 #[derive(Debug, Default)]

@@ -1,0 +1,242 @@
+//! Locks in a table of a MariaDB, against raw statements on connections of their own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use leasehold_core::{KeeperRuntime, LockClient, LockGuard};
+use leasehold_mysql::sqlx::mysql::MySqlConnection;
+use leasehold_mysql::sqlx::{self, Connection};
+use leasehold_mysql::{MySqlBackend, SCHEMA, grants};
+use leasehold_test_servers::{MySqlServer, MySqlSettings};
+use tokio::sync::Mutex;
+
+use crate::report::{Figure, Goal, Unit};
+use crate::rounds::{self, Round, median};
+use crate::usage;
+
+const WORKLOAD: &str = "mysql";
+const ROUNDS: usize = 7;
+const PERIOD: Duration = Duration::from_millis(500);
+const TASKS: [usize; 3] = [1, 16, 64];
+
+/// The connections of a client, and those of the raw statements.
+const CONNECTIONS: usize = 4;
+
+const LEASES: usize = 10_000;
+const TTL: Duration = Duration::from_secs(30);
+const WATCHED: Duration = Duration::from_secs(30);
+
+const WAITERS: usize = 100;
+const HANDOFFS: Duration = Duration::from_secs(3);
+
+const USER: &str = "'bench'@'%'";
+const PASSWORD: &str = "bench";
+
+pub(crate) async fn run() -> Result<Vec<Figure>> {
+    let server = MySqlSettings::new().option("innodb-buffer-pool-size=128M").start()?;
+    server.query(&format!(
+        "CREATE DATABASE locks; USE locks; {SCHEMA} CREATE TABLE raw (name VARBINARY(255) PRIMARY KEY, owner BIGINT, fence BIGINT); \
+         CREATE USER {USER} IDENTIFIED BY '{PASSWORD}'; {}; GRANT SELECT, INSERT, UPDATE ON locks.raw TO {USER}; USE mysql",
+        grants("locks", USER)
+    ))?;
+    let mut figures = pairs(&server).await?;
+    figures.extend(held(&server).await?);
+    figures.extend(waiters(&server).await?);
+    figures.extend(handoffs(&server).await?);
+    Ok(figures)
+}
+
+fn url(server: &MySqlServer) -> String {
+    format!("mysql://bench:{PASSWORD}@{}/locks", server.addr())
+}
+
+async fn client(server: &MySqlServer, keeper: KeeperRuntime) -> Result<LockClient> {
+    let url = format!("{}?tls=off&connections={CONNECTIONS}", url(server));
+    Ok(LockClient::builder(MySqlBackend::connect(&url).await?).keeper(keeper).wait(Duration::MAX).build()?)
+}
+
+/// Two updates by the primary key, each in a transaction of its own, on connections of their own.
+struct Raw(Vec<Mutex<MySqlConnection>>);
+
+impl Raw {
+    async fn open(server: &MySqlServer) -> Result<Self> {
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let options: sqlx::mysql::MySqlConnectOptions = url(server).parse()?;
+            let options = sqlx::ConnectOptions::disable_statement_logging(options);
+            connections.push(Mutex::new(MySqlConnection::connect_with(&options).await?));
+        }
+        Ok(Self(connections))
+    }
+
+    async fn pair(&self, task: usize) -> Result<()> {
+        const TAKE: &str = "UPDATE raw SET owner = ?, fence = fence + 1 WHERE name = ? AND owner = 0";
+        const GIVE: &str = "UPDATE raw SET owner = 0 WHERE name = ? AND owner = ?";
+        let name = format!("bench/{task}");
+        for statement in [sqlx::query(TAKE).bind(7_i64).bind(&name), sqlx::query(GIVE).bind(&name).bind(7_i64)] {
+            let mut connection = self.0[task % CONNECTIONS].lock().await;
+            let done = statement.execute(&mut *connection).await?;
+            ensure!(done.rows_affected() == 1, "the raw lock was not free");
+        }
+        Ok(())
+    }
+}
+
+async fn pairs(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let client = client(server, KeeperRuntime::OwnThread).await?;
+    for task in 0..TASKS.into_iter().max().unwrap_or_default() {
+        server.query(&format!("INSERT INTO locks.raw VALUES ('bench/{task}', 0, 0)"))?;
+    }
+    let raw = Arc::new(Raw::open(server).await?);
+    let mut figures = Vec::new();
+    for tasks in TASKS {
+        let leasehold = || {
+            let client = client.clone();
+            rounds::run(tasks, PERIOD, move |task| {
+                let lock = client.lock(format!("bench/{task}"));
+                async move { Ok(lock.acquire().await?.release().await?) }
+            })
+        };
+        let bare = || {
+            let raw = raw.clone();
+            rounds::run(tasks, PERIOD, move |task| {
+                let raw = raw.clone();
+                async move { raw.pair(task).await }
+            })
+        };
+        leasehold().await?;
+        bare().await?;
+        let mut rounds: Vec<(Round, Round)> = Vec::new();
+        for number in 0..ROUNDS {
+            rounds.push(if number % 2 == 0 {
+                let own = leasehold().await?;
+                (own, bare().await?)
+            } else {
+                let other = bare().await?;
+                (leasehold().await?, other)
+            });
+        }
+        let ratio = median(rounds.iter().map(|(own, other)| own.per_second / other.per_second));
+        let p99 = median(rounds.iter().map(|(own, other)| own.p99 / other.p99));
+        let scale = median(rounds.iter().map(|(own, _)| own.per_second));
+        let what = format!("pairs/s with {tasks} tasks, against two raw updates");
+        figures.push(Figure::new(WORKLOAD, what, ratio, Unit::Ratio, Goal::AtLeast(0.85)));
+        let what = format!("p99 of a pair with {tasks} tasks, against two raw updates");
+        figures.push(Figure::plain(WORKLOAD, what, p99, Unit::Ratio));
+        figures.push(Figure::plain(WORKLOAD, format!("pairs with {tasks} tasks, here"), scale, Unit::PerSecond));
+    }
+    Ok(figures)
+}
+
+fn server_processor(server: &MySqlServer) -> Result<Duration> {
+    usage::processor_of(&server.id().context("the server has ended")?.to_string())
+}
+
+/// How many prepared statements the server has executed.
+fn executed(server: &MySqlServer) -> Result<u64> {
+    let rows = server.query("SHOW GLOBAL STATUS LIKE 'Com_stmt_execute'")?;
+    let value = rows.first().and_then(|row| row.get(1)).cloned().flatten().context("no status")?;
+    Ok(String::from_utf8_lossy(&value).parse()?)
+}
+
+async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let client = client(server, KeeperRuntime::OwnThread).await?;
+    let mut tasks = Vec::new();
+    for task in 0..16 {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut guards = Vec::new();
+            for lease in (task..LEASES).step_by(16) {
+                guards.push(client.lock(format!("held/{lease}")).ttl(TTL).acquire().await?);
+            }
+            anyhow::Ok(guards)
+        }));
+    }
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.extend(task.await??);
+    }
+    let renewed = client.stats().renewed;
+    let (idle, before) = (idle_processor(server).await?, server_processor(server)?);
+    tokio::time::sleep(WATCHED).await;
+    let used = (server_processor(server)? - before).saturating_sub(idle.mul_f64(WATCHED.as_secs_f64()));
+    let renewals = client.stats().renewed - renewed;
+    ensure!(guards.iter().all(LockGuard::is_held), "a lease was lost");
+    ensure!(renewals > 2 * LEASES as u64, "{renewals} renewals were made");
+    let percent = 100.0 * used.as_secs_f64() / WATCHED.as_secs_f64();
+    drop(guards);
+    let _ = client.shutdown().await;
+    let what = "server's processor for the renewal of 10,000 leases";
+    Ok(vec![
+        Figure::new(WORKLOAD, what, percent, Unit::Percent, Goal::AtMost(1.0)),
+        Figure::plain(
+            WORKLOAD,
+            "server's processor for the renewal of a lease",
+            used.as_secs_f64() * 1000.0 / renewals as f64,
+            Unit::Milliseconds,
+        ),
+    ])
+}
+
+/// What a server that serves nobody uses in a second.
+async fn idle_processor(_server: &MySqlServer) -> Result<Duration> {
+    let other = MySqlSettings::new().option("innodb-buffer-pool-size=128M").start()?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = server_processor(&other)?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    Ok((server_processor(&other)? - before) / 5)
+}
+
+async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let (holder, client) =
+        (client(server, KeeperRuntime::OwnThread).await?, client(server, KeeperRuntime::OwnThread).await?);
+    let mut guards = Vec::new();
+    let mut tasks = Vec::new();
+    for number in 0..WAITERS {
+        guards.push(holder.lock(format!("waited/{number}")).ttl(TTL * 100).acquire().await?);
+        let lock = client.lock(format!("waited/{number}")).ttl(TTL);
+        tasks.push(tokio::spawn(async move { lock.acquire().await.map(drop) }));
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (before, begin) = (executed(server)?, Instant::now());
+    tokio::time::sleep(WATCHED / 2).await;
+    let per_second = (executed(server)? - before) as f64 / begin.elapsed().as_secs_f64();
+    for task in tasks {
+        ensure!(!task.is_finished(), "a lock was granted that is held");
+        task.abort();
+    }
+    let what = "statements for 100 idle waiters of one client";
+    Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtMost(20.0))])
+}
+
+async fn handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let (stop, grants) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicU64>::default());
+    let mut clients = Vec::new();
+    for _ in 0..WAITERS / 2 {
+        // Many clients in one process stand for many processes, so their keepers share its runtime.
+        clients.push(client(server, KeeperRuntime::CurrentRuntime).await?);
+    }
+    let begin = Instant::now();
+    let mut tasks = Vec::new();
+    for client in &clients {
+        let (lock, stop, grants) = (client.lock("handoff"), stop.clone(), grants.clone());
+        tasks.push(tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let guard = lock.acquire().await?;
+                grants.fetch_add(1, Ordering::Relaxed);
+                guard.release().await?;
+            }
+            anyhow::Ok(())
+        }));
+    }
+    tokio::time::sleep(HANDOFFS).await;
+    let per_second = grants.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await??;
+    }
+    let what = "handoffs with 50 clients, by polling";
+    Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtLeast(500.0))])
+}

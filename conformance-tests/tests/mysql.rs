@@ -1,0 +1,18 @@
+//! Leasehold on real MariaDB servers: the suite, for a user with the least permissions, and then the tests that are specific to MySQL and
+//! MariaDB.
+
+mod mysql {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fence;
+    mod fixture;
+    mod locked_rows;
+    mod resource_counts;
+    mod server_settings;
+    mod sessions;
+    mod set_up;
+    mod stored;
+    mod support;
+
+    leasehold_conformance::suite!(fixture::MySqlFixture);
+}

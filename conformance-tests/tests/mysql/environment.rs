@@ -1,0 +1,97 @@
+//! A server, a proxy in front of it, and lock holders.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder};
+use leasehold_core::FencingToken;
+use leasehold_test_servers::{MySqlServer, MySqlSettings};
+
+pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
+use super::bounds::{start, with_call};
+use super::set_up::{PASSWORD, USER, set_up};
+use super::stored::{Stored, number};
+
+/// How late a takeover may be after the lease has ended: a poll and an acquire.
+pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(250);
+
+/// The connections of a lock holder that waits: its own, two of its keeper, and that of its polls.
+const OF_A_WAITER: usize = 4;
+
+pub(crate) struct Environment {
+    pub(crate) server: MySqlServer,
+    pub(crate) proxy: FaultProxy,
+    lag_monitor: LagMonitor,
+}
+
+impl Environment {
+    pub(crate) fn new() -> Self {
+        let server = MySqlSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
+        set_up(&server);
+        // Lock holders write into this table.
+        let table =
+            "CREATE TABLE locks.written (id INT PRIMARY KEY AUTO_INCREMENT, token BIGINT UNSIGNED, text VARCHAR(100))";
+        Stored(&server).query(&format!("{table}; GRANT SELECT, INSERT ON locks.written TO {USER}"));
+        let proxy = FaultProxy::start(server.addr()).unwrap();
+        Self { server, proxy, lag_monitor: LagMonitor::start() }
+    }
+
+    fn url_of(addr: SocketAddr) -> String {
+        format!("mysql://locker:{PASSWORD}@{addr}/locks")
+    }
+
+    /// A lock holder that reaches the server through the proxy.
+    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
+        start(&with_call(&Self::url_of(self.proxy.addr())), more)
+    }
+
+    /// A lock holder that waits: it polls.
+    pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
+        let mut lock_holder = self.lock_holder(more);
+        let id = lock_holder.process().id();
+        eventually("the waiter polls", || connections(id, self.server.addr()) == OF_A_WAITER);
+        lock_holder
+    }
+
+    /// The fenced writes that the server accepted, in order: token and text.
+    pub(crate) fn accepted(&self, table: &str) -> Vec<(FencingToken, String)> {
+        let rows = Stored(&self.server).query(&format!("SELECT token, text FROM locks.{table} ORDER BY id"));
+        let text =
+            |row: &Vec<Option<Vec<u8>>>| String::from_utf8_lossy(row[1].as_deref().unwrap_or_default()).into_owned();
+        rows.iter().map(|row| (FencingToken::new(number(row, 0)), text(row))).collect()
+    }
+}
+
+/// The open connections of a process to an address.
+fn connections(process: u32, to: SocketAddr) -> usize {
+    let files =
+        std::fs::read_dir(format!("/proc/{process}/fd")).unwrap_or_else(|error| panic!("it has ended: {error}"));
+    let targets = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    let sockets: Vec<String> = targets
+        .filter_map(|target| Some(target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = format!(":{:04X}", to.port());
+    // number, local address, remote address, state (01 is open), …, the socket's number in the tenth column
+    let is_one = |line: &&str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        matches!(columns[..], [_, _, remote, "01", _, _, _, _, _, socket, ..]
+            if remote.ends_with(&port) && sockets.iter().any(|own| own == socket))
+    };
+    table.lines().skip(1).filter(is_one).count()
+}
+
+impl StoreUnderTest for Environment {
+    fn store(&self) -> String {
+        Self::url_of(self.server.addr())
+    }
+
+    fn record(&self) -> Record {
+        Stored(&self.server).record(&name())
+    }
+
+    fn lag_monitor(&self) -> &LagMonitor {
+        &self.lag_monitor
+    }
+}

@@ -1,0 +1,128 @@
+//! Settings of the server that a client must not depend on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::mysql::{MySqlBackend, read_only_grants};
+use leasehold_conformance::Route;
+use leasehold_core::ErrorKind;
+
+use super::fixture::MySqlFixture;
+use super::support::{SOON, builder, case, client, hold};
+
+const CLIENTS: u64 = 64;
+
+/// Every client acquires a lock of its own, one that all share and new ones. No two hold the shared one at once.
+async fn crowd(fixture: &MySqlFixture, what: &str) {
+    let inside = Arc::<AtomicU64>::default();
+    let mut tasks = Vec::new();
+    for number in 0..CLIENTS {
+        let client = builder(fixture, "&connections=1").await.ttl(SOON).build().expect("a client");
+        let (inside, what) = (inside.clone(), what.to_owned());
+        tasks.push(tokio::spawn(async move {
+            for round in 0..3 {
+                for name in [format!("own {number}"), "shared".to_owned(), format!("new {what} {number} {round}")] {
+                    let guard = client.lock(&*name).acquire().await;
+                    let guard = guard.unwrap_or_else(|error| panic!("{what}: {name} is not acquired: {error:?}"));
+                    if name == "shared" {
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "{what}: two hold the lock");
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    let released = guard.release().await;
+                    released.unwrap_or_else(|error| panic!("{what}: {name} is not released: {error:?}"));
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}
+
+#[test]
+fn every_isolation_level_serves_a_crowd() {
+    case(async |fixture| {
+        for level in ["READ-UNCOMMITTED", "READ-COMMITTED", "REPEATABLE-READ", "SERIALIZABLE"] {
+            fixture.execute(&format!("SET GLOBAL tx_isolation = '{level}'"));
+            crowd(&fixture, level).await;
+        }
+    });
+}
+
+#[test]
+fn every_sql_mode_serves_a_crowd() {
+    case(async |fixture| {
+        for mode in ["", "STRICT_ALL_TABLES", "ANSI"] {
+            fixture.execute(&format!("SET GLOBAL sql_mode = '{mode}'"));
+            crowd(&fixture, mode).await;
+        }
+    });
+}
+
+#[test]
+fn a_user_who_may_only_read_sees_who_holds_a_lock() {
+    case(async |fixture| {
+        let ann = client(&fixture, SOON).await;
+        let guard = hold(&ann, "seen").await;
+        let grants = read_only_grants("locks", "'reader'@'%'");
+        fixture.execute(&format!("CREATE USER 'reader'@'%' IDENTIFIED BY 'reader'; {grants}"));
+        let url = format!("mysql://reader:reader@{}/locks?tls=off", fixture.server().addr());
+        let reader = leasehold::connect(&url).await.expect("a client");
+        let seen = reader.inspect("seen").await.expect("it may read").expect("there is a row");
+        assert_eq!(seen.holder().map(|lease| lease.token), Some(guard.fencing_token()));
+        assert_eq!(reader.list("", 10).await.expect("it may read").locks.len(), 1);
+        let refused = reader.lock("other").acquire().await.expect_err("it may not write");
+        assert_eq!(refused.kind(), ErrorKind::Auth);
+        let missing = format!("mysql://reader:reader@{}/mysql?tls=off", fixture.server().addr());
+        let refused = leasehold::connect(&missing).await.expect_err("it may not use this database");
+        assert_eq!(refused.kind(), ErrorKind::Auth);
+    });
+}
+
+#[test]
+fn a_missing_table_is_an_error_that_says_how_to_create_it() {
+    case(async |fixture| {
+        fixture.execute("DROP TABLE locks.leasehold_locks; GRANT ALL ON locks.* TO 'locker'@'%'");
+        let url = fixture.url(Route::Clear, "");
+        let refused = MySqlBackend::connect(&url).await.expect_err("there is no table");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert!(refused.to_string().contains("`leasehold schema mysql`"), "{refused}");
+        MySqlBackend::create_schema(&url).await.expect("the user may create tables");
+        MySqlBackend::create_schema(&url).await.expect("the table is there");
+        hold(&client(&fixture, SOON).await, "created").await.release().await.expect("a release");
+    });
+}
+
+/// Text collations merge some of these names, and some cut spaces.
+#[test]
+fn names_that_a_collation_merges_are_different_locks() {
+    case(async |fixture| {
+        let ann = client(&fixture, SOON).await;
+        let mut guards = Vec::new();
+        for name in ["job", "JOB", "jöb", "job ", " job", "job\u{301}", "jo\u{308}b", "ｊｏｂ"] {
+            let guard = ann.lock(name).wait(Duration::from_millis(200)).acquire().await;
+            guards.push(guard.unwrap_or_else(|error| panic!("{name:?} is not free: {error:?}")));
+        }
+    });
+}
+
+#[test]
+fn one_connection_serves_many_tasks() {
+    case(async |fixture| {
+        let ann = builder(&fixture, "&connections=1").await.ttl(SOON).build().expect("a client");
+        let tasks: Vec<_> = (0..50)
+            .map(|number| {
+                let ann = ann.clone();
+                tokio::spawn(async move {
+                    for _ in 0..5 {
+                        hold(&ann, &format!("task {}", number % 25)).await.release().await.expect("a release");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+    });
+}

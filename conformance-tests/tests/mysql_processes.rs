@@ -1,0 +1,18 @@
+//! Holders and waiters in processes of their own (`lock-holder`), on a real mariadbd: the cases of every store, and those of a server.
+
+#[path = "processes/bounds.rs"]
+mod bounds;
+#[path = "processes/chaos.rs"]
+mod chaos;
+#[path = "processes/endings.rs"]
+mod endings;
+#[path = "mysql/environment.rs"]
+mod environment;
+#[path = "processes/late_write.rs"]
+mod late_write;
+#[path = "mysql/set_up.rs"]
+mod set_up;
+#[path = "mysql/stored.rs"]
+mod stored;
+#[path = "processes/unreachable.rs"]
+mod unreachable;

@@ -1,0 +1,101 @@
+//! Administration: inspect a lock, list locks, and break a lease.
+
+use async_trait::async_trait;
+use leasehold_core::admin::{Listed, ListedName, Listing};
+use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::{FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
+use sqlx::mysql::MySqlRow;
+
+use crate::backend::MySqlBackend;
+use crate::errors::{Failure, other_format};
+use crate::rows::{bytes, duration, get};
+use crate::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
+
+/// A listing takes at most this many call bounds.
+const LIST_BOUNDS: u32 = 9;
+
+/// Decodes a row for display.
+fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {
+    let is_held: i64 = get(row, 1)?;
+    let token = FencingToken::new(get(row, 2)?);
+    let holder: Vec<u8> = get(row, 4)?;
+    let holder = HolderInfo::decode(&String::from_utf8_lossy(&holder)).map(|(_, holder)| holder);
+    let lease = (is_held != 0).then(|| Ok::<_, Failure>(LeaseInfo::new(token, duration(get(row, 3)?), holder)));
+    // A withdrawn claim may have left a row without a grant.
+    let last_token = (token.get() > 0).then_some(token);
+    Ok(LockInfo::new(last_token, lease.transpose()?.into_iter().collect(), None))
+}
+
+/// As much of the name of a row as is valid.
+fn listed_name(bytes: Vec<u8>) -> ListedName {
+    match String::from_utf8(bytes).map(LockName::new) {
+        Ok(Ok(name)) => ListedName::Whole(name),
+        Ok(Err(_)) => ListedName::Cut(String::new()),
+        Err(error) => ListedName::Cut(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+    }
+}
+
+impl MySqlBackend {
+    async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
+        let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
+        let mut connection = pool.checkout(until).await?;
+        let rows = connection.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await;
+        connection.put_back();
+        let rows = rows?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        match get::<i64>(row, 0)? {
+            0 => Err(Failure::Refused(other_format())),
+            _ => read_row(row).map(Some),
+        }
+    }
+
+    async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {
+        let pool = self.connections.calls().map_err(Failure::NotSent)?;
+        let until = tokio::time::Instant::now() + self.shared.settings.timeout * LIST_BOUNDS;
+        let limit = limit.min(Listing::MAX) as u64;
+        let mut connection = pool.checkout(self.until()).await?;
+        let query = |text| sqlx::query(text).bind(prefix.as_bytes()).bind(prefix.as_bytes()).bind(limit);
+        let rows = connection.fetch(query(LIST), until).await?;
+        let unreadable = connection.fetch(query(LIST_UNREADABLE), until).await?;
+        connection.put_back();
+        let locks = rows.iter().map(|row| Ok(Listed::new(listed_name(get(row, 5)?), read_row(row)?)));
+        let unreadable = unreadable.iter().map(|row| Ok(listed_name(get(row, 0)?)));
+        Ok(Listing::new(locks.collect::<Result<_, Failure>>()?, unreadable.collect::<Result<_, Failure>>()?))
+    }
+
+    async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
+        let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
+        let mut connection = pool.checkout(until).await?;
+        let rows = connection.fetch(sqlx::query(IS_READABLE).bind(bytes(name)), until).await?;
+        if let Some(row) = rows.first()
+            && get::<i64>(row, 0)? == 0
+        {
+            return Err(Failure::Refused(other_format()));
+        }
+        let done = connection.execute(sqlx::query(BREAK).bind(bytes(name)).bind(token.get()), until).await;
+        connection.put_back();
+        let done = done?;
+        Ok((done.rows_affected() > 0).then(|| FencingToken::new(done.last_insert_id())))
+    }
+}
+
+#[async_trait]
+impl Inspect for MySqlBackend {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
+        self.try_inspect(name).await.map_err(Failure::without_effect)
+    }
+}
+
+#[async_trait]
+impl List for MySqlBackend {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        self.try_list(prefix, limit).await.map_err(Failure::without_effect)
+    }
+}
+
+#[async_trait]
+impl Break for MySqlBackend {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        Ok(self.try_break(name, token).await?)
+    }
+}

@@ -1,0 +1,167 @@
+//! The backend. Acquire, renew and release are one statement each.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
+    LockBackend, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
+};
+use leasehold_core::{Error, ErrorKind, Result};
+use tokio::time::Instant;
+
+use crate::SCHEMA;
+use crate::capabilities;
+use crate::connections::{Connections, TEST_AFTER};
+use crate::maintenance::Maintenance;
+use crate::pool::Pool;
+use crate::renewal;
+use crate::rows::{self, Acquired};
+#[expect(unused_imports, reason = "for the documentation")]
+use crate::settings::{Settings, parse_url};
+use crate::shared::Shared;
+use crate::watcher::Watcher;
+
+/// Locks in a table of a MySQL or MariaDB database: one row for each lock.
+pub struct MySqlBackend {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) connections: Arc<Connections>,
+    /// It connected before it was attached.
+    is_connected: AtomicBool,
+    capabilities: Capabilities,
+}
+
+impl MySqlBackend {
+    /// Connects to the database of a URL, `mysql://user:password@host/database`, and checks that it can be used for locks.
+    ///
+    /// # Errors
+    /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
+    /// - `Unavailable`: the server cannot be reached within [`timeout`](Settings::timeout).
+    /// - `Auth`: the server refuses the user, or the user lacks a permission.
+    /// - `Unsupported`: the database or the table does not exist, or the server is too old.
+    /// - `Capacity`: the server accepts no more connections.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let backend = Self::connect_lazy(url)?;
+        leasehold_core::backend::require_timers()?;
+        let pool = backend.connections.calls()?;
+        pool.checkout(backend.until()).await?.put_back();
+        backend.is_connected.store(true, Ordering::Relaxed);
+        Ok(backend)
+    }
+
+    /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or used.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
+    pub fn connect_lazy(url: &str) -> Result<Self> {
+        let (target, settings) = parse_url(url)?;
+        let capabilities = capabilities::of(&settings);
+        let shared = Arc::new(Shared::new(target, settings));
+        let connections = Arc::new(Connections::new(shared.clone()));
+        Ok(Self { shared, connections, is_connected: AtomicBool::new(false), capabilities })
+    }
+
+    /// Creates the tables in the database of a URL, if they do not exist. [`SCHEMA`] is the SQL.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect). `Auth`: the user may not create tables.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have created the tables.
+    pub async fn create_schema(url: &str) -> Result<()> {
+        let backend = Self::connect_lazy(url)?;
+        leasehold_core::backend::require_timers()?;
+        let (until, pool) = (backend.until(), backend.single());
+        let mut connection = pool.checkout(until).await?;
+        Ok(connection.execute_text(SCHEMA.to_owned(), until).await?)
+    }
+
+    /// The deadline of a call that starts now.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.shared.settings.timeout
+    }
+
+    /// For one new connection, which needs no table.
+    pub(crate) fn single(&self) -> Pool {
+        Pool::new(self.shared.clone(), &[], 1, TEST_AFTER)
+    }
+}
+
+#[async_trait]
+impl LockBackend for MySqlBackend {
+    fn attach(&self, core: CoreHandle) {
+        if self.shared.core.attach(core.clone()) && self.is_connected.load(Ordering::Relaxed) {
+            Connections::warm_up(&self.connections, &core);
+        }
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let (core, until) = (self.shared.core.core()?, self.until());
+        let pool = self.connections.calls()?;
+        let (sent, acquired) = rows::acquire(&pool, request, || core.stamp(), until).await?;
+        Connections::warm_up(&self.connections, core);
+        match acquired {
+            Acquired::Granted(token) => {
+                Maintenance::acquired(&self.shared, core);
+                let confirmation = Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE };
+                Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
+            }
+            // Retry before the lease ends: a notification may be lost.
+            Acquired::Held(left) => Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3) }),
+            Acquired::Withdrawn => {
+                Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
+            }
+        }
+    }
+
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        let connections = self.connections.renewals().and_then(|pool| Ok((pool, self.shared.core.core()?)));
+        match connections {
+            Ok((pool, core)) => renewal::renew(&pool, core, requests, replies, self.until()).await,
+            Err(error) => replies.fail_rest(&error),
+        }
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let (until, pool) = (self.until(), self.connections.calls()?);
+        let was_held = match request.delivery {
+            Delivery::Confirmed => rows::release(&pool, &request.claim, until).await?,
+            Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await?,
+        };
+        Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut extensions = Extensions::default();
+        extensions.inspect = Some(self);
+        extensions.list = Some(self);
+        extensions.break_lock = Some(self);
+        extensions.examine = Some(self);
+        extensions.watch = Some(self);
+        extensions
+    }
+}
+
+impl WatchNames for MySqlBackend {
+    fn watch(&self, claim: &Claim) -> WatchGuard {
+        Watcher::watch(&self.shared, claim.name())
+    }
+}
+
+impl fmt::Debug for MySqlBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlBackend")
+            .field("address", &self.shared.address)
+            .field("settings", &self.shared.settings)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,195 @@
+//! Maps every failure of a statement to an error. The kind says what the failure means for the lock.
+
+use leasehold_core::{Error, ErrorKind};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// The backend's name in errors and capabilities.
+pub(crate) const BACKEND: &str = "mysql";
+
+/// Why a statement has no usable reply.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The statement was certainly not sent.
+    NotSent(Error),
+    /// The statement may have been sent, and no reply arrived within the bound.
+    TimedOut,
+    /// The statement may have been sent, and the connection broke.
+    Disconnected(sqlx::Error),
+    /// The server replied with an error, and the statement had no effect.
+    Refused(Error),
+    /// The server replied with an error of this number, which this version does not know.
+    UnknownError(Error),
+    /// Another transaction kept a row locked, or was in conflict. The statement had no effect and can be repeated.
+    Conflict(Error),
+    /// The server does not give such a reply.
+    UnexpectedReply,
+}
+
+impl Failure {
+    /// Converts the error of a statement.
+    pub(crate) fn of(error: sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(reply) => match reply.try_downcast_ref::<MySqlDatabaseError>() {
+                Some(reply) => Self::reply(reply),
+                None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(reply)),
+            },
+            error => Self::Disconnected(error),
+        }
+    }
+
+    fn reply(reply: &MySqlDatabaseError) -> Self {
+        let number = reply.number();
+        let cause = Reply { number, text: reply.message().to_owned() };
+        if CONFLICTS.contains(&number) {
+            let text = "another transaction has locked the row: end transactions on `leasehold_locks` sooner";
+            return Self::Conflict(Error::new(ErrorKind::Unavailable, text).with_source(cause));
+        }
+        match REFUSALS.iter().find(|(numbers, ..)| numbers.contains(&number)) {
+            Some((_, kind, text)) => Self::Refused(Error::new(*kind, *text).with_source(cause)),
+            None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(cause)),
+        }
+    }
+
+    /// Converts the error of a connection attempt, during which nothing was sent.
+    pub(crate) fn to_connect(error: sqlx::Error, address: &str) -> Error {
+        match Self::of(error) {
+            Self::Refused(error) | Self::UnknownError(error) | Self::Conflict(error) | Self::NotSent(error) => {
+                error.without_effect()
+            }
+            Self::Disconnected(cause) => {
+                let text = format!("cannot connect to the server at {address}");
+                Error::new(ErrorKind::Unavailable, text).with_source(cause)
+            }
+            Self::TimedOut | Self::UnexpectedReply => no_connection(address),
+        }
+    }
+
+    /// The error of a request that changes nothing: its outcome is never in doubt.
+    pub(crate) fn without_effect(self) -> Error {
+        Error::from(self).without_effect()
+    }
+
+    /// Whether the connection is in order after this failure.
+    pub(crate) fn keeps_connection(&self) -> bool {
+        matches!(self, Self::Conflict(_))
+    }
+}
+
+/// The error of an attempt to connect that took longer than the bound.
+pub(crate) fn no_connection(address: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address} within the bound"))
+}
+
+const UNKNOWN: &str = "the server replied with an error";
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotSent(error)
+            | Failure::Refused(error)
+            | Failure::UnknownError(error)
+            | Failure::Conflict(error) => error,
+            Failure::TimedOut => Self::new(
+                ErrorKind::Indeterminate,
+                "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect",
+            ),
+            Failure::Disconnected(cause) => Self::new(
+                ErrorKind::Indeterminate,
+                "the connection broke during the request: it may or may not have taken effect",
+            )
+            .with_source(cause),
+            Failure::UnexpectedReply => Self::new(
+                ErrorKind::Indeterminate,
+                "the server does not give such a reply: is there a proxy in between?",
+            ),
+        }
+    }
+}
+
+/// The row has a format that this version does not know.
+pub(crate) fn other_format() -> Error {
+    let text = "the row of this lock in `leasehold_locks` has another format: a newer version of Leasehold may have written it";
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// An error reply of the server.
+#[derive(Debug)]
+struct Reply {
+    number: u16,
+    text: String,
+}
+
+impl std::fmt::Display for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.number, self.text)
+    }
+}
+
+impl std::error::Error for Reply {}
+
+/// The server has rolled the statement back: a row changed (1020), lock wait timeout (1205), deadlock (1213), cancelled (1317), `NOWAIT`
+/// (3572).
+const CONFLICTS: [u16; 5] = [1020, 1205, 1213, 1317, 3572];
+
+/// Numbers of errors of MySQL 8, MySQL 9 and MariaDB, none of which had an effect.
+const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
+    use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
+    &[
+        (
+            &[1044, 1142, 1143, 1227, 1370],
+            Auth,
+            "the user lacks a permission: `leasehold acl mysql` prints the permissions that are needed",
+        ),
+        // 1698: the user logs in with a socket. 1820, 1862: the password has to be changed. 3118, 4151: the account is locked.
+        (&[1045, 1130, 1698, 1820, 1862, 3118, 4151], Auth, "the server refuses the user or the password"),
+        // 1251, 2054, 2061: the authentication plugin needs TLS or is unknown.
+        (&[1251, 2054, 2061, 3159], Auth, "the server refuses the authentication method: switch TLS on (`tls=verify`)"),
+        (
+            &[1040, 1203, 1226],
+            Capacity,
+            "the server accepts no more connections: raise `max_connections`, or lower `connections` in the URL",
+        ),
+        // Memory, threads, the table, the disk.
+        (&[1021, 1037, 1038, 1041, 1114, 1135, 1206], Capacity, "the server is full"),
+        (
+            &[1290, 1792, 1836, 3675],
+            Unavailable,
+            "the server is read-only, as a replica is: use the address of its primary",
+        ),
+        // 1927, 3169: an operator ended the session.
+        (&[1053, 1077, 1079, 1927, 1969, 3024, 3169], Unavailable, "the server ended the statement"),
+        (
+            &[1146],
+            Unsupported,
+            "the database has no table `leasehold_locks`: `leasehold schema mysql` prints the statement that creates it, \
+             and `MySqlBackend::create_schema` runs it",
+        ),
+        (&[1046, 1049], Unsupported, "the database does not exist: name it in the URL, as in mysql://host/database"),
+        (
+            &[1054, 1136, 1366, 1406],
+            Unsupported,
+            "the table `leasehold_locks` is not that of this version: compare it with `leasehold schema mysql`",
+        ),
+        (&[1064, 1305, 1193], Unsupported, "the server is too old: MySQL 8.0 or MariaDB 10.6 is needed"),
+    ]
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_number_has_two_meanings() {
+        let mut numbers: Vec<u16> = CONFLICTS.to_vec();
+        numbers.extend(REFUSALS.iter().flat_map(|(numbers, ..)| *numbers));
+        let count = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), count);
+    }
+
+    #[test]
+    fn a_refusal_is_never_in_doubt() {
+        assert!(REFUSALS.iter().all(|(_, kind, _)| *kind != ErrorKind::Indeterminate));
+    }
+}

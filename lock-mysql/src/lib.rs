@@ -1,0 +1,29 @@
+#![doc = include_str!("../README.md")]
+#![warn(clippy::exhaustive_enums)]
+
+mod admin;
+mod backend;
+mod capabilities;
+mod connections;
+mod errors;
+mod examine;
+mod fence;
+mod maintenance;
+mod permissions;
+mod pool;
+mod renewal;
+mod rows;
+mod session;
+mod settings;
+mod shared;
+mod statements;
+mod watcher;
+
+pub use backend::MySqlBackend;
+pub use fence::fence;
+pub use permissions::{grants, read_only_grants};
+pub use settings::{SCHEMES, Settings, Tls};
+pub use sqlx;
+
+/// The SQL that creates the tables, for users who want to read it or to run it themselves.
+pub const SCHEMA: &str = include_str!("schema.sql");

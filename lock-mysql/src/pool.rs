@@ -1,0 +1,253 @@
+//! The connections of one runtime.
+//!
+//! A call takes a connection, runs its statement and returns the connection. A connection whose statement was dropped or timed out is
+//! closed: its reply may still arrive, and the next statement would take it for its own.
+//!
+//! A statement that waits for a row that another transaction has locked does not delay statements about other rows: after
+//! [`SLOW_AFTER`] its connection does not count towards the limit any more.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold_core::{Error, ErrorKind};
+use sqlx::AssertSqlSafe;
+use sqlx::mysql::{MySql, MySqlArguments, MySqlQueryResult, MySqlRow};
+use sqlx::query::Query;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout_at};
+
+use crate::errors::Failure;
+use crate::session::{ServerState, Session};
+use crate::shared::{Shared, lock};
+
+/// An idle connection is closed after this time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// All idle connections but one are closed after this time.
+const SURPLUS_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// A statement without a reply for this time gives its permit to the next one.
+const SLOW_AFTER: Duration = Duration::from_millis(50);
+
+/// The most connections of a pool with slow statements, as a multiple of the limit.
+const MAX_SLOW: usize = 8;
+
+/// The connections of one runtime. Dropping it closes them.
+pub(crate) struct RuntimePool {
+    pub(crate) pool: Arc<Pool>,
+    task: AbortHandle,
+}
+
+impl RuntimePool {
+    pub(crate) fn new(pool: Pool, runtime: &Handle) -> Self {
+        let pool = Arc::new(pool);
+        // Created outside the task, because a runtime that was shut down drops the task without running it.
+        let guard = StopGuard(pool.clone());
+        let task = runtime.spawn(async move { guard.0.close_idle().await });
+        Self { pool, task: task.abort_handle() }
+    }
+}
+
+impl Drop for RuntimePool {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.pool.stop();
+    }
+}
+
+/// Stops the pool when its task is dropped. A runtime drops its tasks when it is shut down.
+struct StopGuard(Arc<Pool>);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    /// Prepared as soon as a connection is opened.
+    statements: &'static [&'static str],
+    size: usize,
+    /// A connection that was idle for longer is tested before it is used. The server, or a proxy, may have closed it.
+    test_after: Duration,
+    permits: Semaphore,
+    /// For connections whose statements are slow.
+    slow: Semaphore,
+    /// The last one was used last.
+    idle: Mutex<Vec<Session>>,
+    /// There is more than one idle connection.
+    has_surplus: Notify,
+    /// The runtime was shut down, or the backend was dropped.
+    is_stopped: AtomicBool,
+}
+
+impl Pool {
+    /// A pool of at most so many connections. It opens them when they are needed.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        statements: &'static [&'static str],
+        size: usize,
+        test_after: Duration,
+    ) -> Self {
+        Self {
+            shared,
+            statements,
+            size,
+            test_after,
+            permits: Semaphore::new(size),
+            slow: Semaphore::new(size * MAX_SLOW),
+            idle: Mutex::default(),
+            has_surplus: Notify::new(),
+            is_stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Closes connections that are idle, for ever.
+    async fn close_idle(&self) {
+        loop {
+            let has_surplus = {
+                let mut idle = lock(&self.idle);
+                let last = idle.len().saturating_sub(1);
+                let mut index = 0;
+                idle.retain(|session| {
+                    let bound = if index == last { IDLE_TIMEOUT } else { SURPLUS_TIMEOUT };
+                    index += 1;
+                    !session.is_idle_for(bound)
+                });
+                idle.len() > 1
+            };
+            match has_surplus {
+                true => tokio::time::sleep(SURPLUS_TIMEOUT / 2).await,
+                false => {
+                    let _ = tokio::time::timeout(IDLE_TIMEOUT / 4, self.has_surplus.notified()).await;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+        lock(&self.idle).clear();
+    }
+
+    /// Takes a connection, and opens one if none is idle.
+    ///
+    /// # Errors
+    /// `NotSent`: no connection became free, or none could be opened. `TimedOut`: the server does not reply.
+    pub(crate) async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, Failure> {
+        let permit = match timeout_at(until, self.permits.acquire()).await {
+            Ok(Ok(permit)) => permit,
+            Ok(Err(_)) | Err(_) => {
+                let text = format!("all {} connections were in use (`connections` in the URL)", self.size);
+                return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, text)));
+            }
+        };
+        loop {
+            let idle = lock(&self.idle).pop();
+            let Some(mut session) = idle else { break };
+            let is_usable = match session.is_idle_for(self.test_after) {
+                true => session.replies(until).await.ok_or(Failure::TimedOut)?,
+                false => true,
+            };
+            if is_usable {
+                return Ok(Checkout { pool: self, session: Some(session), permit });
+            }
+        }
+        let session = Session::open(&self.shared, self.statements, until).await.map_err(Failure::NotSent)?;
+        Ok(Checkout { pool: self, session: Some(session), permit })
+    }
+}
+
+/// A connection that a call uses. Dropping it before a reply has arrived closes it.
+pub(crate) struct Checkout<'a> {
+    pool: &'a Pool,
+    session: Option<Session>,
+    permit: SemaphorePermit<'a>,
+}
+
+impl Checkout<'_> {
+    /// Runs one statement.
+    pub(crate) async fn execute(
+        &mut self,
+        statement: Query<'_, MySql, MySqlArguments>,
+        until: Instant,
+    ) -> Result<MySqlQueryResult, Failure> {
+        self.run(until, async |session| statement.execute(&mut session.connection).await).await
+    }
+
+    /// Runs one query and reads all its rows.
+    pub(crate) async fn fetch(
+        &mut self,
+        query: Query<'_, MySql, MySqlArguments>,
+        until: Instant,
+    ) -> Result<Vec<MySqlRow>, Failure> {
+        self.run(until, async |session| query.fetch_all(&mut session.connection).await).await
+    }
+
+    /// Runs statements without arguments as text: the protocol of prepared statements does not have all of them.
+    pub(crate) async fn execute_text(&mut self, statements: String, until: Instant) -> Result<(), Failure> {
+        let statements = sqlx::raw_sql(AssertSqlSafe(statements));
+        self.run(until, async |session| statements.execute(&mut session.connection).await.map(|_| ())).await
+    }
+
+    async fn run<T>(
+        &mut self,
+        until: Instant,
+        work: impl AsyncFnOnce(&mut Session) -> Result<T, sqlx::Error>,
+    ) -> Result<T, Failure> {
+        // Taken out, so that a dropped future drops it.
+        let Some(mut session) = self.session.take() else { return Err(closed()) };
+        let done = {
+            let mut work = std::pin::pin!(work(&mut session));
+            let done = match timeout_at(until.min(Instant::now() + SLOW_AFTER), &mut work).await {
+                Ok(done) => Ok(done),
+                Err(_) => {
+                    if let Ok(slow) = self.pool.slow.try_acquire() {
+                        self.permit = slow;
+                    }
+                    timeout_at(until, work).await
+                }
+            };
+            done.map_err(|_| Failure::TimedOut).and_then(|done| done.map_err(Failure::of))
+        };
+        if done.as_ref().err().is_none_or(Failure::keeps_connection) {
+            self.session = Some(session.used());
+        }
+        done
+    }
+
+    /// The number of the connection at the server.
+    pub(crate) fn id(&self) -> u64 {
+        self.session.as_ref().map_or(0, Session::id)
+    }
+
+    /// The state of the server when the connection was opened.
+    pub(crate) fn server(&self) -> Option<&ServerState> {
+        self.session.as_ref().map(|session| &session.server)
+    }
+
+    /// Returns the connection. Not in `Drop`: a connection in the middle of a transaction must not be used by others.
+    pub(crate) fn put_back(mut self) {
+        if let Some(session) = self.session.take()
+            && !self.pool.is_stopped()
+        {
+            let mut idle = lock(&self.pool.idle);
+            idle.push(session);
+            if idle.len() > 1 {
+                self.pool.has_surplus.notify_one();
+            }
+        }
+    }
+}
+
+fn closed() -> Failure {
+    Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent"))
+}

@@ -1,0 +1,214 @@
+//! The operations of the row lease, on a pool of connections.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use leasehold_core::backend::{AcquireRequest, Claim, OwnerToken, Stamp, WITHDRAWN_TTL};
+use leasehold_core::{FencingToken, LockName};
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{MySql, Row};
+use tokio::time::Instant;
+
+use crate::errors::{Failure, other_format};
+use crate::pool::Pool;
+use crate::statements::{
+    self, BUSY, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD, WAS_WITHDRAWN,
+};
+
+/// The outcome of an acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    Granted(FencingToken),
+    /// Another claim holds the lock for this long.
+    Held(Duration),
+    /// The claim was withdrawn before.
+    Withdrawn,
+}
+
+pub(crate) type Statement<'q> = Query<'q, MySql, MySqlArguments>;
+
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn bytes(name: &LockName) -> &[u8] {
+    name.as_str().as_bytes()
+}
+
+fn owner(claim: &Claim) -> &[u8] {
+    claim.owner().as_bytes()
+}
+
+/// Tries once to take the row. Returns the stamp from just before the statement was sent.
+pub(crate) async fn acquire(
+    pool: &Pool,
+    request: &AcquireRequest,
+    stamp: impl FnOnce() -> Stamp,
+    until: Instant,
+) -> Result<(Stamp, Acquired), Failure> {
+    let (claim, ttl) = (&request.claim, micros(request.ttl));
+    let (owner, holder) = (owner(claim), claim.holder().encode(None));
+    let holder = holder.as_bytes();
+    let statement = sqlx::query(statements::ACQUIRE)
+        .bind(bytes(claim.name()))
+        .bind(owner)
+        .bind(ttl)
+        .bind(holder)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner)
+        .bind(holder)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner)
+        .bind(ttl);
+    let mut connection = pool.checkout(until).await?;
+    let sent = stamp();
+    let done = connection.execute(statement, until).await;
+    connection.put_back();
+    let acquired = match done?.last_insert_id() {
+        OTHER_FORMAT => return Err(Failure::Refused(other_format())),
+        WAS_WITHDRAWN => Acquired::Withdrawn,
+        busy if busy & BUSY != 0 => Acquired::Held(Duration::from_micros(busy & !BUSY)),
+        token => Acquired::Granted(FencingToken::new(token)),
+    };
+    Ok((sent, acquired))
+}
+
+/// Ends the lease of a claim. Returns whether the claim held the lock.
+///
+/// The server may have closed a connection that was idle, and the request is lost then. So after a broken connection this asks once more on
+/// another one. If the claim holds its lease until then, the first request had no effect, and cannot have one later. Otherwise the outcome
+/// stays unknown.
+pub(crate) async fn release(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
+    match release_once(pool, claim, until).await {
+        Err(Failure::Disconnected(cause)) => match release_once(pool, claim, until).await {
+            Ok(true) => Ok(true),
+            _ => Err(Failure::Disconnected(cause)),
+        },
+        done => done,
+    }
+}
+
+async fn release_once(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
+    let statement = sqlx::query(statements::RELEASE).bind(bytes(claim.name())).bind(owner(claim));
+    let mut connection = pool.checkout(until).await?;
+    let done = connection.execute(statement, until).await;
+    connection.put_back();
+    Ok(done?.rows_affected() > 0)
+}
+
+/// The same, and makes sure that a request of the claim that is still in flight has no effect.
+pub(crate) async fn withdraw(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
+    let (owner, ttl) = (owner(claim), micros(WITHDRAWN_TTL));
+    let statement = sqlx::query(statements::WITHDRAW)
+        .bind(bytes(claim.name()))
+        .bind(owner)
+        .bind(ttl)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner)
+        .bind(ttl)
+        .bind(owner)
+        .bind(owner)
+        .bind(owner);
+    let mut connection = pool.checkout(until).await?;
+    let done = connection.execute(statement, until).await;
+    connection.put_back();
+    match done?.last_insert_id() {
+        OTHER_FORMAT => Err(Failure::Refused(other_format())),
+        was_held => Ok(was_held == WAS_HELD),
+    }
+}
+
+/// Picks the statement for so many rows, and the number that it takes.
+pub(crate) fn sized(statements: &Sized, rows: usize) -> (&'static str, usize) {
+    let index = SIZES.iter().position(|size| rows <= *size).unwrap_or(SIZES.len() - 1);
+    (statements[index], SIZES[index])
+}
+
+/// Binds a value for each row, and repeats the last one up to `size`.
+pub(crate) fn bind_all<'r, 'q, T>(
+    mut statement: Statement<'q>,
+    rows: &'r [T],
+    size: usize,
+    value: impl Fn(&'r T) -> &'q [u8],
+) -> Statement<'q> {
+    for index in 0..size {
+        statement = statement.bind(value(&rows[index.min(rows.len() - 1)]));
+    }
+    statement
+}
+
+/// Reads owner tokens, each with the rest of its lease.
+pub(crate) fn owners_and_rests(rows: &[MySqlRow]) -> Result<HashMap<OwnerToken, Duration>, Failure> {
+    let read = |row| {
+        let owner: Vec<u8> = get(row, 0)?;
+        let owner = OwnerToken::from_bytes(owner.try_into().map_err(|_| Failure::UnexpectedReply)?);
+        Ok((owner, duration(get(row, 1)?)))
+    };
+    rows.iter().map(read).collect()
+}
+
+/// A duration in microseconds; nothing for one that has passed.
+pub(crate) fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
+}
+
+/// The names of those locks that are held.
+pub(crate) async fn held_names(pool: &Pool, names: &[LockName], until: Instant) -> Result<Vec<Vec<u8>>, Failure> {
+    let (text, size) = sized(&POLL, names.len());
+    let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
+    let mut connection = pool.checkout(until).await?;
+    let rows = connection.fetch(query, until).await;
+    connection.put_back();
+    rows?.iter().map(|row| get(row, 0)).collect()
+}
+
+/// Some names after `after` whose rows may be removed, and the name to continue after; `None` for that at the end of the table.
+pub(crate) async fn purgeable(
+    pool: &Pool,
+    after: &[u8],
+    retention: Duration,
+    until: Instant,
+) -> Result<(Vec<Vec<u8>>, Option<Vec<u8>>), Failure> {
+    let retention = micros(retention);
+    let query = sqlx::query(PURGEABLE).bind(retention).bind(retention).bind(after);
+    let mut connection = pool.checkout(until).await?;
+    let rows = connection.fetch(query, until).await;
+    connection.put_back();
+    let rows = rows?;
+    let last = match rows.last() {
+        Some(last) if rows.len() >= PURGEABLE_ROWS => Some(get(last, 0)?),
+        _ => None,
+    };
+    let mut names = Vec::new();
+    for row in &rows {
+        if get::<i64>(row, 1)? != 0 {
+            names.push(get(row, 0)?);
+        }
+    }
+    Ok((names, last))
+}
+
+/// Removes rows that may be removed, and returns how many.
+pub(crate) async fn purge(pool: &Pool, names: &[Vec<u8>], retention: Duration, until: Instant) -> Result<u64, Failure> {
+    let retention = micros(retention);
+    let statement = bind_all(sqlx::query(PURGE), names, PURGE_ROWS, |name| &**name).bind(retention).bind(retention);
+    let mut connection = pool.checkout(until).await?;
+    let done = connection.execute(statement, until).await;
+    connection.put_back();
+    Ok(done?.rows_affected())
+}
+
+/// Reads a column.
+pub(crate) fn get<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T, Failure>
+where
+    T: sqlx::Decode<'r, MySql> + sqlx::Type<MySql>,
+{
+    row.try_get(index).map_err(|_| Failure::UnexpectedReply)
+}

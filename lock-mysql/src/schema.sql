@@ -1,0 +1,24 @@
+-- The tables of Leasehold, format 1. Leasehold creates them only on request: `leasehold schema mysql` prints this file, and
+-- `MySqlBackend::create_schema` runs it.
+--
+-- One row for each lock. Times are UTC. A row stays when its lock is free, because it keeps the fencing token.
+--
+-- name             the name of the lock: bytes, so that no collation merges two names
+-- format           the version and kind of the row
+-- owner            the owner token of the claim that holds the lock; 16 zero bytes when the lock is free
+-- fence            the last fencing token: at least the server's time in µs since the Unix epoch at its grant
+-- expires_at       when the lease ends, unless it is renewed
+-- withdrawn        the owner tokens of claims that were withdrawn, 16 bytes each, the newest last
+-- withdrawn_until  until when these claims are remembered
+-- holder           who holds the lock, for people
+
+CREATE TABLE IF NOT EXISTS leasehold_locks (
+  name             VARBINARY(1024)  NOT NULL PRIMARY KEY,
+  format           BINARY(2)        NOT NULL,
+  owner            BINARY(16)       NOT NULL,
+  fence            BIGINT UNSIGNED  NOT NULL,
+  expires_at       DATETIME(6)      NOT NULL,
+  withdrawn        VARBINARY(4080)  NOT NULL,
+  withdrawn_until  DATETIME(6)      NOT NULL,
+  holder           VARBINARY(2048)  NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;

@@ -1,0 +1,209 @@
+//! Settings, and the URL that contains them.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::{Error, Result};
+use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
+
+/// The URL schemes, for error messages.
+pub const SCHEMES: &[&str] = &["mysql://"];
+
+/// The port of MySQL and MariaDB.
+const PORT: u16 = 3306;
+
+/// Whether connections are encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Tls {
+    /// `Verify` for a host that is not loopback. On loopback, encrypted if the server can. The default.
+    #[default]
+    Auto,
+    /// Encrypted, with a certificate for this host from a known authority, or from that in `ca=`. URL: `tls=verify`.
+    Verify,
+    /// Encrypted, with any certificate: somebody on the path could pretend to be the server. URL: `tls=unverified`.
+    Unverified,
+    /// Not encrypted: anybody on the path can read the password. URL: `tls=off`.
+    Off,
+}
+
+/// Settings of a [`MySqlBackend`](crate::MySqlBackend).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The upper bound of one call, including connecting. Default 1 s, 10 ms to 60 s.
+    pub timeout: Duration,
+    /// How old the token of a free lock is before its row is removed. Default 10 minutes. Tokens keep their order if the server's clock is
+    /// set back by up to this much. 1 s to 365 days.
+    pub retention: Duration,
+    /// The most connections for acquires and releases on one tokio runtime. Renewals have one more. Default 4, 1 to 64.
+    pub connections: usize,
+    /// Whether connections are encrypted.
+    pub tls: Tls,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let CommonSettings { timeout, retention } = CommonSettings::default();
+        Self { timeout, retention, connections: 4, tls: Tls::default() }
+    }
+}
+
+impl Settings {
+    /// Checks the bounds of all settings.
+    pub(crate) fn check(self) -> Result<Self> {
+        CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
+        if !(1..=64).contains(&self.connections) {
+            return Err(Error::invalid(format!("`connections` is 1 to 64, not {}", self.connections)));
+        }
+        Ok(self)
+    }
+}
+
+/// The server, user and database, and how to connect.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) options: MySqlConnectOptions,
+    /// The address of the server, for errors and logs. Contains neither user nor password.
+    pub(crate) address: String,
+}
+
+/// Parses a URL. No error contains any part of a password.
+pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
+    let mut url = StoreUrl::parse(text, "MySQL", SCHEMES)?;
+    let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
+    let mut settings = Settings { timeout, retention, ..Settings::default() };
+    if let Some(text) = url.take("connections") {
+        settings.connections =
+            text.parse().map_err(|_| Error::invalid(format!("`connections` is 1 to 64, not `{text}`")))?;
+    }
+    let tls = [("verify", Tls::Verify), ("unverified", Tls::Unverified), ("off", Tls::Off)];
+    settings.tls = url.take_choice("tls", &tls)?.unwrap_or_default();
+    let files = ["ca", "cert", "key"].map(|name| url.take(name));
+    let url = url.finish()?;
+    let settings = settings.check()?;
+
+    let host = url.host_str().filter(|host| !host.is_empty());
+    let host = host.ok_or_else(|| Error::invalid("the URL of a MySQL names a host, as in mysql://host/database"))?;
+    // Brackets belong to the URL, not to the address.
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let database = decoded(url.path().trim_start_matches('/'))?;
+    if database.is_empty() || database.contains('/') {
+        return Err(Error::invalid("the URL of a MySQL names one database, as in mysql://host/database"));
+    }
+    let port = url.port().unwrap_or(PORT);
+    let mut options = MySqlConnectOptions::new().host(host).port(port).database(&database);
+    if !url.username().is_empty() {
+        options = options.username(&decoded(url.username())?);
+    }
+    if let Some(password) = url.password() {
+        options = options.password(&decoded(password)?);
+    }
+    let options = encrypted(options, settings.tls, is_loopback(host), files)?;
+    Ok((Target { options, address: format!("{host}:{port}") }, settings))
+}
+
+/// Adds the settings that a lock needs to those of the user.
+pub(crate) fn prepare(options: MySqlConnectOptions) -> MySqlConnectOptions {
+    use sqlx::ConnectOptions;
+    // The session sets these in one statement. Bytes are sent and read, so no character set matters.
+    let options = options.pipes_as_concat(false).no_engine_substitution(false).timezone(None).set_names(false);
+    // Statements are logged by their operation, not by sqlx, which would log arguments too.
+    options.statement_cache_capacity(64).disable_statement_logging()
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn encrypted(
+    options: MySqlConnectOptions,
+    tls: Tls,
+    is_loopback: bool,
+    [ca, cert, key]: [Option<String>; 3],
+) -> Result<MySqlConnectOptions> {
+    let mode = match tls {
+        Tls::Off => MySqlSslMode::Disabled,
+        Tls::Auto if is_loopback && ca.is_none() => match cfg!(feature = "tls") {
+            true => MySqlSslMode::Preferred,
+            false => MySqlSslMode::Disabled,
+        },
+        Tls::Unverified => MySqlSslMode::Required,
+        Tls::Auto | Tls::Verify => MySqlSslMode::VerifyIdentity,
+    };
+    if !cfg!(feature = "tls") && !matches!(mode, MySqlSslMode::Disabled) {
+        return Err(Error::invalid(
+            "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL does without",
+        ));
+    }
+    let mut options = options.ssl_mode(mode);
+    if let Some(ca) = ca {
+        options = options.ssl_ca(ca);
+    }
+    match (cert, key) {
+        (Some(cert), Some(key)) => Ok(options.ssl_client_cert(cert).ssl_client_key(key)),
+        (None, None) => Ok(options),
+        _ => Err(Error::invalid("`cert` and `key` in the URL of a MySQL belong together")),
+    }
+}
+
+fn decoded(text: &str) -> Result<String> {
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
+    decoded.map(Into::into).map_err(|_| Error::invalid("the URL of a MySQL has a part that is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_url_carries_every_setting() {
+        let (target, settings) =
+            parse_url("mysql://u:p%40ss@127.0.0.1:7000/locks%20here?timeout=250ms&retention=2h&connections=8&tls=off")
+                .unwrap();
+        let options = &target.options;
+        assert_eq!((options.get_host(), options.get_port(), options.get_username()), ("127.0.0.1", 7000, "u"));
+        assert_eq!((options.get_database(), &*target.address), (Some("locks here"), "127.0.0.1:7000"));
+        assert!(matches!(options.get_ssl_mode(), MySqlSslMode::Disabled));
+        assert_eq!((settings.timeout, settings.connections), (Duration::from_millis(250), 8));
+        assert_eq!((settings.retention, settings.tls), (Duration::from_secs(7200), Tls::Off));
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn other_hosts_are_verified_unless_that_is_switched_off() {
+        let mode = |url: &str| format!("{:?}", parse_url(url).unwrap().0.options.get_ssl_mode());
+        assert_eq!(mode("mysql://db.example/locks"), "VerifyIdentity");
+        assert_eq!(mode("mysql://db.example/locks?tls=unverified"), "Required");
+        assert_eq!(mode("mysql://db.example/locks?tls=off"), "Disabled");
+        for host in ["localhost", "127.0.0.1", "[::1]"] {
+            assert_eq!(mode(&format!("mysql://{host}/locks")), "Preferred");
+            assert_eq!(mode(&format!("mysql://{host}/locks?tls=verify")), "VerifyIdentity");
+        }
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_a_hint_and_without_the_password() {
+        for (url, hint) in [
+            ("http://localhost", "mysql://"),
+            ("mysql://u:hunter2@localhost", "names one database"),
+            ("mysql://u:hunter2@localhost/a/b", "names one database"),
+            ("mysql://u:hunter2@localhost/locks?tiemout=1s", "`timeout`"),
+            ("mysql://u:hunter2@localhost/locks?timeout=2m", "60s"),
+            ("mysql://u:hunter2@localhost/locks?connections=0", "1 to 64"),
+            ("mysql://u:hunter2@localhost/locks?connections=many", "1 to 64"),
+            ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
+            ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),
+            ("mysql://u:hunter2@localhost/%ff", "UTF-8"),
+        ] {
+            let error = parse_url(url).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(hint), "{url}: {text}");
+            assert!(!text.contains("hunter2"), "{url}: {text}");
+        }
+    }
+}

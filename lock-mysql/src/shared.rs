@@ -1,0 +1,34 @@
+//! State that all connections of one client share.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use leasehold_core::backend::Attachment;
+use sqlx::mysql::MySqlConnectOptions;
+
+use crate::maintenance::Maintenance;
+use crate::settings::{self, Settings, Target};
+use crate::watcher::Watcher;
+
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) options: MySqlConnectOptions,
+    /// The address of the server, for errors and logs.
+    pub(crate) address: String,
+    pub(crate) core: Attachment,
+    pub(crate) watcher: Watcher,
+    pub(crate) maintenance: Maintenance,
+}
+
+impl Shared {
+    pub(crate) fn new(target: Target, settings: Settings) -> Self {
+        let Target { options, address } = target;
+        let options = settings::prepare(options);
+        let (watcher, maintenance) = (Watcher::default(), Maintenance::default());
+        Self { settings, options, address, core: Attachment::new(), watcher, maintenance }
+    }
+}
+
+/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

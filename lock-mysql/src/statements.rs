@@ -1,0 +1,327 @@
+//! The SQL of the row lease. Each operation is one statement, so the row's own lock makes it atomic at every isolation level.
+//!
+//! - Time is `UTC_TIMESTAMP(6)`, the start of the statement. A statement that waits for the lock of the row ends a lease early and never
+//!   extends one. `SYSDATE` would depend on the wait, and `NOW` on the time zone of the session.
+//! - Results are returned by `LAST_INSERT_ID(expression)`, whose value is part of the reply. The number of affected rows does not tell an
+//!   insert from an update that changed nothing, because the client counts found rows. Only MariaDB has `RETURNING`.
+//! - An assignment sees the new values of the columns before it. So `fence` is first, and the columns that decide are last.
+//! - MySQL 8 and 9 and MariaDB accept these statements: they contain no `VALUES(column)`, row alias or `RETURNING`.
+
+/// The result of [`ACQUIRE`] and [`WITHDRAW`] for a row of another format.
+pub(crate) const OTHER_FORMAT: u64 = u64::MAX;
+
+/// The result of [`ACQUIRE`] for a claim that was withdrawn.
+pub(crate) const WAS_WITHDRAWN: u64 = u64::MAX - 1;
+
+/// The result of [`ACQUIRE`] has this bit if another claim holds the lock. The other bits are the rest of its lease in µs.
+pub(crate) const BUSY: u64 = 1 << 63;
+
+/// The result of [`WITHDRAW`] for a claim that held the lock.
+pub(crate) const WAS_HELD: u64 = 1;
+
+macro_rules! now {
+    () => {
+        "UTC_TIMESTAMP(6)"
+    };
+}
+
+/// The server's time in µs since the Unix epoch.
+macro_rules! now_micros {
+    () => {
+        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    };
+}
+
+/// The rest of the lease in µs.
+macro_rules! rest {
+    () => {
+        "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)"
+    };
+}
+
+/// The owner of a free lock.
+macro_rules! nobody {
+    () => {
+        "X'00000000000000000000000000000000'"
+    };
+}
+
+/// `expires_at` of a released lock. The current time would block the lock if the clock is set back later.
+macro_rules! released {
+    () => {
+        "'1970-01-02'"
+    };
+}
+
+/// A higher token, at least the server's time.
+macro_rules! next_fence {
+    () => {
+        concat!("GREATEST(fence + 1, ", now_micros!(), ")")
+    };
+}
+
+/// Whether the claim may have the row: the lock is free, or the claim holds it. Binds the owner twice.
+macro_rules! may_have {
+    () => {
+        concat!("format = '1x' AND LOCATE(?, withdrawn) = 0 AND (owner = ? OR expires_at <= ", now!(), ")")
+    };
+}
+
+/// Takes the row if the lock is free. A claim that holds the lock keeps its token, and its lease is not shortened.
+///
+/// Binds name, owner, ttl, holder; owner, owner; owner, owner, holder; owner, owner, owner; owner, owner, ttl.
+pub(crate) const ACQUIRE: &str = concat!(
+    "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) ",
+    "VALUES (?, '1x', ?, LAST_INSERT_ID(",
+    now_micros!(),
+    "), ",
+    now!(),
+    " + INTERVAL ? MICROSECOND, '', '1970-01-02', ?) ON DUPLICATE KEY UPDATE fence = CASE ",
+    "WHEN format <> '1x' THEN fence + 0 * LAST_INSERT_ID(18446744073709551615) ",
+    "WHEN LOCATE(?, withdrawn) > 0 THEN fence + 0 * LAST_INSERT_ID(18446744073709551614) ",
+    "WHEN expires_at <= ",
+    now!(),
+    " THEN LAST_INSERT_ID(",
+    next_fence!(),
+    ") WHEN owner = ? THEN LAST_INSERT_ID(fence) ",
+    "ELSE fence + 0 * LAST_INSERT_ID(9223372036854775808 + ",
+    rest!(),
+    ") END, holder = IF(",
+    may_have!(),
+    ", ?, holder), owner = IF(",
+    may_have!(),
+    ", ?, owner), expires_at = IF(format = '1x' AND LOCATE(?, withdrawn) = 0 AND owner = ?, ",
+    "GREATEST(expires_at, ",
+    now!(),
+    " + INTERVAL ? MICROSECOND), expires_at)",
+);
+
+/// Ends the lease of the claim. Affects a row if the claim held the lock. Binds name, owner.
+pub(crate) const RELEASE: &str = concat!(
+    "UPDATE leasehold_locks SET owner = ",
+    nobody!(),
+    ", expires_at = ",
+    released!(),
+    ", holder = '' WHERE name = ? AND owner = ? AND expires_at > ",
+    now!(),
+    " AND format = '1x'",
+);
+
+/// Ends the lease of the claim and notes that the claim was withdrawn, so that a late acquire has no effect. The row's own lock puts the
+/// late acquire before or after this statement.
+///
+/// Binds name, owner, ttl of the note; owner; owner, owner; ttl of the note; owner, owner.
+pub(crate) const WITHDRAW: &str = concat!(
+    "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) VALUES (?, '1x', ",
+    nobody!(),
+    ", 0, ",
+    released!(),
+    ", ?, ",
+    now!(),
+    " + INTERVAL ? MICROSECOND, '') ON DUPLICATE KEY UPDATE fence = CASE ",
+    "WHEN format <> '1x' THEN fence + 0 * LAST_INSERT_ID(18446744073709551615) ",
+    "WHEN owner = ? AND expires_at > ",
+    now!(),
+    " THEN fence + 0 * LAST_INSERT_ID(1) ELSE fence END, ",
+    "withdrawn = IF(format <> '1x' OR LOCATE(?, withdrawn) > 0, withdrawn, RIGHT(CONCAT(IF(withdrawn_until > ",
+    now!(),
+    ", withdrawn, ''), ?), 4080)), withdrawn_until = IF(format <> '1x', withdrawn_until, ",
+    now!(),
+    " + INTERVAL ? MICROSECOND), expires_at = IF(format = '1x' AND owner = ?, ",
+    released!(),
+    ", expires_at), holder = IF(format = '1x' AND owner = ?, '', holder), owner = IF(format = '1x' AND owner = ?, ",
+    nobody!(),
+    ", owner)",
+);
+
+/// The state of one lock: readable, held, token, rest of the lease in µs, holder. Binds name.
+pub(crate) const INSPECT: &str = concat!(
+    "SELECT format = '1x', expires_at > ",
+    now!(),
+    ", fence, ",
+    rest!(),
+    ", holder, name FROM leasehold_locks WHERE name = ?",
+);
+
+/// The states of all locks whose names begin with a prefix, as [`INSPECT`], those that are held first. Binds prefix, prefix, limit.
+pub(crate) const LIST: &str = concat!(
+    "SELECT format = '1x', expires_at > ",
+    now!(),
+    ", fence, ",
+    rest!(),
+    ", holder, name FROM leasehold_locks WHERE name >= ? AND name < CONCAT(?, X'FF') AND format = '1x' ",
+    "ORDER BY expires_at > ",
+    now!(),
+    " DESC, name LIMIT ?",
+);
+
+/// The names of rows of another format. Binds prefix, prefix, limit.
+pub(crate) const LIST_UNREADABLE: &str = "SELECT name FROM leasehold_locks \
+WHERE name >= ? AND name < CONCAT(?, X'FF') AND format <> '1x' ORDER BY name LIMIT ?";
+
+/// Whether this version knows the format of a row. Binds name.
+pub(crate) const IS_READABLE: &str = "SELECT format = '1x' FROM leasehold_locks WHERE name = ?";
+
+/// The numbers of locks that are held, and of rows.
+pub(crate) const COUNT: &str =
+    concat!("SELECT COUNT(CASE WHEN expires_at > ", now!(), " THEN 1 END), COUNT(*) FROM leasehold_locks");
+
+/// Whether a lease is current. Locks the row until the end of the transaction: others can read it, and nobody can change it. Binds name,
+/// owner, token.
+pub(crate) const FENCE: &str = concat!(
+    "SELECT 1 FROM leasehold_locks WHERE name = ? AND owner = ? AND fence = ? AND expires_at > ",
+    now!(),
+    " AND format = '1x' LOCK IN SHARE MODE",
+);
+
+/// Ends the lease with a token and raises the token. Affects a row if it was the current lease. Binds name, token.
+pub(crate) const BREAK: &str = concat!(
+    "UPDATE leasehold_locks SET fence = LAST_INSERT_ID(",
+    next_fence!(),
+    "), owner = ",
+    nobody!(),
+    ", holder = '', expires_at = ",
+    released!(),
+    " WHERE name = ? AND fence = ? AND expires_at > ",
+    now!(),
+    " AND format = '1x'",
+);
+
+/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even if the clock is
+/// set back by up to the retention. Binds the retention twice.
+macro_rules! purgeable {
+    () => {
+        concat!(
+            "expires_at < ",
+            now!(),
+            " - INTERVAL ? MICROSECOND AND fence < ",
+            now_micros!(),
+            " - ? AND withdrawn_until < ",
+            now!(),
+            " AND format = '1x'"
+        )
+    };
+}
+
+/// The numbers of rows that a statement about several rows is prepared for. A statement for a number in between repeats its last row.
+pub(crate) const SIZES: [usize; 3] = [1, 10, 100];
+
+/// A statement for each of [`SIZES`].
+pub(crate) type Sized = [&'static str; 3];
+
+macro_rules! marks {
+    (1) => {
+        "?"
+    };
+    (10) => {
+        "?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
+    };
+    (100) => {
+        concat!(
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10),
+            ", ",
+            marks!(10)
+        )
+    };
+}
+
+/// The number of rows that one [`PURGEABLE`] reads.
+pub(crate) const PURGEABLE_ROWS: usize = 500;
+
+/// The next names after a name, and whether their rows may be removed. Binds retention, retention, name.
+pub(crate) const PURGEABLE: &str =
+    concat!("SELECT name, ", purgeable!(), " FROM leasehold_locks WHERE name > ? ORDER BY name LIMIT 500");
+
+/// The number of names in a [`PURGE`].
+pub(crate) const PURGE_ROWS: usize = 100;
+
+/// Removes rows that may be removed. Binds names, retention, retention.
+pub(crate) const PURGE: &str =
+    concat!("DELETE FROM leasehold_locks WHERE name IN (", marks!(100), ") AND ", purgeable!());
+
+/// The rows of claims that hold their locks. Binds names, owners.
+macro_rules! held_by {
+    ($size:tt) => {
+        concat!(
+            " WHERE name IN (",
+            marks!($size),
+            ") AND owner IN (",
+            marks!($size),
+            ") AND expires_at > ",
+            now!(),
+            " AND format = '1x'"
+        )
+    };
+}
+
+macro_rules! renew {
+    ($size:tt) => {
+        concat!(
+            "UPDATE leasehold_locks SET expires_at = GREATEST(expires_at, ",
+            now!(),
+            " + INTERVAL ? MICROSECOND)",
+            held_by!($size)
+        )
+    };
+}
+
+macro_rules! renew_exactly {
+    ($size:tt) => {
+        concat!("UPDATE leasehold_locks SET expires_at = ", now!(), " + INTERVAL ? MICROSECOND", held_by!($size))
+    };
+}
+
+macro_rules! held {
+    ($size:tt) => {
+        concat!("SELECT owner, ", rest!(), " FROM leasehold_locks", held_by!($size))
+    };
+}
+
+macro_rules! lock_held {
+    ($size:tt) => {
+        concat!("SELECT owner, ", rest!(), " FROM leasehold_locks", held_by!($size), " FOR UPDATE SKIP LOCKED")
+    };
+}
+
+macro_rules! poll {
+    ($size:tt) => {
+        concat!("SELECT name FROM leasehold_locks WHERE name IN (", marks!($size), ") AND expires_at > ", now!())
+    };
+}
+
+macro_rules! sized {
+    ($statement:ident) => {
+        [$statement!(1), $statement!(10), $statement!(100)]
+    };
+}
+
+/// Renews leases to a ttl and shortens none. Affects as many rows as were renewed. Binds ttl, names, owners.
+pub(crate) const RENEW: Sized = sized!(renew);
+
+/// Renews leases to a ttl, which may shorten them. Binds ttl, names, owners.
+pub(crate) const RENEW_EXACTLY: Sized = sized!(renew_exactly);
+
+/// The owners of leases that are held, and the rest of each lease in µs. Binds names, owners.
+pub(crate) const HELD: Sized = sized!(held);
+
+/// The same, without rows that another transaction has locked. Locks the others until the end of the transaction.
+pub(crate) const LOCK_HELD: Sized = sized!(lock_held);
+
+/// The names of locks that are held. Binds names.
+pub(crate) const POLL: Sized = sized!(poll);

@@ -1,0 +1,10 @@
+#![doc = include_str!("../README.md")]
+
+mod mysql;
+mod program;
+mod redis;
+mod server_process;
+
+pub use mysql::{MySqlServer, MySqlSettings, SqlConnection, TextRow};
+pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
+pub use server_process::ServerProcess;

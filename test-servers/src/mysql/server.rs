@@ -1,0 +1,263 @@
+//! A real mariadbd for one test.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::Data;
+use leasehold_conformance::harness::folder;
+use sqlx::ConnectOptions;
+use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
+use tempfile::TempDir;
+
+use super::{SqlConnection, TextRow};
+use crate::program::Program;
+use crate::server_process::{ServerProcess, start_on_a_free_port};
+
+const PROGRAM: Program = Program { name: "mariadbd", package: "mariadb-server", variable: "LEASEHOLD_MARIADB_SERVER" };
+
+/// Creates the data folder of a new server.
+const INSTALL: Program =
+    Program { name: "mariadb-install-db", package: "mariadb-server", variable: "LEASEHOLD_MARIADB_INSTALL_DB" };
+
+/// How long a step of the clock may take to show in replies. It usually shows in the next one.
+const STEP_BOUND: Duration = Duration::from_secs(20);
+
+/// A small server that starts fast. It syncs with every commit, so that it keeps acknowledged data.
+const OPTIONS: &[&str] = &[
+    "--bind-address=127.0.0.1",
+    "--skip-log-bin",
+    "--skip-name-resolve",
+    "--innodb-flush-log-at-trx-commit=1",
+    "--innodb-buffer-pool-size=16M",
+    "--innodb-log-file-size=8M",
+    "--innodb-fast-shutdown=2",
+    "--key-buffer-size=64K",
+    "--aria-pagecache-buffer-size=128K",
+    "--performance-schema=off",
+    "--max-connections=300",
+];
+
+/// How a [`MySqlServer`] is set up.
+#[derive(Clone, Debug, Default)]
+pub struct MySqlSettings {
+    steppable_clock: bool,
+    options: Vec<String>,
+}
+
+impl MySqlSettings {
+    /// A server that keeps acknowledged data when its process dies. Only root can log in, over the Unix socket.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Its wall clock can be stepped, by [`MySqlServer::step_clock`]. Linux only.
+    #[must_use]
+    pub fn steppable_clock(mut self) -> Self {
+        self.steppable_clock = true;
+        self
+    }
+
+    /// An option of the server: `max-connections=10`.
+    #[must_use]
+    pub fn option(mut self, option: impl Into<String>) -> Self {
+        self.options.push(option.into());
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If there is no mariadbd (the text says how to get it), or it does not start (the text has the end of its log).
+    pub fn start(self) -> io::Result<MySqlServer> {
+        MySqlServer::start(self)
+    }
+}
+
+/// A mariadbd on a loopback port of its own, in a temporary folder. It is killed when this is dropped, and when the test's process dies.
+#[derive(Debug)]
+pub struct MySqlServer {
+    settings: MySqlSettings,
+    program: PathBuf,
+    process: ServerProcess,
+    side: Mutex<Option<SqlConnection>>,
+    template: Arc<TempDir>,
+}
+
+// Also stops, kills, pauses and resumes it.
+impl Deref for MySqlServer {
+    type Target = ServerProcess;
+
+    fn deref(&self) -> &ServerProcess {
+        &self.process
+    }
+}
+
+impl DerefMut for MySqlServer {
+    fn deref_mut(&mut self) -> &mut ServerProcess {
+        &mut self.process
+    }
+}
+
+impl MySqlServer {
+    fn start(settings: MySqlSettings) -> io::Result<Self> {
+        let mut server = Self {
+            program: PROGRAM.find()?,
+            process: ServerProcess::new(PROGRAM.name, settings.steppable_clock)?,
+            settings,
+            side: Mutex::new(None),
+            template: template()?,
+        };
+        copy_folder(server.template.path(), &server.data())?;
+        start_on_a_free_port(&mut server, Self::run, |server| &mut server.process)?;
+        Ok(server)
+    }
+
+    /// Starts it again on its port, after [`stop`](ServerProcess::stop) or [`kill`](ServerProcess::kill).
+    ///
+    /// # Errors
+    /// If it still runs or does not start.
+    pub fn start_again(&mut self, data: Data) -> io::Result<()> {
+        self.process.stopped()?;
+        if data == Data::Lost {
+            std::fs::remove_dir_all(self.data())?;
+            copy_folder(self.template.path(), &self.data())?;
+        }
+        self.run()
+    }
+
+    /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step.
+    ///
+    /// # Errors
+    /// If it was not started with [`MySqlSettings::steppable_clock`], or the step does not show within seconds.
+    pub fn step_clock(&self, micros: i64) -> io::Result<()> {
+        if self.id().is_none() {
+            return self.step(micros);
+        }
+        let before = self.wall_clock()?;
+        self.step(micros)?;
+        let until = Instant::now() + STEP_BOUND;
+        while self.wall_clock()?.abs_diff(before.saturating_add(micros)) > micros.unsigned_abs() / 2 {
+            if Instant::now() > until {
+                return Err(io::Error::other(format!("the step of the clock by {micros} µs does not show")));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    /// Its wall clock, in microseconds.
+    fn wall_clock(&self) -> io::Result<i64> {
+        let rows = self.query("SELECT CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS CHAR)")?;
+        let text = rows.first().and_then(|row| row.first()).cloned().flatten().unwrap_or_default();
+        String::from_utf8_lossy(&text).parse().map_err(io::Error::other)
+    }
+
+    /// Runs statements as root, beside the library under test, and returns the rows of all results. Blocks for at most twenty seconds.
+    ///
+    /// # Errors
+    /// The server's error, or that of the connection. The next call then opens a new connection.
+    pub fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
+        let mut side = self.side.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = match side.take() {
+            Some(connection) => connection,
+            None => self.side()?,
+        };
+        let result = connection.query(statements);
+        // After an error of the connection a reply may still be in flight. A later call must not take it for its own.
+        if !matches!(&result, Err(error) if error.kind() != io::ErrorKind::Other) {
+            *side = Some(connection);
+        }
+        result
+    }
+
+    /// A further connection like that of [`query`](Self::query).
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn side(&self) -> io::Result<SqlConnection> {
+        // A case may record the log, and looks for passwords in it.
+        let options = MySqlConnectOptions::new().disable_statement_logging();
+        let options = options.socket(self.socket()).username("root").ssl_mode(MySqlSslMode::Disabled);
+        SqlConnection::open(options)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder().join("socket")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder().join("data")
+    }
+
+    /// Starts the process and waits for its first reply.
+    fn run(&mut self) -> io::Result<()> {
+        *self.side.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        let _ = std::fs::remove_file(self.socket());
+        let option = |name: &str, value: &Path| format!("--{name}={}", value.display());
+        let mut command = Command::new(&self.program);
+        command.arg("--no-defaults").args([
+            option("datadir", &self.data()),
+            option("tmpdir", self.folder()),
+            option("socket", &self.socket()),
+            option("pid-file", &self.folder().join("pid")),
+            format!("--port={}", self.port()),
+        ]);
+        command.args(as_root()).args(OPTIONS).args(self.settings.options.iter().map(|option| format!("--{option}")));
+        self.process.spawn(&mut command)?;
+        while !(self.socket().exists() && self.query("SELECT 1").is_ok()) {
+            self.process.await_start()?;
+        }
+        Ok(())
+    }
+}
+
+/// The data folder of a new server. Each server copies it, because creating one takes a second. It exists while a server uses it:
+/// a static would never be removed.
+fn template() -> io::Result<Arc<TempDir>> {
+    static TEMPLATE: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
+    let mut template = TEMPLATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(template) = template.upgrade() {
+        return Ok(template);
+    }
+    let made = Arc::new(install()?);
+    *template = Arc::downgrade(&made);
+    Ok(made)
+}
+
+fn install() -> io::Result<TempDir> {
+    let folder = folder("leasehold-mariadb-template-")?;
+    let mut command = Command::new(INSTALL.find()?);
+    command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+    command.args(as_root()).arg(format!("--datadir={}", folder.path().display()));
+    command.args(OPTIONS.iter().filter(|option| option.starts_with("--innodb")));
+    let output = command.stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(folder);
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    Err(io::Error::other(format!("mariadb-install-db fails: {text}")))
+}
+
+/// Started by root, the server wants to be told that it stays root.
+fn as_root() -> Option<&'static str> {
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    is_root.then_some("--user=root")
+}
+
+fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::create_dir(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}

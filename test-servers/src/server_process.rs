@@ -1,0 +1,170 @@
+//! What all servers have in common: a process on a port of its own, in a temporary folder.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::harness::{ChildProcess, ClockStep, Port, folder};
+use tempfile::TempDir;
+
+/// How long a server may take until its first reply. Most take less than a second.
+const START_BOUND: Duration = Duration::from_secs(60);
+
+/// The process of a server. It is killed when this is dropped, and when the test's process dies.
+#[derive(Debug)]
+pub struct ServerProcess {
+    name: &'static str,
+    port: Port,
+    folder: TempDir,
+    clock: Option<ClockStep>,
+    process: Option<ChildProcess>,
+    started: Instant,
+}
+
+impl ServerProcess {
+    /// A process that is not started yet. `name` is that of its program.
+    pub(crate) fn new(name: &'static str, has_steppable_clock: bool) -> io::Result<Self> {
+        let folder = folder(&format!("leasehold-{name}-"))?;
+        let clock = has_steppable_clock.then(|| ClockStep::new(folder.path())).transpose()?;
+        Ok(Self { name, port: Port::free()?, folder, clock, process: None, started: Instant::now() })
+    }
+
+    /// Its address.
+    pub fn addr(&self) -> SocketAddr {
+        self.port.addr()
+    }
+
+    /// Its process id; none while it does not run.
+    pub fn id(&self) -> Option<u32> {
+        self.process.as_ref().map(ChildProcess::id)
+    }
+
+    /// Stops it in an orderly way.
+    ///
+    /// # Errors
+    /// If it does not run, or does not end within ten seconds.
+    pub fn stop(&mut self) -> io::Result<()> {
+        self.running()?.terminate()?;
+        self.process = None;
+        Ok(())
+    }
+
+    /// Ends it with SIGKILL.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.running()?.kill()?;
+        self.process = None;
+        Ok(())
+    }
+
+    /// SIGSTOP: it is paused with its connections open.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn pause(&mut self) -> io::Result<()> {
+        self.running()?.pause()
+    }
+
+    /// SIGCONT.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn resume(&mut self) -> io::Result<()> {
+        self.running()?.resume()
+    }
+
+    /// Steps its wall clock by `micros`, at once: forward, or back if negative.
+    ///
+    /// # Errors
+    /// If it was started without a clock that can be stepped.
+    pub(crate) fn step(&self, micros: i64) -> io::Result<()> {
+        let clock = self.clock.as_ref();
+        clock.ok_or_else(|| io::Error::other(format!("start this {} with steppable_clock()", self.name)))?.step(micros)
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The file of its log.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.folder().join("log")
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Chooses another port.
+    fn change_port(&mut self) -> io::Result<()> {
+        self.port = Port::free()?;
+        Ok(())
+    }
+
+    /// Starts the process. The server writes its log itself or to its standard error.
+    pub(crate) fn spawn(&mut self, command: &mut Command) -> io::Result<()> {
+        self.stopped()?;
+        let _ = std::fs::remove_file(self.log());
+        let log = std::fs::File::options().append(true).create(true).open(self.log())?;
+        command.current_dir(self.folder()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        if let Some(clock) = &self.clock {
+            command.envs(clock.variables());
+        }
+        self.process = Some(ChildProcess::spawn(command)?);
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    /// Waits a moment for the first reply.
+    ///
+    /// # Errors
+    /// If the process has ended, or takes too long. The text has the end of its log.
+    pub(crate) fn await_start(&mut self) -> io::Result<()> {
+        let ended = self.running()?.try_wait()?.map(|exit| exit.to_string());
+        let failed = ended
+            .or_else(|| (self.started.elapsed() > START_BOUND).then(|| format!("no reply within {START_BOUND:?}")));
+        let Some(how) = failed else {
+            std::thread::sleep(Duration::from_millis(1));
+            return Ok(());
+        };
+        self.process = None;
+        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = lines[lines.len().saturating_sub(10)..].join("\n");
+        let kind = if end.contains("Address already in use") { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
+        Err(io::Error::new(kind, format!("{} does not start ({how}); the end of its log:\n{end}", self.name)))
+    }
+
+    /// # Errors
+    /// If it runs.
+    pub(crate) fn stopped(&self) -> io::Result<()> {
+        match self.process {
+            Some(_) => Err(io::Error::other(format!("this {} still runs", self.name))),
+            None => Ok(()),
+        }
+    }
+
+    fn running(&mut self) -> io::Result<&mut ChildProcess> {
+        let name = self.name;
+        self.process.as_mut().ok_or_else(|| io::Error::other(format!("this {name} does not run")))
+    }
+}
+
+/// Starts a server. If another process takes its port before the server binds it, starts it on another one.
+pub(crate) fn start_on_a_free_port<S>(
+    server: &mut S,
+    run: impl Fn(&mut S) -> io::Result<()>,
+    process: impl Fn(&mut S) -> &mut ServerProcess,
+) -> io::Result<()> {
+    for _ in 0..10 {
+        match run(server) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => process(server).change_port()?,
+            other => return other,
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, "ten free ports were taken before the server got one"))
+}
