@@ -43,6 +43,8 @@ impl Server {
         let mut install =
             Command::new(needs::MARIADB_INSTALL_DB.find()?.context("mariadb-install-db is not installed")?);
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", &data]);
+        // Of its own: installations at the same time in one folder remove each other's temporary tables.
+        install.env("TMPDIR", &folder);
         // Started by root, the server wants to be told that it stays root.
         let as_root = needs::is_root().then_some("--user=root");
         let installed = install.args(as_root).stdin(Stdio::null()).output().context("cannot run mariadb-install-db")?;

@@ -258,7 +258,8 @@ pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) 
     })
     .await;
     tokio::time::sleep(DELAY * 3).await;
-    let bound = ann.capabilities().call_bound * 3 / 2 + DELAY * 4;
+    // A call is overdue after 5/4 of its bound. Then the keeper sends one, which ends within its own bound, connecting included.
+    let bound = ann.capabilities().call_bound * 9 / 4 + DELAY * 4;
     let what = "the keeper ends a call that was dropped on a stalled runtime";
     leaves_nothing(fixture, &bob, &acquired, bound, what).await;
     leaves_nothing(fixture, &bob, &released, bound, what).await;

@@ -230,7 +230,10 @@ fn template() -> io::Result<Arc<TempDir>> {
 
 fn install() -> io::Result<TempDir> {
     let folder = folder("leasehold-mariadb-template-")?;
+    // Of its own: installations at the same time in one folder remove each other's temporary tables.
+    let temporary = TempDir::new()?;
     let mut command = Command::new(INSTALL.find()?);
+    command.env("TMPDIR", temporary.path());
     command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
     command.args(as_root()).arg(format!("--datadir={}", folder.path().display()));
     command.args(OPTIONS.iter().filter(|option| option.starts_with("--innodb")));
