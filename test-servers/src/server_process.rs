@@ -12,6 +12,9 @@ use tempfile::TempDir;
 /// How long a server may take until its first reply. Most take less than a second.
 const START_BOUND: Duration = Duration::from_secs(60);
 
+/// How long a step of the clock may take to show in replies. It usually shows in the next one.
+const STEP_BOUND: Duration = Duration::from_secs(20);
+
 /// The process of a server. It is killed when this is dropped, and when the test's process dies.
 #[derive(Debug)]
 pub struct ServerProcess {
@@ -84,6 +87,23 @@ impl ServerProcess {
     pub(crate) fn step(&self, micros: i64) -> io::Result<()> {
         let clock = self.clock.as_ref();
         clock.ok_or_else(|| io::Error::other(format!("start this {} with steppable_clock()", self.name)))?.step(micros)
+    }
+
+    /// The same, and returns when the server's own clock shows the step.
+    ///
+    /// # Errors
+    /// The same, those of `read`, and if the step does not show within seconds.
+    pub(crate) fn step_until_shown(&self, micros: i64, read: impl Fn() -> io::Result<i64>) -> io::Result<()> {
+        let before = read()?;
+        self.step(micros)?;
+        let until = Instant::now() + STEP_BOUND;
+        while read()?.abs_diff(before.saturating_add(micros)) > micros.unsigned_abs() / 2 {
+            if Instant::now() > until {
+                return Err(io::Error::other(format!("the step of the clock by {micros} µs does not show")));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
     }
 
     pub(crate) fn folder(&self) -> &Path {

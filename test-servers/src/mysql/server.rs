@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+
 
 use leasehold_conformance::Data;
 use leasehold_conformance::harness::folder;
@@ -22,9 +22,6 @@ const PROGRAM: Program = Program { name: "mariadbd", package: "mariadb-server", 
 /// Creates the data folder of a new server.
 const INSTALL: Program =
     Program { name: "mariadb-install-db", package: "mariadb-server", variable: "LEASEHOLD_MARIADB_INSTALL_DB" };
-
-/// How long a step of the clock may take to show in replies. It usually shows in the next one.
-const STEP_BOUND: Duration = Duration::from_secs(20);
 
 /// A small server that starts fast. It syncs with every commit, so that it keeps acknowledged data.
 const OPTIONS: &[&str] = &[
@@ -137,16 +134,7 @@ impl MySqlServer {
         if self.id().is_none() {
             return self.step(micros);
         }
-        let before = self.wall_clock()?;
-        self.step(micros)?;
-        let until = Instant::now() + STEP_BOUND;
-        while self.wall_clock()?.abs_diff(before.saturating_add(micros)) > micros.unsigned_abs() / 2 {
-            if Instant::now() > until {
-                return Err(io::Error::other(format!("the step of the clock by {micros} µs does not show")));
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        Ok(())
+        self.step_until_shown(micros, || self.wall_clock())
     }
 
     /// Its wall clock, in microseconds.

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+
 
 use leasehold_conformance::Data;
 
@@ -16,9 +16,6 @@ use crate::program::Program;
 use crate::server_process::{ServerProcess, start_on_a_free_port};
 
 const PROGRAM: Program = Program { name: "redis-server", package: "redis-server", variable: "LEASEHOLD_REDIS_SERVER" };
-
-/// How long a step of the clock may take to show in replies. It usually takes less than a millisecond.
-const STEP_BOUND: Duration = Duration::from_secs(20);
 
 /// The smallest step of the clock that can be distinguished from the time of a request, in microseconds.
 const SHOWN_STEP: u64 = 1_000_000;
@@ -163,16 +160,7 @@ impl RedisServer {
         if self.id().is_none() || micros.unsigned_abs() < SHOWN_STEP {
             return self.step(micros);
         }
-        let before = self.wall_clock()?;
-        self.step(micros)?;
-        let until = Instant::now() + STEP_BOUND;
-        while self.wall_clock()?.abs_diff(before.saturating_add(micros)) > micros.unsigned_abs() / 2 {
-            if Instant::now() > until {
-                return Err(io::Error::other(format!("the step of the clock by {micros} µs does not show")));
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        Ok(())
+        self.step_until_shown(micros, || self.wall_clock())
     }
 
     /// Its wall clock, in microseconds.
