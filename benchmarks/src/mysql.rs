@@ -159,7 +159,7 @@ async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
         guards.extend(task.await??);
     }
     let renewed = client.stats().renewed;
-    let (idle, before) = (idle_processor(server).await?, server_processor(server)?);
+    let (idle, before) = (idle_processor().await?, server_processor(server)?);
     tokio::time::sleep(WATCHED).await;
     let used = (server_processor(server)? - before).saturating_sub(idle.mul_f64(WATCHED.as_secs_f64()));
     let renewals = client.stats().renewed - renewed;
@@ -180,8 +180,8 @@ async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
     ])
 }
 
-/// What a server that serves nobody uses in a second.
-async fn idle_processor(_server: &MySqlServer) -> Result<Duration> {
+/// The processor time that a server without clients uses in a second.
+async fn idle_processor() -> Result<Duration> {
     let other = MySqlSettings::new().option("innodb-buffer-pool-size=128M").start()?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let before = server_processor(&other)?;
