@@ -1,5 +1,6 @@
 //! Functions for operators: lists of locks, and checks of a store.
 
+use crate::error::Error;
 use crate::lock_info::LockInfo;
 use crate::name::LockName;
 
@@ -51,6 +52,17 @@ pub enum ListedName {
     Cut(String),
 }
 
+impl ListedName {
+    /// As much of a stored name as is valid.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        match String::from_utf8(bytes).map(LockName::new) {
+            Ok(Ok(name)) => Self::Whole(name),
+            Ok(Err(_)) => Self::Cut(String::new()),
+            Err(error) => Self::Cut(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+        }
+    }
+}
+
 impl std::fmt::Display for ListedName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -76,6 +88,12 @@ impl Check {
     /// A check with its result.
     pub fn new(about: &'static str, found: impl Into<String>, status: CheckStatus) -> Self {
         Self { about, found: found.into(), status }
+    }
+
+    /// A check that ended with an error.
+    pub fn failed(about: &'static str, error: &Error) -> Self {
+        let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
+        Self::new(about, format!("{error}{source}"), CheckStatus::Error("see above".to_owned()))
     }
 }
 

@@ -26,22 +26,10 @@ fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {
     Ok(LockInfo::new(last_token, lease.transpose()?.into_iter().collect(), None))
 }
 
-/// As much of the name of a row as is valid.
-fn listed_name(bytes: Vec<u8>) -> ListedName {
-    match String::from_utf8(bytes).map(LockName::new) {
-        Ok(Ok(name)) => ListedName::Whole(name),
-        Ok(Err(_)) => ListedName::Cut(String::new()),
-        Err(error) => ListedName::Cut(String::from_utf8_lossy(error.as_bytes()).into_owned()),
-    }
-}
-
 impl MySqlBackend {
     async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
         let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
-        let mut connection = pool.checkout(until).await?;
-        let rows = connection.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await;
-        connection.put_back();
-        let rows = rows?;
+        let rows = pool.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         match get::<i64>(row, 0)? {
             0 => Err(Failure::Refused(other_format())),
@@ -58,8 +46,8 @@ impl MySqlBackend {
         let rows = connection.fetch(query(LIST), until).await?;
         let unreadable = connection.fetch(query(LIST_UNREADABLE), until).await?;
         connection.put_back();
-        let locks = rows.iter().map(|row| Ok(Listed::new(listed_name(get(row, 5)?), read_row(row)?)));
-        let unreadable = unreadable.iter().map(|row| Ok(listed_name(get(row, 0)?)));
+        let locks = rows.iter().map(|row| Ok(Listed::new(ListedName::from_bytes(get(row, 5)?), read_row(row)?)));
+        let unreadable = unreadable.iter().map(|row| Ok(ListedName::from_bytes(get(row, 0)?)));
         Ok(Listing::new(locks.collect::<Result<_, Failure>>()?, unreadable.collect::<Result<_, Failure>>()?))
     }
 

@@ -19,8 +19,7 @@ use crate::maintenance::Maintenance;
 use crate::pool::Pool;
 use crate::renewal;
 use crate::rows::{self, Acquired};
-#[expect(unused_imports, reason = "for the documentation")]
-use crate::settings::{Settings, parse_url};
+use crate::settings::parse_url;
 use crate::shared::Shared;
 use crate::watcher::Watcher;
 
@@ -38,7 +37,7 @@ impl MySqlBackend {
     ///
     /// # Errors
     /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
-    /// - `Unavailable`: the server cannot be reached within [`timeout`](Settings::timeout).
+    /// - `Unavailable`: the server cannot be reached within [`timeout`](crate::Settings::timeout).
     /// - `Auth`: the server refuses the user, or the user lacks a permission.
     /// - `Unsupported`: the database or the table does not exist, or the server is too old.
     /// - `Capacity`: the server accepts no more connections.

@@ -1,21 +1,26 @@
 //! Checks whether the server is fit for locks.
 
-use std::time::Instant;
+use std::collections::HashMap;
 
 use async_trait::async_trait;
+use leasehold_core::Result;
 use leasehold_core::admin::{Check, CheckStatus};
 use leasehold_core::backend::Examine;
-use leasehold_core::{Error, Result};
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 
 use crate::backend::MySqlBackend;
 use crate::errors::Failure;
 use crate::pool::Checkout;
 use crate::rows::get;
-use crate::session::ServerState;
 use crate::statements::COUNT;
 
-/// A request that takes longer leaves short leases little time for a renewal, in milliseconds.
-const SLOW_MILLIS: u128 = 100;
+/// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not
+/// exist.
+const STATE: &str = "\
+SHOW GLOBAL STATUS LIKE 'Uptime'; \
+SHOW GLOBAL VARIABLES WHERE Variable_name IN \
+('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on')";
 
 #[async_trait]
 impl Examine for MySqlBackend {
@@ -25,24 +30,29 @@ impl Examine for MySqlBackend {
         let pool = self.single();
         match pool.checkout(self.until()).await {
             Ok(mut connection) => {
-                checks.extend(connection.server().map(of_server).into_iter().flatten());
-                checks.extend(self.of_table(&mut connection).await);
-                connection.put_back();
+                match connection.fetch_text(STATE, self.until()).await {
+                    Ok(rows) => checks.extend(of_server(&rows)),
+                    Err(failure) => checks.push(Check::failed("server version", &failure.without_effect())),
+                }
+                checks.push(self.of_table(&mut connection).await);
             }
-            Err(failure) => checks.push(failed("connection", failure)),
+            Err(failure) => checks.push(Check::failed("connection", &failure.without_effect())),
         }
         Ok(checks)
     }
 }
 
-fn of_server(server: &ServerState) -> Vec<Check> {
-    let version = format!("{} {}", server.get("version"), server.get("version_comment"));
+fn of_server(rows: &[MySqlRow]) -> Vec<Check> {
+    let pair = |row: &MySqlRow| Some((row.try_get_unchecked(0).ok()?, row.try_get_unchecked(1).ok()?));
+    let state: HashMap<String, String> = rows.iter().filter_map(pair).collect();
+    let get = |name| state.get(name).map_or("", String::as_str);
+    let version = format!("{} {}", get("version"), get("version_comment"));
     vec![
         Check::new("server version", version, CheckStatus::Ok),
-        Check::new("uptime", format!("{} s", server.get("Uptime")), CheckStatus::Ok),
-        is_durable(server.get("innodb_flush_log_at_trx_commit")),
-        is_writable(server.get("read_only")),
-        has_one_writer(server.get("wsrep_on")),
+        Check::new("uptime", format!("{} s", get("Uptime")), CheckStatus::Ok),
+        is_durable(get("innodb_flush_log_at_trx_commit")),
+        is_writable(get("read_only")),
+        has_one_writer(get("wsrep_on")),
     ]
 }
 
@@ -81,33 +91,16 @@ fn has_one_writer(wsrep_on: &str) -> Check {
     }
 }
 
-fn failed(about: &'static str, failure: Failure) -> Check {
-    let error: Error = failure.without_effect();
-    let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-    Check::new(about, format!("{error}{source}"), CheckStatus::Error("see above".to_owned()))
-}
-
 impl MySqlBackend {
-    async fn of_table(&self, connection: &mut Checkout<'_>) -> Vec<Check> {
-        let begin = Instant::now();
-        if let Err(failure) = connection.execute(sqlx::query("DO 0"), self.until()).await {
-            return vec![failed("round trip", failure)];
-        }
-        let micros = begin.elapsed().as_micros();
-        let status = match micros < SLOW_MILLIS * 1_000 {
-            true => CheckStatus::Ok,
-            false => CheckStatus::Warning("use ttls that are much longer than a round trip".to_owned()),
-        };
-        let round_trip = Check::new("round trip", format!("{micros} µs"), status);
+    async fn of_table(&self, connection: &mut Checkout<'_>) -> Check {
         let counted = connection.fetch(sqlx::query(COUNT), self.until()).await;
         let counted = counted.and_then(|rows| {
             let row = rows.first().ok_or(Failure::UnexpectedReply)?;
             Ok((get::<i64>(row, 0)?, get::<i64>(row, 1)?))
         });
-        let locks = match counted {
+        match counted {
             Ok((held, records)) => Check::new("locks", format!("{held} held, {records} records"), CheckStatus::Ok),
-            Err(failure) => failed("locks", failure),
-        };
-        vec![round_trip, locks]
+            Err(failure) => Check::failed("locks", &failure.without_effect()),
+        }
     }
 }

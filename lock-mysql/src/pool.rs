@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
-use crate::session::{ServerState, Session};
+use crate::session::Session;
 use crate::shared::{Shared, lock};
 
 /// An idle connection is closed after this time.
@@ -164,6 +164,30 @@ impl Pool {
         let session = Session::open(&self.shared, self.statements, until).await.map_err(Failure::NotSent)?;
         Ok(Checkout { pool: self, session: Some(session), permit })
     }
+
+    /// Runs one statement.
+    pub(crate) async fn execute(
+        &self,
+        statement: Query<'_, MySql, MySqlArguments>,
+        until: Instant,
+    ) -> Result<MySqlQueryResult, Failure> {
+        let mut connection = self.checkout(until).await?;
+        let done = connection.execute(statement, until).await;
+        connection.put_back();
+        done
+    }
+
+    /// Runs one query and reads all its rows.
+    pub(crate) async fn fetch(
+        &self,
+        query: Query<'_, MySql, MySqlArguments>,
+        until: Instant,
+    ) -> Result<Vec<MySqlRow>, Failure> {
+        let mut connection = self.checkout(until).await?;
+        let rows = connection.fetch(query, until).await;
+        connection.put_back();
+        rows
+    }
 }
 
 /// A connection that a call uses. Dropping it before a reply has arrived closes it.
@@ -174,7 +198,6 @@ pub(crate) struct Checkout<'a> {
 }
 
 impl Checkout<'_> {
-    /// Runs one statement.
     pub(crate) async fn execute(
         &mut self,
         statement: Query<'_, MySql, MySqlArguments>,
@@ -183,7 +206,6 @@ impl Checkout<'_> {
         self.run(until, async |session| statement.execute(&mut session.connection).await).await
     }
 
-    /// Runs one query and reads all its rows.
     pub(crate) async fn fetch(
         &mut self,
         query: Query<'_, MySql, MySqlArguments>,
@@ -196,6 +218,12 @@ impl Checkout<'_> {
     pub(crate) async fn execute_text(&mut self, statements: String, until: Instant) -> Result<(), Failure> {
         let statements = sqlx::raw_sql(AssertSqlSafe(statements));
         self.run(until, async |session| statements.execute(&mut session.connection).await.map(|_| ())).await
+    }
+
+    /// The rows of statements without arguments.
+    pub(crate) async fn fetch_text(&mut self, queries: &'static str, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
+        let queries = sqlx::raw_sql(queries);
+        self.run(until, async |session| queries.fetch_all(&mut session.connection).await).await
     }
 
     async fn run<T>(
@@ -226,12 +254,7 @@ impl Checkout<'_> {
 
     /// The number of the connection at the server.
     pub(crate) fn id(&self) -> u64 {
-        self.session.as_ref().map_or(0, Session::id)
-    }
-
-    /// The state of the server when the connection was opened.
-    pub(crate) fn server(&self) -> Option<&ServerState> {
-        self.session.as_ref().map(|session| &session.server)
+        self.session.as_ref().map_or(0, |session| session.id)
     }
 
     /// Returns the connection. Not in `Drop`: a connection in the middle of a transaction must not be used by others.

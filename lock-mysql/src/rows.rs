@@ -96,10 +96,7 @@ pub(crate) async fn release(pool: &Pool, claim: &Claim, until: Instant) -> Resul
 
 async fn release_once(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
     let statement = sqlx::query(statements::RELEASE).bind(bytes(claim.name())).bind(owner(claim));
-    let mut connection = pool.checkout(until).await?;
-    let done = connection.execute(statement, until).await;
-    connection.put_back();
-    Ok(done?.rows_affected() > 0)
+    Ok(pool.execute(statement, until).await?.rows_affected() > 0)
 }
 
 /// The same, and makes sure that a request of the claim that is still in flight has no effect.
@@ -116,10 +113,7 @@ pub(crate) async fn withdraw(pool: &Pool, claim: &Claim, until: Instant) -> Resu
         .bind(owner)
         .bind(owner)
         .bind(owner);
-    let mut connection = pool.checkout(until).await?;
-    let done = connection.execute(statement, until).await;
-    connection.put_back();
-    match done?.last_insert_id() {
+    match pool.execute(statement, until).await?.last_insert_id() {
         OTHER_FORMAT => Err(Failure::Refused(other_format())),
         was_held => Ok(was_held == WAS_HELD),
     }
@@ -163,10 +157,8 @@ pub(crate) fn duration(micros: i64) -> Duration {
 pub(crate) async fn held_names(pool: &Pool, names: &[LockName], until: Instant) -> Result<Vec<Vec<u8>>, Failure> {
     let (text, size) = sized(&POLL, names.len());
     let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
-    let mut connection = pool.checkout(until).await?;
-    let rows = connection.fetch(query, until).await;
-    connection.put_back();
-    rows?.iter().map(|row| get(row, 0)).collect()
+    let rows = pool.fetch(query, until).await?;
+    rows.iter().map(|row| get(row, 0)).collect()
 }
 
 /// Some names after `after` whose rows may be removed, and the name to continue after; `None` for that at the end of the table.
@@ -178,10 +170,7 @@ pub(crate) async fn purgeable(
 ) -> Result<(Vec<Vec<u8>>, Option<Vec<u8>>), Failure> {
     let retention = micros(retention);
     let query = sqlx::query(PURGEABLE).bind(retention).bind(retention).bind(after);
-    let mut connection = pool.checkout(until).await?;
-    let rows = connection.fetch(query, until).await;
-    connection.put_back();
-    let rows = rows?;
+    let rows = pool.fetch(query, until).await?;
     let last = match rows.last() {
         Some(last) if rows.len() >= PURGEABLE_ROWS => Some(get(last, 0)?),
         _ => None,
@@ -199,10 +188,7 @@ pub(crate) async fn purgeable(
 pub(crate) async fn purge(pool: &Pool, names: &[Vec<u8>], retention: Duration, until: Instant) -> Result<u64, Failure> {
     let retention = micros(retention);
     let statement = bind_all(sqlx::query(PURGE), names, PURGE_ROWS, |name| &**name).bind(retention).bind(retention);
-    let mut connection = pool.checkout(until).await?;
-    let done = connection.execute(statement, until).await;
-    connection.put_back();
-    Ok(done?.rows_affected())
+    Ok(pool.execute(statement, until).await?.rows_affected())
 }
 
 /// Reads a column.

@@ -1,6 +1,5 @@
 //! One connection, set up for locks.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use leasehold_core::Result;
@@ -12,31 +11,19 @@ use crate::errors::{Failure, no_connection};
 use crate::shared::Shared;
 
 /// Independent of the server's settings: strict mode (or a long name would be cut), no locks beyond the row (or transactions deadlock),
-/// a lock wait of one second at most, a time zone without steps, and every statement its own transaction. Then the state of the server,
-/// as names and values; MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not exist.
+/// a lock wait of one second at most, a time zone without steps, and every statement its own transaction.
 const SET_UP: &str = "\
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', autocommit = 1, \
 innodb_lock_wait_timeout = 1, wait_timeout = 3600; \
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; \
-SELECT 'connection_id', CAST(CONNECTION_ID() AS CHAR); \
-SHOW GLOBAL STATUS LIKE 'Uptime'; \
-SHOW GLOBAL VARIABLES WHERE Variable_name IN \
-('server_uuid', 'server_id', 'hostname', 'port', 'innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on')";
+SELECT CAST(CONNECTION_ID() AS UNSIGNED)";
 
 /// A connection. Dropping it closes it.
 pub(crate) struct Session {
     pub(crate) connection: MySqlConnection,
-    pub(crate) server: ServerState,
+    /// The number of this connection at the server, for `KILL`.
+    pub(crate) id: u64,
     last_used: Instant,
-}
-
-/// What a server replied when a connection was opened: variables and their values.
-pub(crate) struct ServerState(HashMap<String, String>);
-
-impl ServerState {
-    pub(crate) fn get(&self, name: &str) -> &str {
-        self.0.get(name).map_or("", String::as_str)
-    }
 }
 
 /// Whether the user lacks the permission for a statement.
@@ -51,9 +38,7 @@ impl Session {
     pub(crate) async fn open(shared: &Shared, statements: &'static [&'static str], until: Instant) -> Result<Self> {
         let opening = async {
             let mut connection = MySqlConnection::connect_with(&shared.options).await?;
-            let rows = sqlx::raw_sql(SET_UP).fetch_all(&mut connection).await?;
-            let pair = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get_unchecked(0)?, row.try_get_unchecked(1)?));
-            let server = ServerState(rows.iter().map(pair).collect::<Result<_, sqlx::Error>>()?);
+            let id = sqlx::raw_sql(SET_UP).fetch_one(&mut connection).await?.try_get(0)?;
             for statement in statements {
                 match (&mut connection).prepare(SqlStr::from_static(statement)).await {
                     // A user who may only read can inspect locks. An acquire has the error then.
@@ -61,17 +46,12 @@ impl Session {
                     Ok(_) | Err(_) => {}
                 }
             }
-            Ok(Self { connection, server, last_used: Instant::now() })
+            Ok(Self { connection, id, last_used: Instant::now() })
         };
         match timeout_at(until, opening).await {
             Ok(opened) => opened.map_err(|error| Failure::to_connect(error, &shared.address)),
             Err(_) => Err(no_connection(&shared.address)),
         }
-    }
-
-    /// The number of this connection at the server, for `KILL`.
-    pub(crate) fn id(&self) -> u64 {
-        self.server.get("connection_id").parse().unwrap_or_default()
     }
 
     /// Whether the server still replies on this connection. `None`: not within the bound.

@@ -62,17 +62,8 @@ fn list(connection: &Connection, prefix: &str, limit: usize, now: &Reading) -> R
     }
     let mut statement = connection.prepare(UNREADABLE)?;
     let names = statement.query_map(params![prefix.as_bytes(), limit], |row| row.get(0))?;
-    let unreadable = names.map(|name| Ok(name_in_row(name?))).collect::<Result<_, Failure>>()?;
+    let unreadable = names.map(|name| Ok(ListedName::from_bytes(name?))).collect::<Result<_, Failure>>()?;
     Ok(Listing::new(listed, unreadable))
-}
-
-/// As much of the name of an unreadable row as is valid.
-fn name_in_row(bytes: Vec<u8>) -> ListedName {
-    match String::from_utf8(bytes).map(LockName::new) {
-        Ok(Ok(name)) => ListedName::Whole(name),
-        Ok(Err(_)) => ListedName::Cut(String::new()),
-        Err(error) => ListedName::Cut(String::from_utf8_lossy(error.as_bytes()).into_owned()),
-    }
 }
 
 /// Reads on a separate connection, if the file has tables: reading a long table must not delay calls. Users without write permission
@@ -120,11 +111,7 @@ fn examine(file: &File) -> Vec<Check> {
     ];
     match contents(file) {
         Ok(found) => checks.extend(found),
-        Err(failure) => {
-            let error = failure.without_effect();
-            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-            checks.push(Check::new("locks", format!("{error}{source}"), CheckStatus::Error("see above".to_owned())));
-        }
+        Err(failure) => checks.push(Check::failed("locks", &failure.without_effect())),
     }
     checks
 }
