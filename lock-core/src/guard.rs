@@ -122,8 +122,7 @@ impl LockGuard {
 
     /// The claim, place and ttl by which a backend identifies this lease, for fenced writes.
     pub fn lease_ref(&self) -> RenewRequest {
-        let lease = self.hold.lease();
-        RenewRequest::new(lease.claim.clone(), lease.place, lease.ttl())
+        self.hold.lease().lease_ref()
     }
 }
 

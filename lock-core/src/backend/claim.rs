@@ -28,17 +28,18 @@ enum Slot {
     Of(Claim),
 }
 
-/// One value of each type.
-#[derive(Default)]
-struct Values {
-    first: OnceLock<Box<dyn Any + Send + Sync>>,
-    others: OnceLock<Box<Values>>,
+/// One value of each type. Most claims have none.
+type Values = OnceLock<Box<Value>>;
+
+struct Value {
+    value: Box<dyn Any + Send + Sync>,
+    others: Values,
 }
 
 impl Claim {
     /// A claim of the lock `name` by a fresh `owner`.
     pub fn new(name: LockName, owner: OwnerToken, holder: Arc<HolderInfo>) -> Self {
-        Self(Arc::new(Inner { name, owner, holder, slot: Slot::Own(Values::default()) }))
+        Self(Arc::new(Inner { name, owner, holder, slot: Slot::Own(Values::new()) }))
     }
 
     /// The same claim under another name, for a backend that wraps another one.
@@ -72,10 +73,11 @@ impl Claim {
             Slot::Of(claim) => return claim.slot(),
         };
         loop {
-            if let Some(value) = values.first.get_or_init(|| Box::<T>::default()).downcast_ref() {
+            let first = values.get_or_init(|| Box::new(Value { value: Box::<T>::default(), others: Values::new() }));
+            if let Some(value) = first.value.downcast_ref() {
                 return value;
             }
-            values = values.others.get_or_init(Box::default);
+            values = &first.others;
         }
     }
 }

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use super::LeaseKeeper;
 use super::machines::held_lease::{Check, HeldLease, Phase};
 use super::report::{Report, Reports};
-use crate::backend::{Claim, PlaceNumber};
+use crate::backend::{Claim, RenewRequest};
 use crate::clock::Stamp;
 use crate::loss::Loss;
 use crate::sync::lock;
@@ -18,7 +18,6 @@ use crate::token::FencingToken;
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
-    pub(crate) place: PlaceNumber,
     /// Locked after the keeper's state, if both are.
     pub(super) machine: Mutex<HeldLease>,
     /// Notified when the lease has ended.
@@ -29,8 +28,10 @@ pub(crate) struct Lease {
 pub(crate) type Held = Result<Stamp, Phase>;
 
 impl Lease {
-    pub(crate) fn ttl(&self) -> std::time::Duration {
-        lock(&self.machine).terms().ttl
+    /// See [`LockGuard::lease_ref`](crate::LockGuard::lease_ref).
+    pub(crate) fn lease_ref(&self) -> RenewRequest {
+        let machine = lock(&self.machine);
+        RenewRequest::new(self.claim.clone(), machine.place(), machine.terms().ttl)
     }
 }
 

@@ -29,7 +29,6 @@ impl LeaseKeeper {
         let lease = Arc::new(Lease {
             claim,
             token,
-            place: confirmation.place,
             machine: Mutex::new(machine),
             ended: Notify::new(),
         });

@@ -232,6 +232,8 @@ impl<P: Clone + PartialEq> LockRecord<P> {
     fn grant(&mut self, QueuedPlace { party, place, until }: QueuedPlace<P>, handed_off: bool) -> &LeaseRecord<P> {
         self.last_token += 1;
         let token = FencingToken::new(self.last_token);
+        // There is seldom a second holder, and a `Vec` that grows by itself has room for four.
+        self.holders.reserve_exact(1);
         self.holders.push(LeaseRecord { party, place, token, until, handed_off });
         &self.holders[self.holders.len() - 1]
     }

@@ -127,6 +127,10 @@ impl HeldLease {
         (lease, wake, valid_until)
     }
 
+    pub fn place(&self) -> PlaceNumber {
+        self.place
+    }
+
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
