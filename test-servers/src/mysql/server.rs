@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-
 use leasehold_conformance::Data;
 use leasehold_conformance::harness::folder;
 use sqlx::ConnectOptions;

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-
 use leasehold_conformance::Data;
 
 use super::{Monitor, Reply, SideConnection};
