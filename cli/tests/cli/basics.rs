@@ -209,7 +209,6 @@ fn a_launcher_whose_run_is_gone_runs_nothing() {
     assert!(!store.file("ran").exists());
 }
 
-#[cfg(feature = "sqlite")]
 #[test]
 fn the_default_store_needs_nothing_but_a_home() {
     let store = Store::any();

@@ -4,11 +4,12 @@
 /// Makes each of these functions a test on each store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
-        #[cfg(feature = "redis")]
+        mod mysql {
+            $(#[test] fn $name() { super::$name(&crate::store::Store::mysql()) })*
+        }
         mod redis {
             $(#[test] fn $name() { super::$name(&crate::store::Store::redis()) })*
         }
-        #[cfg(feature = "sqlite")]
         mod sqlite {
             $(#[test] fn $name() { super::$name(&crate::store::Store::sqlite()) })*
         }

@@ -65,7 +65,6 @@ fn a_store_in_the_environment_is_not_shown() {
     assert!(text.contains("LEASEHOLD_STORE") && !text.contains("hunter2"), "{text}");
 }
 
-#[cfg(feature = "sqlite")]
 #[test]
 fn the_schema_is_sql() {
     let store = Store::any();
@@ -76,7 +75,6 @@ fn the_schema_is_sql() {
     assert!(code == 2 && stderr.contains("sqlite"), "{stderr}");
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn the_permissions_need_no_store() {
     let store = Store::any();

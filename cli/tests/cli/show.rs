@@ -189,7 +189,6 @@ fn a_store_without_errors_passes_doctor(store: &Store) {
     assert_eq!(json(store, &["ls", "--json"])["locks"], Value::Array(Vec::new()));
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn an_unreachable_store_fails_doctor_with_a_hint() {
     let store = Store::any();
@@ -201,7 +200,6 @@ fn an_unreachable_store_fails_doctor_with_a_hint() {
     assert!(report["checks"][1]["hint"].as_str().unwrap().contains("firewall"), "{report}");
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn ls_without_permission_names_the_command_that_prints_it() {
     let store = Store::redis();

@@ -5,11 +5,10 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-#[cfg(feature = "redis")]
+use leasehold::mysql::{SCHEMA, grants};
 use leasehold_conformance::Data;
 use leasehold_conformance::harness::folder;
-#[cfg(feature = "redis")]
-use leasehold_test_servers::{RedisServer, RedisSettings};
+use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
 use rustix::fs::OFlags;
 
 use crate::process::until;
@@ -21,28 +20,35 @@ pub(crate) struct Store {
 }
 
 enum Kind {
-    #[cfg(feature = "redis")]
+    MySql(Box<RefCell<MySqlServer>>),
     Redis(Box<RefCell<RedisServer>>),
-    #[cfg(feature = "sqlite")]
     Sqlite(RefCell<Option<rusqlite::Connection>>),
 }
 
 impl Store {
     /// One of the stores, for tests that do not depend on it.
     pub(crate) fn any() -> Self {
-        #[cfg(feature = "sqlite")]
-        return Self::sqlite();
-        #[cfg(not(feature = "sqlite"))]
-        Self::redis()
+        Self::sqlite()
     }
 
-    #[cfg(feature = "redis")]
+    /// A database whose user has only the permissions of clients and operators.
+    pub(crate) fn mysql() -> Self {
+        let server = MySqlSettings::new().option("max-connections=1000").start().unwrap();
+        let user = "'locker'@'%'";
+        let statements = format!(
+            "CREATE DATABASE locks; USE locks; {SCHEMA} CREATE USER {user} IDENTIFIED BY 'hunter2'; {}",
+            grants("locks", user)
+        );
+        server.query(&statements).unwrap();
+        let url = format!("mysql://locker:hunter2@{}/locks?tls=off", server.addr());
+        Self { url, folder: own_folder(), kind: Kind::MySql(Box::new(RefCell::new(server))) }
+    }
+
     pub(crate) fn redis() -> Self {
         let server = RedisSettings::new().start().unwrap();
         Self { url: server.url(), folder: own_folder(), kind: Kind::Redis(Box::new(RefCell::new(server))) }
     }
 
-    #[cfg(feature = "sqlite")]
     pub(crate) fn sqlite() -> Self {
         let folder = own_folder();
         let url = format!("sqlite://{}", folder.path().join("locks.db").display());
@@ -56,11 +62,14 @@ impl Store {
     /// Whether the store knows its waiters.
     pub(crate) fn has_queue(&self) -> bool {
         match self.kind {
-            #[cfg(feature = "redis")]
             Kind::Redis(_) => true,
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(_) => false,
+            Kind::MySql(_) | Kind::Sqlite(_) => false,
         }
+    }
+
+    /// Whether locks can be inspected after [`stop_replying`](Self::stop_replying).
+    pub(crate) fn stays_readable(&self) -> bool {
+        matches!(self.kind, Kind::Sqlite(_))
     }
 
     /// A folder for the test's files.
@@ -83,11 +92,12 @@ impl Store {
     /// Removes the record of every lock, as an operator could.
     pub(crate) fn remove_records(&self) {
         match &self.kind {
-            #[cfg(feature = "redis")]
+            Kind::MySql(server) => {
+                server.borrow().query("DELETE FROM locks.leasehold_locks").unwrap();
+            }
             Kind::Redis(server) => {
                 server.borrow().command(&["FLUSHALL"]).unwrap();
             }
-            #[cfg(feature = "sqlite")]
             Kind::Sqlite(_) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
@@ -97,22 +107,18 @@ impl Store {
     }
 
     /// Stops the server, which loses its data.
-    #[cfg(feature = "redis")]
     pub(crate) fn stop_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().kill().unwrap(),
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(_) => panic!("a file has no server"),
+            Kind::MySql(_) | Kind::Sqlite(_) => panic!("only a Redis is stopped"),
         }
     }
 
     /// Starts the server again.
-    #[cfg(feature = "redis")]
     pub(crate) fn start_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().start_again(Data::Lost).unwrap(),
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(_) => panic!("a file has no server"),
+            Kind::MySql(_) | Kind::Sqlite(_) => panic!("only a Redis is started"),
         }
     }
 
@@ -127,7 +133,12 @@ impl Store {
     /// Replaces the record of a lock by one of a newer format.
     pub(crate) fn set_newer_format(&self, name: &str) {
         match &self.kind {
-            #[cfg(feature = "redis")]
+            Kind::MySql(server) => {
+                let rows = server.borrow().query(&format!(
+                    "UPDATE locks.leasehold_locks SET format = 2 WHERE name = '{name}'; SELECT CAST(ROW_COUNT() AS CHAR)"
+                ));
+                assert_eq!(rows.unwrap()[0][0].as_deref(), Some(&b"1"[..]));
+            }
             Kind::Redis(server) => {
                 let key = format!("leasehold:{{{}}}", name.replace('/', "%2F"));
                 assert!(
@@ -136,7 +147,6 @@ impl Store {
                 );
                 server.borrow().command(&["SETRANGE", &key, "0", "\x02"]).unwrap();
             }
-            #[cfg(feature = "sqlite")]
             Kind::Sqlite(_) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
@@ -147,7 +157,6 @@ impl Store {
     }
 
     /// The URL of a user with exactly these rules.
-    #[cfg(feature = "redis")]
     pub(crate) fn user(&self, rules: &str) -> String {
         let Kind::Redis(server) = &self.kind else { panic!("only a Redis has users") };
         let rules: Vec<&str> =
@@ -159,9 +168,8 @@ impl Store {
     /// Makes the store stop answering, or at least stop answering writes.
     pub(crate) fn stop_replying(&self) {
         match &self.kind {
-            #[cfg(feature = "redis")]
+            Kind::MySql(server) => server.borrow_mut().pause().unwrap(),
             Kind::Redis(server) => server.borrow_mut().pause().unwrap(),
-            #[cfg(feature = "sqlite")]
             Kind::Sqlite(held) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
@@ -174,9 +182,8 @@ impl Store {
     /// Makes the store answer again.
     pub(crate) fn reply_again(&self) {
         match &self.kind {
-            #[cfg(feature = "redis")]
+            Kind::MySql(server) => server.borrow_mut().resume().unwrap(),
             Kind::Redis(server) => server.borrow_mut().resume().unwrap(),
-            #[cfg(feature = "sqlite")]
             Kind::Sqlite(held) => *held.borrow_mut() = None,
         }
     }

@@ -73,7 +73,7 @@ fn a_terminal_shows_that_the_store_does_not_reply(store: &Store) {
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "echo", "my turn"]);
     terminal.shows("waiting ");
     // A file can be read while another process writes to it.
-    terminal.shows(if store.has_queue() { "s of 1m: the store does not reply" } else { "does not grant it yet" });
+    terminal.shows(if store.stays_readable() { "does not grant it yet" } else { "s of 1m: the store does not reply" });
     store.reply_again();
     terminal.shows("my turn");
     assert_eq!(terminal.end(), Some(0));
@@ -95,7 +95,6 @@ fn many_runs_that_start_at_once_all_get_the_lock(store: &Store) {
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn a_wait_includes_the_start_of_the_server() {
     let store = Store::redis();
@@ -113,9 +112,13 @@ fn an_error_that_waiting_cannot_cure_ends_the_run_at_once() {
     let store = Store::any();
     std::fs::write(store.file("text"), "no database ".repeat(1000)).unwrap();
     let lag_monitor = LagMonitor::start();
-    let mut stores = vec![format!("sqlite://{}", store.file("text").display())];
-    let server = cfg!(feature = "redis").then(Store::redis);
-    stores.extend(server.as_ref().map(|server| server.url().replace("redis://", "redis://nobody:hunter2@")));
+    let (mysql, redis) = (Store::mysql(), Store::redis());
+    let stores = [
+        format!("sqlite://{}", store.file("text").display()),
+        redis.url().replace("redis://", "redis://nobody:hunter2@"),
+        mysql.url().replace("locker", "nobody"),
+        mysql.url().replace("/locks", "/missing"),
+    ];
     for url in stores {
         let begin = Instant::now();
         let mut command = leasehold(&store, &["run", "x", "--wait", "50s", "--", "touch", "ran"]);
