@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::SCHEMA;
 use crate::capabilities;
-use crate::connections::{Connections, TEST_AFTER};
+use crate::connections::{Connections, TEST_AFTER, Use};
 use crate::maintenance::Maintenance;
 use crate::pool::Pool;
 use crate::renewal;
@@ -95,7 +95,7 @@ impl MySqlBackend {
 impl LockBackend for MySqlBackend {
     fn attach(&self, core: CoreHandle) {
         if self.shared.core.attach(core.clone()) && self.is_connected.load(Ordering::Relaxed) {
-            Connections::warm_up(&self.connections, &core);
+            Connections::warm_up(&self.connections, &core, Use::Calls);
         }
     }
 
@@ -103,9 +103,11 @@ impl LockBackend for MySqlBackend {
         let (core, until) = (self.shared.core.core()?, self.until());
         let pool = self.connections.calls()?;
         let (sent, acquired) = rows::acquire(&pool, request, || core.stamp(), until).await?;
-        Connections::warm_up(&self.connections, core);
+        Connections::warm_up(&self.connections, core, Use::Calls);
         match acquired {
             Acquired::Granted(token) => {
+                // Not before: a client that only waits should not take one more connection.
+                Connections::warm_up(&self.connections, core, Use::Renewals);
                 Maintenance::acquired(&self.shared, core);
                 let confirmation = Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE };
                 Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
@@ -152,7 +154,7 @@ impl LockBackend for MySqlBackend {
 
 impl WatchNames for MySqlBackend {
     fn watch(&self, claim: &Claim) -> WatchGuard {
-        Watcher::watch(&self.shared, claim.name())
+        Watcher::watch(&self.connections, claim.name())
     }
 }
 

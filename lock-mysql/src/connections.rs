@@ -19,63 +19,85 @@ pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
 /// The same for other runtimes. So a caller seldom sees that a connection has ended, and calls in quick succession are not slower.
 const TEST_SOON: Duration = Duration::from_millis(10);
 
-/// The connections for acquires and releases, and those for renewals, of each runtime that calls the backend.
+/// What connections are for.
+#[derive(Clone, Copy)]
+pub(crate) enum Use {
+    /// Acquires, releases and polls.
+    Calls,
+    /// They have connections of their own: releases and withdrawals must not delay a renewal.
+    Renewals,
+}
+
+/// The connections of each runtime that calls the backend.
 pub(crate) struct Connections {
-    shared: Arc<Shared>,
-    calls: PerRuntime<RuntimePool>,
-    /// Of their own: releases and withdrawals must not delay a renewal.
-    renewals: PerRuntime<RuntimePool>,
-    /// The connections of the keeper's runtime have been opened.
+    pub(crate) shared: Arc<Shared>,
+    calls: Group,
+    renewals: Group,
+}
+
+/// The connections for one use.
+struct Group {
+    pools: PerRuntime<RuntimePool>,
+    statements: &'static [&'static str],
+    size: usize,
+    /// The keeper's runtime has opened one.
     is_warm: AtomicBool,
+}
+
+impl Group {
+    fn new(statements: &'static [&'static str], size: usize) -> Self {
+        Self { pools: PerRuntime::new(), statements, size, is_warm: AtomicBool::new(false) }
+    }
 }
 
 impl Connections {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, calls: PerRuntime::new(), renewals: PerRuntime::new(), is_warm: AtomicBool::new(false) }
+        let calls = Group::new(&[ACQUIRE, RELEASE, WITHDRAW], shared.settings.connections);
+        Self { shared, calls, renewals: Group::new(&[RENEW[0]], 1) }
     }
 
-    /// For acquires and releases by the calling runtime.
+    /// For acquires, releases and polls by the calling runtime.
     pub(crate) fn calls(&self) -> Result<Arc<Pool>> {
-        self.read(&self.calls, &[ACQUIRE, RELEASE, WITHDRAW], self.shared.settings.connections)
+        self.read(Use::Calls)
     }
 
     /// For renewals by the calling runtime.
     pub(crate) fn renewals(&self) -> Result<Arc<Pool>> {
-        self.read(&self.renewals, &[RENEW[0]], 1)
+        self.read(Use::Renewals)
     }
 
-    fn read(
-        &self,
-        pools: &PerRuntime<RuntimePool>,
-        statements: &'static [&'static str],
-        size: usize,
-    ) -> Result<Arc<Pool>> {
-        let runtime = PerRuntime::<RuntimePool>::caller()?;
+    fn group(&self, of: Use) -> &Group {
+        match of {
+            Use::Calls => &self.calls,
+            Use::Renewals => &self.renewals,
+        }
+    }
+
+    fn read(&self, of: Use) -> Result<Arc<Pool>> {
+        let (runtime, group) = (PerRuntime::<RuntimePool>::caller()?, self.group(of));
         let make = || {
             let test_after = if self.is_keepers(&runtime) { TEST_AFTER } else { TEST_SOON };
-            RuntimePool::new(Pool::new(self.shared.clone(), statements, size, test_after), &runtime)
+            RuntimePool::new(Pool::new(self.shared.clone(), group.statements, group.size, test_after), &runtime)
         };
-        Ok(pools.read(&runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone()))
+        Ok(group.pools.read(&runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone()))
     }
 
     fn is_keepers(&self, runtime: &Handle) -> bool {
         self.shared.core.core().is_ok_and(|core| core.keeper_runtime().id() == runtime.id())
     }
 
-    /// Opens connections of the keeper's runtime, once: the first renewal or withdrawal then takes one round trip. Called when another
-    /// runtime has connected.
-    pub(crate) fn warm_up(connections: &Arc<Self>, core: &CoreHandle) {
-        if connections.is_warm.swap(true, Ordering::Relaxed) {
+    /// Opens a connection of the keeper's runtime, once for each use: the first withdrawal or renewal then takes one round trip.
+    pub(crate) fn warm_up(connections: &Arc<Self>, core: &CoreHandle, of: Use) {
+        if connections.group(of).is_warm.swap(true, Ordering::Relaxed) {
             return;
         }
         let connections = connections.clone();
         core.keeper_runtime().spawn(async move {
             let until = Instant::now() + connections.shared.settings.timeout;
-            let (Ok(calls), Ok(renewals)) = (connections.calls(), connections.renewals()) else { return };
+            let Ok(pool) = connections.read(of) else { return };
             drop(connections);
             // A call that needs a connection opens it again, and has the error.
-            let (call, renewal) = tokio::join!(calls.checkout(until), renewals.checkout(until));
-            for connection in [call, renewal].into_iter().flatten() {
+            if let Ok(connection) = pool.checkout(until).await {
                 connection.put_back();
             }
         });

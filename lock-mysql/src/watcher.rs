@@ -9,11 +9,10 @@ use leasehold_core::backend::{CoreHandle, WatchGuard, Watches};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::connections::TEST_AFTER;
+use crate::connections::Connections;
 use crate::errors::Failure;
-use crate::pool::Pool;
 use crate::rows;
-use crate::shared::{Shared, lock};
+use crate::shared::lock;
 use crate::statements::SIZES;
 
 /// The pause between two polls, while locks become free or new ones are watched.
@@ -36,13 +35,13 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Reports when a lock may be free. The lock may have become free before the call.
-    pub(crate) fn watch(shared: &Arc<Shared>, name: &LockName) -> WatchGuard {
-        let Ok(core) = shared.core.core() else { return WatchGuard::none() };
-        let watcher = &shared.watcher;
+    pub(crate) fn watch(connections: &Arc<Connections>, name: &LockName) -> WatchGuard {
+        let Ok(core) = connections.shared.core.core() else { return WatchGuard::none() };
+        let watcher = &connections.shared.watcher;
         let (guard, is_new) = watcher.watches.open(name);
         let was_running = std::mem::replace(&mut *lock(&watcher.is_running), true);
         if !was_running {
-            core.keeper_runtime().spawn(run(shared.clone(), core.clone()));
+            core.keeper_runtime().spawn(run(connections.clone(), core.clone()));
         } else if is_new {
             watcher.is_new.notify_one();
         }
@@ -58,9 +57,8 @@ impl Watcher {
 }
 
 /// Polls until no lock is watched.
-async fn run(shared: Arc<Shared>, core: CoreHandle) {
-    let watcher = &shared.watcher;
-    let pool = Pool::new(shared.clone(), &[], 1, TEST_AFTER);
+async fn run(connections: Arc<Connections>, core: CoreHandle) {
+    let watcher = &connections.shared.watcher;
     let mut pause = MIN_PAUSE;
     let mut next = Instant::now() + core.jitter(pause);
     loop {
@@ -76,7 +74,7 @@ async fn run(shared: Arc<Shared>, core: CoreHandle) {
         if watcher.ends() {
             return;
         }
-        pause = match poll(&pool, &watcher.watches, &core, shared.settings.timeout).await {
+        pause = match poll(&connections, &watcher.watches, &core).await {
             Ok(true) => MIN_PAUSE,
             Ok(false) => (pause * 5 / 4).min(MAX_PAUSE),
             Err(failure) => {
@@ -89,11 +87,12 @@ async fn run(shared: Arc<Shared>, core: CoreHandle) {
 }
 
 /// Polls all watched locks, and reports those that are free. Returns whether there are any.
-async fn poll(pool: &Pool, watches: &Watches, core: &CoreHandle, bound: Duration) -> Result<bool, Failure> {
-    let until = Instant::now() + bound;
+async fn poll(connections: &Connections, watches: &Watches, core: &CoreHandle) -> Result<bool, Failure> {
+    let until = Instant::now() + connections.shared.settings.timeout;
+    let pool = connections.calls().map_err(Failure::NotSent)?;
     let mut any = false;
     for names in watches.names().chunks(SIZES[SIZES.len() - 1]) {
-        let held: HashSet<Vec<u8>> = rows::held_names(pool, names, until).await?.into_iter().collect();
+        let held: HashSet<Vec<u8>> = rows::held_names(&pool, names, until).await?.into_iter().collect();
         for name in names.iter().filter(|name| !held.contains(name.as_str().as_bytes())) {
             watches.report(name, core);
             any = true;

@@ -54,3 +54,20 @@ fn dropped_calls_leave_clean_connections() {
         .await;
     });
 }
+
+/// Processes that wait, such as cron jobs, must not exhaust the server's connections.
+#[test]
+fn a_client_that_waits_has_two_connections() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
+        let _guard = hold(&ann, "waited for").await;
+        let others = connections(&fixture).len();
+        let waiting = tokio::spawn({
+            let lock = bob.lock("waited for");
+            async move { lock.acquire().await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(connections(&fixture).len(), others + 1, "waiting opens a connection of the keeper's runtime");
+        waiting.abort();
+    });
+}

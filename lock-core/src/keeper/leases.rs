@@ -26,12 +26,7 @@ impl LeaseKeeper {
         let (machine, wake, valid_until) = HeldLease::new(&self.rules, start, now);
         let (token, confirmation) = (start.grant.token, start.grant.confirmation);
         state.confirmed(confirmation.sent);
-        let lease = Arc::new(Lease {
-            claim,
-            token,
-            machine: Mutex::new(machine),
-            ended: Notify::new(),
-        });
+        let lease = Arc::new(Lease { claim, token, machine: Mutex::new(machine), ended: Notify::new() });
         let id = state.schedule.insert(Task::Lease(lease.clone()));
         self.wake_at(state, id, wake);
         state.owners.insert(*lease.claim.owner(), OwnerState::Holding(id));
