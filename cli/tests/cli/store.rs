@@ -135,7 +135,7 @@ impl Store {
         match &self.kind {
             Kind::MySql(server) => {
                 let rows = server.borrow().query(&format!(
-                    "UPDATE locks.leasehold_locks SET format = 2 WHERE name = '{name}'; SELECT CAST(ROW_COUNT() AS CHAR)"
+                    "UPDATE locks.leasehold_locks SET format = '2x' WHERE name = '{name}'; SELECT CAST(ROW_COUNT() AS CHAR)"
                 ));
                 assert_eq!(rows.unwrap()[0][0].as_deref(), Some(&b"1"[..]));
             }

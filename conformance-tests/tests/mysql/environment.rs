@@ -16,8 +16,8 @@ use super::stored::{Stored, number};
 /// How late a takeover may be after the lease has ended: a poll and an acquire.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(250);
 
-/// The connections of a lock holder that waits: its own, two of its keeper, and that of its polls.
-const OF_A_WAITER: usize = 4;
+/// The connections of a lock holder that waits: its own, and that of its keeper, which polls.
+const OF_A_WAITER: usize = 2;
 
 pub(crate) struct Environment {
     pub(crate) server: MySqlServer,

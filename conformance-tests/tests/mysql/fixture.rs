@@ -19,7 +19,7 @@ use super::stored::Stored;
 /// The time for clients to connect before a fault. They usually need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
 
-/// A client opens two connections beside its first one, or one if its keeper uses the caller's runtime.
+/// A client has a connection of its own runtime and one of its keeper's, which polls. A holder has one more.
 const LEAST_PER_CLIENT: u64 = 2;
 
 /// For so long the number of connections does not change.
