@@ -13,6 +13,7 @@ mod mysql {
     mod set_up;
     mod stored;
     mod support;
+    mod tls;
 
     leasehold_conformance::suite!(fixture::MySqlFixture);
 }

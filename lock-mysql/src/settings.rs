@@ -137,15 +137,24 @@ fn encrypted(
             "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL does without",
         ));
     }
+    if cert.is_some() != key.is_some() {
+        return Err(Error::invalid("`cert` and `key` in the URL of a MySQL belong together"));
+    }
+    for file in [&ca, &cert, &key].into_iter().flatten() {
+        if let Err(error) = std::fs::File::open(file) {
+            return Err(
+                Error::invalid(format!("the file {file} in the URL of a MySQL cannot be read")).with_source(error)
+            );
+        }
+    }
     let mut options = options.ssl_mode(mode);
     if let Some(ca) = ca {
         options = options.ssl_ca(ca);
     }
-    match (cert, key) {
-        (Some(cert), Some(key)) => Ok(options.ssl_client_cert(cert).ssl_client_key(key)),
-        (None, None) => Ok(options),
-        _ => Err(Error::invalid("`cert` and `key` in the URL of a MySQL belong together")),
+    if let (Some(cert), Some(key)) = (cert, key) {
+        options = options.ssl_client_cert(cert).ssl_client_key(key);
     }
+    Ok(options)
 }
 
 fn decoded(text: &str) -> Result<String> {

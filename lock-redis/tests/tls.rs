@@ -2,33 +2,15 @@
 
 mod support;
 
-use std::path::Path;
-use std::process::Command;
-
 use leasehold_core::{ErrorKind, LockClient};
 use leasehold_redis::RedisBackend;
+use leasehold_test_servers::certificates;
 use support::Redis;
-
-/// Makes a private authority, and a certificate of it for `localhost`.
-fn certificates(folder: &Path) {
-    let openssl = |args: &[&str]| {
-        let done = Command::new("openssl").args(args).current_dir(folder).output();
-        let done = done.expect("openssl cannot be started: get it by `apt-get install openssl`");
-        assert!(done.status.success(), "openssl {args:?}: {}", String::from_utf8_lossy(&done.stderr));
-    };
-    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
-    let ca = ["-x509", "-days", "2", "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"];
-    openssl(&[&new[..], &ca].concat());
-    openssl(&[&new[..], &["-subj", "/CN=localhost", "-keyout", "own.key", "-out", "own.csr"]].concat());
-    std::fs::write(folder.join("own.ext"), "subjectAltName=DNS:localhost\n").expect("a file");
-    let sign = ["x509", "-req", "-in", "own.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"];
-    openssl(&[&sign[..], &["-extfile", "own.ext", "-out", "own.pem"]].concat());
-}
 
 #[tokio::test]
 async fn a_lock_over_tls() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    certificates(folder.path());
+    certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
     let file = |name: &str| folder.path().join(name).display().to_string();
     let port =
         std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();

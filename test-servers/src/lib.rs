@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+mod certificates;
 mod mysql;
 mod program;
 mod redis;
 mod server_process;
 
+pub use certificates::certificates;
 pub use mysql::{MySqlServer, MySqlSettings, SqlConnection, TextRow};
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
 pub use server_process::ServerProcess;

@@ -26,7 +26,7 @@ pub(crate) const MARIADB: Need =
 pub(crate) const MARIADB_INSTALL_DB: Need =
     Need { program: "mariadb-install-db", package: "mariadb-server", variable: Some("LEASEHOLD_MARIADB_INSTALL_DB") };
 
-/// For the certificates of the TLS test.
+/// For the certificates of the TLS tests: that of MySQL, and that of lock-redis, which runs with all backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 
 /// The option `--install`.

@@ -29,7 +29,7 @@ const BACKENDS: &[Backend] = &[
         name: "mysql",
         feature: Some("mysql"),
         targets: &["mysql", "mysql_processes"],
-        needs: &[needs::MARIADB, needs::MARIADB_INSTALL_DB],
+        needs: &[needs::MARIADB, needs::MARIADB_INSTALL_DB, needs::OPENSSL],
     },
     Backend { name: "redis", feature: Some("redis"), targets: &["redis", "processes"], needs: &[needs::REDIS] },
     Backend { name: "sqlite", feature: Some("sqlite"), targets: &["sqlite", "sqlite_processes"], needs: &[] },
@@ -111,8 +111,7 @@ fn suite(backends: &[&Backend]) -> Vec<String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let whole = args.backends.is_empty();
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
-    let own_tests = whole.then_some(needs::OPENSSL);
-    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().chain(own_tests).collect();
+    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().collect();
     needs::provide(&needs, &args.install, "cargo xtask test")?;
 
     let metadata = metadata::read()?;

@@ -1,0 +1,53 @@
+//! TLS to a real server, with a private authority and a client's certificate.
+
+use leasehold::ErrorKind;
+use leasehold_conformance::{DEADLINE, run};
+use leasehold_test_servers::{MySqlSettings, certificates};
+
+use super::set_up::set_up;
+
+#[test]
+fn a_lock_over_tls() {
+    run(DEADLINE, || async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        let settings = MySqlSettings::new().option(format!("ssl-ca={ca}"));
+        let server = settings.option(format!("ssl-cert={cert}")).option(format!("ssl-key={key}")).start();
+        let server = server.unwrap_or_else(|error| panic!("{error}"));
+        set_up(&server);
+        let connect = async |user: &str, more: &str| {
+            let port = server.addr().port();
+            leasehold::connect(&format!("mysql://{user}:pass-word@localhost:{port}/locks?{more}")).await
+        };
+        let locks = async |user: &str, more: &str| {
+            let client = connect(user, more).await.unwrap_or_else(|error| panic!("{user} {more}: {error:?}"));
+            client.lock("job").acquire().await.expect("a lock").release().await.expect("a release");
+            client.shutdown().await.expect("an end");
+        };
+        let (unencrypted, own) = ("tls=off", format!("ca={ca}&cert={cert}&key={key}"));
+
+        // The user of the suite needs no TLS.
+        for more in [unencrypted, "tls=unverified", &format!("ca={ca}"), &own] {
+            locks("locker", more).await;
+        }
+        let unknown = connect("locker", "tls=verify").await.expect_err("the authority is not one of the world's");
+        assert_eq!(unknown.kind(), ErrorKind::Unavailable, "{unknown:?}");
+
+        server.query("ALTER USER 'locker'@'%' REQUIRE SSL").expect("it is altered");
+        locks("locker", &format!("ca={ca}")).await;
+        // Over loopback, a client uses the TLS that a server offers.
+        locks("locker", "").await;
+        let plain = connect("locker", unencrypted).await.expect_err("the user needs TLS");
+        assert_eq!(plain.kind(), ErrorKind::Auth, "{plain:?}");
+
+        server.query("ALTER USER 'locker'@'%' REQUIRE X509").expect("it is altered");
+        locks("locker", &own).await;
+        let anonymous = connect("locker", &format!("ca={ca}")).await.expect_err("the user needs a certificate");
+        assert_eq!(anonymous.kind(), ErrorKind::Auth, "{anonymous:?}");
+
+        let missing = connect("locker", "ca=nowhere.pem").await.expect_err("there is no such file");
+        assert!(missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"), "{missing}");
+    });
+}
