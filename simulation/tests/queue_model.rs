@@ -1,4 +1,4 @@
-//! Waiting, explored: the state machines that ship in the keeper against the record that the memory store ships and that the scripts of
+//! Waiting, explored, at a server with a queue and at one without: the state machines that ship in the keeper against the record that the memory store ships and that the scripts of
 //! other stores are held against.
 //!
 //! Of two clients that send one request each, all states are visited; of two that send three, on a faulty network, as many as there is
@@ -11,8 +11,17 @@ mod model;
 use model::{Broken, Sabotage, World, exhaust, walk};
 
 /// Every state of it is visited.
-const SHORT: World =
-    World { clients: 2, acquires: 1, ttl: 2, place_ttl: 2, end: 2, sends: 1, faults: false, sabotage: None };
+const SHORT: World = World {
+    clients: 2,
+    acquires: 1,
+    ttl: 2,
+    place_ttl: 2,
+    has_queue: true,
+    end: 2,
+    sends: 1,
+    faults: false,
+    sabotage: None,
+};
 
 const TWO: World = World { end: 4, sends: 3, faults: true, ..SHORT };
 
@@ -20,6 +29,15 @@ const TWO: World = World { end: 4, sends: 3, faults: true, ..SHORT };
 const LONG: World = World { clients: 2, acquires: 2, ttl: 3, place_ttl: 2, end: 10, sends: 10, ..TWO };
 
 const THREE: World = World { clients: 3, end: 12, sends: 12, ..LONG };
+
+/// The same without a queue at the server: the rules of a row lease. Each poll is a request.
+const SHORT_ROW: World = World { has_queue: false, ..SHORT };
+
+const TWO_ROW: World = World { has_queue: false, ..TWO };
+
+const LONG_ROW: World = World { has_queue: false, ..LONG };
+
+const THREE_ROW: World = World { has_queue: false, ..THREE };
 
 /// How many states of [`TWO`] are visited.
 fn states() -> usize {
@@ -29,25 +47,29 @@ fn states() -> usize {
 
 #[test]
 fn no_promise_breaks_in_any_state_of_two_requests() {
-    let found = exhaust(&SHORT, usize::MAX);
-    assert_eq!(found.broken, None, "{:#?}", found.trace);
-    // A model that cannot move proves nothing.
-    assert!(found.states > 200_000, "only {} states", found.states);
+    for world in [&SHORT, &SHORT_ROW] {
+        let found = exhaust(world, usize::MAX);
+        assert_eq!(found.broken, None, "{:#?}", found.trace);
+        // A model that cannot move proves nothing.
+        assert!(found.states > 150_000, "only {} states", found.states);
+    }
 }
 
 #[test]
 fn no_promise_breaks_early_on_a_faulty_network() {
-    let found = exhaust(&TWO, states());
-    assert_eq!(found.broken, None, "{:#?}", found.trace);
-    assert!(found.states >= states(), "only {} states", found.states);
+    for world in [&TWO, &TWO_ROW] {
+        let found = exhaust(world, states());
+        assert_eq!(found.broken, None, "{:#?}", found.trace);
+        assert!(found.states >= states(), "only {} states", found.states);
+    }
 }
 
 #[test]
 fn no_promise_breaks_on_random_walks() {
-    for (world, seed) in [(&LONG, 1), (&LONG, 2), (&THREE, 3), (&THREE, 4)] {
+    for (world, seed) in [(&LONG, 1), (&LONG, 2), (&THREE, 3), (&THREE, 4), (&LONG_ROW, 5), (&THREE_ROW, 6)] {
         let found = walk(world, 5_000, seed);
         assert_eq!(found.broken, None, "{:#?}", found.trace);
-        assert!(found.states > 200_000, "only {} steps", found.states);
+        assert!(found.states > 150_000, "only {} steps", found.states);
     }
 }
 
@@ -73,6 +95,24 @@ fn every_broken_rule_is_caught() {
         (Sabotage::QueuesAreNeverWoken, Broken::Wake),
     ] {
         let found = walk(&World { sabotage: Some(sabotage), ..LONG }, 60_000, 1);
+        assert_eq!(found.broken, Some(expected), "{sabotage:?} {:#?}", found.trace);
+    }
+}
+
+#[test]
+fn every_broken_rule_of_a_row_is_caught() {
+    for (sabotage, expected) in [
+        (Sabotage::RepeatedAcquireKeepsTheDeadline, Broken::Exclusion),
+        (Sabotage::GrantKeepsTheToken, Broken::Token),
+        (Sabotage::ReleaseEndsAnybodysLease, Broken::Token),
+        (Sabotage::RenewTakesAnExpiredLease, Broken::Created),
+        (Sabotage::AcquireTakesAHeldLease, Broken::Exclusion),
+        (Sabotage::ValidityFromTheReply, Broken::Exclusion),
+        (Sabotage::NoTombstone, Broken::Orphan),
+        (Sabotage::TombstoneOnlyIfNothingWasAnswered, Broken::Orphan),
+        (Sabotage::AnswersOfEarlierClaimsCount, Broken::Exclusion),
+    ] {
+        let found = walk(&World { sabotage: Some(sabotage), ..LONG_ROW }, 60_000, 1);
         assert_eq!(found.broken, Some(expected), "{sabotage:?} {:#?}", found.trace);
     }
 }

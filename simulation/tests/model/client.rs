@@ -240,7 +240,7 @@ impl Client {
                 let delivery = match reply {
                     Reply::Holds { .. } | Reply::Waits { .. } if !in_doubt => Some(Delivery::Confirmed),
                     Reply::Holds { .. } | Reply::Waits { .. } | Reply::Unknown => Some(Delivery::InDoubt),
-                    Reply::Lost | Reply::Ended { .. } => None,
+                    Reply::Contended | Reply::Lost | Reply::Ended { .. } => None,
                 };
                 if let Some(delivery) = delivery {
                     self.withdraw(scene, claim, delivery);
@@ -314,6 +314,7 @@ impl Client {
                 let confirmation = self.confirmation(scene, request, place, scene.world.place_ttl);
                 Ok(AcquireOutcome::Queued { confirmation, retry_after: ticks(1) })
             }
+            Reply::Contended => Ok(AcquireOutcome::Contended { retry_after: ticks(1) }),
             Reply::Lost | Reply::Ended { .. } => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn")),
             Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
         }

@@ -34,6 +34,8 @@ pub(crate) struct World {
     /// In ticks.
     pub(crate) ttl: u8,
     pub(crate) place_ttl: u8,
+    /// Whether the server keeps a queue. Without one its clients poll, as those of a row lease do.
+    pub(crate) has_queue: bool,
     /// The last tick.
     pub(crate) end: u8,
     /// How many requests of one client reach the network.
@@ -56,7 +58,10 @@ pub(crate) enum Sabotage {
     HandoffGivesAFreshTtl,
     PlacesNeverExpire,
     HandoffKeepsTheToken,
+    GrantKeepsTheToken,
     ReleaseEndsAnybodysLease,
+    RenewTakesAnExpiredLease,
+    AcquireTakesAHeldLease,
     // Between the server and the machines of a client: what they are told, and what becomes of what they want.
     ConfirmationsOfAnotherPlaceCount,
     ValidityFromThePush,
@@ -128,6 +133,8 @@ enum Reply {
     Waits {
         place: u64,
     },
+    /// Another claim holds the lock, and this one has no place.
+    Contended,
     Lost,
     Ended {
         had: bool,

@@ -43,7 +43,7 @@ fn by_the_rules(
 ) -> Option<Reply> {
     let (ttl, place_ttl, party, now) = (ticks(world.ttl), ticks(world.place_ttl), &request.claim, at(now));
     let standing = match request.verb {
-        Verb::Acquire { .. } => record.acquire(party, ttl, Some(place_ttl), now, handoffs),
+        Verb::Acquire { .. } => record.acquire(party, ttl, world.has_queue.then_some(place_ttl), now, handoffs),
         Verb::Renew { .. } => record.renew(party, ttl, place_ttl, RenewPolicy::AtLeast, now, handoffs),
         Verb::Release { in_doubt } => {
             let delivery = if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed };
@@ -54,6 +54,7 @@ fn by_the_rules(
     Some(match standing {
         ClaimState::Holds { token, place, .. } => Reply::Holds { token: token.get(), place: place.get() },
         ClaimState::Waits { place, .. } => Reply::Waits { place: place.get() },
+        ClaimState::Absent { .. } if matches!(request.verb, Verb::Acquire { .. }) => Reply::Contended,
         ClaimState::Absent { .. } | ClaimState::Withdrawn => Reply::Lost,
     })
 }
@@ -108,6 +109,20 @@ fn broken(
             let reply = rules(record);
             record.holders = holders;
             reply
+        }
+        (Sabotage::GrantKeepsTheToken, Verb::Acquire { .. }) if is_free && record.last_token > 0 => {
+            record.last_token -= 1;
+            rules(record)
+        }
+        (Sabotage::RenewTakesAnExpiredLease, Verb::Renew { .. }) if is_free => {
+            if let Some(lease) = record.holders.iter_mut().find(|lease| lease.party == claim) {
+                lease.until = at(now + 1);
+            }
+            rules(record)
+        }
+        (Sabotage::AcquireTakesAHeldLease, Verb::Acquire { .. }) if before.is_none() => {
+            record.holders.clear();
+            rules(record)
         }
         (Sabotage::ReleaseEndsAnybodysLease, Verb::Release { .. }) => {
             record.holders.clear();
