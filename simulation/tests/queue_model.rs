@@ -1,5 +1,5 @@
-//! Waiting, explored, at a server with a queue and at one without: the state machines that ship in the keeper against the record that the memory store ships and that the scripts of
-//! other stores are held against.
+//! Waiting, explored, at a server with a queue and at one without: the state machines that ship in the keeper against the record that the
+//! memory store ships. The test `same_rules` compares the other stores with that record.
 //!
 //! Of two clients that send one request each, all states are visited; of two that send three, on a faulty network, as many as there is
 //! time for, breadth first. Longer histories, with three clients and several acquires in each, are walked through at random. That the

@@ -35,11 +35,7 @@ impl Store {
     pub(crate) fn mysql() -> Self {
         let server = MySqlSettings::new().option("max-connections=1000").start().unwrap();
         let user = "'locker'@'%'";
-        let statements = format!(
-            "CREATE DATABASE locks; USE locks; {SCHEMA} CREATE USER {user} IDENTIFIED BY 'hunter2'; {}",
-            grants("locks", user)
-        );
-        server.query(&statements).unwrap();
+        server.create("locks", SCHEMA, user, "hunter2", &grants("locks", user)).unwrap();
         let url = format!("mysql://locker:hunter2@{}/locks?tls=off", server.addr());
         Self { url, folder: own_folder(), kind: Kind::MySql(Box::new(RefCell::new(server))) }
     }

@@ -10,6 +10,8 @@ use leasehold_core::backend::{
     RenewPolicy, RenewReply, RenewRequest,
 };
 
+use super::pair::Kind;
+
 /// The rule that the memory store breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
@@ -28,14 +30,22 @@ pub(super) enum Difference {
 }
 
 impl Difference {
-    pub(super) const ALL: [Self; 6] = [
-        Self::NoPlaces,
-        Self::RenewalsShorten,
-        Self::RenewalsCreate,
-        Self::NoTombstones,
-        Self::AlwaysTombstones,
-        Self::SilentHandoffs,
-    ];
+    /// Those that concern a kind of server.
+    pub(super) fn of(kind: Kind) -> &'static [Self] {
+        const EVERYWHERE: [Difference; 6] = [
+            Difference::RenewalsShorten,
+            Difference::RenewalsCreate,
+            Difference::NoTombstones,
+            Difference::AlwaysTombstones,
+            // Of a server with a queue.
+            Difference::NoPlaces,
+            Difference::SilentHandoffs,
+        ];
+        match kind {
+            Kind::MySql => &EVERYWHERE[..4],
+            Kind::Redis => &EVERYWHERE,
+        }
+    }
 }
 
 #[async_trait]

@@ -1,35 +1,89 @@
-//! The memory store and a Redis server, with clocks that are stepped together.
+//! The memory store and a server, with clocks that are stepped together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold::mysql::{MySqlBackend, SCHEMA, grants};
 use leasehold::redis::RedisBackend;
 use leasehold_conformance::Direct;
 use leasehold_conformance::hooks::Hooked;
+use leasehold_core::Result;
 use leasehold_core::backend::{Clock, LockBackend, Stamp};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_test_servers::{RedisServer, RedisSettings};
+use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
 
 use super::difference::Difference;
 
 /// Time passes in whole units. No ttl, no longest ttl of a place and no tombstone lasts whole units, or differs from them by less
-/// than two seconds. So the same records are expired in both stores, although Redis processes a request a moment later.
+/// than two seconds. So the same records are expired in both stores, although the server processes a request a moment later.
 pub(super) const UNIT: Duration = Duration::from_secs(8);
 
-/// How much later than the memory store Redis may process a request, so that both can still be compared.
+/// How much later than the memory store the server may process a request, so that both can still be compared.
 pub(super) const LATEST: Duration = Duration::from_millis(1500);
 
 /// How many clients each store has.
 pub(super) const CLIENTS: usize = 2;
 
+/// A kind of server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    MySql,
+    Redis,
+}
+
+enum Server {
+    MySql(Box<MySqlServer>),
+    Redis(Box<RedisServer>),
+}
+
+impl Server {
+    fn start(kind: Kind) -> std::io::Result<Self> {
+        Ok(match kind {
+            Kind::MySql => {
+                let server = MySqlSettings::new().steppable_clock().start()?;
+                let user = "'locker'@'%'";
+                server.create("locks", SCHEMA, user, "secret", &grants("locks", user))?;
+                Self::MySql(Box::new(server))
+            }
+            Kind::Redis => Self::Redis(Box::new(RedisSettings::new().steppable_clock().start()?)),
+        })
+    }
+
+    async fn connect(&self) -> Result<Arc<dyn LockBackend>> {
+        Ok(match self {
+            Self::MySql(server) => {
+                let url = format!("mysql://locker:secret@{}/locks?tls=off&timeout=5s", server.addr());
+                Arc::new(MySqlBackend::connect(&url).await?)
+            }
+            Self::Redis(server) => Arc::new(RedisBackend::connect(&format!("{}?timeout=5s", server.url())).await?),
+        })
+    }
+
+    fn now(&self) -> u64 {
+        let now = match self {
+            Self::MySql(server) => server.wall_clock(),
+            Self::Redis(server) => server.wall_clock(),
+        };
+        u64::try_from(now.expect("the server replies")).expect("it is later than 1970")
+    }
+
+    fn step_clock(&self, micros: i64) {
+        let stepped = match self {
+            Self::MySql(server) => server.step_clock(micros),
+            Self::Redis(server) => server.step_clock(micros),
+        };
+        stepped.expect("a clock that can be stepped");
+    }
+}
+
 /// Both stores.
 pub(super) struct Pair {
     pub(super) memory: Vec<Direct>,
-    pub(super) redis: Vec<Direct>,
+    pub(super) clients: Vec<Direct>,
     clock: Arc<Stepped>,
-    server: RedisServer,
-    /// What Redis's clock shows at the beginning of the memory store's, in µs.
+    server: Server,
+    /// What the server's clock shows at the beginning of the memory store's, in µs.
     start: Mutex<u64>,
 }
 
@@ -49,27 +103,34 @@ impl Clock for Stepped {
 
 impl Pair {
     /// Two stores without any lock.
-    pub(super) async fn new(difference: Option<Difference>) -> Self {
-        let server = RedisSettings::new().steppable_clock().start().unwrap_or_else(|error| panic!("{error}"));
+    pub(super) async fn new(kind: Kind, difference: Option<Difference>) -> Self {
+        let server = Server::start(kind).unwrap_or_else(|error| panic!("{error}"));
         let clock = Arc::new(Stepped::default());
         let store = MemoryStore::new(clock.clone());
-        let (mut memory, mut redis) = (Vec::new(), Vec::new());
+        let (mut memory, mut clients) = (Vec::new(), Vec::new());
         for nth in 0..CLIENTS {
             let plain: Arc<dyn LockBackend> = Arc::new(MemoryBackend::new(&store));
             let hooked = difference.map(|difference| Hooked::new(plain.clone(), nth, Arc::new(difference)));
             memory.push(Direct::attach(hooked.map_or(plain, |hooked| Arc::new(hooked))));
-            let backend = RedisBackend::connect(&format!("{}?timeout=5s", server.url())).await;
-            redis.push(Direct::attach(Arc::new(backend.unwrap_or_else(|error| panic!("no backend: {error:?}")))));
+            let backend = server.connect().await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
+            clients.push(Direct::attach(backend));
         }
-        let pair = Self { memory, redis, clock, server, start: Mutex::new(0) };
-        pair.subscribed().await;
-        *pair.start.lock().expect("no panic while it is locked") = pair.redis_now();
+        let pair = Self { memory, clients, clock, server, start: Mutex::new(0) };
+        if pair.has_queue() {
+            pair.subscribed().await;
+        }
+        *pair.start.lock().expect("no panic while it is locked") = pair.server.now();
         pair
+    }
+
+    /// Whether the server keeps a queue. Without one no claim has a place.
+    pub(super) fn has_queue(&self) -> bool {
+        matches!(self.server, Server::Redis(_))
     }
 
     /// Waits until every client has subscribed to its channel.
     async fn subscribed(&self) {
-        for client in &self.redis {
+        for client in &self.clients {
             while client.take_events().is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -81,20 +142,14 @@ impl Pair {
         let passed = self.clock.0.fetch_add(units, Ordering::SeqCst) + units;
         let start = self.start.lock().expect("no panic while it is locked");
         let target = *start + passed * u64::try_from(UNIT.as_micros()).expect("seconds");
-        let step = target.checked_sub(self.redis_now()).expect("a unit is much longer than a step");
-        self.server.step_clock(i64::try_from(step).expect("minutes")).expect("a clock that can be stepped");
+        let step = target.checked_sub(self.server.now()).expect("a unit is much longer than a step");
+        self.server.step_clock(i64::try_from(step).expect("minutes"));
     }
 
-    /// How far Redis's clock is ahead of the memory store's.
+    /// How far the server's clock is ahead of the memory store's.
     pub(super) fn ahead(&self) -> Duration {
         let memory = u64::try_from(self.clock.now().since_start().as_micros()).expect("hours");
         let start = *self.start.lock().expect("no panic while it is locked");
-        Duration::from_micros(self.redis_now() - start - memory)
-    }
-
-    fn redis_now(&self) -> u64 {
-        let time = self.server.command(&["TIME"]).expect("TIME").items();
-        let parts: Vec<u64> = time.iter().map(|part| part.text().parse().expect("a number")).collect();
-        parts[0] * 1_000_000 + parts[1]
+        Duration::from_micros(self.server.now() - start - memory)
     }
 }

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::Direct;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Delivery, Event, OnContention, OwnerToken, PlaceNumber, ReleaseOutcome,
-    RenewPolicy, RenewReply, RenewRequest,
+    RenewPolicy, RenewReply, RenewRequest, WITHDRAWN_TTL,
 };
 use leasehold_core::{ErrorKind, FencingToken, HolderInfo, LockInfo, LockName, Result};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::pair::{CLIENTS, LATEST, Pair};
+use super::pair::{CLIENTS, LATEST, Pair, UNIT};
 
 /// No ttl is close to whole units.
 const TTLS: [u64; 9] = [2, 6, 10, 12, 18, 22, 28, 36, 44];
@@ -38,6 +38,10 @@ pub(super) struct Sequence<'a> {
     notified: [Vec<(OwnerToken, PlaceNumber, u64)>; 2],
     /// Released claims: whether they were notified of a handoff before that depends on the order within one step.
     given_back: HashSet<OwnerToken>,
+    /// When claims were withdrawn, in units.
+    withdrawn: HashMap<OwnerToken, u64>,
+    /// How many units have passed.
+    passed: u64,
     /// Claims without a place.
     impatient: HashSet<OwnerToken>,
     log: Vec<String>,
@@ -60,27 +64,27 @@ struct Lock {
 struct Numbers(BTreeMap<u64, u64>);
 
 impl Numbers {
-    fn pair(&mut self, memory: u64, redis: u64) -> Compared {
-        let known = *self.0.entry(memory).or_insert(redis);
-        let below = self.0.range(..memory).next_back().is_none_or(|(_, lower)| *lower < redis);
-        let above = self.0.range(memory + 1..).next().is_none_or(|(_, higher)| *higher > redis);
-        if known == redis && below && above {
+    fn pair(&mut self, memory: u64, server: u64) -> Compared {
+        let known = *self.0.entry(memory).or_insert(server);
+        let below = self.0.range(..memory).next_back().is_none_or(|(_, lower)| *lower < server);
+        let above = self.0.range(memory + 1..).next().is_none_or(|(_, higher)| *higher > server);
+        if known == server && below && above {
             return Ok(());
         }
-        Err(format!("number {memory} is {redis} on Redis, and the others are {:?}", self.0))
+        Err(format!("number {memory} is {server} at the server, and the others are {:?}", self.0))
     }
 }
 
-fn agree<T: PartialEq + Debug>(what: &str, memory: T, redis: T) -> Compared {
-    if memory == redis { Ok(()) } else { Err(format!("{what}: {memory:?} in memory, {redis:?} on Redis")) }
+fn agree<T: PartialEq + Debug>(what: &str, memory: T, server: T) -> Compared {
+    if memory == server { Ok(()) } else { Err(format!("{what}: {memory:?} in memory, {server:?} at the server")) }
 }
 
-/// Redis processes a request a little later, so its times may differ by that.
-fn near(what: &str, memory: Duration, redis: Duration) -> Compared {
-    if memory.abs_diff(redis) <= LATEST {
+/// The server processes a request a little later, so its times may differ by that.
+fn near(what: &str, memory: Duration, server: Duration) -> Compared {
+    if memory.abs_diff(server) <= LATEST {
         Ok(())
     } else {
-        Err(format!("{what}: {memory:?} in memory, {redis:?} on Redis"))
+        Err(format!("{what}: {memory:?} in memory, {server:?} at the server"))
     }
 }
 
@@ -95,6 +99,8 @@ impl<'a> Sequence<'a> {
             notified: [Vec::new(), Vec::new()],
             impatient: HashSet::new(),
             given_back: HashSet::new(),
+            withdrawn: HashMap::new(),
+            passed: 0,
             log: Vec::new(),
             seen: BTreeMap::new(),
         };
@@ -115,7 +121,7 @@ impl<'a> Sequence<'a> {
         owner[..8].copy_from_slice(&self.seed.to_be_bytes());
         owner[8..].copy_from_slice(&self.drawn.to_be_bytes());
         let claim = Claim::new(name.clone(), OwnerToken::from_bytes(owner), Arc::new(holder));
-        if self.rng.random_bool(0.1) {
+        if self.rng.random_bool(0.1) || !self.pair.has_queue() {
             self.impatient.insert(*claim.owner());
         }
         claim
@@ -136,6 +142,8 @@ impl<'a> Sequence<'a> {
             let units = [1, 1, 1, 1, 1, 2, 9][self.rng.random_range(0..7)];
             self.log.push(format!("{units} units pass"));
             self.pair.pass(units);
+            self.passed += units;
+            self.replace_withdrawn();
         }
         match self.rng.random_range(0..20) {
             0..=8 => self.acquire().await?,
@@ -145,8 +153,22 @@ impl<'a> Sequence<'a> {
         self.compare_state().await?;
         // With a larger difference the clocks are too far apart for the comparison.
         let ahead = self.pair.ahead();
-        assert!(ahead < LATEST, "this machine is too slow to compare anything: Redis is {ahead:?} late");
+        assert!(ahead < LATEST, "this machine is too slow to compare anything: the server is {ahead:?} late");
         Ok(())
+    }
+
+    /// Replaces claims before a store may forget that they were withdrawn. A row of MySQL remembers all of them until the last one ends.
+    fn replace_withdrawn(&mut self) {
+        let remembered = WITHDRAWN_TTL.as_secs() / UNIT.as_secs();
+        for lock in 0..self.locks.len() {
+            for slot in 0..SLOTS {
+                let owner = *self.locks[lock].claims[slot].owner();
+                if self.withdrawn.get(&owner).is_some_and(|at| at + remembered <= self.passed) {
+                    let name = self.locks[lock].name.clone();
+                    self.locks[lock].claims[slot] = self.draw(&name);
+                }
+            }
+        }
     }
 
     fn request(&self, claim: &Claim, ttl: Duration) -> AcquireRequest {
@@ -159,13 +181,13 @@ impl<'a> Sequence<'a> {
         Duration::from_secs(TTLS[self.rng.random_range(0..TTLS.len())])
     }
 
-    /// The client of a claim, in the memory store and on Redis.
+    /// The client of a claim, in the memory store and at the server.
     fn clients(&self, claim: &Claim) -> [&'a Direct; 2] {
         let nth = usize::from(claim.owner().as_bytes()[15]) % CLIENTS;
-        [&self.pair.memory[nth], &self.pair.redis[nth]]
+        [&self.pair.memory[nth], &self.pair.clients[nth]]
     }
 
-    /// One claim of each of some locks; `had` prefers those that had a lease or place. Their requests are sent at once to Redis,
+    /// One claim of each of some locks; `had` prefers those that had a lease or place. Their requests are sent at once to the server,
     /// which sometimes combines them into one call.
     fn some(&mut self, had: bool) -> Vec<(usize, Claim)> {
         let both = self.rng.random_bool(0.3);
@@ -185,12 +207,12 @@ impl<'a> Sequence<'a> {
 
     async fn acquire(&mut self) -> Compared {
         let (claims, ttl) = (self.some(false), self.ttl());
-        let mut redis = Vec::new();
+        let mut server = Vec::new();
         for (_, claim) in &claims {
             let (client, request) = (self.clients(claim)[1], self.request(claim, ttl));
-            redis.push(async move { client.request(&request).await });
+            server.push(async move { client.request(&request).await });
         }
-        for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
+        for ((lock, claim), server) in claims.iter().zip(at_once(server).await) {
             let memory = self.clients(claim)[0].request(&self.request(claim, ttl)).await;
             self.log.push(format!("{} acquires for {ttl:?}: {memory:?}", who(claim)));
             let withdrawn = memory.is_err();
@@ -200,9 +222,9 @@ impl<'a> Sequence<'a> {
                 Ok(_) => "held",
                 Err(_) => "withdrawn",
             });
-            self.compare_acquire(*lock, claim, memory, redis)?;
+            self.compare_acquire((*lock, ttl), claim, memory, server)?;
             if withdrawn {
-                // On Redis a late acquire of a withdrawn claim is the only call that does not check the queue.
+                // At the server a late acquire of a withdrawn claim is the only call that does not check the queue.
                 self.probe(*lock).await?;
             }
         }
@@ -211,32 +233,34 @@ impl<'a> Sequence<'a> {
 
     fn compare_acquire(
         &mut self,
-        lock: usize,
+        (lock, ttl): (usize, Duration),
         claim: &Claim,
         memory: Result<AcquireOutcome>,
-        redis: Result<AcquireOutcome>,
+        server: Result<AcquireOutcome>,
     ) -> Compared {
-        match (memory, redis) {
-            (Ok(AcquireOutcome::Granted(memory)), Ok(AcquireOutcome::Granted(redis))) => {
-                agree("the ttl", memory.confirmation.ttl, redis.confirmation.ttl)?;
-                self.token(lock, memory.token, redis.token)?;
-                self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
+        match (memory, server) {
+            (Ok(AcquireOutcome::Granted(memory)), Ok(AcquireOutcome::Granted(server))) => {
+                agree("the ttl", memory.confirmation.ttl, server.confirmation.ttl)?;
+                self.token(lock, memory.token, server.token)?;
+                self.place(lock, claim, memory.confirmation.place, server.confirmation.place)
             }
             (
                 Ok(AcquireOutcome::Queued { confirmation: memory, retry_after }),
-                Ok(AcquireOutcome::Queued { confirmation: redis, retry_after: other }),
+                Ok(AcquireOutcome::Queued { confirmation: server, retry_after: other }),
             ) => {
-                agree("the ttl of a place", memory.ttl, redis.ttl)?;
+                agree("the ttl of a place", memory.ttl, server.ttl)?;
                 near("the next poll", retry_after, other)?;
-                self.place(lock, claim, memory.place, redis.place)
+                self.place(lock, claim, memory.place, server.place)
             }
             (Ok(AcquireOutcome::Contended { retry_after }), Ok(AcquireOutcome::Contended { retry_after: other })) => {
-                near("the next poll", retry_after, other)
+                // A client of MySQL does not rely on its polls alone.
+                let bound = if self.pair.has_queue() { Duration::MAX } else { ttl / 3 };
+                near("the next poll", retry_after.min(bound), other)
             }
-            (Err(memory), Err(redis)) if memory.kind() == ErrorKind::Lost => {
-                agree("an error", memory.kind(), redis.kind())
+            (Err(memory), Err(server)) if memory.kind() == ErrorKind::Lost => {
+                agree("an error", memory.kind(), server.kind())
             }
-            (memory, redis) => Err(format!("acquire: {memory:?} in memory, {redis:?} on Redis")),
+            (memory, server) => Err(format!("acquire: {memory:?} in memory, {server:?} at the server")),
         }
     }
 
@@ -245,10 +269,12 @@ impl<'a> Sequence<'a> {
         for _ in 0..self.rng.random_range(1..4) {
             requests.extend(self.some(true));
         }
-        // One call renews claims of one client.
+        // One call renews claims of one client, each once.
+        let mut named = HashSet::new();
+        requests.retain(|(_, claim)| named.insert(*claim.owner()));
         let nth = self.clients(&requests[0].1)[0];
         requests.retain(|(_, claim)| std::ptr::eq(self.clients(claim)[0], nth));
-        let [memory, redis] = self.clients(&requests[0].1);
+        let [memory, server] = self.clients(&requests[0].1);
         let mut leases = [Vec::new(), Vec::new()];
         for (lock, claim) in &requests {
             let (ttl, exactly) = (self.ttl(), self.rng.random_bool(0.2));
@@ -261,8 +287,8 @@ impl<'a> Sequence<'a> {
                 leases.push(lease);
             }
         }
-        let replies = memory.renew_all(&leases[0]).await.into_iter().zip(redis.renew_all(&leases[1]).await);
-        for (((lock, claim), lease), (memory, redis)) in requests.iter().zip(&leases[0]).zip(replies) {
+        let replies = memory.renew_all(&leases[0]).await.into_iter().zip(server.renew_all(&leases[1]).await);
+        for (((lock, claim), lease), (memory, server)) in requests.iter().zip(&leases[0]).zip(replies) {
             self.log.push(format!("{} renews to {:?}: {memory:?}", who(claim), lease.ttl));
             self.note(match &memory {
                 RenewReply::Renewed(_) => "renewed",
@@ -270,53 +296,57 @@ impl<'a> Sequence<'a> {
                 RenewReply::Waiting { .. } => "waiting",
                 _ => "lost",
             });
-            self.compare_renewal(*lock, claim, memory, redis)?;
+            self.compare_renewal(*lock, claim, memory, server)?;
         }
         Ok(())
     }
 
-    fn compare_renewal(&mut self, lock: usize, claim: &Claim, memory: RenewReply, redis: RenewReply) -> Compared {
-        match (memory, redis) {
-            (RenewReply::Renewed(memory), RenewReply::Renewed(redis)) => {
-                agree("the ttl", memory.ttl, redis.ttl)?;
-                self.place(lock, claim, memory.place, redis.place)
+    fn compare_renewal(&mut self, lock: usize, claim: &Claim, memory: RenewReply, server: RenewReply) -> Compared {
+        match (memory, server) {
+            (RenewReply::Renewed(memory), RenewReply::Renewed(server)) => {
+                // MySQL replies with what is left, if not every claim of a call holds its lock.
+                near("the ttl", memory.ttl, server.ttl)?;
+                self.place(lock, claim, memory.place, server.place)
             }
-            (RenewReply::Granted(memory), RenewReply::Granted(redis)) => {
-                agree("the ttl", memory.confirmation.ttl, redis.confirmation.ttl)?;
-                self.token(lock, memory.token, redis.token)?;
-                self.place(lock, claim, memory.confirmation.place, redis.confirmation.place)
+            (RenewReply::Granted(memory), RenewReply::Granted(server)) => {
+                agree("the ttl", memory.confirmation.ttl, server.confirmation.ttl)?;
+                self.token(lock, memory.token, server.token)?;
+                self.place(lock, claim, memory.confirmation.place, server.confirmation.place)
             }
             (
                 RenewReply::Waiting { confirmation: memory, retry_after },
-                RenewReply::Waiting { confirmation: redis, retry_after: other },
+                RenewReply::Waiting { confirmation: server, retry_after: other },
             ) => {
-                agree("the ttl of a place", memory.ttl, redis.ttl)?;
+                agree("the ttl of a place", memory.ttl, server.ttl)?;
                 near("the next poll", retry_after, other)?;
-                self.place(lock, claim, memory.place, redis.place)
+                self.place(lock, claim, memory.place, server.place)
             }
             (RenewReply::Lost, RenewReply::Lost) => {
                 self.locks[lock].places.remove(claim.owner());
                 Ok(())
             }
-            (memory, redis) => Err(format!("renew: {memory:?} in memory, {redis:?} on Redis")),
+            (memory, server) => Err(format!("renew: {memory:?} in memory, {server:?} at the server")),
         }
     }
 
     async fn release(&mut self) -> Compared {
         let claims = self.some(true);
         let delivery = if self.rng.random_bool(0.3) { Delivery::InDoubt } else { Delivery::Confirmed };
-        let mut redis = Vec::new();
+        let mut server = Vec::new();
         for (_, claim) in &claims {
             self.given_back.insert(*claim.owner());
+            if delivery == Delivery::InDoubt {
+                self.withdrawn.insert(*claim.owner(), self.passed);
+            }
             let (client, claim) = (self.clients(claim)[1], claim.clone());
-            redis.push(async move { client.release(&claim, delivery).await });
+            server.push(async move { client.release(&claim, delivery).await });
         }
-        for ((lock, claim), redis) in claims.iter().zip(at_once(redis).await) {
+        for ((lock, claim), server) in claims.iter().zip(at_once(server).await) {
             let memory = self.clients(claim)[0].release(claim, delivery).await;
             self.log.push(format!("{} releases, {delivery:?}: {memory:?}", who(claim)));
             self.note(if matches!(memory, Ok(ReleaseOutcome::Released)) { "released" } else { "not held" });
             let error_kind = |reply: Result<ReleaseOutcome>| reply.map_err(|error| error.kind());
-            agree("release", error_kind(memory), error_kind(redis))?;
+            agree("release", error_kind(memory), error_kind(server))?;
             self.locks[*lock].places.remove(claim.owner());
             // Most claims are used once. A late request of a claim meets its tombstone, or has its usual effect.
             if self.rng.random_bool(0.6) {
@@ -336,8 +366,8 @@ impl<'a> Sequence<'a> {
         let name = self.locks[lock].name.clone();
         let claim = self.draw(&name);
         let lease = RenewRequest::new(claim.clone(), PlaceNumber::NONE, Duration::from_secs(TTLS[0]));
-        let [memory, redis] = self.clients(&claim);
-        self.compare_renewal(lock, &claim, memory.renew(lease.clone()).await, redis.renew(lease).await)
+        let [memory, server] = self.clients(&claim);
+        self.compare_renewal(lock, &claim, memory.renew(lease.clone()).await, server.renew(lease).await)
     }
 
     /// Compares the inspection of each lock, and the notifications of the clients.
@@ -345,18 +375,20 @@ impl<'a> Sequence<'a> {
         for lock in 0..self.locks.len() {
             let name = self.locks[lock].name.clone();
             let memory = inspect(&self.pair.memory[0], &name).await;
-            let redis = inspect(&self.pair.redis[0], &name).await;
-            let (Some(memory), Some(redis)) = (memory, redis) else { continue };
-            agree("how many wait", memory.waiters, redis.waiters)?;
-            match (memory.holder().cloned(), redis.holder().cloned()) {
+            let server = inspect(&self.pair.clients[0], &name).await;
+            let (Some(memory), Some(server)) = (memory, server) else { continue };
+            if self.pair.has_queue() {
+                agree("how many wait", memory.waiters, server.waiters)?;
+            }
+            match (memory.holder().cloned(), server.holder().cloned()) {
                 (None, None) => {}
-                (Some(memory), Some(redis)) => {
-                    near("what is left of a lease", memory.ttl_left, redis.ttl_left)?;
+                (Some(memory), Some(server)) => {
+                    near("what is left of a lease", memory.ttl_left, server.ttl_left)?;
                     let holder = |info: Option<HolderInfo>| info.map(|info| info.label);
-                    agree("the holder", holder(memory.holder), holder(redis.holder))?;
-                    self.token(lock, memory.token, redis.token)?;
+                    agree("the holder", holder(memory.holder), holder(server.holder))?;
+                    self.token(lock, memory.token, server.token)?;
                 }
-                (memory, redis) => return Err(format!("a lease: {memory:?} in memory, {redis:?} on Redis")),
+                (memory, server) => return Err(format!("a lease: {memory:?} in memory, {server:?} at the server")),
             }
         }
         self.compare_notifications().await
@@ -365,7 +397,7 @@ impl<'a> Sequence<'a> {
     async fn compare_notifications(&mut self) -> Compared {
         let until = Instant::now() + PUSHED;
         loop {
-            for (store, clients) in [&self.pair.memory, &self.pair.redis].into_iter().enumerate() {
+            for (store, clients) in [&self.pair.memory, &self.pair.clients].into_iter().enumerate() {
                 for event in clients.iter().flat_map(Direct::take_events) {
                     if let Event::Granted { owner, place, token, .. } = event {
                         self.notified[store].push((owner, place, token.get()));
@@ -379,9 +411,9 @@ impl<'a> Sequence<'a> {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let [memory, redis] = std::mem::take(&mut self.notified);
-        agree("how many were notified", memory.len(), redis.len())?;
-        for ((owner, place, token), (other, its_place, its_token)) in memory.into_iter().zip(redis) {
+        let [memory, server] = std::mem::take(&mut self.notified);
+        agree("how many were notified", memory.len(), server.len())?;
+        for ((owner, place, token), (other, its_place, its_token)) in memory.into_iter().zip(server) {
             agree("who was notified", owner.as_bytes(), other.as_bytes())?;
             self.note("notified");
             let lock = self.locks.iter().position(|lock| lock.claims.iter().any(|claim| *claim.owner() == owner));
@@ -396,14 +428,17 @@ impl<'a> Sequence<'a> {
         *self.seen.entry(what).or_default() += 1;
     }
 
-    fn token(&mut self, lock: usize, memory: FencingToken, redis: FencingToken) -> Compared {
-        self.locks[lock].token_pairs.pair(memory.get(), redis.get()).map_err(|error| format!("token: {error}"))
+    fn token(&mut self, lock: usize, memory: FencingToken, server: FencingToken) -> Compared {
+        self.locks[lock].token_pairs.pair(memory.get(), server.get()).map_err(|error| format!("token: {error}"))
     }
 
-    fn place(&mut self, lock: usize, claim: &Claim, memory: PlaceNumber, redis: PlaceNumber) -> Compared {
+    fn place(&mut self, lock: usize, claim: &Claim, memory: PlaceNumber, server: PlaceNumber) -> Compared {
         let lock = &mut self.locks[lock];
-        lock.places.insert(*claim.owner(), [memory, redis]);
-        lock.place_pairs.pair(memory.get(), redis.get()).map_err(|error| format!("place: {error}"))
+        lock.places.insert(*claim.owner(), [memory, server]);
+        if !self.pair.has_queue() {
+            return agree("the place", server, PlaceNumber::NONE);
+        }
+        lock.place_pairs.pair(memory.get(), server.get()).map_err(|error| format!("place: {error}"))
     }
 }
 

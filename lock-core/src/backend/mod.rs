@@ -77,7 +77,7 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 /// - **Within bounds.** The mode of an acquire is one of [`Capabilities::modes`]. Its ttl is a multiple of
 ///   [`Capabilities::ttl_granularity`] between [`Capabilities::min_ttl`] and [`Capabilities::max_ttl`], and so is that of a renewal. A
 ///   [`LockName`](crate::LockName) is valid by its type.
-/// - **One batch.** A call renews one to [`Capabilities::renew_batch`] leases and places.
+/// - **One batch.** A call renews one to [`Capabilities::renew_batch`] leases and places, each claim once.
 /// - **Context.** lock-core adds the lock, the backend and the action to the errors about a lock that it hands on.
 /// - **Nothing is left.** An acquire whose reply is [`Granted`](AcquireOutcome::Granted) or [`Queued`](AcquireOutcome::Queued), or that
 ///   fails with [`Indeterminate`](crate::ErrorKind::Indeterminate), is followed by a release of its claim, unless the backend itself

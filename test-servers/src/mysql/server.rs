@@ -137,7 +137,10 @@ impl MySqlServer {
     }
 
     /// Its wall clock, in microseconds.
-    fn wall_clock(&self) -> io::Result<i64> {
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    pub fn wall_clock(&self) -> io::Result<i64> {
         let rows = self.query("SELECT CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS CHAR)")?;
         let text = rows.first().and_then(|row| row.first()).cloned().flatten().unwrap_or_default();
         String::from_utf8_lossy(&text).parse().map_err(io::Error::other)
@@ -159,6 +162,16 @@ impl MySqlServer {
             *side = Some(connection);
         }
         result
+    }
+
+    /// Creates a database with tables, and a user who may use it from any host.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    pub fn create(&self, database: &str, tables: &str, user: &str, password: &str, grants: &str) -> io::Result<()> {
+        let user = format!("CREATE USER {user} IDENTIFIED BY '{password}'");
+        self.query(&format!("CREATE DATABASE {database}; USE {database}; {tables} {user}; {grants}; USE mysql"))
+            .map(drop)
     }
 
     /// A further connection like that of [`query`](Self::query).

@@ -163,7 +163,10 @@ impl RedisServer {
     }
 
     /// Its wall clock, in microseconds.
-    fn wall_clock(&self) -> io::Result<i64> {
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub fn wall_clock(&self) -> io::Result<i64> {
         match &self.command(&["TIME"])?.items()[..] {
             [seconds, micros] => {
                 let number = |reply: &Reply| reply.text().parse::<i64>().map_err(io::Error::other);

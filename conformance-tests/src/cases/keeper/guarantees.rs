@@ -1,6 +1,6 @@
 //! Guarantees of lock-core that a backend relies on without a check.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -67,6 +67,8 @@ impl Hooks for Watched {
         let fits = (1..=claimed.renew_batch).contains(&requests.len());
         self.expect(fits, || format!("{} renewals in one call", requests.len()));
         requests.iter().for_each(|request| self.ttl_is_within(request, &claimed));
+        let claims: HashSet<_> = requests.iter().map(|request| *request.claim.owner()).collect();
+        self.expect(claims.len() == requests.len(), || "a claim twice in one call".to_owned());
         let replies = inner.renew(requests).await;
         for (index, reply) in &replies {
             if let RenewReply::Lost = reply {
@@ -93,7 +95,7 @@ impl Hooks for Watched {
 }
 
 /// Lock-core refuses modes and ttls that the backend does not support before anything is sent. A call renews at most
-/// [`renew_batch`](Capabilities::renew_batch) leases. Errors name their lock and backend. Every claim that the store may have a
+/// [`renew_batch`](Capabilities::renew_batch) leases, each claim once. Errors name their lock and backend. Every claim that the store may have a
 /// lease or place of is released, also if the acquire was dropped.
 pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture) {
     let watched = Arc::new(Watched::default());
