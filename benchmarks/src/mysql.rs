@@ -1,7 +1,7 @@
 //! Locks in a table of a MariaDB, against raw statements on connections of their own.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -35,7 +35,7 @@ const USER: &str = "'bench'@'%'";
 const PASSWORD: &str = "bench";
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
-    let server = MySqlSettings::new().option("innodb-buffer-pool-size=128M").start()?;
+    let server = MySqlSettings::new().option("innodb-buffer-pool-size=128M").option("max-connections=1000").start()?;
     server.query(&format!(
         "CREATE DATABASE locks; USE locks; {SCHEMA} CREATE TABLE raw (name VARBINARY(255) PRIMARY KEY, owner BIGINT, fence BIGINT); \
          CREATE USER {USER} IDENTIFIED BY '{PASSWORD}'; {}; GRANT SELECT, INSERT, UPDATE ON locks.raw TO {USER}; USE mysql",
@@ -44,7 +44,8 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut figures = pairs(&server).await?;
     figures.extend(held(&server).await?);
     figures.extend(waiters(&server).await?);
-    figures.extend(handoffs(&server).await?);
+    figures.extend(handoffs(&server, "poll", 500.0).await?);
+    figures.extend(handoffs(&server, "get_lock", 1_500.0).await?);
     Ok(figures)
 }
 
@@ -52,8 +53,8 @@ fn url(server: &MySqlServer) -> String {
     format!("mysql://bench:{PASSWORD}@{}/locks", server.addr())
 }
 
-async fn client(server: &MySqlServer, keeper: KeeperRuntime) -> Result<LockClient> {
-    let url = format!("{}?tls=off&connections={CONNECTIONS}", url(server));
+async fn client(server: &MySqlServer, keeper: KeeperRuntime, wakeup: &str) -> Result<LockClient> {
+    let url = format!("{}?tls=off&connections={CONNECTIONS}&wakeup={wakeup}", url(server));
     Ok(LockClient::builder(MySqlBackend::connect(&url).await?).keeper(keeper).wait(Duration::MAX).build()?)
 }
 
@@ -85,7 +86,7 @@ impl Raw {
 }
 
 async fn pairs(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let client = client(server, KeeperRuntime::OwnThread).await?;
+    let client = client(server, KeeperRuntime::OwnThread, "poll").await?;
     for task in 0..TASKS.into_iter().max().unwrap_or_default() {
         server.query(&format!("INSERT INTO locks.raw VALUES ('bench/{task}', 0, 0)"))?;
     }
@@ -142,7 +143,7 @@ fn executed(server: &MySqlServer) -> Result<u64> {
 }
 
 async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let client = client(server, KeeperRuntime::OwnThread).await?;
+    let client = client(server, KeeperRuntime::OwnThread, "poll").await?;
     let mut tasks = Vec::new();
     for task in 0..16 {
         let client = client.clone();
@@ -190,8 +191,10 @@ async fn idle_processor() -> Result<Duration> {
 }
 
 async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let (holder, client) =
-        (client(server, KeeperRuntime::OwnThread).await?, client(server, KeeperRuntime::OwnThread).await?);
+    let (holder, client) = (
+        client(server, KeeperRuntime::OwnThread, "poll").await?,
+        client(server, KeeperRuntime::OwnThread, "poll").await?,
+    );
     let mut guards = Vec::new();
     let mut tasks = Vec::new();
     for number in 0..WAITERS {
@@ -211,32 +214,41 @@ async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtMost(20.0))])
 }
 
-async fn handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let (stop, grants) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicU64>::default());
+/// How often a lock that 100 clients want passes from one to another. Grants to the same client again do not count.
+async fn handoffs(server: &MySqlServer, wakeup: &str, goal: f64) -> Result<Vec<Figure>> {
+    let (stop, handed) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicU64>::default());
+    let last = Arc::new(AtomicUsize::new(usize::MAX));
     let mut clients = Vec::new();
-    for _ in 0..WAITERS / 2 {
+    for _ in 0..WAITERS {
         // Many clients in one process stand for many processes, so their keepers share its runtime.
-        clients.push(client(server, KeeperRuntime::CurrentRuntime).await?);
+        clients.push(client(server, KeeperRuntime::CurrentRuntime, wakeup).await?);
     }
-    let begin = Instant::now();
     let mut tasks = Vec::new();
-    for client in &clients {
-        let (lock, stop, grants) = (client.lock("handoff"), stop.clone(), grants.clone());
+    for (number, client) in clients.iter().enumerate() {
+        let (lock, stop, handed, last) = (client.lock("handoff"), stop.clone(), handed.clone(), last.clone());
         tasks.push(tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
                 let guard = lock.acquire().await?;
-                grants.fetch_add(1, Ordering::Relaxed);
+                if last.swap(number, Ordering::Relaxed) != number {
+                    handed.fetch_add(1, Ordering::Relaxed);
+                }
                 guard.release().await?;
             }
             anyhow::Ok(())
         }));
     }
+    // Every client has waited once.
     tokio::time::sleep(HANDOFFS).await;
-    let per_second = grants.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
+    let (before, begin) = (handed.load(Ordering::Relaxed), Instant::now());
+    tokio::time::sleep(HANDOFFS).await;
+    let per_second = (handed.load(Ordering::Relaxed) - before) as f64 / begin.elapsed().as_secs_f64();
     stop.store(true, Ordering::Relaxed);
     for task in tasks {
         task.await??;
     }
-    let what = "handoffs with 50 clients, by polling";
-    Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtLeast(500.0))])
+    let what = match wakeup {
+        "poll" => "handoffs with 100 clients, by polling",
+        _ => "handoffs with 100 clients, by GET_LOCK",
+    };
+    Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtLeast(goal))])
 }

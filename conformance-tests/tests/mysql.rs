@@ -14,6 +14,7 @@ mod mysql {
     mod stored;
     mod support;
     mod tls;
+    mod wakeup;
 
     leasehold_conformance::suite!(fixture::MySqlFixture);
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
-    LockBackend, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
+    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard,
+    WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
@@ -19,8 +20,9 @@ use crate::maintenance::Maintenance;
 use crate::pool::Pool;
 use crate::renewal;
 use crate::rows::{self, Acquired};
-use crate::settings::parse_url;
+use crate::settings::{Wakeup, parse_url};
 use crate::shared::Shared;
+use crate::wakeup;
 use crate::watcher::Watcher;
 
 /// Locks in a table of a MySQL or MariaDB database: one row for each lock.
@@ -101,6 +103,11 @@ impl LockBackend for MySqlBackend {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (core, until) = (self.shared.core.core()?, self.until());
+        let (turns, name) = (&self.shared.turns, request.claim.name());
+        // Only a claim that has waited with others for this lock, and has not the named lock yet.
+        if request.attempt == 0 && request.on_contention == OnContention::Queue && turns.comes_first(name) {
+            return Ok(AcquireOutcome::Contended { retry_after: request.ttl / 3 });
+        }
         let pool = self.connections.calls()?;
         let (sent, acquired) = rows::acquire(&pool, request, || core.stamp(), until).await?;
         Connections::warm_up(&self.connections, core, Use::Calls);
@@ -112,8 +119,13 @@ impl LockBackend for MySqlBackend {
                 let confirmation = Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE };
                 Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
             }
-            // Retry before the lease ends: a notification may be lost.
-            Acquired::Held(left) => Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3) }),
+            Acquired::Held(left) => {
+                if self.shared.settings.wakeup == Wakeup::GetLock {
+                    turns.contended(name);
+                }
+                // Retry before the lease ends: a notification may be lost.
+                Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3) })
+            }
             Acquired::Withdrawn => {
                 Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
             }
@@ -130,10 +142,14 @@ impl LockBackend for MySqlBackend {
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let (until, pool) = (self.until(), self.connections.calls()?);
-        let was_held = match request.delivery {
-            Delivery::Confirmed => rows::release(&pool, &request.claim, until).await?,
-            Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await?,
+        let done = match request.delivery {
+            Delivery::Confirmed => rows::release(&pool, &request.claim, until).await,
+            Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await,
         };
+        if self.shared.settings.wakeup == Wakeup::GetLock {
+            wakeup::leave(&request.claim);
+        }
+        let was_held = done?;
         Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
     }
 
@@ -154,7 +170,7 @@ impl LockBackend for MySqlBackend {
 
 impl WatchNames for MySqlBackend {
     fn watch(&self, claim: &Claim) -> WatchGuard {
-        Watcher::watch(&self.connections, claim.name())
+        Watcher::watch(&self.connections, claim)
     }
 }
 

@@ -19,6 +19,9 @@ pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
 /// The same for other runtimes. So a caller seldom sees that a connection has ended, and calls in quick succession are not slower.
 const TEST_SOON: Duration = Duration::from_millis(10);
 
+/// The most claims of a client that wait for named locks at once. Others poll.
+const MOST_TURNS: usize = 64;
+
 /// What connections are for.
 #[derive(Clone, Copy)]
 pub(crate) enum Use {
@@ -33,6 +36,8 @@ pub(crate) struct Connections {
     pub(crate) shared: Arc<Shared>,
     calls: Group,
     renewals: Group,
+    /// Of claims that wait for named locks: one for each. All belong to the keeper's runtime.
+    turns: Group,
 }
 
 /// The connections for one use.
@@ -53,7 +58,7 @@ impl Group {
 impl Connections {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let calls = Group::new(&[ACQUIRE, RELEASE, WITHDRAW], shared.settings.connections);
-        Self { shared, calls, renewals: Group::new(&[RENEW[0]], 1) }
+        Self { shared, calls, renewals: Group::new(&[RENEW[0]], 1), turns: Group::new(&[], MOST_TURNS) }
     }
 
     /// For acquires, releases and polls by the calling runtime.
@@ -66,6 +71,11 @@ impl Connections {
         self.read(Use::Renewals)
     }
 
+    /// For claims that wait for named locks.
+    pub(crate) fn turns(&self, keeper: &Handle) -> Arc<Pool> {
+        self.pool_of(&self.turns, keeper)
+    }
+
     fn group(&self, of: Use) -> &Group {
         match of {
             Use::Calls => &self.calls,
@@ -74,12 +84,15 @@ impl Connections {
     }
 
     fn read(&self, of: Use) -> Result<Arc<Pool>> {
-        let (runtime, group) = (PerRuntime::<RuntimePool>::caller()?, self.group(of));
+        Ok(self.pool_of(self.group(of), &PerRuntime::<RuntimePool>::caller()?))
+    }
+
+    fn pool_of(&self, group: &Group, runtime: &Handle) -> Arc<Pool> {
         let make = || {
-            let test_after = if self.is_keepers(&runtime) { TEST_AFTER } else { TEST_SOON };
-            RuntimePool::new(Pool::new(self.shared.clone(), group.statements, group.size, test_after), &runtime)
+            let test_after = if self.is_keepers(runtime) { TEST_AFTER } else { TEST_SOON };
+            RuntimePool::new(Pool::new(self.shared.clone(), group.statements, group.size, test_after), runtime)
         };
-        Ok(group.pools.read(&runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone()))
+        group.pools.read(runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone())
     }
 
     fn is_keepers(&self, runtime: &Handle) -> bool {

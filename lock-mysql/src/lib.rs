@@ -17,12 +17,13 @@ mod session;
 mod settings;
 mod shared;
 mod statements;
+mod wakeup;
 mod watcher;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;
 pub use permissions::{grants, read_only_grants};
-pub use settings::{SCHEMES, Settings, Tls};
+pub use settings::{SCHEMES, Settings, Tls, Wakeup};
 pub use sqlx;
 
 /// The SQL that creates the tables, for users who want to read it or to run it themselves.

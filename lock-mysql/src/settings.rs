@@ -28,6 +28,19 @@ pub enum Tls {
     Off,
 }
 
+/// How clients that wait learn that a lock is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Wakeup {
+    /// They poll. The default.
+    #[default]
+    Poll,
+    /// By `GET_LOCK` of the server, on one more connection for each lock that a client waits for. They also poll, less often. Not behind a
+    /// proxy that gives each transaction another connection, nor on Galera, whose nodes do not share named locks. URL:
+    /// `wakeup=get_lock`.
+    GetLock,
+}
+
 /// Settings of a [`MySqlBackend`](crate::MySqlBackend).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -41,12 +54,14 @@ pub struct Settings {
     pub connections: usize,
     /// Whether connections are encrypted.
     pub tls: Tls,
+    /// How clients that wait learn that a lock is free.
+    pub wakeup: Wakeup,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let CommonSettings { timeout, retention } = CommonSettings::default();
-        Self { timeout, retention, connections: 4, tls: Tls::default() }
+        Self { timeout, retention, connections: 4, tls: Tls::default(), wakeup: Wakeup::default() }
     }
 }
 
@@ -80,6 +95,8 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     }
     let tls = [("verify", Tls::Verify), ("unverified", Tls::Unverified), ("off", Tls::Off)];
     settings.tls = url.take_choice("tls", &tls)?.unwrap_or_default();
+    let wakeup = [("poll", Wakeup::Poll), ("get_lock", Wakeup::GetLock)];
+    settings.wakeup = url.take_choice("wakeup", &wakeup)?.unwrap_or_default();
     let files = ["ca", "cert", "key"].map(|name| url.take(name));
     let url = url.finish()?;
     let settings = settings.check()?;

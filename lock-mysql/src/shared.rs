@@ -7,6 +7,7 @@ use sqlx::mysql::MySqlConnectOptions;
 
 use crate::maintenance::Maintenance;
 use crate::settings::{self, Settings, Target};
+use crate::wakeup::Turns;
 use crate::watcher::Watcher;
 
 pub(crate) struct Shared {
@@ -16,6 +17,7 @@ pub(crate) struct Shared {
     pub(crate) address: String,
     pub(crate) core: Attachment,
     pub(crate) watcher: Watcher,
+    pub(crate) turns: Turns,
     pub(crate) maintenance: Maintenance,
 }
 
@@ -23,8 +25,8 @@ impl Shared {
     pub(crate) fn new(target: Target, settings: Settings) -> Self {
         let Target { options, address } = target;
         let options = settings::prepare(options);
-        let (watcher, maintenance) = (Watcher::default(), Maintenance::default());
-        Self { settings, options, address, core: Attachment::new(), watcher, maintenance }
+        let (watcher, turns, maintenance) = (Watcher::default(), Turns::default(), Maintenance::default());
+        Self { settings, options, address, core: Attachment::new(), watcher, turns, maintenance }
     }
 }
 

@@ -187,6 +187,23 @@ pub(crate) const BREAK: &str = concat!(
     " AND format = '1x'",
 );
 
+/// How long a [`GET_LOCK`] waits at most.
+pub(crate) const GET_LOCK_SECONDS: u64 = 60;
+
+/// The named lock of a lock in this database. Names of named locks have at most 64 characters, whose case does not matter, and are those
+/// of the whole server.
+macro_rules! named_lock {
+    () => {
+        "CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', ?), 256), 40))"
+    };
+}
+
+/// Waits for the named lock of a lock: 1, or 0 after the time. Binds name, seconds.
+pub(crate) const GET_LOCK: &str = concat!("SELECT CAST(GET_LOCK(", named_lock!(), ", ?) AS SIGNED)");
+
+/// Releases the named lock of a lock. Binds name.
+pub(crate) const RELEASE_LOCK: &str = concat!("SELECT CAST(RELEASE_LOCK(", named_lock!(), ") AS SIGNED)");
+
 /// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even if the clock is
 /// set back by up to the retention. Binds the retention twice.
 macro_rules! purgeable {

@@ -1,0 +1,146 @@
+//! Wakes waiters by `GET_LOCK` (`wakeup=get_lock`).
+//!
+//! A claim that finds its lock held also waits for a named lock of the server, on a connection of its own. The claim that gets the named
+//! lock acquires the row, keeps the named lock with its lease, and releases it after the row. The next waiter then acquires the row at
+//! once, and not with its next poll. The server serves the waiters of a named lock in their order.
+//!
+//! The named lock decides nothing: it has no ttl, and a claim that found its lock free does not have it. So the polls continue, a few for
+//! a claim that waits for the named lock and the usual number for the claim that has it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold_core::LockName;
+use leasehold_core::backend::{Claim, CoreHandle};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::connections::Connections;
+use crate::errors::Failure;
+use crate::pool::{Checkout, Pool};
+use crate::rows::{bytes, get};
+use crate::shared::lock;
+use crate::statements::{GET_LOCK, GET_LOCK_SECONDS, RELEASE_LOCK};
+
+/// How long after the last contention the claims of a client wait for the named lock first.
+const CONTENTION: Duration = Duration::from_secs(1);
+
+/// More contended locks than this are looked through for those that are not contended any more.
+const MANY: usize = 1_000;
+
+/// The turn of one claim, in its slot. Dropping it ends the turn.
+#[derive(Default)]
+struct Turn(Mutex<Option<oneshot::Sender<()>>>);
+
+/// What a client knows of the named locks.
+#[derive(Default)]
+pub(crate) struct Turns(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// Those that its claims have.
+    held: HashSet<LockName>,
+    /// When a lock was held, or its named lock was taken, for the last time that this client tried.
+    contended: HashMap<LockName, Instant>,
+}
+
+impl Turns {
+    /// Whether a claim of this client has the named lock of this lock.
+    pub(crate) fn has(&self, name: &LockName) -> bool {
+        lock(&self.0).held.contains(name)
+    }
+
+    /// Whether a claim waits for the named lock before it tries to acquire the row. A client that has just released a contended lock would
+    /// otherwise acquire it again before the next waiter has been woken.
+    pub(crate) fn comes_first(&self, name: &LockName) -> bool {
+        lock(&self.0).contended.get(name).is_some_and(|at| at.elapsed() < CONTENTION)
+    }
+
+    /// Notes that a lock is contended.
+    pub(crate) fn contended(&self, name: &LockName) {
+        let contended = &mut lock(&self.0).contended;
+        if contended.len() > MANY {
+            contended.retain(|_, at| at.elapsed() < CONTENTION);
+        }
+        contended.insert(name.clone(), Instant::now());
+    }
+}
+
+/// Makes a claim wait for the named lock of its lock, unless it does already.
+pub(crate) fn join(connections: &Arc<Connections>, core: &CoreHandle, claim: &Claim) {
+    let mut turn = lock(&claim.slot::<Turn>().0);
+    if turn.as_ref().is_some_and(|turn| !turn.is_closed()) {
+        return;
+    }
+    let (end, ended) = oneshot::channel();
+    *turn = Some(end);
+    core.keeper_runtime().spawn(run(connections.clone(), core.clone(), claim.name().clone(), ended));
+}
+
+/// Ends the turn of a claim whose lease has ended.
+pub(crate) fn leave(claim: &Claim) {
+    lock(&claim.slot::<Turn>().0).take();
+}
+
+async fn run(connections: Arc<Connections>, core: CoreHandle, name: LockName, mut ended: oneshot::Receiver<()>) {
+    let bound = connections.shared.settings.timeout;
+    let pool = connections.turns(core.keeper_runtime());
+    // Without the named lock the claim polls.
+    let Ok(mut connection) = pool.checkout(Instant::now() + bound).await else { return };
+    let id = connection.id();
+    let got = tokio::select! {
+        got = wait(&mut connection, &name, &connections) => got,
+        _ = &mut ended => {
+            // The server does not notice that the connection of a statement that waits is closed.
+            drop(connection);
+            return kill(&connections, id, bound).await;
+        }
+    };
+    if let Err(failure) = got {
+        tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "a claim cannot wait for its named lock");
+        return;
+    }
+    let turns = &connections.shared.turns;
+    lock(&turns.0).held.insert(name.clone());
+    connections.shared.watcher.report(&name, &core);
+    // The end of the lease, or the last use of the claim.
+    let _ = ended.await;
+    lock(&turns.0).held.remove(&name);
+    let released = connection.fetch(sqlx::query(RELEASE_LOCK).bind(bytes(&name)), Instant::now() + bound).await;
+    // The server releases the named lock of a connection that is closed.
+    if released.is_ok() {
+        connection.put_back();
+    }
+}
+
+/// Waits for the named lock, for ever.
+async fn wait(connection: &mut Checkout<'_>, name: &LockName, connections: &Connections) -> Result<(), Failure> {
+    let mut seconds = 0;
+    loop {
+        let until = Instant::now() + Duration::from_secs(seconds) + connections.shared.settings.timeout;
+        let rows = connection.fetch(sqlx::query(GET_LOCK).bind(bytes(name)).bind(seconds), until).await?;
+        let got: Option<i64> = get(rows.first().ok_or(Failure::UnexpectedReply)?, 0)?;
+        match got {
+            Some(1) => return Ok(()),
+            Some(_) => connections.shared.turns.contended(name),
+            None => return Err(Failure::UnexpectedReply),
+        }
+        seconds = GET_LOCK_SECONDS;
+    }
+}
+
+/// Ends a connection at the server.
+async fn kill(connections: &Connections, id: u64, bound: Duration) {
+    let until = Instant::now() + bound;
+    let Ok(pool) = connections.calls() else { return };
+    let killed = async |pool: &Pool| {
+        let mut connection = pool.checkout(until).await?;
+        connection.execute_text(format!("KILL {id}"), until).await?;
+        connection.put_back();
+        Ok::<_, Failure>(())
+    };
+    if let Err(failure) = killed(&pool).await {
+        tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "a connection that waits cannot be ended");
+    }
+}
