@@ -115,6 +115,7 @@ fn ttl_scope(scope: TtlScope) -> &'static str {
     match scope {
         TtlScope::Lease => "each lease",
         TtlScope::Session => "a session, for all its leases",
+        TtlScope::Connection => "each lease, on its own connection",
         _ => unreachable!("a word is missing here"),
     }
 }

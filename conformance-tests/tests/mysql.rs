@@ -8,6 +8,7 @@ mod mysql {
     mod fixture;
     mod locked_rows;
     mod resource_counts;
+    mod row_lease;
     mod server_settings;
     mod sessions;
     mod set_up;
@@ -16,5 +17,5 @@ mod mysql {
     mod tls;
     mod wakeup;
 
-    leasehold_conformance::suite!(fixture::MySqlFixture);
+    leasehold_conformance::suite!(row_lease::MySqlFixture);
 }

@@ -12,7 +12,7 @@ use crate::rows::{bytes, duration, get};
 use crate::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
 
 /// A listing takes at most this many call bounds.
-const LIST_BOUNDS: u32 = 9;
+pub(crate) const LIST_BOUNDS: u32 = 9;
 
 /// Decodes a row for display.
 fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {

@@ -16,11 +16,13 @@ use tokio::time::Instant;
 use crate::SCHEMA;
 use crate::capabilities;
 use crate::connections::{Connections, TEST_AFTER, Use};
+use crate::for_update::ForUpdate;
 use crate::maintenance::Maintenance;
-use crate::pool::Pool;
+use crate::pool::{Limit, Pool};
 use crate::renewal;
 use crate::rows::{self, Acquired};
-use crate::settings::{Wakeup, parse_url};
+use crate::session::SetUp;
+use crate::settings::{Strategy, Wakeup, parse_url};
 use crate::shared::Shared;
 use crate::wakeup;
 use crate::watcher::Watcher;
@@ -32,6 +34,8 @@ pub struct MySqlBackend {
     /// It connected before it was attached.
     is_connected: AtomicBool,
     capabilities: Capabilities,
+    /// Serves the requests if the strategy is [`Strategy::ForUpdate`].
+    for_update: Option<ForUpdate>,
 }
 
 impl MySqlBackend {
@@ -64,7 +68,9 @@ impl MySqlBackend {
         let capabilities = capabilities::of(&settings);
         let shared = Arc::new(Shared::new(target, settings));
         let connections = Arc::new(Connections::new(shared.clone()));
-        Ok(Self { shared, connections, is_connected: AtomicBool::new(false), capabilities })
+        let for_update = (shared.settings.strategy == Strategy::ForUpdate)
+            .then(|| ForUpdate::new(shared.clone(), connections.clone()));
+        Ok(Self { shared, connections, is_connected: AtomicBool::new(false), capabilities, for_update })
     }
 
     /// Creates the tables in the database of a URL, if they do not exist. [`SCHEMA`] is the SQL.
@@ -89,7 +95,7 @@ impl MySqlBackend {
 
     /// For one new connection, which needs no table.
     pub(crate) fn single(&self) -> Pool {
-        Pool::new(self.shared.clone(), &[], 1, TEST_AFTER)
+        Pool::new(self.shared.clone(), SetUp::default(), Limit::Calls(1), TEST_AFTER)
     }
 }
 
@@ -102,6 +108,9 @@ impl LockBackend for MySqlBackend {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        if let Some(for_update) = &self.for_update {
+            return for_update.acquire(request).await;
+        }
         let (core, until) = (self.shared.core.core()?, self.until());
         let (turns, name) = (&self.shared.turns, request.claim.name());
         // Only a claim that has waited with others for this lock, and has not the named lock yet.
@@ -133,6 +142,9 @@ impl LockBackend for MySqlBackend {
     }
 
     async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        if let Some(for_update) = &self.for_update {
+            return for_update.renew(requests, replies).await;
+        }
         let connections = self.connections.renewals().and_then(|pool| Ok((pool, self.shared.core.core()?)));
         match connections {
             Ok((pool, core)) => renewal::renew(&pool, core, requests, replies, self.until()).await,
@@ -141,6 +153,9 @@ impl LockBackend for MySqlBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        if let Some(for_update) = &self.for_update {
+            return for_update.release(request).await;
+        }
         let (until, pool) = (self.until(), self.connections.calls()?);
         let done = match request.delivery {
             Delivery::Confirmed => rows::release(&pool, &request.claim, until).await,
@@ -158,6 +173,11 @@ impl LockBackend for MySqlBackend {
     }
 
     fn extensions(&self) -> Extensions<'_> {
+        if let Some(for_update) = &self.for_update {
+            let mut extensions = for_update.extensions();
+            extensions.examine = Some(self);
+            return extensions;
+        }
         let mut extensions = Extensions::default();
         extensions.inspect = Some(self);
         extensions.list = Some(self);

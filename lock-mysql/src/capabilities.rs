@@ -1,17 +1,25 @@
-//! The promises of a row lease, and their limits.
+//! The promises of both strategies, and their limits.
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Capabilities, Restart, StoreClock, Waiting};
+use leasehold_core::backend::{Capabilities, Restart, StoreClock, TtlScope, Waiting};
 
 use crate::errors::BACKEND;
-use crate::settings::Settings;
+use crate::for_update::SECOND;
+use crate::settings::{Settings, Strategy};
 use crate::statements::SIZES;
 
 /// The most leases in one renew call.
 pub(crate) const RENEW_BATCH: usize = SIZES[SIZES.len() - 1];
 
 pub(crate) fn of(settings: &Settings) -> Capabilities {
+    match settings.strategy {
+        Strategy::Row => of_rows(settings),
+        Strategy::ForUpdate => of_for_update(settings),
+    }
+}
+
+fn of_rows(settings: &Settings) -> Capabilities {
     let mut it = Capabilities::new(BACKEND);
     it.clock = StoreClock::ServerWall;
     it.ttl_granularity = Duration::from_millis(1);
@@ -25,6 +33,25 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it
 }
 
+fn of_for_update(settings: &Settings) -> Capabilities {
+    let mut it = Capabilities::new(BACKEND);
+    it.clock = StoreClock::ServerMonotonic;
+    it.ttl_granularity = SECOND;
+    it.min_ttl = SECOND;
+    it.ttl_scope = TtlScope::Connection;
+    it.waiting = Waiting::ServerQueue;
+    it.takeover_slack = settings.timeout;
+    it.fencing = "the last token + 1, at least the server's time in µs; kept in a row of its own";
+    it.restart = Restart::KeepsPersisted;
+    it.call_bound = settings.timeout;
+    it.renew_batch = 1_000;
+    it.limits_of_exclusion = &[CUT, KILLED, FAILOVER, CRASH];
+    it
+}
+
+const CUT: &str = "the connection of a lease breaks, or somebody ends it: the server grants the lock to the next claim at once, and the \
+     holder learns of it with its next renewal";
+const KILLED: &str = "the server is restarted under a lease, and the row of its token is removed or lost";
 const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends them by its length: exclusion \
      holds, but the lock of a dead holder stays blocked for the ttl and the step)";
 const FAILOVER: &str = "an asynchronous failover promotes a replica that has not seen the last writes";

@@ -9,7 +9,10 @@ use leasehold_core::backend::{CoreHandle, PerRuntime};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::pool::{Pool, RuntimePool};
+use crate::for_update;
+use crate::pool::{Limit, Pool, RuntimePool};
+use crate::session::SetUp;
+use crate::settings::Strategy;
 use crate::shared::Shared;
 use crate::statements::{ACQUIRE, RELEASE, RENEW, WITHDRAW};
 
@@ -38,27 +41,37 @@ pub(crate) struct Connections {
     renewals: Group,
     /// Of claims that wait for named locks: one for each. All belong to the keeper's runtime.
     turns: Group,
+    /// Of claims that hold or wait for locks by `SELECT … FOR UPDATE`: one for each. All belong to the keeper's runtime.
+    leases: Group,
 }
 
 /// The connections for one use.
 struct Group {
     pools: PerRuntime<RuntimePool>,
-    statements: &'static [&'static str],
-    size: usize,
+    set_up: SetUp,
+    limit: Limit,
     /// The keeper's runtime has opened one.
     is_warm: AtomicBool,
 }
 
 impl Group {
-    fn new(statements: &'static [&'static str], size: usize) -> Self {
-        Self { pools: PerRuntime::new(), statements, size, is_warm: AtomicBool::new(false) }
+    fn new(set_up: SetUp, limit: Limit) -> Self {
+        Self { pools: PerRuntime::new(), set_up, limit, is_warm: AtomicBool::new(false) }
     }
 }
 
 impl Connections {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let calls = Group::new(&[ACQUIRE, RELEASE, WITHDRAW], shared.settings.connections);
-        Self { shared, calls, renewals: Group::new(&[RENEW[0]], 1), turns: Group::new(&[], MOST_TURNS) }
+        let statements = |statements| SetUp { statements, ..SetUp::default() };
+        let (for_calls, for_renewals): (&[_], &[_]) = match shared.settings.strategy {
+            Strategy::Row => (&[ACQUIRE, RELEASE, WITHDRAW], &[RENEW[0]]),
+            Strategy::ForUpdate => (for_update::PREPARED, &[]),
+        };
+        let calls = Group::new(statements(for_calls), Limit::Calls(shared.settings.connections));
+        let leases = Group::new(for_update::SET_UP, Limit::Leases(shared.settings.locks));
+        let renewals = Group::new(statements(for_renewals), Limit::Calls(1));
+        let turns = Group::new(SetUp::default(), Limit::Calls(MOST_TURNS));
+        Self { shared, calls, renewals, turns, leases }
     }
 
     /// For acquires, releases and polls by the calling runtime.
@@ -76,6 +89,11 @@ impl Connections {
         self.pool_of(&self.turns, keeper)
     }
 
+    /// For claims that hold or wait for locks by `SELECT … FOR UPDATE`.
+    pub(crate) fn leases(&self, keeper: &Handle) -> Arc<Pool> {
+        self.pool_of(&self.leases, keeper)
+    }
+
     fn group(&self, of: Use) -> &Group {
         match of {
             Use::Calls => &self.calls,
@@ -90,7 +108,7 @@ impl Connections {
     fn pool_of(&self, group: &Group, runtime: &Handle) -> Arc<Pool> {
         let make = || {
             let test_after = if self.is_keepers(runtime) { TEST_AFTER } else { TEST_SOON };
-            RuntimePool::new(Pool::new(self.shared.clone(), group.statements, group.size, test_after), runtime)
+            RuntimePool::new(Pool::new(self.shared.clone(), group.set_up, group.limit, test_after), runtime)
         };
         group.pools.read(runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone())
     }

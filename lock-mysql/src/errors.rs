@@ -21,6 +21,8 @@ pub(crate) enum Failure {
     UnknownError(Error),
     /// Another transaction kept a row locked, or was in conflict. The statement had no effect and can be repeated.
     Conflict(Error),
+    /// The server has no connection with this number.
+    NoSuchConnection,
     /// The server does not give such a reply.
     UnexpectedReply,
 }
@@ -41,8 +43,11 @@ impl Failure {
         let number = reply.number();
         let cause = Reply { number, text: reply.message().to_owned() };
         if CONFLICTS.contains(&number) {
-            let text = "another transaction has locked the row: end transactions on `leasehold_locks` sooner";
+            let text = "another transaction has locked the row: end transactions on the tables of Leasehold sooner";
             return Self::Conflict(Error::new(ErrorKind::Unavailable, text).with_source(cause));
+        }
+        if number == NO_SUCH_CONNECTION {
+            return Self::NoSuchConnection;
         }
         match REFUSALS.iter().find(|(numbers, ..)| numbers.contains(&number)) {
             Some((_, kind, text)) => Self::Refused(Error::new(*kind, *text).with_source(cause)),
@@ -60,7 +65,7 @@ impl Failure {
                 let text = format!("cannot connect to the server at {address}");
                 Error::new(ErrorKind::Unavailable, text).with_source(cause)
             }
-            Self::TimedOut | Self::UnexpectedReply => no_connection(address),
+            Self::TimedOut | Self::NoSuchConnection | Self::UnexpectedReply => no_connection(address),
         }
     }
 
@@ -98,6 +103,7 @@ impl From<Failure> for Error {
                 "the connection broke during the request: it may or may not have taken effect",
             )
             .with_source(cause),
+            Failure::NoSuchConnection => Self::new(ErrorKind::Unavailable, "the server has ended the connection"),
             Failure::UnexpectedReply => Self::new(
                 ErrorKind::Indeterminate,
                 "the server does not give such a reply: is there a proxy in between?",
@@ -108,7 +114,7 @@ impl From<Failure> for Error {
 
 /// The row has a format that this version does not know.
 pub(crate) fn other_format() -> Error {
-    let text = "the row of this lock in `leasehold_locks` has another format: a newer version of Leasehold may have written it";
+    let text = "the row of this lock has another format: a newer version of Leasehold may have written it";
     Error::new(ErrorKind::Unsupported, text)
 }
 
@@ -130,6 +136,9 @@ impl std::error::Error for Reply {}
 /// The server has rolled the statement back: a row changed (1020), lock wait timeout (1205), deadlock (1213), cancelled (1317), `NOWAIT`
 /// (3572).
 const CONFLICTS: [u16; 5] = [1020, 1205, 1213, 1317, 3572];
+
+/// The reply to `KILL` for a connection that has ended.
+const NO_SUCH_CONNECTION: u16 = 1094;
 
 /// Numbers of errors of MySQL 8, MySQL 9 and MariaDB, none of which had an effect.
 const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
@@ -161,14 +170,14 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
         (
             &[1146],
             Unsupported,
-            "the database has no table `leasehold_locks`: `leasehold schema mysql` prints the statement that creates it, \
-             and `MySqlBackend::create_schema` runs it",
+            "the database lacks a table of Leasehold: `leasehold schema mysql` prints the statements that create them, \
+             and `MySqlBackend::create_schema` runs them",
         ),
         (&[1046, 1049], Unsupported, "the database does not exist: name it in the URL, as in mysql://host/database"),
         (
             &[1054, 1136, 1366, 1406],
             Unsupported,
-            "the table `leasehold_locks` is not that of this version: compare it with `leasehold schema mysql`",
+            "a table of Leasehold is not that of this version: compare it with `leasehold schema mysql`",
         ),
         (&[1064, 1305, 1193], Unsupported, "the server is too old: MySQL 8.0 or MariaDB 10.6 is needed"),
     ]

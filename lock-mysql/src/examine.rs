@@ -11,8 +11,10 @@ use sqlx::mysql::MySqlRow;
 
 use crate::backend::MySqlBackend;
 use crate::errors::Failure;
+use crate::for_update;
 use crate::pool::Checkout;
 use crate::rows::get;
+use crate::settings::Strategy;
 use crate::statements::COUNT;
 
 /// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not
@@ -20,7 +22,7 @@ use crate::statements::COUNT;
 const STATE: &str = "\
 SHOW GLOBAL STATUS LIKE 'Uptime'; \
 SHOW GLOBAL VARIABLES WHERE Variable_name IN \
-('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on')";
+('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on', 'group_replication_group_name')";
 
 #[async_trait]
 impl Examine for MySqlBackend {
@@ -30,8 +32,8 @@ impl Examine for MySqlBackend {
         let pool = self.single();
         match pool.checkout(self.until()).await {
             Ok(mut connection) => {
-                match connection.fetch_text(STATE, self.until()).await {
-                    Ok(rows) => checks.extend(of_server(&rows)),
+                match connection.fetch_text(STATE.to_owned(), self.until()).await {
+                    Ok(rows) => checks.extend(of_server(&rows, self.shared.settings.strategy)),
                     Err(failure) => checks.push(Check::failed("server version", &failure.without_effect())),
                 }
                 checks.push(self.of_table(&mut connection).await);
@@ -42,7 +44,7 @@ impl Examine for MySqlBackend {
     }
 }
 
-fn of_server(rows: &[MySqlRow]) -> Vec<Check> {
+fn of_server(rows: &[MySqlRow], strategy: Strategy) -> Vec<Check> {
     let pair = |row: &MySqlRow| Some((row.try_get_unchecked(0).ok()?, row.try_get_unchecked(1).ok()?));
     let state: HashMap<String, String> = rows.iter().filter_map(pair).collect();
     let get = |name| state.get(name).map_or("", String::as_str);
@@ -52,7 +54,7 @@ fn of_server(rows: &[MySqlRow]) -> Vec<Check> {
         Check::new("uptime", format!("{} s", get("Uptime")), CheckStatus::Ok),
         is_durable(get("innodb_flush_log_at_trx_commit")),
         is_writable(get("read_only")),
-        has_one_writer(get("wsrep_on")),
+        has_one_writer(get("wsrep_on"), get("group_replication_group_name"), strategy),
     ]
 }
 
@@ -79,21 +81,30 @@ fn is_writable(setting: &str) -> Check {
     }
 }
 
-fn has_one_writer(wsrep_on: &str) -> Check {
-    match wsrep_on {
-        "ON" | "1" => {
-            let hint = CheckStatus::Warning(
-                "send all lock requests to one node: writes to several nodes conflict at commit".to_owned(),
-            );
-            Check::new("cluster", "Galera", hint)
+fn has_one_writer(wsrep_on: &str, group: &str, strategy: Strategy) -> Check {
+    let name = match (wsrep_on, group) {
+        ("ON" | "1", _) => "Galera",
+        (_, "") => return Check::new("cluster", "none that this connection shows", CheckStatus::Ok),
+        _ => "group replication",
+    };
+    let status = match strategy {
+        Strategy::Row => CheckStatus::Warning(
+            "send all lock requests to one node: writes to several nodes conflict at commit".to_owned(),
+        ),
+        Strategy::ForUpdate => {
+            CheckStatus::Error("use `strategy=row`: the nodes do not share the locks of rows".to_owned())
         }
-        _ => Check::new("cluster", "none that this connection shows", CheckStatus::Ok),
-    }
+    };
+    Check::new("cluster", name, status)
 }
 
 impl MySqlBackend {
     async fn of_table(&self, connection: &mut Checkout<'_>) -> Check {
-        let counted = connection.fetch(sqlx::query(COUNT), self.until()).await;
+        let count = match self.shared.settings.strategy {
+            Strategy::Row => COUNT,
+            Strategy::ForUpdate => for_update::COUNT,
+        };
+        let counted = connection.fetch(sqlx::query(count), self.until()).await;
         let counted = counted.and_then(|rows| {
             let row = rows.first().ok_or(Failure::UnexpectedReply)?;
             Ok((get::<i64>(row, 0)?, get::<i64>(row, 1)?))

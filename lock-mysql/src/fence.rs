@@ -4,6 +4,7 @@ use leasehold_core::{Error, ErrorKind, LockGuard, Result};
 use sqlx::mysql::MySqlConnection;
 
 use crate::errors::{BACKEND, Failure};
+use crate::for_update;
 use crate::statements::FENCE;
 
 /// Checks, inside the user's own transaction in the database of the locks, that the guard's lease is current. Until the transaction ends,
@@ -34,10 +35,11 @@ use crate::statements::FENCE;
 /// As that of a query of sqlx: close the connection after a dropped call.
 pub async fn fence(transaction: &mut MySqlConnection, guard: &LockGuard) -> Result<()> {
     let lease = guard.lease_ref();
-    let query = sqlx::query(FENCE)
-        .bind(guard.name().as_str().as_bytes())
-        .bind(&lease.claim.owner().as_bytes()[..])
-        .bind(guard.fencing_token().get());
+    let (name, token) = (guard.name().as_str().as_bytes(), guard.fencing_token().get());
+    let query = match for_update::connection_of(&lease.claim) {
+        Some(connection) => sqlx::query(for_update::FENCE).bind(name).bind(token).bind(name).bind(connection),
+        None => sqlx::query(FENCE).bind(name).bind(&lease.claim.owner().as_bytes()[..]).bind(token),
+    };
     let checked = match query.fetch_optional(transaction).await {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(Error::new(ErrorKind::Lost, "the lease is not current any more")),

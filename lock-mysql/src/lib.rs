@@ -8,6 +8,7 @@ mod connections;
 mod errors;
 mod examine;
 mod fence;
+mod for_update;
 mod maintenance;
 mod permissions;
 mod pool;
@@ -23,7 +24,7 @@ mod watcher;
 pub use backend::MySqlBackend;
 pub use fence::fence;
 pub use permissions::{grants, read_only_grants};
-pub use settings::{SCHEMES, Settings, Tls, Wakeup};
+pub use settings::{SCHEMES, Settings, Strategy, Tls, Wakeup};
 pub use sqlx;
 
 /// The SQL that creates the tables, for users who want to read it or to run it themselves.

@@ -12,8 +12,11 @@ use tokio::time::Instant;
 
 use crate::connections::TEST_AFTER;
 use crate::errors::Failure;
-use crate::pool::Pool;
+use crate::for_update;
+use crate::pool::{Limit, Pool};
 use crate::rows;
+use crate::session::SetUp;
+use crate::settings::Strategy;
 use crate::shared::Shared;
 use crate::statements::PURGE_ROWS;
 
@@ -53,9 +56,17 @@ async fn run(shared: Weak<Shared>, core: CoreHandle, long: Duration) {
         if after.is_empty() && !shared.maintenance.is_due.swap(false, Ordering::Relaxed) {
             continue;
         }
+        let (after_name, retention) = (std::mem::take(&mut after), shared.settings.retention);
+        let until = Instant::now() + shared.settings.timeout;
         // Its connection is closed after the step.
-        let pool = Pool::new(shared.clone(), &[], 1, TEST_AFTER);
-        match step(&pool, std::mem::take(&mut after), &shared).await {
+        let pool = |set_up| Pool::new(shared.clone(), set_up, Limit::Calls(1), TEST_AFTER);
+        let done = match shared.settings.strategy {
+            Strategy::Row => step(&pool(SetUp::default()), &after_name, retention, until).await,
+            Strategy::ForUpdate => {
+                for_update::purge::step(&pool(for_update::SET_UP), &after_name, retention, until).await
+            }
+        };
+        match done {
             Ok(Some((last, removed))) => {
                 after = last;
                 if removed > 0 {
@@ -72,10 +83,13 @@ async fn run(shared: Weak<Shared>, core: CoreHandle, long: Duration) {
 
 /// Reads the rows after a name and removes those that may be removed. Returns the last name and the number of removed rows, or `None` at
 /// the end of the table.
-async fn step(pool: &Pool, after: Vec<u8>, shared: &Shared) -> Result<Option<(Vec<u8>, u64)>, Failure> {
-    let until = Instant::now() + shared.settings.timeout;
-    let retention = shared.settings.retention;
-    let (names, last) = rows::purgeable(pool, &after, retention, until).await?;
+async fn step(
+    pool: &Pool,
+    after: &[u8],
+    retention: Duration,
+    until: Instant,
+) -> Result<Option<(Vec<u8>, u64)>, Failure> {
+    let (names, last) = rows::purgeable(pool, after, retention, until).await?;
     let mut removed = 0;
     for names in names.chunks(PURGE_ROWS) {
         removed += rows::purge(pool, names, retention, until).await?;

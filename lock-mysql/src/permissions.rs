@@ -1,17 +1,21 @@
 //! The permissions of a user, as `GRANT` statements.
 
-/// The table that holds the locks.
-const TABLE: &str = "leasehold_locks";
+/// The tables of [`SCHEMA`](crate::SCHEMA).
+const TABLES: [&str; 3] = ["leasehold_locks", "leasehold_for_update", "leasehold_fences"];
 
-/// The statement that gives a user what clients need, in the database `database`. `user` is an account in the syntax of SQL:
-/// `'leasehold'@'%'`. The table must exist.
+/// The statements that give a user what clients need, in the database `database`. `user` is an account in the syntax of SQL:
+/// `'leasehold'@'%'`. The tables must exist.
 pub fn grants(database: &str, user: &str) -> String {
-    format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {}.{TABLE} TO {user}", quoted(database))
+    on_each_table("SELECT, INSERT, UPDATE, DELETE", database, user)
 }
 
-/// The statement for a user who may only see who holds a lock (`leasehold status`, `leasehold ls` and `leasehold watch`).
+/// The statements for a user who may only see who holds a lock (`leasehold status`, `leasehold ls` and `leasehold watch`).
 pub fn read_only_grants(database: &str, user: &str) -> String {
-    format!("GRANT SELECT ON {}.{TABLE} TO {user}", quoted(database))
+    on_each_table("SELECT", database, user)
+}
+
+fn on_each_table(permissions: &str, database: &str, user: &str) -> String {
+    TABLES.map(|table| format!("GRANT {permissions} ON {}.{table} TO {user}", quoted(database))).join(";\n")
 }
 
 /// An identifier.
@@ -25,10 +29,9 @@ mod tests {
 
     #[test]
     fn the_name_of_a_database_is_quoted() {
-        assert_eq!(
-            grants("a`b", "'job'@'%'"),
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON `a``b`.leasehold_locks TO 'job'@'%'"
-        );
+        let (first, rest) = ("GRANT SELECT, INSERT, UPDATE, DELETE ON `a``b`.leasehold_locks TO 'job'@'%'", 2);
+        let all = grants("a`b", "'job'@'%'");
+        assert_eq!((all.lines().next(), all.matches(";\n").count()), (Some(&*format!("{first};")), rest));
         assert!(read_only_grants("locks", "job").starts_with("GRANT SELECT ON `locks`."));
     }
 }

@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
-use crate::session::Session;
+use crate::session::{Session, SetUp};
 use crate::shared::{Shared, lock};
 
 /// An idle connection is closed after this time.
@@ -67,11 +67,19 @@ impl Drop for StopGuard {
     }
 }
 
+/// The most connections of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// For statements, which wait for a free connection.
+    Calls(usize),
+    /// For leases, each of which keeps a connection. Nothing waits for one to end.
+    Leases(usize),
+}
+
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    /// Prepared as soon as a connection is opened.
-    statements: &'static [&'static str],
-    size: usize,
+    set_up: SetUp,
+    limit: Limit,
     /// A connection that was idle for longer is tested before it is used. The server, or a proxy, may have closed it.
     test_after: Duration,
     permits: Semaphore,
@@ -87,19 +95,18 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A pool of at most so many connections. It opens them when they are needed.
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        statements: &'static [&'static str],
-        size: usize,
-        test_after: Duration,
-    ) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, set_up: SetUp, limit: Limit, test_after: Duration) -> Self {
+        let (size, slow) = match limit {
+            Limit::Calls(size) => (size, size * MAX_SLOW),
+            Limit::Leases(size) => (size, 0),
+        };
         Self {
             shared,
-            statements,
-            size,
+            set_up,
+            limit,
             test_after,
             permits: Semaphore::new(size),
-            slow: Semaphore::new(size * MAX_SLOW),
+            slow: Semaphore::new(slow),
             idle: Mutex::default(),
             has_surplus: Notify::new(),
             is_stopped: AtomicBool::new(false),
@@ -143,13 +150,7 @@ impl Pool {
     /// # Errors
     /// `NotSent`: no connection became free, or none could be opened. `TimedOut`: the server does not reply.
     pub(crate) async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, Failure> {
-        let permit = match timeout_at(until, self.permits.acquire()).await {
-            Ok(Ok(permit)) => permit,
-            Ok(Err(_)) | Err(_) => {
-                let text = format!("all {} connections were in use (`connections` in the URL)", self.size);
-                return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, text)));
-            }
-        };
+        let permit = self.permit(until).await.map_err(Failure::NotSent)?;
         loop {
             let idle = lock(&self.idle).pop();
             let Some(mut session) = idle else { break };
@@ -161,8 +162,25 @@ impl Pool {
                 return Ok(Checkout { pool: self, session: Some(session), permit });
             }
         }
-        let session = Session::open(&self.shared, self.statements, until).await.map_err(Failure::NotSent)?;
+        let session = Session::open(&self.shared, self.set_up, until).await.map_err(Failure::NotSent)?;
         Ok(Checkout { pool: self, session: Some(session), permit })
+    }
+
+    async fn permit(&self, until: Instant) -> Result<SemaphorePermit<'_>, Error> {
+        match self.limit {
+            Limit::Calls(size) => match timeout_at(until, self.permits.acquire()).await {
+                Ok(Ok(permit)) => Ok(permit),
+                Ok(Err(_)) | Err(_) => {
+                    let text = format!("all {size} connections were in use (`connections` in the URL)");
+                    Err(Error::new(ErrorKind::Unavailable, text))
+                }
+            },
+            Limit::Leases(size) => self.permits.try_acquire().map_err(|_| {
+                let text =
+                    format!("this client holds or waits for {size} locks, the most that `locks` in the URL allows");
+                Error::new(ErrorKind::Capacity, text)
+            }),
+        }
     }
 
     /// Runs one statement.
@@ -221,8 +239,8 @@ impl Checkout<'_> {
     }
 
     /// The rows of statements without arguments.
-    pub(crate) async fn fetch_text(&mut self, queries: &'static str, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
-        let queries = sqlx::raw_sql(queries);
+    pub(crate) async fn fetch_text(&mut self, queries: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
+        let queries = sqlx::raw_sql(AssertSqlSafe(queries));
         self.run(until, async |session| queries.fetch_all(&mut session.connection).await).await
     }
 
@@ -255,6 +273,11 @@ impl Checkout<'_> {
     /// The number of the connection at the server.
     pub(crate) fn id(&self) -> u64 {
         self.session.as_ref().map_or(0, |session| session.id)
+    }
+
+    /// The connection; `None` after a failure.
+    pub(crate) fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
     }
 
     /// Returns the connection. Not in `Drop`: a connection in the middle of a transaction must not be used by others.

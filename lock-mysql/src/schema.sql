@@ -22,3 +22,26 @@ CREATE TABLE IF NOT EXISTS leasehold_locks (
   withdrawn_until  DATETIME(6)      NOT NULL,
   holder           VARBINARY(2048)  NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+-- The strategy `for-update`: a claim holds a lock while its transaction has locked the row of the lock in the first table. The second
+-- table keeps the fencing tokens, because a transaction that is rolled back would take its token back.
+--
+-- name     the name of the lock
+-- format   the version and kind of the row
+-- fence    the last fencing token: at least the server's time in µs since the Unix epoch at its grant
+-- ttl      the ttl of the last lease in seconds: after a restart of the server, the next grant waits until the server has run for so long
+-- started  when the server that granted the last lease was started, in seconds since the Unix epoch
+-- holder   who was granted the lock last, for people
+
+CREATE TABLE IF NOT EXISTS leasehold_for_update (
+  name  VARBINARY(1024)  NOT NULL PRIMARY KEY
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+CREATE TABLE IF NOT EXISTS leasehold_fences (
+  name     VARBINARY(1024)  NOT NULL PRIMARY KEY,
+  format   BINARY(2)        NOT NULL,
+  fence    BIGINT UNSIGNED  NOT NULL,
+  ttl      INT UNSIGNED     NOT NULL,
+  started  BIGINT UNSIGNED  NOT NULL,
+  holder   VARBINARY(2048)  NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leasehold_core::Result;
-use sqlx::mysql::{MySqlConnection, MySqlDatabaseError};
-use sqlx::{Connection, Executor, Row, SqlStr};
+use sqlx::mysql::{MySqlConnection, MySqlDatabaseError, MySqlRow};
+use sqlx::{AssertSqlSafe, Connection, Executor, Row, SqlStr};
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::{Failure, no_connection};
@@ -16,14 +16,26 @@ const SET_UP: &str = "\
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', autocommit = 1, \
 innodb_lock_wait_timeout = 1, wait_timeout = 3600; \
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; \
-SELECT CAST(CONNECTION_ID() AS UNSIGNED)";
+SELECT CAST(CONNECTION_ID() AS UNSIGNED);";
 
 /// A connection. Dropping it closes it.
 pub(crate) struct Session {
     pub(crate) connection: MySqlConnection,
     /// The number of this connection at the server, for `KILL`.
     pub(crate) id: u64,
+    /// The rows of [`SetUp::facts`].
+    pub(crate) facts: Vec<MySqlRow>,
+    pub(crate) opened: Instant,
     last_used: Instant,
+}
+
+/// What a connection does when it is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SetUp {
+    /// Prepared, so that their first use takes one round trip. Other statements are prepared when they are first used.
+    pub(crate) statements: &'static [&'static str],
+    /// Further settings and queries, as text.
+    pub(crate) facts: &'static str,
 }
 
 /// Whether the user lacks the permission for a statement.
@@ -33,20 +45,22 @@ fn is_denied(error: &sqlx::Error) -> bool {
 }
 
 impl Session {
-    /// Connects, and prepares statements, so that their first use takes one round trip. Other statements are prepared when they are first
-    /// used.
-    pub(crate) async fn open(shared: &Shared, statements: &'static [&'static str], until: Instant) -> Result<Self> {
+    /// Connects, and sets the connection up.
+    pub(crate) async fn open(shared: &Shared, set_up: SetUp, until: Instant) -> Result<Self> {
         let opening = async {
             let mut connection = MySqlConnection::connect_with(&shared.options).await?;
-            let id = sqlx::raw_sql(SET_UP).fetch_one(&mut connection).await?.try_get(0)?;
-            for statement in statements {
+            let opened = Instant::now();
+            let text = format!("{SET_UP}{}", set_up.facts);
+            let mut rows = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(&mut connection).await?.into_iter();
+            let id = rows.next().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+            for statement in set_up.statements {
                 match (&mut connection).prepare(SqlStr::from_static(statement)).await {
                     // A user who may only read can inspect locks. An acquire has the error then.
                     Err(error) if !is_denied(&error) => return Err(error),
                     Ok(_) | Err(_) => {}
                 }
             }
-            Ok(Self { connection, id, last_used: Instant::now() })
+            Ok(Self { connection, id, facts: rows.collect(), opened, last_used: Instant::now() })
         };
         match timeout_at(until, opening).await {
             Ok(opened) => opened.map_err(|error| Failure::to_connect(error, &shared.address)),

@@ -41,6 +41,18 @@ pub enum Wakeup {
     GetLock,
 }
 
+/// How a lease is kept at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// A row with the time at which the lease ends. The default. URL: `strategy=row`.
+    #[default]
+    Row,
+    /// A transaction that has locked a row (`SELECT … FOR UPDATE`), on a connection of its own. The lease ends with the connection. All
+    /// clients of a lock must use the same strategy. URL: `strategy=for-update`.
+    ForUpdate,
+}
+
 /// Settings of a [`MySqlBackend`](crate::MySqlBackend).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -54,14 +66,27 @@ pub struct Settings {
     pub connections: usize,
     /// Whether connections are encrypted.
     pub tls: Tls,
-    /// How clients that wait learn that a lock is free.
+    /// How clients that wait learn that a lock is free. Only for [`Strategy::Row`].
     pub wakeup: Wakeup,
+    /// How a lease is kept at the server.
+    pub strategy: Strategy,
+    /// The most locks that this client holds or waits for at once. Each takes a connection. Default 64, 1 to 10,000. Only for
+    /// [`Strategy::ForUpdate`].
+    pub locks: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let CommonSettings { timeout, retention } = CommonSettings::default();
-        Self { timeout, retention, connections: 4, tls: Tls::default(), wakeup: Wakeup::default() }
+        Self {
+            timeout,
+            retention,
+            connections: 4,
+            tls: Tls::default(),
+            wakeup: Wakeup::default(),
+            strategy: Strategy::default(),
+            locks: 64,
+        }
     }
 }
 
@@ -71,6 +96,14 @@ impl Settings {
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         if !(1..=64).contains(&self.connections) {
             return Err(Error::invalid(format!("`connections` is 1 to 64, not {}", self.connections)));
+        }
+        if !(1..=10_000).contains(&self.locks) {
+            return Err(Error::invalid(format!("`locks` is 1 to 10000, not {}", self.locks)));
+        }
+        if self.strategy == Strategy::ForUpdate && self.wakeup != Wakeup::Poll {
+            return Err(Error::invalid(
+                "`wakeup` is for `strategy=row`: the server wakes waiters of `strategy=for-update`",
+            ));
         }
         Ok(self)
     }
@@ -97,6 +130,16 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     settings.tls = url.take_choice("tls", &tls)?.unwrap_or_default();
     let wakeup = [("poll", Wakeup::Poll), ("get_lock", Wakeup::GetLock)];
     settings.wakeup = url.take_choice("wakeup", &wakeup)?.unwrap_or_default();
+    let strategy = [("row", Strategy::Row), ("for-update", Strategy::ForUpdate)];
+    settings.strategy = url.take_choice("strategy", &strategy)?.unwrap_or_default();
+    match (url.take("locks"), settings.strategy) {
+        (None, _) => {}
+        (Some(_), Strategy::Row) => return Err(Error::invalid("`locks` is for `strategy=for-update`")),
+        (Some(text), Strategy::ForUpdate) => {
+            settings.locks =
+                text.parse().map_err(|_| Error::invalid(format!("`locks` is 1 to 10000, not `{text}`")))?;
+        }
+    }
     let files = ["ca", "cert", "key"].map(|name| url.take(name));
     let url = url.finish()?;
     let settings = settings.check()?;
@@ -221,6 +264,10 @@ mod tests {
             ("mysql://u:hunter2@localhost/locks?timeout=2m", "60s"),
             ("mysql://u:hunter2@localhost/locks?connections=0", "1 to 64"),
             ("mysql://u:hunter2@localhost/locks?connections=many", "1 to 64"),
+            ("mysql://u:hunter2@localhost/locks?strategy=rows", "`for-update`"),
+            ("mysql://u:hunter2@localhost/locks?strategy=for-update&locks=0", "1 to 10000"),
+            ("mysql://u:hunter2@localhost/locks?locks=7", "`strategy=for-update`"),
+            ("mysql://u:hunter2@localhost/locks?strategy=for-update&wakeup=get_lock", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
             ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),
             ("mysql://u:hunter2@localhost/%ff", "UTF-8"),

@@ -8,7 +8,7 @@ use leasehold::mysql::sqlx::{self, Connection};
 use leasehold_conformance::Route;
 use leasehold_core::{ErrorKind, LockClient, LockGuard};
 
-use super::fixture::MySqlFixture;
+use super::row_lease::MySqlFixture;
 use super::support::{SOON, case, client, eventually, hold};
 
 /// A connection of the user's program, and a table of its own.

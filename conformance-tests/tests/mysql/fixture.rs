@@ -1,5 +1,6 @@
-//! The fixture of MySQL: Leasehold on a real mariadbd.
+//! The fixture of MySQL: Leasehold on a real mariadbd, with one of its strategies.
 
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,19 +35,35 @@ const PING: &[u8] = &[1, 0, 0, 0, 14];
 /// The most connections that hold requests.
 const MAX_HOLDING: usize = 20;
 
-/// Makes each acquire fail as on a full disk.
-const FULL: &str = "CREATE TRIGGER locks.is_full BEFORE INSERT ON locks.leasehold_locks FOR EACH ROW \
-SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'";
+/// A strategy of the backend: its settings, and what it stores.
+pub(super) trait Strategy: Send + Sync + 'static {
+    /// The end of a URL.
+    const SETTINGS: &'static str;
+    const TTL: Duration;
+    /// The table in which each grant writes.
+    const TABLE: &'static str;
+
+    fn record(stored: &Stored<'_>, name: &LockName) -> Record;
+
+    fn resource_counts(stored: &Stored<'_>) -> ResourceCounts;
+
+    /// The number of requests that clients have sent.
+    fn served(stored: &Stored<'_>) -> u64;
+
+    /// Ends the lease of a lock and removes its record.
+    fn remove(stored: &Stored<'_>, name: &LockName);
+}
 
 /// A mariadbd and the path to it.
-pub(super) struct MySqlFixture {
+pub(super) struct StrategyFixture<S> {
+    strategy: PhantomData<S>,
     server: Mutex<MySqlServer>,
     path: TcpPath,
     /// Connections that use up the server's limit.
     fillers: Mutex<Vec<SqlConnection>>,
 }
 
-impl MySqlFixture {
+impl<S: Strategy> StrategyFixture<S> {
     /// Synchronous on purpose: nothing may be awaited while the server is locked, and every statement has a time limit.
     pub(super) fn server(&self) -> MutexGuard<'_, MySqlServer> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
@@ -54,7 +71,7 @@ impl MySqlFixture {
 
     /// The URL of clients by this route, with these settings on top.
     pub(super) fn url(&self, route: Route, more: &str) -> String {
-        format!("mysql://locker:{PASSWORD}@{}/locks?timeout=1s&tls=off{more}", self.path.addr(route))
+        format!("mysql://locker:{PASSWORD}@{}/locks?timeout=1s&tls=off{}{more}", self.path.addr(route), S::SETTINGS)
     }
 
     pub(super) fn execute(&self, statements: &str) {
@@ -98,13 +115,13 @@ fn micros(duration: Duration) -> i64 {
 }
 
 #[async_trait]
-impl Fixture for MySqlFixture {
+impl<S: Strategy> Fixture for StrategyFixture<S> {
     async fn new() -> Self {
         let server = MySqlSettings::new().steppable_clock().start().unwrap_or_else(|error| panic!("{error}"));
         set_up(&server);
         let path = TcpPath::start_with_probe(server.addr(), |bytes| bytes == PING)
             .unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        Self { server: Mutex::new(server), path, fillers: Mutex::default() }
+        Self { strategy: PhantomData, server: Mutex::new(server), path, fillers: Mutex::default() }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
@@ -132,14 +149,14 @@ impl Fixture for MySqlFixture {
     }
 
     fn ttl(&self) -> Duration {
-        Duration::from_millis(600)
+        S::TTL
     }
 
     async fn connected(&self) {
         let until = Instant::now() + CONNECT_BOUND;
         let mut since = None;
         while Instant::now() < until && !self.path.is_broken(Route::Faulty) {
-            let connections = Stored(&self.server()).resource_counts().connections;
+            let connections = S::resource_counts(&Stored(&self.server())).connections;
             let (seen, begin) = *since.get_or_insert((connections, Instant::now()));
             if seen != connections {
                 since = None;
@@ -167,7 +184,7 @@ impl Fixture for MySqlFixture {
             self.path.proxy().deliver_oldest();
             let mut before = None;
             loop {
-                let executed = Stored(&self.server()).executed();
+                let executed = S::served(&Stored(&self.server()));
                 if before.replace(executed) == Some(executed) {
                     break;
                 }
@@ -199,9 +216,15 @@ impl Fixture for MySqlFixture {
                 match other {
                     ServerFault::RefuseUser => self.refuse_user(),
                     ServerFault::ReadOnly => self.execute("SET GLOBAL read_only = 1"),
-                    ServerFault::Fill(Room::Data) => self.execute(FULL),
+                    ServerFault::Fill(Room::Data) => self.execute(&format!(
+                        "CREATE TRIGGER locks.is_full BEFORE INSERT ON locks.{} FOR EACH ROW \
+                         SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'",
+                        S::TABLE
+                    )),
                     ServerFault::Fill(Room::Connections) => self.fill_connections(),
-                    ServerFault::FlushScripts => self.execute("ALTER TABLE locks.leasehold_locks COMMENT = 'changed'"),
+                    ServerFault::FlushScripts => {
+                        self.execute(&format!("ALTER TABLE locks.{} COMMENT = 'changed'", S::TABLE));
+                    }
                     _ => self.mend(),
                 }
                 return Ok(());
@@ -212,24 +235,29 @@ impl Fixture for MySqlFixture {
     }
 
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
-        let what = match tamper {
-            Tamper::Remove => "DELETE FROM locks.leasehold_locks",
-            Tamper::Corrupt => "UPDATE locks.leasehold_locks SET format = '??'",
-            Tamper::OtherVersion => "UPDATE locks.leasehold_locks SET format = '2x'",
+        let server = self.server();
+        let stored = Stored(&server);
+        let format = match tamper {
+            Tamper::Remove => {
+                S::remove(&stored, name);
+                return Ok(());
+            }
+            Tamper::Corrupt => "??",
+            Tamper::OtherVersion => "2x",
         };
-        Stored(&self.server()).change(what, name);
+        stored.change(&format!("UPDATE locks.{} SET format = '{format}'", S::TABLE), name);
         Ok(())
     }
 
     async fn record(&self, name: &LockName) -> Record {
-        Stored(&self.server()).record(name)
+        S::record(&Stored(&self.server()), name)
     }
 
     async fn resource_counts(&self) -> ResourceCounts {
-        Stored(&self.server()).resource_counts()
+        S::resource_counts(&Stored(&self.server()))
     }
 
     async fn served(&self) -> u64 {
-        Stored(&self.server()).executed()
+        S::served(&Stored(&self.server()))
     }
 }

@@ -8,7 +8,7 @@ use leasehold::mysql::{MySqlBackend, read_only_grants};
 use leasehold_conformance::Route;
 use leasehold_core::ErrorKind;
 
-use super::fixture::MySqlFixture;
+use super::row_lease::MySqlFixture;
 use super::support::{SOON, builder, case, client, hold};
 
 const CLIENTS: u64 = 64;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::fixture::MySqlFixture;
+use super::row_lease::MySqlFixture;
 use super::stored::Stored;
 use super::support::{SOON, case, client, eventually, hold};
 

@@ -46,6 +46,10 @@ pub enum TtlScope {
     ///
     /// [`RenewPolicy::Exactly`]: crate::backend::RenewPolicy::Exactly
     Session,
+    /// Every lease has its own, and is kept by a connection of its own: it also ends when that connection breaks or its client ends. So
+    /// lock-core sends no `RenewPolicy::Exactly`: a lease that is released within its `min_hold` stays held by this process until then. It
+    /// releases a lease that has reached its `max_hold` or was lost by the clock.
+    Connection,
 }
 
 /// How a waiter learns that it is its turn.
@@ -160,9 +164,9 @@ impl Capabilities {
         round_up(ttl, self.ttl_granularity)
     }
 
-    /// Whether leases share the ttl of a session.
+    /// Whether a lease ends with something that its client keeps alive, so that it cannot be left to expire.
     pub(crate) fn has_sessions(&self) -> bool {
-        self.ttl_scope == TtlScope::Session
+        self.ttl_scope != TtlScope::Lease
     }
 
     /// How long after the ttl of a dead holder a waiter with this `ttl` holds, at the latest.

@@ -1,0 +1,89 @@
+//! What `SELECT … FOR UPDATE` stores.
+
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::{Record, ResourceCounts};
+use leasehold_core::{FencingToken, LockName};
+
+use super::fixture::{Strategy, StrategyFixture};
+use super::stored::{Stored, hex, number};
+
+pub(super) struct ForUpdate;
+
+pub(super) type ForUpdateFixture = StrategyFixture<ForUpdate>;
+
+/// How long a connection may take to end.
+const ENDS_BY: Duration = Duration::from_secs(5);
+
+/// The connection that has the named lock of a row of `leasehold_fences`.
+const HOLDER: &str = "IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', f.name), 256), 40)))";
+
+/// A statement that waits for a row.
+const WAITS: &str = "info LIKE 'SELECT 1, CAST(GET_LOCK(%FROM leasehold_for_update WHERE name = %FOR UPDATE'";
+
+impl Strategy for ForUpdate {
+    const SETTINGS: &'static str = "&strategy=for-update&locks=1100";
+    const TTL: Duration = Duration::from_secs(1);
+    const TABLE: &'static str = "leasehold_fences";
+
+    fn record(stored: &Stored<'_>, name: &LockName) -> Record {
+        let found = stored.query(&format!(
+            "SELECT CAST(f.fence AS CHAR), {HOLDER} IS NOT NULL, \
+             CAST(f.ttl * 1000000 - (SELECT COALESCE(SUM(p.time_ms * 1000), 0) FROM information_schema.processlist p \
+             WHERE p.id = {HOLDER}) AS SIGNED) \
+             FROM locks.leasehold_fences f WHERE f.format = '1u' AND f.name = {}",
+            hex(name)
+        ));
+        let pattern = format!("%name = {}%", hex(name)).replace('\'', "''");
+        let waiters = stored.query(&format!(
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS} AND info LIKE '{pattern}'"
+        ));
+        let waiters: u64 = number(&waiters[0], 0);
+        let Some(row) = found.first() else {
+            return Record { waiters: (waiters > 0).then_some(waiters), ..Record::default() };
+        };
+        let waiters = Some(waiters);
+        let is_held = number::<u64>(row, 1) == 1;
+        let left = Duration::from_micros(u64::try_from(number::<i64>(row, 2)).unwrap_or_default());
+        Record {
+            holders: is_held.then_some(left).into_iter().collect(),
+            last_token: Some(FencingToken::new(number(row, 0))),
+            waiters,
+        }
+    }
+
+    fn resource_counts(stored: &Stored<'_>) -> ResourceCounts {
+        let found =
+            stored.query(&format!("SELECT COUNT({HOLDER}), COUNT(*) - COUNT({HOLDER}) FROM locks.leasehold_fences f"));
+        let transactions = stored.query("SELECT COUNT(*) FROM information_schema.innodb_trx");
+        let places = stored.query(&format!("SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS}"));
+        let (leases, places): (u64, u64) = (number(&found[0], 0), number(&places[0], 0));
+        ResourceCounts {
+            leases,
+            places,
+            fences: number(&found[0], 1),
+            connections: stored.connections(),
+            other: number::<u64>(&transactions[0], 0).saturating_sub(leases + places),
+            ..ResourceCounts::default()
+        }
+    }
+
+    /// Each acquire begins a transaction, and each renewal and release runs a `DO`. An acquire that creates the row rolls back and begins
+    /// again.
+    fn served(stored: &Stored<'_>) -> u64 {
+        (stored.status("Com_begin") + stored.status("Com_do")).saturating_sub(stored.status("Com_rollback"))
+    }
+
+    fn remove(stored: &Stored<'_>, name: &LockName) {
+        let holder =
+            format!("SELECT CAST({HOLDER} AS CHAR) FROM locks.leasehold_fences f WHERE f.name = {}", hex(name));
+        let holder = stored.query(&holder).first().and_then(|row| row[0].clone());
+        let Some(id) = holder.map(|id| String::from_utf8_lossy(&id).into_owned()) else { return };
+        stored.query(&format!("KILL {id}"));
+        let begin = Instant::now();
+        let is_there = format!("SELECT 1 FROM information_schema.processlist WHERE id = {id}");
+        while begin.elapsed() < ENDS_BY && !stored.query(&is_there).is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

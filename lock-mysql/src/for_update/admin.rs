@@ -1,0 +1,97 @@
+//! Administration: inspect a lock, list locks, and break a lease.
+
+use async_trait::async_trait;
+use leasehold_core::admin::{Listed, ListedName, Listing};
+use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::{FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
+use sqlx::mysql::MySqlRow;
+use tokio::time::Instant;
+
+use super::connection::Endpoint;
+use super::statements::{self, Statements, addresses};
+use super::{ForUpdate, fences};
+use crate::admin::LIST_BOUNDS;
+use crate::errors::{Failure, other_format};
+use crate::rows::{duration, get};
+
+/// Decodes a row of [`statements::STATE`] for display; `None` for another format.
+fn read_row(row: &MySqlRow) -> Result<Option<LockInfo>, Failure> {
+    if get::<i64>(row, 0)? == 0 {
+        return Ok(None);
+    }
+    let (is_held, token): (i64, _) = (get(row, 1)?, FencingToken::new(get(row, 2)?));
+    let holder: Vec<u8> = get(row, 4)?;
+    let holder = HolderInfo::decode(&String::from_utf8_lossy(&holder)).map(|(_, holder)| holder);
+    let left = duration(get::<i64>(row, 3)?.saturating_mul(1_000));
+    let lease = (is_held != 0).then(|| LeaseInfo::new(token, left, holder));
+    Ok(Some(LockInfo::new(Some(token), lease.into_iter().collect(), None)))
+}
+
+impl ForUpdate {
+    async fn fetch(&self, query: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
+        let pool = self.connections.calls().map_err(Failure::NotSent)?;
+        let mut connection = pool.checkout(self.until()).await?;
+        let rows = connection.fetch_text(query, until).await;
+        connection.put_back();
+        rows
+    }
+
+    async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
+        let rows = self.fetch(Statements::new(name).inspect(), self.until()).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        read_row(row)?.ok_or_else(|| Failure::Refused(other_format())).map(Some)
+    }
+
+    async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {
+        let until = Instant::now() + self.shared.settings.timeout * LIST_BOUNDS;
+        let rows = self.fetch(statements::list(prefix.as_bytes(), limit.min(Listing::MAX) as u64), until).await?;
+        let (mut locks, mut unreadable) = (Vec::new(), Vec::new());
+        for row in &rows {
+            let name = ListedName::from_bytes(get(row, 5)?);
+            match read_row(row)? {
+                Some(info) => locks.push(Listed::new(name, info)),
+                None => unreadable.push(name),
+            }
+        }
+        Ok(Listing::new(locks, unreadable))
+    }
+
+    async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
+        let (until, of) = (self.until(), Statements::new(name));
+        // Refuses a row of another format.
+        self.try_inspect(name).await?;
+        let rows = self.fetch(of.outdate(token.get()), until).await?;
+        let row = rows.last().ok_or(Failure::UnexpectedReply)?;
+        let (changed, raised, id): (i64, u64, u64) = (get(row, 0)?, get(row, 1)?, get(row, 2)?);
+        if changed <= 0 {
+            return Ok(None);
+        }
+        let rows = self.fetch(addresses(std::iter::once(id)), until).await?;
+        if let Some(row) = rows.first() {
+            let pool = self.connections.calls().map_err(Failure::NotSent)?;
+            fences::end(&pool, &Endpoint { id, host: get(row, 1)? }, until).await?;
+        }
+        Ok(Some(FencingToken::new(raised)))
+    }
+}
+
+#[async_trait]
+impl Inspect for ForUpdate {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
+        self.try_inspect(name).await.map_err(Failure::without_effect)
+    }
+}
+
+#[async_trait]
+impl List for ForUpdate {
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        self.try_list(prefix, limit).await.map_err(Failure::without_effect)
+    }
+}
+
+#[async_trait]
+impl Break for ForUpdate {
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        Ok(self.try_break(name, token).await?)
+    }
+}

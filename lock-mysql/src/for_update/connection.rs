@@ -1,0 +1,164 @@
+//! A connection that locks one row.
+
+use std::time::Duration;
+
+use leasehold_core::{Error, ErrorKind};
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+use tokio::time::Instant;
+
+use super::statements::{Statements, about};
+use crate::errors::{Failure, other_format};
+use crate::pool::{Checkout, Pool};
+use crate::rows::get;
+
+/// A connection at the server. Its number alone is used again after a restart of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub(super) id: u64,
+    /// The client's address, as the server sees it.
+    pub(super) host: String,
+}
+
+/// The outcome of an attempt to lock a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Locked {
+    /// The row is locked.
+    Yes(Option<LastLease>),
+    /// Another connection has locked the row.
+    No,
+    /// The lock has no row.
+    NoRow,
+}
+
+/// The last lease of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LastLease {
+    ttl: Duration,
+    /// When the server that granted it was started.
+    started: u64,
+}
+
+/// A connection that locks one row. Dropping it closes it.
+pub(super) struct Connection<'a> {
+    checkout: Checkout<'a>,
+    pub(super) endpoint: Endpoint,
+    /// When the server was started, in seconds since the Unix epoch by its wall clock. A step of that clock does not change it.
+    pub(super) started: u64,
+    /// The server's uptime when the connection was opened, and when that was.
+    uptime: (Duration, Instant),
+}
+
+impl<'a> Connection<'a> {
+    /// Takes a connection of the pool.
+    pub(super) async fn take(pool: &'a Pool, until: Instant) -> Result<Self, Failure> {
+        loop {
+            if let Some(connection) = Self::try_take(pool, until).await? {
+                return Ok(connection);
+            }
+        }
+    }
+
+    /// Returns `None` if a second ended while the server's state was read.
+    async fn try_take(pool: &'a Pool, until: Instant) -> Result<Option<Self>, Failure> {
+        let checkout = pool.checkout(until).await?;
+        let session = checkout.session().ok_or(Failure::UnexpectedReply)?;
+        let fact = |name| session.facts.iter().find_map(|row| value(row, name));
+        let is_on = |name| fact(name).is_some_and(|value: String| !matches!(&*value, "" | "OFF" | "0"));
+        if is_on("wsrep_on") || is_on("group_replication_group_name") {
+            return Err(Failure::NotSent(Error::new(ErrorKind::Unsupported, CLUSTER)));
+        }
+        let id = session.id;
+        let number = |name| fact(name).and_then(|it: String| it.parse::<u64>().ok());
+        let (before, uptime, after) = (number("before"), number("Uptime").unwrap_or(0), number("after"));
+        // In the same second, so that the difference is exact.
+        let (Some(now), true) = (before, before == after) else { return Ok(None) };
+        let host = fact("host").unwrap_or_default();
+        let endpoint = Endpoint { id, host };
+        let uptime = (Duration::from_secs(uptime), session.opened);
+        Ok(Some(Self { endpoint, started: now.saturating_sub(uptime.0.as_secs()), uptime, checkout }))
+    }
+
+    /// For how long the server has run at least.
+    pub(super) fn uptime(&self) -> Duration {
+        self.uptime.0 + self.uptime.1.elapsed()
+    }
+
+    /// For how long the holder of the last lease may still believe in it, although a restart has ended it.
+    pub(super) fn believed_for(&self, last: Option<LastLease>) -> Duration {
+        let before_restart = last.filter(|last| last.started != self.started);
+        before_restart.map_or(Duration::ZERO, |last| last.ttl.saturating_sub(self.uptime()))
+    }
+
+    /// Locks the row if nobody has locked it.
+    pub(super) async fn try_lock(&mut self, of: &Statements, ttl: u64, until: Instant) -> Result<Locked, Failure> {
+        let rows = self.checkout.fetch_text(of.try_lock(ttl), until).await?;
+        locked(&rows)
+    }
+
+    /// Waits until the row is locked.
+    pub(super) async fn wait(&mut self, of: &Statements, until: Instant) -> Result<Locked, Failure> {
+        let rows = self.checkout.fetch_text(of.wait(), until).await?;
+        match locked(&rows)? {
+            // It was removed meanwhile.
+            Locked::No => Ok(Locked::NoRow),
+            locked => Ok(locked),
+        }
+    }
+
+    /// Runs statements that return nothing.
+    pub(super) async fn execute(&mut self, statements: String, until: Instant) -> Result<(), Failure> {
+        self.checkout.execute_text(statements, until).await
+    }
+
+    /// Runs statements and reads all their rows.
+    pub(super) async fn fetch(&mut self, statements: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
+        self.checkout.fetch_text(statements, until).await
+    }
+
+    /// Returns the connection to the pool. It has no transaction.
+    pub(super) fn put_back(self) {
+        self.checkout.put_back();
+    }
+
+    /// Runs the statements that end the transaction, and returns the connection to the pool.
+    pub(super) async fn end(mut self, statements: String, until: Instant) -> Result<(), Failure> {
+        self.checkout.execute_text(statements, until).await?;
+        self.checkout.put_back();
+        Ok(())
+    }
+}
+
+const CLUSTER: &str = "`strategy=for-update` needs one server that accepts writes: the nodes of Galera and of group replication do not \
+     share the locks of rows. Use `strategy=row`";
+
+/// The value of a row with a name and a value.
+fn value(row: &MySqlRow, name: &str) -> Option<String> {
+    let found: String = row.try_get_unchecked(0).ok()?;
+    if found.eq_ignore_ascii_case(name) { row.try_get_unchecked(1).ok() } else { None }
+}
+
+fn locked(rows: &[MySqlRow]) -> Result<Locked, Failure> {
+    let (mut locked, mut exists, mut last) = (None, false, None);
+    for row in rows {
+        let second: Option<i64> = get(row, 1)?;
+        match get::<i64>(row, 0)? {
+            about::LOCKED => locked = Some(second == Some(1)),
+            about::EXISTS => exists = second != Some(0),
+            about::LAST_LEASE if second != Some(1) => return Err(Failure::Refused(other_format())),
+            about::LAST_LEASE => {
+                let number = |index| Ok(u64::try_from(get::<i64>(row, index)?).unwrap_or_default());
+                last = Some(LastLease { ttl: Duration::from_secs(number(2)?), started: number(3)? });
+            }
+            _ => return Err(Failure::UnexpectedReply),
+        }
+    }
+    match locked {
+        Some(true) => Ok(Locked::Yes(last)),
+        Some(false) => Err(Failure::Refused(Error::new(ErrorKind::Unavailable, NAMED_LOCK))),
+        None if exists => Ok(Locked::No),
+        None => Ok(Locked::NoRow),
+    }
+}
+
+const NAMED_LOCK: &str = "another program uses the named lock (`GET_LOCK`) of this lock";

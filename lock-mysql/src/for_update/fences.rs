@@ -1,0 +1,92 @@
+//! The fencing tokens, and which connections exist. All on connections for calls, each statement a transaction of its own.
+
+use std::collections::HashSet;
+
+use leasehold_core::FencingToken;
+use leasehold_core::{Error, ErrorKind};
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::connection::Endpoint;
+use super::statements::{OTHER_FORMAT, Statements, addresses, kill};
+use crate::errors::{Failure, other_format};
+use crate::pool::Pool;
+use crate::rows::get;
+
+/// The pause between two checks whether a connection has ended. It doubles.
+const FIRST_PAUSE: Duration = Duration::from_micros(200);
+
+/// Raises the token for the lease that a connection keeps.
+pub(super) async fn raise(pool: &Pool, statements: String, until: Instant) -> Result<FencingToken, Failure> {
+    let mut connection = pool.checkout(until).await?;
+    let rows = connection.fetch_text(statements, until).await;
+    connection.put_back();
+    let rows = rows?;
+    let row = rows.last().ok_or(Failure::UnexpectedReply)?;
+    let (token, still_holds): (u64, i64) = (get(row, 0)?, get(row, 1)?);
+    match token {
+        OTHER_FORMAT => Err(Failure::Refused(other_format())),
+        _ if still_holds == 1 => Ok(FencingToken::new(token)),
+        _ => Err(Failure::Refused(Error::new(ErrorKind::Unavailable, "the server ended the connection of the lease"))),
+    }
+}
+
+/// Records that the lease with this token has a longer ttl.
+pub(super) async fn lengthen(
+    pool: &Pool,
+    of: &Statements,
+    token: FencingToken,
+    ttl: u64,
+    until: Instant,
+) -> Result<(), Failure> {
+    let mut connection = pool.checkout(until).await?;
+    let done = connection.execute_text(of.lengthen(token.get(), ttl), until).await;
+    connection.put_back();
+    done
+}
+
+/// Whether a connection holds.
+pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant) -> Result<bool, Failure> {
+    let mut connection = pool.checkout(until).await?;
+    let rows = connection.fetch_text(of.holds(id), until).await;
+    connection.put_back();
+    Ok(get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
+}
+
+/// Those connections that exist.
+pub(super) async fn existing(
+    pool: &Pool,
+    endpoints: impl Iterator<Item = &Endpoint> + Clone,
+    until: Instant,
+) -> Result<HashSet<u64>, Failure> {
+    let mut connection = pool.checkout(until).await?;
+    let rows = connection.fetch_text(addresses(endpoints.clone().map(|it| it.id)), until).await;
+    connection.put_back();
+    let found =
+        rows?.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect::<Result<HashSet<(u64, String)>, _>>()?;
+    let exists = |it: &&Endpoint| found.contains(&(it.id, it.host.clone()));
+    Ok(endpoints.filter(exists).map(|it| it.id).collect())
+}
+
+/// Ends a connection at the server, and returns when the server has rolled its transaction back. Returns whether it existed.
+pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
+    let (mut existed, mut pause) = (false, FIRST_PAUSE);
+    loop {
+        if existing(pool, std::iter::once(endpoint), until).await?.is_empty() {
+            return Ok(existed);
+        }
+        if existed {
+            timeout_at(until, sleep(pause)).await.map_err(|_| Failure::TimedOut)?;
+            pause *= 2;
+            continue;
+        }
+        existed = true;
+        let mut connection = pool.checkout(until).await?;
+        match connection.execute_text(kill(endpoint.id), until).await {
+            Ok(()) => connection.put_back(),
+            // It has ended meanwhile.
+            Err(Failure::NoSuchConnection) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! `SELECT … FOR UPDATE` (`strategy=for-update`): a lease is an open transaction that has locked a row, on a connection of its own.
+//!
+//! The server ends the lease when it hears nothing from the connection for the ttl (`wait_timeout`), and at once when the connection ends.
+
+mod admin;
+mod connection;
+mod fences;
+pub(crate) mod purge;
+mod slot;
+mod statements;
+mod task;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, Confirmation, CoreHandle, Delivery, Extensions, Grant,
+    LONGEST_PLACE_TTL, LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies,
+    RenewReply, RenewRequest,
+};
+use leasehold_core::{Error, ErrorKind, Result};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout_at};
+
+pub(crate) use self::slot::Slot;
+use self::slot::{Command, Handle, Phase};
+use self::statements::Statements;
+pub(crate) use self::statements::{COUNT, FENCE, PREPARED, SET_UP};
+use self::task::{Request, Task};
+use crate::capabilities;
+use crate::connections::Connections;
+use crate::errors::Failure;
+use crate::maintenance::Maintenance;
+use crate::shared::Shared;
+
+/// The unit of `wait_timeout`.
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) struct ForUpdate {
+    pub(super) shared: Arc<Shared>,
+    pub(super) connections: Arc<Connections>,
+    last_place: AtomicU64,
+}
+
+impl ForUpdate {
+    pub(crate) fn new(shared: Arc<Shared>, connections: Arc<Connections>) -> Self {
+        Self { shared, connections, last_place: AtomicU64::new(0) }
+    }
+
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.shared.settings.timeout
+    }
+
+    fn start(&self, core: &CoreHandle, request: &AcquireRequest) -> Handle {
+        let (phase, seen) = watch::channel(Phase::Starting);
+        let (commands, received) = mpsc::unbounded_channel();
+        let (claim, endpoint) = (&request.claim, Arc::new(OnceLock::new()));
+        let waits = request.on_contention == OnContention::Queue;
+        let place = PlaceNumber::new(self.last_place.fetch_add(1, Ordering::Relaxed) + 1);
+        let task = Task {
+            connections: self.connections.clone(),
+            core: core.clone(),
+            request: Request {
+                statements: Statements::new(claim.name()),
+                owner: *claim.owner(),
+                holder: claim.holder().encode(None),
+                ttl: request.ttl,
+                place_ttl: place_ttl(request.ttl),
+                place,
+                waits,
+            },
+            phase,
+            commands: received,
+            endpoint: endpoint.clone(),
+        };
+        let task = core.keeper_runtime().spawn(task.run()).abort_handle();
+        Handle { phase: seen, commands, endpoint, place, task }
+    }
+
+    /// Renews the places of claims that wait, if their connections still exist.
+    async fn check_places(&self, core: &CoreHandle, places: &[Place<'_>], replies: &RenewReplies, until: Instant) {
+        if places.is_empty() {
+            return;
+        }
+        let sent = core.stamp();
+        let existing = async {
+            let pool = self.connections.calls().map_err(Failure::NotSent)?;
+            fences::existing(&pool, places.iter().filter_map(|it| it.handle.endpoint.get()), until).await
+        };
+        let existing = existing.await.map_err(Failure::without_effect);
+        for Place { index, request, handle } in places {
+            let reply = match (&existing, handle.endpoint.get()) {
+                (Err(error), _) => RenewReply::Unknown(error.clone()),
+                (Ok(existing), Some(endpoint)) if existing.contains(&endpoint.id) => waiting(handle, request.ttl, sent),
+                (Ok(_), _) => {
+                    // Its connection waits for a reply that does not come.
+                    handle.task.abort();
+                    RenewReply::Lost
+                }
+            };
+            replies.put(*index, reply);
+        }
+    }
+}
+
+/// A place that is to be renewed.
+struct Place<'a> {
+    index: usize,
+    request: &'a RenewRequest,
+    handle: Arc<Handle>,
+}
+
+fn place_ttl(ttl: Duration) -> Duration {
+    ttl.clamp(SECOND, LONGEST_PLACE_TTL)
+}
+
+fn waiting(handle: &Handle, ttl: Duration, sent: leasehold_core::backend::Stamp) -> RenewReply {
+    let ttl = place_ttl(ttl);
+    RenewReply::Waiting { confirmation: Confirmation { ttl, sent, place: handle.place }, retry_after: ttl }
+}
+
+#[async_trait]
+impl LockBackend for ForUpdate {
+    fn attach(&self, core: CoreHandle) {
+        self.shared.core.attach(core);
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let (core, until) = (self.shared.core.core()?, self.until());
+        let slot = request.claim.slot::<Slot>();
+        let (handle, ran_before) = slot.begin(|| self.start(core, request)).ok_or_else(task::withdrawn)?;
+        let mut phase = handle.phase.clone();
+        let seen = async { phase.wait_for(|it| !matches!(it, Phase::Starting)).await.map(|seen| seen.clone()) };
+        let seen = match timeout_at(until, seen).await {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(_)) => return Err(Error::new(ErrorKind::Indeterminate, "the request was dropped")),
+            Err(_) => return Err(Failure::TimedOut.into()),
+        };
+        match seen {
+            Phase::Held(token, confirmation) => {
+                Maintenance::acquired(&self.shared, core);
+                let confirmation = match ran_before {
+                    false => confirmation,
+                    true => renewed(&handle, request.ttl, until).await?,
+                };
+                Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
+            }
+            Phase::Starting | Phase::Waiting => {
+                let ttl = place_ttl(request.ttl);
+                let confirmation = Confirmation { ttl, sent: core.stamp(), place: handle.place };
+                Ok(AcquireOutcome::Queued { confirmation, retry_after: ttl })
+            }
+            Phase::Contended(retry_after) => Ok(AcquireOutcome::Contended { retry_after }),
+            Phase::Failed(error) => Err(error),
+            Phase::Ended => Err(Error::new(ErrorKind::Lost, "the lease ended with its connection")),
+        }
+    }
+
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        let until = self.until();
+        let core = match self.shared.core.core() {
+            Ok(core) => core,
+            Err(error) => return replies.fail_rest(&error),
+        };
+        let (sender, mut renewed) = mpsc::unbounded_channel();
+        let mut places = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            let Some(handle) = request.claim.slot::<Slot>().handle() else {
+                replies.put(index, RenewReply::Lost);
+                continue;
+            };
+            match handle.phase() {
+                Phase::Held(..) => {
+                    let command = Command::Renew { ttl: request.ttl, index, replies: sender.clone() };
+                    if handle.commands.send(command).is_err() {
+                        replies.put(index, RenewReply::Lost);
+                    }
+                }
+                Phase::Waiting => places.push(Place { index, request, handle }),
+                // Its acquire has no reply yet.
+                Phase::Starting => replies.put(index, RenewReply::Unknown(Failure::TimedOut.into())),
+                Phase::Contended(_) | Phase::Failed(_) | Phase::Ended => replies.put(index, RenewReply::Lost),
+            }
+        }
+        drop(sender);
+        let take = async {
+            while let Ok(Some((index, reply))) = timeout_at(until, renewed.recv()).await {
+                replies.put(index, reply);
+            }
+        };
+        tokio::join!(take, self.check_places(core, &places, replies, until));
+        replies.fail_rest(&Failure::TimedOut.into());
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let (until, slot) = (self.until(), request.claim.slot::<Slot>());
+        let Some(handle) = slot.leave(request.delivery) else { return Ok(ReleaseOutcome::NotHeld) };
+        let phase = handle.phase();
+        if request.delivery == Delivery::Confirmed {
+            if phase.is_over() {
+                slot.clear(&handle);
+                return Ok(ReleaseOutcome::NotHeld);
+            }
+            if let Phase::Held(..) = phase {
+                let outcome = released(&handle, until).await?;
+                slot.clear(&handle);
+                return Ok(outcome);
+            }
+        }
+        // A statement of this connection may be in flight.
+        handle.task.abort();
+        let ended = match handle.endpoint.get() {
+            Some(endpoint) => fences::end(&*self.connections.calls()?, endpoint, until).await?,
+            None => false,
+        };
+        slot.clear(&handle);
+        Ok(if ended && !phase.is_over() { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities::of(&self.shared.settings)
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut extensions = Extensions::default();
+        extensions.inspect = Some(self);
+        extensions.list = Some(self);
+        extensions.break_lock = Some(self);
+        extensions
+    }
+}
+
+/// Renews the lease of a repeated acquire.
+async fn renewed(handle: &Handle, ttl: Duration, until: Instant) -> Result<Confirmation> {
+    let (replies, mut renewed) = mpsc::unbounded_channel();
+    let _ = handle.commands.send(Command::Renew { ttl, index: 0, replies });
+    match timeout_at(until, renewed.recv()).await {
+        Ok(Some((_, RenewReply::Renewed(confirmation)))) => Ok(confirmation),
+        Ok(Some((_, RenewReply::Granted(grant)))) => Ok(grant.confirmation),
+        Ok(Some((_, RenewReply::Unknown(error)))) => Err(error),
+        Ok(_) => Err(Error::new(ErrorKind::Lost, "the lease ended with its connection")),
+        Err(_) => Err(Failure::TimedOut.into()),
+    }
+}
+
+/// Ends the lease of a claim that holds.
+async fn released(handle: &Handle, until: Instant) -> Result<ReleaseOutcome> {
+    let (reply, done) = oneshot::channel();
+    if handle.commands.send(Command::Release { reply }).is_err() {
+        return Ok(ReleaseOutcome::NotHeld);
+    }
+    match timeout_at(until, done).await {
+        Ok(Ok(Ok(()))) => Ok(ReleaseOutcome::Released),
+        Ok(Ok(Err(failure))) => Err(failure.into()),
+        // The lease has ended before.
+        Ok(Err(_)) => Ok(ReleaseOutcome::NotHeld),
+        Err(_) => Err(Failure::TimedOut.into()),
+    }
+}
+
+/// The number of the connection that keeps a claim's lease; `None` for a row lease.
+pub(crate) fn connection_of(claim: &leasehold_core::backend::Claim) -> Option<u64> {
+    claim.slot::<Slot>().connection()
+}

@@ -1,0 +1,328 @@
+//! The SQL of `SELECT … FOR UPDATE`, as text: one packet carries several statements.
+//!
+//! The connection that has locked a row also has a named lock, from just after it has locked the row until just before it unlocks it. The
+//! named lock shows which connection holds: `IS_USED_LOCK` needs no permission, and is right after a crash or a restart too.
+//!
+//! MySQL 8 and 9 and MariaDB accept these statements. `/*M! … */` is for MariaDB only, and `/*!80000 … */` for MySQL only.
+
+use std::time::Duration;
+
+use leasehold_core::LockName;
+
+use crate::session::SetUp;
+
+/// The format of a row of `leasehold_fences`.
+macro_rules! this_format {
+    () => {
+        "'1u'"
+    };
+}
+
+/// The result of [`raise`] for a row of another format.
+pub(super) const OTHER_FORMAT: u64 = u64::MAX;
+
+/// Prepared when a connection for calls is opened, so that a missing table or permission shows then.
+pub(crate) const PREPARED: &[&str] =
+    &["SELECT fence FROM leasehold_fences WHERE name = ?", "SELECT name FROM leasehold_for_update WHERE name = ?"];
+
+/// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that take long, and what
+/// [`Connection`](super::connection::Connection) needs to know.
+pub(crate) const SET_UP: SetUp = SetUp {
+    statements: &[],
+    facts: "\
+SET SESSION wait_timeout = 3600 /*M!100300 , idle_transaction_timeout = 0, max_statement_time = 0 */; \
+SELECT 'host', host FROM information_schema.processlist WHERE id = CONNECTION_ID(); \
+SELECT 'before', CAST(UNIX_TIMESTAMP() AS CHAR); \
+SHOW GLOBAL STATUS LIKE 'Uptime'; \
+SELECT 'after', CAST(UNIX_TIMESTAMP() AS CHAR); \
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_group_name')",
+};
+
+/// The longest lock wait that MariaDB accepts, in seconds.
+const FOREVER: u64 = 100_000_000;
+
+/// How long a connection of the pool may be idle, in seconds.
+const IDLE: u64 = 3600;
+
+/// A higher token, at least the server's time in µs.
+const NOW_MICROS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// Bytes as a literal.
+pub(super) fn literal(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(2 * bytes.len() + 3);
+    text.push_str("X'");
+    for byte in bytes {
+        let _ = write!(text, "{byte:02X}");
+    }
+    text.push('\'');
+    text
+}
+
+/// The named lock of a lock in this database. Names of named locks have at most 64 characters and are those of the whole server.
+fn named_lock(name: &str) -> String {
+    format!("CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', {name}), 256), 40))")
+}
+
+/// The statements about one lock.
+#[derive(Clone, Debug)]
+pub(super) struct Statements {
+    name: String,
+    named_lock: String,
+}
+
+/// What a row of the replies to [`Statements::try_lock`] and [`Statements::wait`] is about: its first column.
+pub(super) mod about {
+    /// The row is locked. The second column: the connection also has the named lock.
+    pub(crate) const LOCKED: i64 = 1;
+    /// The second column: how many rows the lock has, whether or not they are locked.
+    pub(crate) const EXISTS: i64 = 2;
+    /// The second column: the format is known. The third one: the ttl of the last lease in seconds. The fourth one: when the server that
+    /// granted it was started.
+    pub(crate) const LAST_LEASE: i64 = 3;
+}
+
+impl Statements {
+    pub(super) fn new(name: &LockName) -> Self {
+        let name = literal(name.as_str().as_bytes());
+        Self { named_lock: named_lock(&name), name }
+    }
+
+    fn last_lease(&self) -> String {
+        format!(
+            concat!(
+                "SELECT 3, format = ",
+                this_format!(),
+                ", CAST(ttl AS SIGNED), CAST(started AS SIGNED) FROM leasehold_fences WHERE name = {}"
+            ),
+            self.name
+        )
+    }
+
+    /// Begins a transaction and locks the row if nobody has locked it. A client that is cut off then keeps it for `ttl` seconds.
+    pub(super) fn try_lock(&self, ttl: u64) -> String {
+        let Self { name, named_lock } = self;
+        let last = self.last_lease();
+        format!(
+            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = 1; BEGIN; \
+             SELECT 1, CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE SKIP LOCKED; \
+             SELECT 2, COUNT(*) FROM leasehold_for_update WHERE name = {name}; {last}"
+        )
+    }
+
+    /// Ends the transaction and inserts the row. Locking a row that does not exist would lock the gap, and then inserts deadlock.
+    pub(super) fn create(&self) -> String {
+        let name = &self.name;
+        format!(
+            "ROLLBACK; INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
+             WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name})"
+        )
+    }
+
+    /// Waits until the row can be locked. The server serves those that wait mostly in their order.
+    pub(super) fn wait(&self) -> String {
+        let Self { name, named_lock } = self;
+        let last = self.last_lease();
+        format!(
+            "SET SESSION innodb_lock_wait_timeout = {FOREVER}; \
+             SELECT 1, CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE; {last}"
+        )
+    }
+
+    /// Starts the time again after which the server ends the connection.
+    pub(super) fn renew() -> String {
+        "DO 0".to_owned()
+    }
+
+    /// The server ends the connection, and with it the lease, when it hears nothing for so many seconds.
+    pub(super) fn keep(ttl: u64) -> String {
+        format!("SET SESSION wait_timeout = {ttl}")
+    }
+
+    /// Unlocks the row. The connection can lock another one then.
+    pub(super) fn unlock(&self) -> String {
+        format!("DO RELEASE_LOCK({}); {}", self.named_lock, Self::leave())
+    }
+
+    /// Ends a transaction that has locked nothing.
+    pub(super) fn leave() -> String {
+        format!("COMMIT; SET SESSION wait_timeout = {IDLE}")
+    }
+
+    /// Raises the token if the connection `id` holds. Returns the token, the number of changed rows, and whether `id` still held
+    /// afterwards: the row was then locked all the time, and no other claim raised the token.
+    pub(super) fn raise(&self, id: u64, started: u64, ttl: u64, holder: &[u8]) -> String {
+        let (Self { name, named_lock }, holder) = (self, literal(holder));
+        format!(
+            concat!(
+                "INSERT INTO leasehold_fences (name, format, fence, ttl, started, holder) SELECT {name}, ",
+                this_format!(),
+                ", LAST_INSERT_ID({now}), {ttl}, {started}, {holder} FROM DUAL WHERE IS_USED_LOCK({named_lock}) = {id} ",
+                "ON DUPLICATE KEY UPDATE fence = CASE WHEN leasehold_fences.format <> ",
+                this_format!(),
+                " THEN fence + 0 * LAST_INSERT_ID({other}) ELSE LAST_INSERT_ID(GREATEST(fence + 1, {now})) END, ",
+                "ttl = IF(leasehold_fences.format = ",
+                this_format!(),
+                ", {ttl}, ttl), started = IF(leasehold_fences.format = ",
+                this_format!(),
+                ", {started}, started), holder = IF(leasehold_fences.format = ",
+                this_format!(),
+                ", {holder}, holder); ",
+                "SELECT CAST(LAST_INSERT_ID() AS UNSIGNED), COALESCE(IS_USED_LOCK({named_lock}) = {id}, 0)"
+            ),
+            name = name,
+            now = NOW_MICROS,
+            ttl = ttl,
+            started = started,
+            holder = holder,
+            named_lock = named_lock,
+            id = id,
+            other = OTHER_FORMAT,
+        )
+    }
+
+    /// Records a longer ttl of the lease with this token.
+    pub(super) fn lengthen(&self, token: u64, ttl: u64) -> String {
+        format!(
+            concat!(
+                "UPDATE leasehold_fences SET ttl = GREATEST(ttl, {}) WHERE name = {} AND fence = {} AND format = ",
+                this_format!()
+            ),
+            ttl, self.name, token
+        )
+    }
+
+    /// Whether the connection `id` holds.
+    pub(super) fn holds(&self, id: u64) -> String {
+        format!("SELECT COALESCE(IS_USED_LOCK({}) = {id}, 0)", self.named_lock)
+    }
+
+    /// The state of the lock, as [`STATE`].
+    pub(super) fn inspect(&self) -> String {
+        format!("{STATE} WHERE f.name = {}", self.name)
+    }
+
+    /// Raises the token if it is `token`, and the lock is held. Returns the raised token, the number of changed rows, and the connection
+    /// that holds.
+    pub(super) fn outdate(&self, token: u64) -> String {
+        let Self { name, named_lock } = self;
+        format!(
+            concat!(
+                "UPDATE leasehold_fences SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {now})) ",
+                "WHERE name = {name} AND fence = {token} AND IS_USED_LOCK({named_lock}) > 0 AND format = ",
+                this_format!(),
+                "; SELECT CAST(ROW_COUNT() AS SIGNED), CAST(LAST_INSERT_ID() AS UNSIGNED), ",
+                "CAST(COALESCE(IS_USED_LOCK({named_lock}), 0) AS UNSIGNED)"
+            ),
+            now = NOW_MICROS,
+            name = name,
+            token = token,
+            named_lock = named_lock,
+        )
+    }
+}
+
+/// The columns of a lock's state: the format is known, held, token, rest of the lease in ms, holder, name. MySQL tells the time of a
+/// connection in seconds.
+pub(super) const STATE: &str = concat!(
+    "SELECT f.format = ",
+    this_format!(),
+    ", IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', f.name), 256), 40))) IS NOT NULL, f.fence, ",
+    "CAST(f.ttl * 1000 - COALESCE(/*M! p.time_ms + 0 * */ p.time * 1000, 0) AS SIGNED), f.holder, f.name ",
+    "FROM leasehold_fences f LEFT JOIN information_schema.processlist p ",
+    "ON p.id = IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', f.name), 256), 40)))"
+);
+
+/// The states of the locks whose names begin with a prefix, those that are held first.
+pub(super) fn list(prefix: &[u8], limit: u64) -> String {
+    let prefix = literal(prefix);
+    format!(
+        "{STATE} WHERE f.name >= {prefix} AND f.name < CONCAT({prefix}, X'FF') ORDER BY 2 DESC, f.name LIMIT {limit}"
+    )
+}
+
+/// The numbers of locks that are held, and of rows.
+pub(crate) const COUNT: &str = "SELECT COUNT(CASE WHEN \
+IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', name), 256), 40))) IS NOT NULL THEN 1 END), COUNT(*) \
+FROM leasehold_fences";
+
+/// Whether the lease with this token is current. Locks the row of the token until the end of the transaction: others can read it, and
+/// nobody can raise it. Binds name, token, name, the connection.
+pub(crate) const FENCE: &str = concat!(
+    "SELECT 1 FROM leasehold_fences WHERE name = ? AND fence = ? AND format = ",
+    this_format!(),
+    " AND IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', ?), 256), 40))) = ? LOCK IN SHARE MODE"
+);
+
+/// The addresses of connections. A number is used again after a restart of the server; a number with an address is not.
+pub(super) fn addresses(ids: impl Iterator<Item = u64>) -> String {
+    let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+    format!("SELECT CAST(id AS UNSIGNED), host FROM information_schema.processlist WHERE id IN ({})", ids.join(", "))
+}
+
+/// Ends a connection.
+pub(super) fn kill(id: u64) -> String {
+    format!("KILL {id}")
+}
+
+/// The number of rows that one [`purgeable`] reads.
+pub(super) const PURGE_ROWS: usize = 100;
+
+/// Whether a lock's rows may be removed: the next token, which is at least the server's time, is higher than that of the row even if the
+/// clock is set back by up to the retention. And the server has run for the ttl of the last lease.
+fn may_be_removed(retention: Duration, uptime: u64) -> String {
+    let retention = retention.as_micros();
+    format!(
+        concat!("f.format = ", this_format!(), " AND f.fence + {} < {} AND f.ttl < {}"),
+        retention, NOW_MICROS, uptime
+    )
+}
+
+/// The next names after a name, and whether their rows may be removed.
+pub(super) fn purgeable(after: &[u8], retention: Duration, uptime: u64) -> String {
+    format!(
+        "SELECT u.name, COALESCE({}, 1) FROM leasehold_for_update u LEFT JOIN leasehold_fences f ON f.name = u.name \
+         WHERE u.name > {} ORDER BY u.name LIMIT {PURGE_ROWS}",
+        may_be_removed(retention, uptime),
+        literal(after)
+    )
+}
+
+fn literals(names: &[Vec<u8>]) -> String {
+    names.iter().map(|name| literal(name)).collect::<Vec<_>>().join(", ")
+}
+
+/// Begins a transaction and locks the rows of those locks that are free.
+pub(super) fn lock_free(names: &[Vec<u8>]) -> String {
+    format!("BEGIN; SELECT name FROM leasehold_for_update WHERE name IN ({}) FOR UPDATE SKIP LOCKED", literals(names))
+}
+
+/// Removes the rows of locks that this transaction has locked, and ends the transaction.
+pub(super) fn remove(names: &[Vec<u8>], retention: Duration, uptime: u64) -> String {
+    if names.is_empty() {
+        return "ROLLBACK".to_owned();
+    }
+    let (names, condition) = (literals(names), may_be_removed(retention, uptime));
+    format!(
+        "DELETE f FROM leasehold_fences f WHERE f.name IN ({names}) AND {condition}; \
+         DELETE u FROM leasehold_for_update u LEFT JOIN leasehold_fences f ON f.name = u.name \
+         WHERE u.name IN ({names}) AND f.name IS NULL; COMMIT"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_holders_are_literals() {
+        let all = Statements::new(&LockName::new("a'b\\").unwrap());
+        for text in
+            [all.try_lock(3), all.create(), all.wait(), all.unlock(), all.raise(7, 1, 3, b"it's"), all.outdate(9)]
+        {
+            assert!(text.contains("X'6127625C'") && !text.contains("a'b"), "{text}");
+        }
+        assert!(all.raise(7, 1, 3, b"it's").contains("X'69742773'"));
+        assert_eq!(literal(b""), "X''");
+    }
+}
