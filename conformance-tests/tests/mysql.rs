@@ -7,6 +7,7 @@ mod mysql {
     mod fence;
     mod fixture;
     mod locked_rows;
+    mod record;
     mod resource_counts;
     mod row_lease;
     mod server_settings;

@@ -10,6 +10,8 @@ mod endings;
 mod environment;
 #[path = "processes/late_write.rs"]
 mod late_write;
+#[path = "mysql/record.rs"]
+mod record;
 #[path = "mysql/set_up.rs"]
 mod set_up;
 #[path = "mysql/stored.rs"]

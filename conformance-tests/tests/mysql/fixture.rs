@@ -42,6 +42,7 @@ pub(super) trait Strategy: Send + Sync + 'static {
     const TTL: Duration;
     /// The table in which each grant writes.
     const TABLE: &'static str;
+    const MAX_CONNECTIONS: u32;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record;
 
@@ -105,7 +106,8 @@ impl<S: Strategy> StrategyFixture<S> {
     fn mend(&self) {
         self.fillers.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.execute(&format!(
-            "SET GLOBAL max_connections = 300, read_only = 0; ALTER USER {USER} ACCOUNT UNLOCK; DROP TRIGGER IF EXISTS locks.is_full"
+            "SET GLOBAL max_connections = {}, read_only = 0; ALTER USER {USER} ACCOUNT UNLOCK; DROP TRIGGER IF EXISTS locks.is_full",
+            S::MAX_CONNECTIONS
         ));
     }
 }
@@ -117,7 +119,11 @@ fn micros(duration: Duration) -> i64 {
 #[async_trait]
 impl<S: Strategy> Fixture for StrategyFixture<S> {
     async fn new() -> Self {
-        let server = MySqlSettings::new().steppable_clock().start().unwrap_or_else(|error| panic!("{error}"));
+        let server = MySqlSettings::new()
+            .steppable_clock()
+            .option(format!("max-connections={}", S::MAX_CONNECTIONS))
+            .start()
+            .unwrap_or_else(|error| panic!("{error}"));
         set_up(&server);
         let path = TcpPath::start_with_probe(server.addr(), |bytes| bytes == PING)
             .unwrap_or_else(|error| panic!("no fault proxy: {error}"));

@@ -38,8 +38,11 @@ impl ForUpdate {
 
     async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
         let rows = self.fetch(Statements::new(name).inspect(), self.until()).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        read_row(row)?.ok_or_else(|| Failure::Refused(other_format())).map(Some)
+        // The last row is the number of waiters.
+        let [row, waiters] = &rows[..] else { return Ok(None) };
+        let info = read_row(row)?.ok_or_else(|| Failure::Refused(other_format()))?;
+        let waiters = u64::try_from(get::<i64>(waiters, 0)?).unwrap_or_default();
+        Ok(Some(LockInfo::new(info.last_token, info.holders, Some(waiters))))
     }
 
     async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {

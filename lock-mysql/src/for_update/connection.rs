@@ -7,8 +7,8 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
-use super::statements::{Statements, about};
-use crate::errors::{Failure, other_format};
+use super::statements::Statements;
+use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::rows::get;
 
@@ -18,25 +18,6 @@ pub(super) struct Endpoint {
     pub(super) id: u64,
     /// The client's address, as the server sees it.
     pub(super) host: String,
-}
-
-/// The outcome of an attempt to lock a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Locked {
-    /// The row is locked.
-    Yes(Option<LastLease>),
-    /// Another connection has locked the row.
-    No,
-    /// The lock has no row.
-    NoRow,
-}
-
-/// The last lease of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LastLease {
-    ttl: Duration,
-    /// When the server that granted it was started.
-    started: u64,
 }
 
 /// A connection that locks one row. Dropping it closes it.
@@ -84,26 +65,14 @@ impl<'a> Connection<'a> {
         self.uptime.0 + self.uptime.1.elapsed()
     }
 
-    /// For how long the holder of the last lease may still believe in it, although a restart has ended it.
-    pub(super) fn believed_for(&self, last: Option<LastLease>) -> Duration {
-        let before_restart = last.filter(|last| last.started != self.started);
-        before_restart.map_or(Duration::ZERO, |last| last.ttl.saturating_sub(self.uptime()))
+    /// Locks the row if nobody has locked it. Returns whether it is locked.
+    pub(super) async fn try_lock(&mut self, of: &Statements, ttl: u64, until: Instant) -> Result<bool, Failure> {
+        locked(&self.checkout.fetch_text(of.try_lock(ttl), until).await?)
     }
 
-    /// Locks the row if nobody has locked it.
-    pub(super) async fn try_lock(&mut self, of: &Statements, ttl: u64, until: Instant) -> Result<Locked, Failure> {
-        let rows = self.checkout.fetch_text(of.try_lock(ttl), until).await?;
-        locked(&rows)
-    }
-
-    /// Waits until the row is locked.
-    pub(super) async fn wait(&mut self, of: &Statements, until: Instant) -> Result<Locked, Failure> {
-        let rows = self.checkout.fetch_text(of.wait(), until).await?;
-        match locked(&rows)? {
-            // It was removed meanwhile.
-            Locked::No => Ok(Locked::NoRow),
-            locked => Ok(locked),
-        }
+    /// Waits until the row is locked. Returns `false` if it was removed.
+    pub(super) async fn wait(&mut self, of: &Statements, until: Instant) -> Result<bool, Failure> {
+        locked(&self.checkout.fetch_text(of.wait(), until).await?)
     }
 
     /// Runs statements that return nothing.
@@ -121,10 +90,17 @@ impl<'a> Connection<'a> {
         self.checkout.put_back();
     }
 
-    /// Runs the statements that end the transaction, and returns the connection to the pool.
-    pub(super) async fn end(mut self, statements: String, until: Instant) -> Result<(), Failure> {
+    /// Runs the statements that end the transaction, and returns the connection to the pool unless `may_return` denies it.
+    pub(super) async fn end(
+        mut self,
+        statements: String,
+        may_return: impl FnOnce() -> bool,
+        until: Instant,
+    ) -> Result<(), Failure> {
         self.checkout.execute_text(statements, until).await?;
-        self.checkout.put_back();
+        if may_return() {
+            self.checkout.put_back();
+        }
         Ok(())
     }
 }
@@ -138,26 +114,11 @@ fn value(row: &MySqlRow, name: &str) -> Option<String> {
     if found.eq_ignore_ascii_case(name) { row.try_get_unchecked(1).ok() } else { None }
 }
 
-fn locked(rows: &[MySqlRow]) -> Result<Locked, Failure> {
-    let (mut locked, mut exists, mut last) = (None, false, None);
-    for row in rows {
-        let second: Option<i64> = get(row, 1)?;
-        match get::<i64>(row, 0)? {
-            about::LOCKED => locked = Some(second == Some(1)),
-            about::EXISTS => exists = second != Some(0),
-            about::LAST_LEASE if second != Some(1) => return Err(Failure::Refused(other_format())),
-            about::LAST_LEASE => {
-                let number = |index| Ok(u64::try_from(get::<i64>(row, index)?).unwrap_or_default());
-                last = Some(LastLease { ttl: Duration::from_secs(number(2)?), started: number(3)? });
-            }
-            _ => return Err(Failure::UnexpectedReply),
-        }
-    }
-    match locked {
-        Some(true) => Ok(Locked::Yes(last)),
-        Some(false) => Err(Failure::Refused(Error::new(ErrorKind::Unavailable, NAMED_LOCK))),
-        None if exists => Ok(Locked::No),
-        None => Ok(Locked::NoRow),
+fn locked(rows: &[MySqlRow]) -> Result<bool, Failure> {
+    let Some(row) = rows.last() else { return Ok(false) };
+    match get::<Option<i64>>(row, 0)? {
+        Some(1) => Ok(true),
+        _ => Err(Failure::Refused(Error::new(ErrorKind::Unavailable, NAMED_LOCK))),
     }
 }
 

@@ -16,18 +16,30 @@ use crate::rows::get;
 /// The pause between two checks whether a connection has ended. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 
+/// The outcome of an attempt to raise the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Raised {
+    To(FencingToken),
+    /// For so long an earlier holder may believe in a lease that a restart of the server has ended.
+    NotBefore(Duration),
+}
+
 /// Raises the token for the lease that a connection keeps.
-pub(super) async fn raise(pool: &Pool, statements: String, until: Instant) -> Result<FencingToken, Failure> {
+pub(super) async fn raise(pool: &Pool, statements: String, until: Instant) -> Result<Raised, Failure> {
     let mut connection = pool.checkout(until).await?;
     let rows = connection.fetch_text(statements, until).await;
     connection.put_back();
     let rows = rows?;
     let row = rows.last().ok_or(Failure::UnexpectedReply)?;
-    let (token, still_holds): (u64, i64) = (get(row, 0)?, get(row, 1)?);
-    match token {
-        OTHER_FORMAT => Err(Failure::Refused(other_format())),
-        _ if still_holds == 1 => Ok(FencingToken::new(token)),
-        _ => Err(Failure::Refused(Error::new(ErrorKind::Unavailable, "the server ended the connection of the lease"))),
+    let (token, still_holds, wait): (u64, i64, i64) = (get(row, 0)?, get(row, 1)?, get(row, 2)?);
+    match (token, u64::try_from(wait).unwrap_or_default()) {
+        (OTHER_FORMAT, _) => Err(Failure::Refused(other_format())),
+        _ if still_holds != 1 => {
+            let text = "the server ended the connection of the lease";
+            Err(Failure::Refused(Error::new(ErrorKind::Unavailable, text)))
+        }
+        (_, 1..) => Ok(Raised::NotBefore(Duration::from_secs(wait.unsigned_abs()))),
+        (token, 0) => Ok(Raised::To(FencingToken::new(token))),
     }
 }
 

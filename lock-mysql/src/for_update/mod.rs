@@ -10,8 +10,8 @@ mod slot;
 mod statements;
 mod task;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use self::slot::Slot;
-use self::slot::{Command, Handle, Phase};
+use self::slot::{Command, Handle, Ownership, Phase};
 use self::statements::Statements;
 pub(crate) use self::statements::{COUNT, FENCE, PREPARED, SET_UP};
 use self::task::{Request, Task};
@@ -56,7 +56,7 @@ impl ForUpdate {
     fn start(&self, core: &CoreHandle, request: &AcquireRequest) -> Handle {
         let (phase, seen) = watch::channel(Phase::Starting);
         let (commands, received) = mpsc::unbounded_channel();
-        let (claim, endpoint) = (&request.claim, Arc::new(OnceLock::new()));
+        let (claim, connection) = (&request.claim, Arc::new(Ownership::default()));
         let waits = request.on_contention == OnContention::Queue;
         let place = PlaceNumber::new(self.last_place.fetch_add(1, Ordering::Relaxed) + 1);
         let task = Task {
@@ -73,10 +73,10 @@ impl ForUpdate {
             },
             phase,
             commands: received,
-            endpoint: endpoint.clone(),
+            connection: connection.clone(),
         };
         let task = core.keeper_runtime().spawn(task.run()).abort_handle();
-        Handle { phase: seen, commands, endpoint, place, task }
+        Handle { phase: seen, commands, connection, place, task }
     }
 
     /// Renews the places of claims that wait, if their connections still exist.
@@ -85,13 +85,14 @@ impl ForUpdate {
             return;
         }
         let sent = core.stamp();
+        let endpoints: Vec<_> = places.iter().map(|it| it.handle.connection.endpoint()).collect();
         let existing = async {
             let pool = self.connections.calls().map_err(Failure::NotSent)?;
-            fences::existing(&pool, places.iter().filter_map(|it| it.handle.endpoint.get()), until).await
+            fences::existing(&pool, endpoints.iter().flatten(), until).await
         };
         let existing = existing.await.map_err(Failure::without_effect);
-        for Place { index, request, handle } in places {
-            let reply = match (&existing, handle.endpoint.get()) {
+        for (Place { index, request, handle }, endpoint) in places.iter().zip(&endpoints) {
+            let reply = match (&existing, endpoint) {
                 (Err(error), _) => RenewReply::Unknown(error.clone()),
                 (Ok(existing), Some(endpoint)) if existing.contains(&endpoint.id) => waiting(handle, request.ttl, sent),
                 (Ok(_), _) => {
@@ -136,7 +137,11 @@ impl LockBackend for ForUpdate {
         let seen = match timeout_at(until, seen).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(_)) => return Err(Error::new(ErrorKind::Indeterminate, "the request was dropped")),
-            Err(_) => return Err(Failure::TimedOut.into()),
+            Err(_) => {
+                // The next acquire of this claim uses another connection, and a release ends this one.
+                handle.task.abort();
+                return Err(Failure::TimedOut.into());
+            }
         };
         match seen {
             Phase::Held(token, confirmation) => {
@@ -196,27 +201,41 @@ impl LockBackend for ForUpdate {
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let (until, slot) = (self.until(), request.claim.slot::<Slot>());
-        let Some(handle) = slot.leave(request.delivery) else { return Ok(ReleaseOutcome::NotHeld) };
-        let phase = handle.phase();
+        let handle = slot.leave(request.delivery);
+        let phase = handle.as_ref().map_or(Phase::Ended, |handle| handle.phase());
         if request.delivery == Delivery::Confirmed {
-            if phase.is_over() {
-                slot.clear(&handle);
-                return Ok(ReleaseOutcome::NotHeld);
-            }
-            if let Phase::Held(..) = phase {
-                let outcome = released(&handle, until).await?;
-                slot.clear(&handle);
-                return Ok(outcome);
+            match (&handle, &phase) {
+                (Some(handle), Phase::Held(..)) => {
+                    let outcome = released(handle, until).await?;
+                    slot.clear(handle);
+                    return Ok(outcome);
+                }
+                (Some(_), Phase::Waiting | Phase::Starting) => {}
+                _ => return Ok(ReleaseOutcome::NotHeld),
             }
         }
-        // A statement of this connection may be in flight.
-        handle.task.abort();
-        let ended = match handle.endpoint.get() {
-            Some(endpoint) => fences::end(&*self.connections.calls()?, endpoint, until).await?,
-            None => false,
-        };
-        slot.clear(&handle);
-        Ok(if ended && !phase.is_over() { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
+        // A statement of the connection may be in flight.
+        let mut ends = slot.stale();
+        let current = handle.as_ref().and_then(|handle| {
+            handle.task.abort();
+            handle.connection.condemn()
+        });
+        let mut outcome = ReleaseOutcome::NotHeld;
+        let pool = self.connections.calls()?;
+        if let Some(endpoint) = &current {
+            let existed = fences::end(&pool, endpoint, until).await?;
+            if existed && matches!(phase, Phase::Held(..) | Phase::Waiting) {
+                outcome = ReleaseOutcome::Released;
+            }
+        }
+        for endpoint in &ends {
+            fences::end(&pool, endpoint, until).await?;
+        }
+        slot.ended(&std::mem::take(&mut ends));
+        if let Some(handle) = &handle {
+            slot.clear(handle);
+        }
+        Ok(outcome)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -252,7 +271,8 @@ async fn released(handle: &Handle, until: Instant) -> Result<ReleaseOutcome> {
         return Ok(ReleaseOutcome::NotHeld);
     }
     match timeout_at(until, done).await {
-        Ok(Ok(Ok(()))) => Ok(ReleaseOutcome::Released),
+        Ok(Ok(Ok(true))) => Ok(ReleaseOutcome::Released),
+        Ok(Ok(Ok(false))) => Ok(ReleaseOutcome::NotHeld),
         Ok(Ok(Err(failure))) => Err(failure.into()),
         // The lease has ended before.
         Ok(Err(_)) => Ok(ReleaseOutcome::NotHeld),

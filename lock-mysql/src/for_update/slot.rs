@@ -1,10 +1,10 @@
 //! What a claim has at the server, in its slot.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply};
 use leasehold_core::{Error, FencingToken};
-use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
@@ -37,16 +37,59 @@ impl Phase {
 
 /// What the task of a claim that holds is to do.
 pub(super) enum Command {
-    Renew { ttl: Duration, index: usize, replies: mpsc::UnboundedSender<(usize, RenewReply)> },
-    Release { reply: oneshot::Sender<Result<(), Failure>> },
+    Renew {
+        ttl: Duration,
+        index: usize,
+        replies: mpsc::UnboundedSender<(usize, RenewReply)>,
+    },
+    /// Replies whether the claim held.
+    Release {
+        reply: oneshot::Sender<Result<bool, Failure>>,
+    },
 }
 
-/// The task of a claim. The task ends the lease when the last handle is dropped: at its deadline.
+/// Which connection a task uses. A connection that returns to the pool may be used by another claim at once, so either the task returns it
+/// or somebody else ends it.
+#[derive(Default)]
+pub(super) struct Ownership(Mutex<Owned>);
+
+#[derive(Default)]
+struct Owned {
+    endpoint: Option<Endpoint>,
+    /// Somebody ends the connection.
+    is_condemned: bool,
+}
+
+impl Ownership {
+    /// The task has taken a connection.
+    pub(super) fn take(&self, endpoint: Endpoint) {
+        lock(&self.0).endpoint = Some(endpoint);
+    }
+
+    pub(super) fn endpoint(&self) -> Option<Endpoint> {
+        lock(&self.0).endpoint.clone()
+    }
+
+    /// Whether the task may return the connection to the pool.
+    pub(super) fn may_return(&self) -> bool {
+        let mut owned = lock(&self.0);
+        owned.endpoint = None;
+        !owned.is_condemned
+    }
+
+    /// The connection that the caller ends.
+    pub(super) fn condemn(&self) -> Option<Endpoint> {
+        let mut owned = lock(&self.0);
+        owned.is_condemned = true;
+        owned.endpoint.clone()
+    }
+}
+
+/// The task of a claim. When the last handle is dropped, the task ends the lease at its deadline.
 pub(super) struct Handle {
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
-    /// The task's connection, when it has one.
-    pub(super) endpoint: Arc<OnceLock<Endpoint>>,
+    pub(super) connection: Arc<Ownership>,
     pub(super) place: PlaceNumber,
     pub(super) task: AbortHandle,
 }
@@ -69,6 +112,8 @@ pub(crate) struct Slot(Mutex<State>);
 #[derive(Default)]
 struct State {
     handle: Option<Arc<Handle>>,
+    /// Connections of earlier tasks, which may still have locked the row.
+    stale: Vec<Endpoint>,
     is_withdrawn: bool,
 }
 
@@ -87,7 +132,8 @@ impl Slot {
             return Some((handle.clone(), true));
         }
         let handle = Arc::new(start());
-        state.handle = Some(handle.clone());
+        let stale = state.handle.replace(handle.clone()).and_then(|handle| handle.connection.condemn());
+        state.stale.extend(stale);
         Some((handle, false))
     }
 
@@ -96,6 +142,16 @@ impl Slot {
         let mut state = lock(&self.0);
         state.is_withdrawn |= delivery == Delivery::InDoubt;
         state.handle.clone()
+    }
+
+    /// Connections of earlier tasks.
+    pub(super) fn stale(&self) -> Vec<Endpoint> {
+        lock(&self.0).stale.clone()
+    }
+
+    /// The connections of earlier tasks have ended.
+    pub(super) fn ended(&self, stale: &[Endpoint]) {
+        lock(&self.0).stale.retain(|endpoint| !stale.contains(endpoint));
     }
 
     /// The task has ended, and so has its connection.
@@ -108,6 +164,6 @@ impl Slot {
 
     /// The connection of the lease; `None` for a lease that is not kept by a connection.
     pub(crate) fn connection(&self) -> Option<u64> {
-        self.handle().and_then(|handle| handle.endpoint.get().map(|endpoint| endpoint.id))
+        self.handle().and_then(|handle| handle.connection.endpoint()).map(|endpoint| endpoint.id)
     }
 }

@@ -61,7 +61,21 @@ pub(super) fn literal(bytes: &[u8]) -> String {
 
 /// The named lock of a lock in this database. Names of named locks have at most 64 characters and are those of the whole server.
 fn named_lock(name: &str) -> String {
-    format!("CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', {name}), 256), 40))")
+    format!("CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', {name}), 256), 40))")
+}
+
+/// Who is to be granted a lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grantee<'a> {
+    /// The connection that has locked the row.
+    pub(super) id: u64,
+    /// When the server was started, in seconds since the Unix epoch, and for how many seconds it has run.
+    pub(super) started: u64,
+    pub(super) uptime: u64,
+    /// The ttl of the lease in seconds.
+    pub(super) ttl: u64,
+    /// For people.
+    pub(super) holder: &'a [u8],
 }
 
 /// The statements about one lock.
@@ -71,61 +85,32 @@ pub(super) struct Statements {
     named_lock: String,
 }
 
-/// What a row of the replies to [`Statements::try_lock`] and [`Statements::wait`] is about: its first column.
-pub(super) mod about {
-    /// The row is locked. The second column: the connection also has the named lock.
-    pub(crate) const LOCKED: i64 = 1;
-    /// The second column: how many rows the lock has, whether or not they are locked.
-    pub(crate) const EXISTS: i64 = 2;
-    /// The second column: the format is known. The third one: the ttl of the last lease in seconds. The fourth one: when the server that
-    /// granted it was started.
-    pub(crate) const LAST_LEASE: i64 = 3;
-}
-
 impl Statements {
     pub(super) fn new(name: &LockName) -> Self {
         let name = literal(name.as_str().as_bytes());
         Self { named_lock: named_lock(&name), name }
     }
 
-    fn last_lease(&self) -> String {
-        format!(
-            concat!(
-                "SELECT 3, format = ",
-                this_format!(),
-                ", CAST(ttl AS SIGNED), CAST(started AS SIGNED) FROM leasehold_fences WHERE name = {}"
-            ),
-            self.name
-        )
-    }
-
-    /// Begins a transaction and locks the row if nobody has locked it. A client that is cut off then keeps it for `ttl` seconds.
+    /// Inserts the row if there is none, begins a transaction, and locks the row if nobody has locked it. A client that is cut off then
+    /// keeps it for `ttl` seconds. Returns a row if the lock's row is locked: whether the connection also has the named lock.
+    ///
+    /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
     pub(super) fn try_lock(&self, ttl: u64) -> String {
         let Self { name, named_lock } = self;
-        let last = self.last_lease();
         format!(
-            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = 1; BEGIN; \
-             SELECT 1, CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE SKIP LOCKED; \
-             SELECT 2, COUNT(*) FROM leasehold_for_update WHERE name = {name}; {last}"
+            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = 1; \
+             INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
+             WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name}); BEGIN; \
+             SELECT CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE SKIP LOCKED"
         )
     }
 
-    /// Ends the transaction and inserts the row. Locking a row that does not exist would lock the gap, and then inserts deadlock.
-    pub(super) fn create(&self) -> String {
-        let name = &self.name;
-        format!(
-            "ROLLBACK; INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
-             WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name})"
-        )
-    }
-
-    /// Waits until the row can be locked. The server serves those that wait mostly in their order.
+    /// Waits until the row can be locked. The server serves those that wait mostly in their order. Returns as [`Self::try_lock`].
     pub(super) fn wait(&self) -> String {
         let Self { name, named_lock } = self;
-        let last = self.last_lease();
         format!(
             "SET SESSION innodb_lock_wait_timeout = {FOREVER}; \
-             SELECT 1, CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE; {last}"
+             SELECT CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE"
         )
     }
 
@@ -149,15 +134,20 @@ impl Statements {
         format!("COMMIT; SET SESSION wait_timeout = {IDLE}")
     }
 
-    /// Raises the token if the connection `id` holds. Returns the token, the number of changed rows, and whether `id` still held
-    /// afterwards: the row was then locked all the time, and no other claim raised the token.
-    pub(super) fn raise(&self, id: u64, started: u64, ttl: u64, holder: &[u8]) -> String {
-        let (Self { name, named_lock }, holder) = (self, literal(holder));
+    /// Raises the token, if the connection holds and no earlier holder may still believe in a lease that a restart of the server has
+    /// ended. Returns the token, whether the connection still held afterwards (the row was then locked all the time, and no other claim
+    /// raised the token), and for how many seconds an earlier holder may believe.
+    pub(super) fn raise(&self, by: &Grantee<'_>) -> String {
+        let (Self { name, named_lock }, &Grantee { id, started, uptime, ttl, holder }) = (self, by);
+        let holder = literal(holder);
         format!(
             concat!(
+                "SET @leasehold_wait = (SELECT GREATEST(CAST(ttl AS SIGNED) - {uptime}, 0) FROM leasehold_fences ",
+                "WHERE name = {name} AND started <> {started}); ",
                 "INSERT INTO leasehold_fences (name, format, fence, ttl, started, holder) SELECT {name}, ",
                 this_format!(),
-                ", LAST_INSERT_ID({now}), {ttl}, {started}, {holder} FROM DUAL WHERE IS_USED_LOCK({named_lock}) = {id} ",
+                ", LAST_INSERT_ID({now}), {ttl}, {started}, {holder} FROM DUAL ",
+                "WHERE IS_USED_LOCK({named_lock}) = {id} AND COALESCE(@leasehold_wait, 0) = 0 ",
                 "ON DUPLICATE KEY UPDATE fence = CASE WHEN leasehold_fences.format <> ",
                 this_format!(),
                 " THEN fence + 0 * LAST_INSERT_ID({other}) ELSE LAST_INSERT_ID(GREATEST(fence + 1, {now})) END, ",
@@ -168,10 +158,12 @@ impl Statements {
                 ", {started}, started), holder = IF(leasehold_fences.format = ",
                 this_format!(),
                 ", {holder}, holder); ",
-                "SELECT CAST(LAST_INSERT_ID() AS UNSIGNED), COALESCE(IS_USED_LOCK({named_lock}) = {id}, 0)"
+                "SELECT CAST(LAST_INSERT_ID() AS UNSIGNED), COALESCE(IS_USED_LOCK({named_lock}) = {id}, 0), ",
+                "CAST(COALESCE(@leasehold_wait, 0) AS SIGNED)"
             ),
             name = name,
             now = NOW_MICROS,
+            uptime = uptime,
             ttl = ttl,
             started = started,
             holder = holder,
@@ -197,9 +189,15 @@ impl Statements {
         format!("SELECT COALESCE(IS_USED_LOCK({}) = {id}, 0)", self.named_lock)
     }
 
-    /// The state of the lock, as [`STATE`].
+    /// The state of the lock, as [`STATE`], and then the number of claims that wait for it. Without the permission `PROCESS` the server
+    /// shows the connections of the own user only.
     pub(super) fn inspect(&self) -> String {
-        format!("{STATE} WHERE f.name = {}", self.name)
+        let name = &self.name;
+        let wait = self.wait().replace('%', "\\%").replace('_', "\\_").replace('\'', "''");
+        let wait = wait.split_once("; ").map_or("", |(_, select)| select);
+        format!(
+            "{STATE} WHERE f.name = {name}; SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '{wait}'"
+        )
     }
 
     /// Raises the token if it is `token`, and the lock is held. Returns the raised token, the number of changed rows, and the connection
@@ -227,10 +225,10 @@ impl Statements {
 pub(super) const STATE: &str = concat!(
     "SELECT f.format = ",
     this_format!(),
-    ", IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', f.name), 256), 40))) IS NOT NULL, f.fence, ",
+    ", IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40))) IS NOT NULL, f.fence, ",
     "CAST(f.ttl * 1000 - COALESCE(/*M! p.time_ms + 0 * */ p.time * 1000, 0) AS SIGNED), f.holder, f.name ",
     "FROM leasehold_fences f LEFT JOIN information_schema.processlist p ",
-    "ON p.id = IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', f.name), 256), 40)))"
+    "ON p.id = IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40)))"
 );
 
 /// The states of the locks whose names begin with a prefix, those that are held first.
@@ -243,7 +241,7 @@ pub(super) fn list(prefix: &[u8], limit: u64) -> String {
 
 /// The numbers of locks that are held, and of rows.
 pub(crate) const COUNT: &str = "SELECT COUNT(CASE WHEN \
-IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', name), 256), 40))) IS NOT NULL THEN 1 END), COUNT(*) \
+IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', name), 256), 40))) IS NOT NULL THEN 1 END), COUNT(*) \
 FROM leasehold_fences";
 
 /// Whether the lease with this token is current. Locks the row of the token until the end of the transaction: others can read it, and
@@ -251,7 +249,7 @@ FROM leasehold_fences";
 pub(crate) const FENCE: &str = concat!(
     "SELECT 1 FROM leasehold_fences WHERE name = ? AND fence = ? AND format = ",
     this_format!(),
-    " AND IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(DATABASE(), '/', ?), 256), 40))) = ? LOCK IN SHARE MODE"
+    " AND IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', ?), 256), 40))) = ? LOCK IN SHARE MODE"
 );
 
 /// The addresses of connections. A number is used again after a restart of the server; a number with an address is not.
@@ -317,12 +315,12 @@ mod tests {
     #[test]
     fn names_and_holders_are_literals() {
         let all = Statements::new(&LockName::new("a'b\\").unwrap());
-        for text in
-            [all.try_lock(3), all.create(), all.wait(), all.unlock(), all.raise(7, 1, 3, b"it's"), all.outdate(9)]
-        {
-            assert!(text.contains("X'6127625C'") && !text.contains("a'b"), "{text}");
+        let grantee = Grantee { id: 7, started: 1, uptime: 2, ttl: 3, holder: b"it's" };
+        for text in [all.try_lock(3), all.wait(), all.unlock(), all.raise(&grantee), all.inspect(), all.outdate(9)] {
+            assert!(text.contains("X'6127625C'") || text.contains("X''6127625C''"), "{text}");
+            assert!(!text.contains("a'b"), "{text}");
         }
-        assert!(all.raise(7, 1, 3, b"it's").contains("X'69742773'"));
+        assert!(all.raise(&grantee).contains("X'69742773'"));
         assert_eq!(literal(b""), "X''");
     }
 }

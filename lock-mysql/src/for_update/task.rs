@@ -6,7 +6,8 @@
 //! The order of a grant: the row is locked; another connection raises the token in a transaction of its own, and checks that the row is
 //! still locked; a statement on the own connection proves it too, and starts the ttl. The validity counts from that statement.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, CoreHandle, Event, Grant, OwnerToken, PlaceNumber, RenewReply, Stamp};
@@ -14,10 +15,10 @@ use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::connection::{Connection, Endpoint, LastLease, Locked};
-use super::fences;
-use super::slot::{Command, Phase};
-use super::statements::Statements;
+use super::connection::Connection;
+use super::fences::{self, Raised};
+use super::slot::{Command, Ownership, Phase};
+use super::statements::{Grantee, Statements};
 use crate::connections::Connections;
 use crate::errors::Failure;
 
@@ -41,7 +42,7 @@ pub(super) struct Task {
     pub(super) request: Request,
     pub(super) phase: watch::Sender<Phase>,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
-    pub(super) endpoint: Arc<OnceLock<Endpoint>>,
+    pub(super) connection: Arc<Ownership>,
 }
 
 /// A lease.
@@ -80,23 +81,26 @@ impl From<Failure> for NoLease {
 impl Task {
     pub(super) async fn run(mut self) {
         let pool = self.connections.leases(self.core.keeper_runtime());
-        let over = match Connection::take(&pool, self.until()).await {
-            Err(failure) => Phase::Failed(failure.into()),
-            Ok(mut connection) => {
-                let _ = self.endpoint.set(connection.endpoint.clone());
-                match self.acquire(&mut connection).await {
-                    Ok(lease) => self.hold(connection, lease).await,
-                    Err(NoLease::Contended { retry_after, leave }) => {
-                        if let Err(failure) = connection.end(leave, self.until()).await {
-                            self.end_connection(&failure).await;
-                        }
-                        Phase::Contended(retry_after)
-                    }
-                    Err(NoLease::Failed(failure)) => self.failed(connection, failure).await,
+        let mut connection = match Connection::take(&pool, self.until()).await {
+            Ok(connection) => connection,
+            Err(failure) => return self.over(Phase::Failed(failure.into())),
+        };
+        self.connection.take(connection.endpoint.clone());
+        match self.acquire(&mut connection).await {
+            Ok(lease) => self.hold(connection, lease).await,
+            Err(NoLease::Contended { retry_after, leave }) => {
+                let left = connection.end(leave, || self.connection.may_return(), self.until()).await;
+                self.over(Phase::Contended(retry_after));
+                if left.is_err() {
+                    self.end_connection().await;
                 }
             }
-        };
-        self.phase.send_replace(over);
+            Err(NoLease::Failed(failure)) => self.failed(connection, failure).await,
+        }
+    }
+
+    fn over(&self, phase: Phase) {
+        self.phase.send_replace(phase);
     }
 
     fn until(&self) -> Instant {
@@ -116,76 +120,74 @@ impl Task {
         matches!(*self.phase.borrow(), Phase::Waiting)
     }
 
-    /// From here on the claim has a place. Returns whether it may wait.
-    fn wait(&self) -> bool {
-        if self.request.waits && !self.is_waiting() {
-            self.phase.send_replace(Phase::Waiting);
+    /// From here on the claim has a place.
+    fn has_place(&self) {
+        if !self.is_waiting() {
+            self.over(Phase::Waiting);
         }
-        self.request.waits
     }
 
     /// Locks the row and raises the token.
     async fn acquire(&self, connection: &mut Connection<'_>) -> Result<Lease, NoLease> {
         let (statements, place_ttl) = (&self.request.statements, self.request.place_ttl);
-        let last = loop {
-            match connection.try_lock(statements, place_ttl.as_secs(), self.until()).await? {
-                Locked::Yes(last) => break last,
-                Locked::NoRow => match connection.execute(statements.create(), self.until()).await {
-                    // Another client has inserted and locked it.
-                    Ok(()) | Err(Failure::Conflict(_)) => continue,
-                    Err(failure) => return Err(failure.into()),
-                },
-                Locked::No if !self.wait() => {
-                    return Err(NoLease::Contended { retry_after: place_ttl, leave: Statements::leave() });
-                }
-                Locked::No => {}
+        loop {
+            let is_locked = match connection.try_lock(statements, place_ttl.as_secs(), self.until()).await {
+                // Another client inserts the row.
+                Err(Failure::Conflict(_)) => continue,
+                done => done?,
+            };
+            if is_locked {
+                break;
+            }
+            if !self.request.waits {
+                return Err(NoLease::Contended { retry_after: place_ttl, leave: Statements::leave() });
             }
             // The server ends this when the claim's connection is ended, and only then. The renewals of the place check that it exists.
-            match connection.wait(statements, Instant::now() + FOREVER).await? {
-                Locked::Yes(last) => break last,
-                Locked::NoRow | Locked::No => {}
+            let mut wait = std::pin::pin!(connection.wait(statements, Instant::now() + FOREVER));
+            // Sent by the first poll: the claim has its place.
+            let soon = std::future::poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await;
+            let is_locked = match soon {
+                Poll::Ready(done) => done?,
+                Poll::Pending => {
+                    self.has_place();
+                    wait.await?
+                }
+            };
+            if is_locked {
+                break;
             }
-        };
-        self.wait_after_restart(connection, last).await?;
+        }
         self.grant(connection).await
     }
 
-    /// Waits until the server has run for the ttl of the last lease. Its holder does not know yet that a restart has ended it.
-    async fn wait_after_restart(
-        &self,
-        connection: &mut Connection<'_>,
-        last: Option<LastLease>,
-    ) -> Result<(), NoLease> {
-        loop {
-            let left = connection.believed_for(last);
-            if left.is_zero() {
-                return Ok(());
-            }
-            if !self.wait() {
-                return Err(NoLease::Contended { retry_after: left, leave: self.request.statements.unlock() });
-            }
-            tokio::time::sleep(left.min(self.request.place_ttl / 3)).await;
-            let keep = Statements::keep(self.request.place_ttl.as_secs());
-            connection.execute(keep, self.until()).await?;
-        }
-    }
-
     async fn grant(&self, connection: &mut Connection<'_>) -> Result<Lease, NoLease> {
-        let Request { statements, holder, ttl, .. } = &self.request;
+        let Request { statements, holder, ttl, place_ttl, .. } = &self.request;
         let calls = self.connections.calls().map_err(Failure::NotSent)?;
-        let (id, started, until) = (connection.endpoint.id, connection.started, self.until());
+        let until = self.until();
         loop {
+            let grantee = Grantee {
+                id: connection.endpoint.id,
+                started: connection.started,
+                uptime: connection.uptime().as_secs(),
+                ttl: ttl.as_secs(),
+                holder: holder.as_bytes(),
+            };
+            let raise = fences::raise(&calls, statements.raise(&grantee), self.until());
             let sent = (self.core.stamp(), Instant::now());
             let keep = connection.execute(Statements::keep(ttl.as_secs()), sent.1 + *ttl);
-            let text = statements.raise(id, started, ttl.as_secs(), holder.as_bytes());
-            let raise = fences::raise(&calls, text, self.until());
-            let raise = self.with_a_place_soon(raise);
-            let (kept, raised) = tokio::join!(keep, raise);
+            let (kept, raised) = tokio::join!(keep, self.with_a_place_soon(raise));
             kept?;
             match raised {
-                Ok(token) => {
+                Ok(Raised::To(token)) => {
                     let waited = self.is_waiting();
                     return Ok(Lease { token, ttl: *ttl, recorded: *ttl, sent, waited });
+                }
+                Ok(Raised::NotBefore(left)) if self.request.waits => {
+                    self.has_place();
+                    tokio::time::sleep(left.min(*place_ttl / 3)).await;
+                }
+                Ok(Raised::NotBefore(left)) => {
+                    return Err(NoLease::Contended { retry_after: left, leave: statements.unlock() });
                 }
                 // A fenced write with the last token is not committed yet.
                 Err(Failure::Conflict(_) | Failure::TimedOut) if self.is_waiting() => {}
@@ -202,40 +204,39 @@ impl Task {
         match timeout_at(soon, &mut work).await {
             Ok(done) => done,
             Err(_) => {
-                self.wait();
+                if self.request.waits {
+                    self.has_place();
+                }
                 work.await
             }
         }
     }
 
-    /// Ends a connection that may still have locked the row.
-    async fn end_connection(&self, why: &Failure) {
-        tracing::debug!(target: "leasehold", backend = "mysql", failure = ?why, "the connection of a claim is closed");
-        let (Ok(pool), Some(endpoint)) = (self.connections.calls(), self.endpoint.get()) else { return };
-        // The server ends it after the ttl otherwise.
-        let _ = fences::end(&pool, endpoint, self.until()).await;
+    /// Ends the connection, which may still have locked the row. The server ends it after the ttl otherwise.
+    async fn end_connection(&self) {
+        let (Ok(pool), Some(endpoint)) = (self.connections.calls(), self.connection.condemn()) else { return };
+        if let Err(failure) = fences::end(&pool, &endpoint, self.until()).await {
+            tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "the connection of a claim cannot be ended");
+        }
     }
 
-    async fn failed(&self, connection: Connection<'_>, failure: Failure) -> Phase {
+    async fn failed(&self, connection: Connection<'_>, failure: Failure) {
         let had_place = self.is_waiting();
-        let unlocked = connection.end(self.request.statements.unlock(), self.until()).await;
-        let error = match &unlocked {
-            Ok(()) => failure.without_effect(),
-            Err(failed) => {
-                self.end_connection(failed).await;
-                failure.into()
-            }
-        };
+        let left =
+            connection.end(self.request.statements.unlock(), || self.connection.may_return(), self.until()).await;
+        self.over(Phase::Failed(if left.is_ok() { failure.without_effect() } else { failure.into() }));
         if had_place {
             self.core.event(Event::Gone { owner: self.request.owner });
         }
-        Phase::Failed(error)
+        if left.is_err() {
+            self.end_connection().await;
+        }
     }
 
     /// Keeps the lease until it is released or lost.
-    async fn hold(&mut self, mut connection: Connection<'_>, mut lease: Lease) -> Phase {
+    async fn hold(&mut self, mut connection: Connection<'_>, mut lease: Lease) {
         let confirmation = self.confirmation(lease.ttl, lease.sent.0);
-        self.phase.send_replace(Phase::Held(lease.token, confirmation));
+        self.over(Phase::Held(lease.token, confirmation));
         if lease.waited {
             let (owner, place, token) = (self.request.owner, self.request.place, lease.token);
             self.core.event(Event::Granted { owner, place, token, confirmation: Some(confirmation) });
@@ -245,24 +246,34 @@ impl Task {
                 Some(Command::Renew { ttl, index, replies }) => {
                     let renewed = self.renew(&mut connection, &mut lease, ttl).await;
                     let is_lost = matches!(renewed, RenewReply::Lost);
+                    if is_lost {
+                        self.over(Phase::Ended);
+                    }
                     // The caller may have given up.
                     let _ = replies.send((index, renewed));
                     if is_lost {
                         drop(connection);
-                        self.end_connection(&Failure::NoSuchConnection).await;
-                        return Phase::Ended;
+                        return self.end_connection().await;
                     }
                 }
                 Some(Command::Release { reply }) => {
-                    let done = connection.end(self.request.statements.unlock(), self.until()).await;
-                    let _ = reply.send(done);
-                    return Phase::Ended;
+                    let (statements, was_over) = (self.request.statements.unlock(), Instant::now() >= lease.ends());
+                    let done = connection.end(statements, || self.connection.may_return(), self.until()).await;
+                    self.over(Phase::Ended);
+                    let left = done.is_ok();
+                    let _ = reply.send(match done {
+                        Ok(()) => Ok(true),
+                        // The server has ended the connection.
+                        Err(_) if was_over => Ok(false),
+                        Err(failure) => Err(failure),
+                    });
+                    if !left {
+                        self.end_connection().await;
+                    }
+                    return;
                 }
                 // The claim was dropped without a release: the lease lasts until its deadline.
-                None => {
-                    sleep_until(lease.ends()).await;
-                    return Phase::Ended;
-                }
+                None => return sleep_until(lease.ends()).await,
             }
         }
     }

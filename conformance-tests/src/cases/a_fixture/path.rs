@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Delivery, Event, Waiting};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Event, TtlScope, Waiting};
 use leasehold_core::{ErrorKind, LockName};
 
 use super::{becomes_unavailable, fails, gets_a_reply, long};
@@ -79,11 +79,15 @@ pub async fn delays_the_path(fixture: &dyn Fixture) {
 pub async fn loses_replies(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(LoseReplies)";
     let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("unanswered"));
-    let bob = Direct::warm(fixture, Route::Clear).await;
+    let (bob, served) = (Direct::warm(fixture, Route::Clear).await, fixture.served().await);
     fixture.path(PathFault::LoseReplies).await;
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
     assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and got no reply");
-    assert!(fixture.record(&name).await.lease().is_some(), "{WHAT}: the request has not arrived");
+    match ann.capabilities().ttl_scope {
+        // The client ends the connection of a request without a reply, and with it a lease.
+        TtlScope::Connection => assert!(fixture.served().await > served, "{WHAT}: the request has not arrived"),
+        _ => assert!(fixture.record(&name).await.lease().is_some(), "{WHAT}: the request has not arrived"),
+    }
     fixture.heal().await;
     gets_a_reply(&ann, &name, long(fixture), "Fixture::heal").await;
     let notified = notified_after(fixture, &bob, &ann, Some(PathFault::LoseReplies)).await;
@@ -165,6 +169,10 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     assert_eq!(arrived, None, "Fixture::heal: a held request must stay held, and it has arrived");
     fixture.deliver().await;
     let arrived = fixture.record(&name).await.lease();
+    if ann.capabilities().ttl_scope == TtlScope::Connection {
+        assert_eq!(arrived, None, "a request arrived on a connection that the client has ended");
+        return fixture.empty("a request that is delivered late arrives on a connection that has ended");
+    }
     assert!(arrived.is_some(), "Fixture::deliver: it has returned, and a held request has not arrived");
     assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
     let reply = ann.acquire(&first, ttl).await;
@@ -190,6 +198,11 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
     let once = cost("once").await;
     fixture.path(PathFault::Double).await;
     let twice = cost("twice").await;
+    if ann.capabilities().ttl_scope == TtlScope::Connection {
+        // The client answers the second release of a claim whose connection has ended.
+        assert!(twice > once, "{WHAT}: {once} requests without it, {twice} with it");
+        return;
+    }
     assert_eq!(
         twice,
         once * 2,
