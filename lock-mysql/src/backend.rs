@@ -104,6 +104,9 @@ impl LockBackend for MySqlBackend {
     fn attach(&self, core: CoreHandle) {
         if self.shared.core.attach(core.clone()) && self.is_connected.load(Ordering::Relaxed) {
             Connections::warm_up(&self.connections, &core, Use::Calls);
+            if self.for_update.is_some() {
+                Connections::warm_up(&self.connections, &core, Use::Leases);
+            }
         }
     }
 

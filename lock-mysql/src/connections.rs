@@ -32,6 +32,8 @@ pub(crate) enum Use {
     Calls,
     /// They have connections of their own: releases and withdrawals must not delay a renewal.
     Renewals,
+    /// Locks by `SELECT … FOR UPDATE`, on the keeper's runtime.
+    Leases,
 }
 
 /// The connections of each runtime that calls the backend.
@@ -98,6 +100,7 @@ impl Connections {
         match of {
             Use::Calls => &self.calls,
             Use::Renewals => &self.renewals,
+            Use::Leases => &self.leases,
         }
     }
 

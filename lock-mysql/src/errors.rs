@@ -76,7 +76,7 @@ impl Failure {
 
     /// Whether the connection is in order after this failure.
     pub(crate) fn keeps_connection(&self) -> bool {
-        matches!(self, Self::Conflict(_))
+        matches!(self, Self::Conflict(_) | Self::NoSuchConnection)
     }
 }
 
@@ -145,7 +145,7 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
         (
-            &[1044, 1142, 1143, 1227, 1370],
+            &[1044, 1095, 1142, 1143, 1227, 1370],
             Auth,
             "the user lacks a permission: `leasehold acl mysql` prints the permissions that are needed",
         ),

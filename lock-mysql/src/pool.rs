@@ -19,7 +19,7 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::errors::Failure;
+use crate::errors::{Failure, no_connection};
 use crate::session::{Session, SetUp};
 use crate::shared::{Shared, lock};
 
@@ -34,6 +34,9 @@ const SLOW_AFTER: Duration = Duration::from_millis(50);
 
 /// The most connections of a pool with slow statements, as a multiple of the limit.
 const MAX_SLOW: usize = 8;
+
+/// The most connections of a pool that are being opened.
+const MAX_OPENING: usize = 16;
 
 /// The connections of one runtime. Dropping it closes them.
 pub(crate) struct RuntimePool {
@@ -85,6 +88,8 @@ pub(crate) struct Pool {
     permits: Semaphore,
     /// For connections whose statements are slow.
     slow: Semaphore,
+    /// For connections that are being opened.
+    opening: Semaphore,
     /// The last one was used last.
     idle: Mutex<Vec<Session>>,
     /// There is more than one idle connection.
@@ -107,6 +112,7 @@ impl Pool {
             test_after,
             permits: Semaphore::new(size),
             slow: Semaphore::new(slow),
+            opening: Semaphore::new(MAX_OPENING),
             idle: Mutex::default(),
             has_surplus: Notify::new(),
             is_stopped: AtomicBool::new(false),
@@ -162,6 +168,9 @@ impl Pool {
                 return Ok(Checkout { pool: self, session: Some(session), permit });
             }
         }
+        // Otherwise many that are opened at once would all take too long.
+        let turn = timeout_at(until, self.opening.acquire()).await;
+        let _turn = turn.map_err(|_| Failure::NotSent(no_connection(&self.shared.address)))?;
         let session = Session::open(&self.shared, self.set_up, until).await.map_err(Failure::NotSent)?;
         Ok(Checkout { pool: self, session: Some(session), permit })
     }

@@ -22,7 +22,7 @@ async fn at_rest(fixture: &dyn Fixture) -> ResourceCounts {
 /// claims that have a request without a reply.
 async fn baseline(fixture: &dyn Fixture, before: ResourceCounts, names: u64, in_doubt: u64) {
     let what = format!("the server is back at its baseline, which was {before:?}");
-    let is_back = |now: &ResourceCounts| now.is_clean() && now.connections == before.connections;
+    let is_back = |now: &ResourceCounts| now.is_clean() && now.connections <= before.connections;
     let last = becomes(Duration::from_secs(1), &what, async || fixture.resource_counts().await, is_back).await;
     assert!(last.fences <= before.fences + names, "{names} names, and fencing records for {last:?}");
     assert!(

@@ -43,6 +43,8 @@ pub(super) trait Strategy: Send + Sync + 'static {
     /// The table in which each grant writes.
     const TABLE: &'static str;
     const MAX_CONNECTIONS: u32;
+    /// The least time between two starts of a server.
+    const LEAST_RUN: Duration;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record;
 
@@ -58,6 +60,7 @@ pub(super) trait Strategy: Send + Sync + 'static {
 /// A mariadbd and the path to it.
 pub(super) struct StrategyFixture<S> {
     strategy: PhantomData<S>,
+    started: Mutex<Instant>,
     server: Mutex<MySqlServer>,
     path: TcpPath,
     /// Connections that use up the server's limit.
@@ -127,7 +130,13 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
         set_up(&server);
         let path = TcpPath::start_with_probe(server.addr(), |bytes| bytes == PING)
             .unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        Self { strategy: PhantomData, server: Mutex::new(server), path, fillers: Mutex::default() }
+        Self {
+            strategy: PhantomData,
+            started: Mutex::new(Instant::now()),
+            server: Mutex::new(server),
+            path,
+            fillers: Mutex::default(),
+        }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
@@ -208,11 +217,16 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
         let done = match fault {
             ServerFault::Stop => server.stop(),
             ServerFault::Kill => server.kill(),
-            ServerFault::Start(data) => server.start_again(data).map(|()| {
-                if data == Data::Lost {
-                    set_up(&server);
-                }
-            }),
+            ServerFault::Start(data) => {
+                let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+                std::thread::sleep(S::LEAST_RUN.saturating_sub(started.elapsed()));
+                *started = Instant::now();
+                server.start_again(data).map(|()| {
+                    if data == Data::Lost {
+                        set_up(&server);
+                    }
+                })
+            }
             ServerFault::Pause => server.pause(),
             ServerFault::Resume => server.resume(),
             ServerFault::ClockForward(by) => server.step_clock(micros(by)),

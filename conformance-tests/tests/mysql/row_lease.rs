@@ -17,6 +17,7 @@ impl Strategy for RowLease {
     const TTL: Duration = Duration::from_millis(600);
     const TABLE: &'static str = "leasehold_locks";
     const MAX_CONNECTIONS: u32 = 300;
+    const LEAST_RUN: Duration = Duration::ZERO;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
         stored.record(name)

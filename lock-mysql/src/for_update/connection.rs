@@ -51,13 +51,15 @@ impl<'a> Connection<'a> {
         }
         let id = session.id;
         let number = |name| fact(name).and_then(|it: String| it.parse::<u64>().ok());
-        let (before, uptime, after) = (number("before"), number("Uptime").unwrap_or(0), number("after"));
+        let (before, uptime, after) = (number("before"), number("Uptime").unwrap_or_default(), number("after"));
         // In the same second, so that the difference is exact.
         let (Some(now), true) = (before, before == after) else { return Ok(None) };
         let host = fact("host").unwrap_or_default();
         let endpoint = Endpoint { id, host };
-        let uptime = (Duration::from_secs(uptime), session.opened);
-        Ok(Some(Self { endpoint, started: now.saturating_sub(uptime.0.as_secs()), uptime, checkout }))
+        let started = now.wrapping_sub(uptime);
+        // The server's clock may have been set back: the number is then negative.
+        let uptime = (Duration::from_secs(u64::try_from(uptime.cast_signed()).unwrap_or_default()), session.opened);
+        Ok(Some(Self { endpoint, started, uptime, checkout }))
     }
 
     /// For how long the server has run at least.

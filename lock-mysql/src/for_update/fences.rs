@@ -15,6 +15,7 @@ use crate::rows::get;
 
 /// The pause between two checks whether a connection has ended. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// The outcome of an attempt to raise the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,23 +83,18 @@ pub(super) async fn existing(
 
 /// Ends a connection at the server, and returns when the server has rolled its transaction back. Returns whether it existed.
 pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
-    let (mut existed, mut pause) = (false, FIRST_PAUSE);
-    loop {
-        if existing(pool, std::iter::once(endpoint), until).await?.is_empty() {
-            return Ok(existed);
-        }
-        if existed {
-            timeout_at(until, sleep(pause)).await.map_err(|_| Failure::TimedOut)?;
-            pause *= 2;
-            continue;
-        }
-        existed = true;
-        let mut connection = pool.checkout(until).await?;
-        match connection.execute_text(kill(endpoint.id), until).await {
-            Ok(()) => connection.put_back(),
-            // It has ended meanwhile.
-            Err(Failure::NoSuchConnection) => {}
-            Err(failure) => return Err(failure),
-        }
+    let mut connection = pool.checkout(until).await?;
+    let killed = connection.execute_text(kill(endpoint.id, &endpoint.host), until).await;
+    connection.put_back();
+    match killed {
+        Ok(()) => {}
+        Err(Failure::NoSuchConnection) => return Ok(false),
+        Err(failure) => return Err(failure),
     }
+    let mut pause = FIRST_PAUSE;
+    while !existing(pool, std::iter::once(endpoint), until).await?.is_empty() {
+        timeout_at(until, sleep(pause)).await.map_err(|_| Failure::TimedOut)?;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    Ok(true)
 }

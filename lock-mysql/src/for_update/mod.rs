@@ -31,7 +31,7 @@ pub(crate) use self::statements::{COUNT, FENCE, PREPARED, SET_UP};
 use self::task::{Request, Task};
 use crate::capabilities;
 use crate::connections::Connections;
-use crate::errors::Failure;
+use crate::errors::{Failure, no_connection};
 use crate::maintenance::Maintenance;
 use crate::shared::Shared;
 
@@ -76,7 +76,7 @@ impl ForUpdate {
             connection: connection.clone(),
         };
         let task = core.keeper_runtime().spawn(task.run()).abort_handle();
-        Handle { phase: seen, commands, connection, place, task }
+        Handle::new(seen, commands, connection, place, task)
     }
 
     /// Renews the places of claims that wait, if their connections still exist.
@@ -97,7 +97,7 @@ impl ForUpdate {
                 (Ok(existing), Some(endpoint)) if existing.contains(&endpoint.id) => waiting(handle, request.ttl, sent),
                 (Ok(_), _) => {
                     // Its connection waits for a reply that does not come.
-                    handle.task.abort();
+                    handle.abandon();
                     RenewReply::Lost
                 }
             };
@@ -139,8 +139,12 @@ impl LockBackend for ForUpdate {
             Ok(Err(_)) => return Err(Error::new(ErrorKind::Indeterminate, "the request was dropped")),
             Err(_) => {
                 // The next acquire of this claim uses another connection, and a release ends this one.
-                handle.task.abort();
-                return Err(Failure::TimedOut.into());
+                handle.abandon();
+                return Err(match handle.connection.condemn() {
+                    Some(_) => Failure::TimedOut.into(),
+                    // Nothing was sent.
+                    None => no_connection(&self.shared.address),
+                });
             }
         };
         match seen {
@@ -215,23 +219,23 @@ impl LockBackend for ForUpdate {
             }
         }
         // A statement of the connection may be in flight.
-        let mut ends = slot.stale();
-        let current = handle.as_ref().and_then(|handle| {
-            handle.task.abort();
-            handle.connection.condemn()
-        });
+        let (stale, pool) = (slot.stale(), self.connections.calls()?);
         let mut outcome = ReleaseOutcome::NotHeld;
-        let pool = self.connections.calls()?;
-        if let Some(endpoint) = &current {
-            let existed = fences::end(&pool, endpoint, until).await?;
-            if existed && matches!(phase, Phase::Held(..) | Phase::Waiting) {
+        if let Some(handle) = &handle {
+            let existed = match handle.connection.condemn() {
+                // Before the task closes it: only then is it known whether it existed.
+                Some(endpoint) => fences::end(&pool, &endpoint, until).await,
+                None => Ok(false),
+            };
+            handle.abandon();
+            if existed? && matches!(phase, Phase::Held(..) | Phase::Waiting) {
                 outcome = ReleaseOutcome::Released;
             }
         }
-        for endpoint in &ends {
+        for endpoint in &stale {
             fences::end(&pool, endpoint, until).await?;
         }
-        slot.ended(&std::mem::take(&mut ends));
+        slot.ended(&stale);
         if let Some(handle) = &handle {
             slot.clear(handle);
         }

@@ -1,5 +1,6 @@
 //! What a claim has at the server, in its slot.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -61,9 +62,11 @@ struct Owned {
 }
 
 impl Ownership {
-    /// The task has taken a connection.
-    pub(super) fn take(&self, endpoint: Endpoint) {
-        lock(&self.0).endpoint = Some(endpoint);
+    /// The task has taken a connection. Returns whether it may use it.
+    pub(super) fn take(&self, endpoint: Endpoint) -> bool {
+        let mut owned = lock(&self.0);
+        owned.endpoint = Some(endpoint);
+        !owned.is_condemned
     }
 
     pub(super) fn endpoint(&self) -> Option<Endpoint> {
@@ -91,17 +94,34 @@ pub(super) struct Handle {
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) connection: Arc<Ownership>,
     pub(super) place: PlaceNumber,
-    pub(super) task: AbortHandle,
+    task: AbortHandle,
+    is_abandoned: AtomicBool,
 }
 
 impl Handle {
+    pub(super) fn new(
+        phase: watch::Receiver<Phase>,
+        commands: mpsc::UnboundedSender<Command>,
+        connection: Arc<Ownership>,
+        place: PlaceNumber,
+        task: AbortHandle,
+    ) -> Self {
+        Self { phase, commands, connection, place, task, is_abandoned: AtomicBool::new(false) }
+    }
+
+    /// Stops the task and closes its connection. The server may notice that late.
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+        self.task.abort();
+    }
+
     pub(super) fn phase(&self) -> Phase {
         self.phase.borrow().clone()
     }
 
-    /// Whether the task ended, or was aborted.
+    /// Whether the task has ended or was abandoned.
     fn is_over(&self) -> bool {
-        self.phase.has_changed().is_err() || self.phase.borrow().is_over()
+        self.is_abandoned.load(Ordering::Acquire) || self.phase.has_changed().is_err() || self.phase.borrow().is_over()
     }
 }
 

@@ -258,9 +258,13 @@ pub(super) fn addresses(ids: impl Iterator<Item = u64>) -> String {
     format!("SELECT CAST(id AS UNSIGNED), host FROM information_schema.processlist WHERE id IN ({})", ids.join(", "))
 }
 
-/// Ends a connection.
-pub(super) fn kill(id: u64) -> String {
-    format!("KILL {id}")
+/// Ends the connection with a number, if it has this address. Otherwise the server replies that there is no such connection.
+pub(super) fn kill(id: u64, host: &str) -> String {
+    format!(
+        "SET @leasehold_kill = (SELECT id FROM information_schema.processlist \
+         WHERE id = {id} AND CAST(host AS BINARY) = {}); KILL @leasehold_kill",
+        literal(host.as_bytes())
+    )
 }
 
 /// The number of rows that one [`purgeable`] reads.

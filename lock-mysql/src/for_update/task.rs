@@ -85,7 +85,9 @@ impl Task {
             Ok(connection) => connection,
             Err(failure) => return self.over(Phase::Failed(failure.into())),
         };
-        self.connection.take(connection.endpoint.clone());
+        if !self.connection.take(connection.endpoint.clone()) {
+            return;
+        }
         match self.acquire(&mut connection).await {
             Ok(lease) => self.hold(connection, lease).await,
             Err(NoLease::Contended { retry_after, leave }) => {
