@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::connection::Endpoint;
-use super::statements::{OTHER_FORMAT, Statements, addresses, kill};
+use super::statements::{self, Kill, OTHER_FORMAT, Statements, addresses};
 use crate::errors::{Failure, other_format};
 use crate::pool::Pool;
 use crate::rows::get;
@@ -81,15 +81,22 @@ pub(super) async fn existing(
     Ok(endpoints.filter(exists).map(|it| it.id).collect())
 }
 
-/// Ends a connection at the server, and returns when the server has rolled its transaction back. Returns whether it existed.
-pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
+/// Ends a connection at the server, or its statement. Returns whether the connection existed.
+pub(super) async fn kill(pool: &Pool, what: Kill, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
     let mut connection = pool.checkout(until).await?;
-    let killed = connection.execute_text(kill(endpoint.id, &endpoint.host), until).await;
+    let killed = connection.execute_text(statements::kill(what, endpoint.id, &endpoint.host), until).await;
     connection.put_back();
     match killed {
-        Ok(()) => {}
-        Err(Failure::NoSuchConnection) => return Ok(false),
-        Err(failure) => return Err(failure),
+        Ok(()) => Ok(true),
+        Err(Failure::NoSuchConnection) => Ok(false),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Ends a connection at the server, and returns when the server has rolled its transaction back. Returns whether it existed.
+pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
+    if !kill(pool, Kill::Connection, endpoint, until).await? {
+        return Ok(false);
     }
     let mut pause = FIRST_PAUSE;
     while !existing(pool, std::iter::once(endpoint), until).await?.is_empty() {

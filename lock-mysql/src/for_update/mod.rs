@@ -26,8 +26,8 @@ use tokio::time::{Instant, timeout_at};
 
 pub(crate) use self::slot::Slot;
 use self::slot::{Command, Handle, Ownership, Phase};
-use self::statements::Statements;
 pub(crate) use self::statements::{COUNT, FENCE, PREPARED, SET_UP};
+use self::statements::{Kill, Statements};
 use self::task::{Request, Task};
 use crate::capabilities;
 use crate::connections::Connections;
@@ -77,6 +77,19 @@ impl ForUpdate {
         };
         let task = core.keeper_runtime().spawn(task.run()).abort_handle();
         Handle::new(seen, commands, connection, place, task)
+    }
+
+    /// Ends the place of a claim that waits. Returns whether the task has ended it and kept its connection.
+    async fn cancel(&self, handle: &Handle, until: Instant) -> Result<bool> {
+        let Some(endpoint) = handle.connection.cancel() else { return Ok(false) };
+        let pool = self.connections.calls()?;
+        if !fences::kill(&pool, Kill::Query, &endpoint, until).await? {
+            return Ok(false);
+        }
+        handle.connection.was_cancelled();
+        let mut phase = handle.phase.clone();
+        let ended = timeout_at(until, phase.wait_for(|it| !matches!(it, Phase::Waiting))).await;
+        Ok(matches!(ended, Ok(Ok(ended)) if matches!(*ended, Phase::Ended)))
     }
 
     /// Renews the places of claims that wait, if their connections still exist.
@@ -217,6 +230,12 @@ impl LockBackend for ForUpdate {
                 (Some(_), Phase::Waiting | Phase::Starting) => {}
                 _ => return Ok(ReleaseOutcome::NotHeld),
             }
+        }
+        if let (Some(handle), Phase::Waiting) = (&handle, &phase)
+            && self.cancel(handle, until).await?
+        {
+            slot.clear(handle);
+            return Ok(ReleaseOutcome::Released);
         }
         // A statement of the connection may be in flight.
         let (stale, pool) = (slot.stale(), self.connections.calls()?);

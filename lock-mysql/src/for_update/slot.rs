@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply};
 use leasehold_core::{Error, FencingToken};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::Endpoint;
 use crate::errors::Failure;
@@ -49,40 +50,69 @@ pub(super) enum Command {
     },
 }
 
-/// Which connection a task uses. A connection that returns to the pool may be used by another claim at once, so either the task returns it
-/// or somebody else ends it.
+/// Which connection a task uses. A connection that returns to the pool may be used by another claim at once. So the task does not return
+/// it while somebody else may end it or its statement.
 #[derive(Default)]
-pub(super) struct Ownership(Mutex<Owned>);
+pub(super) struct Ownership {
+    owned: Mutex<Owned>,
+    cancelled: Notify,
+}
 
 #[derive(Default)]
 struct Owned {
     endpoint: Option<Endpoint>,
-    /// Somebody ends the connection.
+    /// Somebody may end the connection or its statement.
     is_condemned: bool,
+    /// The claim does not want the lock any more.
+    is_cancelled: bool,
 }
 
 impl Ownership {
     /// The task has taken a connection. Returns whether it may use it.
     pub(super) fn take(&self, endpoint: Endpoint) -> bool {
-        let mut owned = lock(&self.0);
+        let mut owned = lock(&self.owned);
         owned.endpoint = Some(endpoint);
         !owned.is_condemned
     }
 
     pub(super) fn endpoint(&self) -> Option<Endpoint> {
-        lock(&self.0).endpoint.clone()
+        lock(&self.owned).endpoint.clone()
     }
 
     /// Whether the task may return the connection to the pool.
     pub(super) fn may_return(&self) -> bool {
-        let mut owned = lock(&self.0);
-        owned.endpoint = None;
+        let mut owned = lock(&self.owned);
+        if !owned.is_condemned {
+            owned.endpoint = None;
+        }
         !owned.is_condemned
+    }
+
+    /// The connection whose statement the caller ends.
+    pub(super) fn cancel(&self) -> Option<Endpoint> {
+        lock(&self.owned).is_cancelled = true;
+        self.condemn()
+    }
+
+    /// The statement was ended, and the caller does nothing more with the connection.
+    pub(super) fn was_cancelled(&self) {
+        lock(&self.owned).is_condemned = false;
+        self.cancelled.notify_one();
+    }
+
+    /// Waits for [`Self::was_cancelled`].
+    pub(super) async fn cancelled(&self, until: Instant) {
+        // Without it, the connection is not returned.
+        let _ = timeout_at(until, self.cancelled.notified()).await;
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        lock(&self.owned).is_cancelled
     }
 
     /// The connection that the caller ends.
     pub(super) fn condemn(&self) -> Option<Endpoint> {
-        let mut owned = lock(&self.0);
+        let mut owned = lock(&self.owned);
         owned.is_condemned = true;
         owned.endpoint.clone()
     }

@@ -258,11 +258,24 @@ pub(super) fn addresses(ids: impl Iterator<Item = u64>) -> String {
     format!("SELECT CAST(id AS UNSIGNED), host FROM information_schema.processlist WHERE id IN ({})", ids.join(", "))
 }
 
-/// Ends the connection with a number, if it has this address. Otherwise the server replies that there is no such connection.
-pub(super) fn kill(id: u64, host: &str) -> String {
+/// What `KILL` ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kill {
+    Connection,
+    /// The statement that the connection runs. The transaction stays open.
+    Query,
+}
+
+/// Ends the connection with a number, or its statement, if it has this address. Otherwise the server replies that there is no such
+/// connection.
+pub(super) fn kill(what: Kill, id: u64, host: &str) -> String {
+    let what = match what {
+        Kill::Connection => "CONNECTION",
+        Kill::Query => "QUERY",
+    };
     format!(
         "SET @leasehold_kill = (SELECT id FROM information_schema.processlist \
-         WHERE id = {id} AND CAST(host AS BINARY) = {}); KILL @leasehold_kill",
+         WHERE id = {id} AND CAST(host AS BINARY) = {}); KILL {what} @leasehold_kill",
         literal(host.as_bytes())
     )
 }

@@ -69,6 +69,8 @@ enum NoLease {
         retry_after: Duration,
         leave: String,
     },
+    /// The claim does not want it any more.
+    Cancelled,
     Failed(Failure),
 }
 
@@ -96,6 +98,14 @@ impl Task {
                 if left.is_err() {
                     self.end_connection().await;
                 }
+            }
+            Err(NoLease::Cancelled) => {
+                self.connection.cancelled(self.until()).await;
+                let unlock = self.request.statements.unlock();
+                if connection.end(unlock, || self.connection.may_return(), self.until()).await.is_err() {
+                    self.end_connection().await;
+                }
+                self.over(Phase::Ended);
             }
             Err(NoLease::Failed(failure)) => self.failed(connection, failure).await,
         }
@@ -148,15 +158,19 @@ impl Task {
             let mut wait = std::pin::pin!(connection.wait(statements, Instant::now() + FOREVER));
             // Sent by the first poll: the claim has its place.
             let soon = std::future::poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await;
-            let is_locked = match soon {
-                Poll::Ready(done) => done?,
+            let done = match soon {
+                Poll::Ready(done) => done,
                 Poll::Pending => {
                     self.has_place();
-                    wait.await?
+                    wait.await
                 }
             };
-            if is_locked {
-                break;
+            match done {
+                _ if self.connection.is_cancelled() => return Err(NoLease::Cancelled),
+                Ok(true) => break,
+                // The row was removed, or somebody else has cancelled the statement.
+                Ok(false) | Err(Failure::Conflict(_)) => {}
+                Err(failure) => return Err(failure.into()),
             }
         }
         self.grant(connection).await
@@ -178,6 +192,9 @@ impl Task {
             let sent = (self.core.stamp(), Instant::now());
             let keep = connection.execute(Statements::keep(ttl.as_secs()), sent.1 + *ttl);
             let (kept, raised) = tokio::join!(keep, self.with_a_place_soon(raise));
+            if self.connection.is_cancelled() {
+                return Err(NoLease::Cancelled);
+            }
             kept?;
             match raised {
                 Ok(Raised::To(token)) => {
