@@ -7,7 +7,6 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
-use super::statements::Statements;
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::rows::get;
@@ -67,14 +66,9 @@ impl<'a> Connection<'a> {
         self.uptime.0 + self.uptime.1.elapsed()
     }
 
-    /// Locks the row if nobody has locked it. Returns whether it is locked.
-    pub(super) async fn try_lock(&mut self, of: &Statements, ttl: u64, until: Instant) -> Result<bool, Failure> {
-        locked(&self.checkout.fetch_text(of.try_lock(ttl), until).await?)
-    }
-
-    /// Waits until the row is locked. Returns `false` if it was removed.
-    pub(super) async fn wait(&mut self, of: &Statements, until: Instant) -> Result<bool, Failure> {
-        locked(&self.checkout.fetch_text(of.wait(), until).await?)
+    /// Locks the row. Returns whether it is locked.
+    pub(super) async fn lock(&mut self, statements: String, until: Instant) -> Result<bool, Failure> {
+        locked(&self.checkout.fetch_text(statements, until).await?)
     }
 
     /// Runs statements that return nothing.

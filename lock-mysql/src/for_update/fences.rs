@@ -13,7 +13,7 @@ use crate::errors::{Failure, other_format};
 use crate::pool::Pool;
 use crate::rows::get;
 
-/// The pause between two checks whether a connection has ended. It doubles.
+/// The pause between two looks at a connection. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
@@ -64,6 +64,21 @@ pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant)
     let rows = connection.fetch_text(of.holds(id), until).await;
     connection.put_back();
     Ok(get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
+}
+
+/// Returns when the server shows that a connection waits for a row.
+pub(super) async fn waits(pool: &Pool, id: u64, until: Instant) -> Result<(), Failure> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut connection = pool.checkout(until).await?;
+        let rows = connection.fetch_text(statements::waits(id), until).await;
+        connection.put_back();
+        if get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? > 0 {
+            return Ok(());
+        }
+        timeout_at(until, sleep(pause)).await.map_err(|_| Failure::TimedOut)?;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 /// Those connections that exist.

@@ -78,6 +78,14 @@ pub(super) struct Grantee<'a> {
     pub(super) holder: &'a [u8],
 }
 
+/// What happens if another connection has locked the row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfTaken {
+    Skip,
+    /// The server serves those that wait mostly in their order.
+    Wait,
+}
+
 /// The statements about one lock.
 #[derive(Clone, Debug)]
 pub(super) struct Statements {
@@ -91,26 +99,27 @@ impl Statements {
         Self { named_lock: named_lock(&name), name }
     }
 
-    /// Inserts the row if there is none, begins a transaction, and locks the row if nobody has locked it. A client that is cut off then
-    /// keeps it for `ttl` seconds. Returns a row if the lock's row is locked: whether the connection also has the named lock.
+    /// Inserts the row if there is none, begins a transaction, and locks the row. Returns a row if it is locked: whether the connection
+    /// also has the named lock. A client that is cut off keeps the row for `ttl` seconds.
     ///
     /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
-    pub(super) fn try_lock(&self, ttl: u64) -> String {
-        let Self { name, named_lock } = self;
+    pub(super) fn lock(&self, if_taken: IfTaken, ttl: u64) -> String {
+        let (name, select) = (&self.name, self.select());
+        let lock = match if_taken {
+            IfTaken::Skip => format!("{select} SKIP LOCKED"),
+            IfTaken::Wait => format!("SET SESSION innodb_lock_wait_timeout = {FOREVER}; {select}"),
+        };
         format!(
             "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = 1; \
              INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
-             WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name}); BEGIN; \
-             SELECT CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE SKIP LOCKED"
+             WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name}); BEGIN; {lock}"
         )
     }
 
-    /// Waits until the row can be locked. The server serves those that wait mostly in their order. Returns as [`Self::try_lock`].
-    pub(super) fn wait(&self) -> String {
+    fn select(&self) -> String {
         let Self { name, named_lock } = self;
         format!(
-            "SET SESSION innodb_lock_wait_timeout = {FOREVER}; \
-             SELECT CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE"
+            "SELECT CAST(GET_LOCK({named_lock}, 1) AS SIGNED) FROM leasehold_for_update WHERE name = {name} FOR UPDATE"
         )
     }
 
@@ -193,8 +202,7 @@ impl Statements {
     /// shows the connections of the own user only.
     pub(super) fn inspect(&self) -> String {
         let name = &self.name;
-        let wait = self.wait().replace('%', "\\%").replace('_', "\\_").replace('\'', "''");
-        let wait = wait.split_once("; ").map_or("", |(_, select)| select);
+        let wait = self.select().replace('%', "\\%").replace('_', "\\_").replace('\'', "''");
         format!(
             "{STATE} WHERE f.name = {name}; SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '{wait}'"
         )
@@ -256,6 +264,11 @@ pub(crate) const FENCE: &str = concat!(
 pub(super) fn addresses(ids: impl Iterator<Item = u64>) -> String {
     let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
     format!("SELECT CAST(id AS UNSIGNED), host FROM information_schema.processlist WHERE id IN ({})", ids.join(", "))
+}
+
+/// Whether a connection waits for a row.
+pub(super) fn waits(id: u64) -> String {
+    format!("SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} AND info LIKE '%FOR UPDATE'")
 }
 
 /// What `KILL` ends.
@@ -333,7 +346,14 @@ mod tests {
     fn names_and_holders_are_literals() {
         let all = Statements::new(&LockName::new("a'b\\").unwrap());
         let grantee = Grantee { id: 7, started: 1, uptime: 2, ttl: 3, holder: b"it's" };
-        for text in [all.try_lock(3), all.wait(), all.unlock(), all.raise(&grantee), all.inspect(), all.outdate(9)] {
+        for text in [
+            all.lock(IfTaken::Skip, 3),
+            all.lock(IfTaken::Wait, 3),
+            all.unlock(),
+            all.raise(&grantee),
+            all.inspect(),
+            all.outdate(9),
+        ] {
             assert!(text.contains("X'6127625C'") || text.contains("X''6127625C''"), "{text}");
             assert!(!text.contains("a'b"), "{text}");
         }

@@ -7,7 +7,6 @@
 //! still locked; a statement on the own connection proves it too, and starts the ttl. The validity counts from that statement.
 
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, CoreHandle, Event, Grant, OwnerToken, PlaceNumber, RenewReply, Stamp};
@@ -18,9 +17,10 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::connection::Connection;
 use super::fences::{self, Raised};
 use super::slot::{Command, Ownership, Phase};
-use super::statements::{Grantee, Statements};
+use super::statements::{Grantee, IfTaken, Statements};
 use crate::connections::Connections;
 use crate::errors::Failure;
+use crate::pool::Pool;
 
 /// What a claim requests.
 pub(super) struct Request {
@@ -141,44 +141,50 @@ impl Task {
 
     /// Locks the row and raises the token.
     async fn acquire(&self, connection: &mut Connection<'_>) -> Result<Lease, NoLease> {
-        let (statements, place_ttl) = (&self.request.statements, self.request.place_ttl);
+        let Request { statements, place_ttl, .. } = &self.request;
+        let calls = self.connections.calls().map_err(Failure::NotSent)?;
         loop {
-            let is_locked = match connection.try_lock(statements, place_ttl.as_secs(), self.until()).await {
-                // Another client inserts the row.
-                Err(Failure::Conflict(_)) => continue,
-                done => done?,
-            };
-            if is_locked {
-                break;
-            }
-            if !self.request.waits {
-                return Err(NoLease::Contended { retry_after: place_ttl, leave: Statements::leave() });
-            }
-            // The server ends this when the claim's connection is ended, and only then. The renewals of the place check that it exists.
-            let mut wait = std::pin::pin!(connection.wait(statements, Instant::now() + FOREVER));
-            // Sent by the first poll: the claim has its place.
-            let soon = std::future::poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await;
-            let done = match soon {
-                Poll::Ready(done) => done,
-                Poll::Pending => {
-                    self.has_place();
-                    wait.await
+            let done = match self.request.waits {
+                true => self.wait(connection, &calls).await,
+                false => {
+                    let lock = statements.lock(IfTaken::Skip, place_ttl.as_secs());
+                    connection.lock(lock, self.until()).await
                 }
             };
             match done {
                 _ if self.connection.is_cancelled() => return Err(NoLease::Cancelled),
                 Ok(true) => break,
-                // The row was removed, or somebody else has cancelled the statement.
+                Ok(false) if !self.request.waits => {
+                    return Err(NoLease::Contended { retry_after: *place_ttl, leave: Statements::leave() });
+                }
+                // The row was removed; another client inserts it; somebody else has cancelled the statement.
                 Ok(false) | Err(Failure::Conflict(_)) => {}
                 Err(failure) => return Err(failure.into()),
             }
         }
-        self.grant(connection).await
+        self.grant(connection, &calls).await
     }
 
-    async fn grant(&self, connection: &mut Connection<'_>) -> Result<Lease, NoLease> {
+    /// Waits until the row is locked. The claim has a place when the server shows that it waits.
+    async fn wait(&self, connection: &mut Connection<'_>, calls: &Pool) -> Result<bool, Failure> {
+        let (id, until) = (connection.endpoint.id, self.until());
+        let lock = self.request.statements.lock(IfTaken::Wait, self.request.place_ttl.as_secs());
+        // The server ends this when the claim's connection is ended, and only then. The renewals of the place check that it exists.
+        let mut locked = std::pin::pin!(connection.lock(lock, Instant::now() + FOREVER));
+        if let Ok(done) = tokio::time::timeout(SOON, &mut locked).await {
+            return done;
+        }
+        tokio::select! {
+            biased;
+            done = &mut locked => return done,
+            placed = fences::waits(calls, id, until) => placed?,
+        }
+        self.has_place();
+        locked.await
+    }
+
+    async fn grant(&self, connection: &mut Connection<'_>, calls: &Pool) -> Result<Lease, NoLease> {
         let Request { statements, holder, ttl, place_ttl, .. } = &self.request;
-        let calls = self.connections.calls().map_err(Failure::NotSent)?;
         let until = self.until();
         loop {
             let grantee = Grantee {
@@ -188,7 +194,7 @@ impl Task {
                 ttl: ttl.as_secs(),
                 holder: holder.as_bytes(),
             };
-            let raise = fences::raise(&calls, statements.raise(&grantee), self.until());
+            let raise = fences::raise(calls, statements.raise(&grantee), self.until());
             let sent = (self.core.stamp(), Instant::now());
             let keep = connection.execute(Statements::keep(ttl.as_secs()), sent.1 + *ttl);
             let (kept, raised) = tokio::join!(keep, self.with_a_place_soon(raise));
@@ -336,6 +342,9 @@ impl Task {
         }
     }
 }
+
+/// A free row is locked within this time, mostly.
+const SOON: Duration = Duration::from_millis(1);
 
 /// Longer than any wait.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
