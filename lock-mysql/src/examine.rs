@@ -30,7 +30,7 @@ impl Examine for MySqlBackend {
         let pool = self.single();
         match pool.checkout(self.until()).await {
             Ok(mut connection) => {
-                match connection.fetch_text(STATE, self.until()).await {
+                match connection.fetch_text(STATE.to_owned(), self.until()).await {
                     Ok(rows) => checks.extend(of_server(&rows)),
                     Err(failure) => checks.push(Check::failed("server version", &failure.without_effect())),
                 }

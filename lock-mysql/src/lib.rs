@@ -11,8 +11,10 @@ mod fence;
 mod maintenance;
 mod permissions;
 mod pool;
+mod quarantine;
 mod renewal;
 mod rows;
+mod run;
 mod session;
 mod settings;
 mod shared;
@@ -22,6 +24,7 @@ mod watcher;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;
+pub use leasehold_core::backend::OnRestart;
 pub use permissions::{grants, read_only_grants};
 pub use settings::{SCHEMES, Settings, Tls, Wakeup};
 pub use sqlx;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::Result;
+use leasehold_core::backend::restart::Quarantine;
 use sqlx::mysql::{MySqlConnection, MySqlDatabaseError};
 use sqlx::{Connection, Executor, Row, SqlStr};
 use tokio::time::{Instant, timeout_at};
@@ -23,6 +24,8 @@ pub(crate) struct Session {
     pub(crate) connection: MySqlConnection,
     /// The number of this connection at the server, for `KILL`.
     pub(crate) id: u64,
+    /// Follows from the last reading of the server's run on this connection.
+    pub(crate) quarantine: Option<Quarantine>,
     last_used: Instant,
 }
 
@@ -46,7 +49,7 @@ impl Session {
                     Ok(_) | Err(_) => {}
                 }
             }
-            Ok(Self { connection, id, last_used: Instant::now() })
+            Ok(Self { connection, id, quarantine: None, last_used: Instant::now() })
         };
         match timeout_at(until, opening).await {
             Ok(opened) => opened.map_err(|error| Failure::to_connect(error, &shared.address)),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl};
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
@@ -56,12 +56,21 @@ pub struct Settings {
     pub tls: Tls,
     /// How clients that wait learn that a lock is free.
     pub wakeup: Wakeup,
+    /// What to do after another server has taken the place of this one, or a restart that may have lost data.
+    pub on_restart: OnRestart,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let CommonSettings { timeout, retention } = CommonSettings::default();
-        Self { timeout, retention, connections: 4, tls: Tls::default(), wakeup: Wakeup::default() }
+        Self {
+            timeout,
+            retention,
+            connections: 4,
+            tls: Tls::default(),
+            wakeup: Wakeup::default(),
+            on_restart: OnRestart::default(),
+        }
     }
 }
 
@@ -97,6 +106,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     settings.tls = url.take_choice("tls", &tls)?.unwrap_or_default();
     let wakeup = [("poll", Wakeup::Poll), ("get_lock", Wakeup::GetLock)];
     settings.wakeup = url.take_choice("wakeup", &wakeup)?.unwrap_or_default();
+    settings.on_restart = OnRestart::take(&mut url)?;
     let files = ["ca", "cert", "key"].map(|name| url.take(name));
     let url = url.finish()?;
     let settings = settings.check()?;
@@ -223,6 +233,7 @@ mod tests {
             ("mysql://u:hunter2@localhost/locks?connections=many", "1 to 64"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
             ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),
+            ("mysql://u:hunter2@localhost/locks?restart=maybe", "`trust`"),
             ("mysql://u:hunter2@localhost/%ff", "UTF-8"),
         ] {
             let error = parse_url(url).map(|_| ()).unwrap_err();
