@@ -7,6 +7,8 @@ mod mysql {
     mod fence;
     mod fixture;
     mod locked_rows;
+    mod quarantine;
+    mod replicated;
     mod resource_counts;
     mod server_settings;
     mod sessions;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::restart::{CheckContext, Decision, Quarantine, quarantined};
+use leasehold_core::backend::restart::{CheckContext, Decision, Grants, OnRestart, Quarantine, quarantined};
 use tokio::time::Instant;
 
 use crate::errors::{BACKEND, Failure, other_format, read_only};
@@ -60,14 +60,17 @@ async fn read(connection: &mut Checkout<'_>, ttl: Duration, until: Instant) -> R
             connection.leave_server();
             return Err(Failure::ReadOnly(read_only()));
         }
+        let shared = connection.shared();
+        let on_restart = shared.settings.on_restart;
+        if let Some(left) = state.starts_for().filter(|_| on_restart != OnRestart::Trust) {
+            return Ok(Quarantine::new(Grants::After(left), Instant::now(), BACKEND, &shared.address));
+        }
         change = state.note();
         if change.is_some() {
             continue;
         }
-        let shared = connection.shared();
         let mut epoch = lock(&shared.epoch);
         let reading = state.reading(epoch.run());
-        let on_restart = shared.settings.on_restart;
         let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
         match epoch.evaluate(&reading, check) {
             Ok(Decision::Write(key)) => change = Some(state.write(&key)),

@@ -111,6 +111,13 @@ impl State {
         })
     }
 
+    /// The rest of the second in which a run started that may lose data. Two runs can have started in one second, and then have one name:
+    /// neither may grant a lock within it.
+    pub(crate) fn starts_for(&self) -> Option<Duration> {
+        let left = Duration::from_secs(self.server.started? + 1).saturating_sub(self.now);
+        (!left.is_zero()).then_some(left)
+    }
+
     /// The statement to run first, if the row does not have this server: it notes since when clients see the server.
     pub(crate) fn note(&self) -> Option<String> {
         let seen = hex(self.server.text().as_bytes());
