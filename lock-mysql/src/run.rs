@@ -176,3 +176,6 @@ fn hex(bytes: &[u8]) -> String {
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("X'{digits}'")
 }
+
+#[cfg(test)]
+mod tests;
