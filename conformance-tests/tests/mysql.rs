@@ -7,7 +7,9 @@ mod mysql {
     mod fence;
     mod fixture;
     mod locked_rows;
+    mod quarantine;
     mod record;
+    mod replicated;
     mod resource_counts;
     mod row_lease;
     mod server_settings;

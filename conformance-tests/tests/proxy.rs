@@ -127,6 +127,17 @@ fn without_a_fault_it_passes_bytes_and_ends_and_counts_them() {
 }
 
 #[test]
+fn it_serves_new_connections_by_another_server() {
+    let ((first, proxy), second) = (start(), Echo::start());
+    let mut open = Client::open(&proxy);
+    open.chat("one");
+    proxy.redirect(second.addr);
+    open.chat("two");
+    Client::open(&proxy).chat("three");
+    assert_eq!((&*first.bytes(), &*second.bytes()), ("onetwo", "three"));
+}
+
+#[test]
 fn a_server_that_resets_or_does_not_run_is_seen_as_a_reset() {
     // A socket that is closed with unread bytes is reset by the system.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

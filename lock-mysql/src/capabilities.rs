@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Capabilities, Restart, StoreClock, TtlScope, Waiting};
+use leasehold_core::backend::{Capabilities, OnRestart, Restart, StoreClock, TtlScope, Waiting};
 
 use crate::errors::BACKEND;
 use crate::for_update::SECOND;
@@ -29,7 +29,11 @@ fn of_rows(settings: &Settings) -> Capabilities {
     it.restart = Restart::KeepsAll;
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
-    it.limits_of_exclusion = &[STEP, FAILOVER, CRASH, DELETED];
+    it.limits_of_exclusion = match settings.on_restart {
+        OnRestart::Trust => &[STEP, FAILOVER_TRUSTED, CRASH_TRUSTED, SPLIT, DELETED],
+        OnRestart::Quarantine => &[STEP, TTL_LOST, SPLIT, DELETED],
+        _ => &[STEP, TTL_LOST, UNKNOWN, SPLIT, DELETED],
+    };
     it
 }
 
@@ -51,9 +55,19 @@ fn of_for_update(settings: &Settings) -> Capabilities {
 
 const CUT: &str = "the connection of a lease breaks, or somebody ends it: the server grants the lock to the next claim at once, and the \
      holder learns of it with its next renewal";
+const FAILOVER: &str =
+    "an asynchronous failover promotes a replica: the former holders do not know that their leases have ended";
+const CRASH: &str = "the server loses acknowledged writes in a crash (`innodb_flush_log_at_trx_commit` other than 1)";
 const KILLED: &str = "the server is restarted under a lease, and the row of its token is removed or lost";
 const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends them by its length: exclusion \
      holds, but the lock of a dead holder stays blocked for the ttl and the step)";
-const FAILOVER: &str = "an asynchronous failover promotes a replica that has not seen the last writes";
-const CRASH: &str = "the server loses acknowledged writes in a crash (`innodb_flush_log_at_trx_commit` other than 1)";
-const DELETED: &str = "somebody changes or deletes the lock's row";
+const FAILOVER_TRUSTED: &str =
+    "an asynchronous failover promotes a replica that has not seen the last writes (`restart=trust`)";
+const CRASH_TRUSTED: &str =
+    "the server loses acknowledged writes in a crash (`innodb_flush_log_at_trx_commit` other than 1, `restart=trust`)";
+const TTL_LOST: &str = "a failover to a lagging replica, or a crash of a server whose `innodb_flush_log_at_trx_commit` is not 1, loses the \
+     first use of a ttl: clients then wait only for the longest ttl that they know and their own";
+const UNKNOWN: &str = "the server is replaced by one whose table does not name it, and a client that never saw the former one requests a \
+     lock before any client that did";
+const SPLIT: &str = "the former server still grants locks after a failover";
+const DELETED: &str = "somebody changes or deletes the lock's row, or restores the table from a backup";

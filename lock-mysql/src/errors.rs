@@ -17,6 +17,8 @@ pub(crate) enum Failure {
     Disconnected(sqlx::Error),
     /// The server replied with an error, and the statement had no effect.
     Refused(Error),
+    /// The server is read-only. The statement had no effect, and another server may be the primary now.
+    ReadOnly(Error),
     /// The server replied with an error of this number, which this version does not know.
     UnknownError(Error),
     /// Another transaction kept a row locked, or was in conflict. The statement had no effect and can be repeated.
@@ -49,6 +51,9 @@ impl Failure {
         if number == NO_SUCH_CONNECTION {
             return Self::NoSuchConnection;
         }
+        if READ_ONLY.contains(&number) {
+            return Self::ReadOnly(read_only().with_source(cause));
+        }
         match REFUSALS.iter().find(|(numbers, ..)| numbers.contains(&number)) {
             Some((_, kind, text)) => Self::Refused(Error::new(*kind, *text).with_source(cause)),
             None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(cause)),
@@ -58,9 +63,11 @@ impl Failure {
     /// Converts the error of a connection attempt, during which nothing was sent.
     pub(crate) fn to_connect(error: sqlx::Error, address: &str) -> Error {
         match Self::of(error) {
-            Self::Refused(error) | Self::UnknownError(error) | Self::Conflict(error) | Self::NotSent(error) => {
-                error.without_effect()
-            }
+            Self::Refused(error)
+            | Self::ReadOnly(error)
+            | Self::UnknownError(error)
+            | Self::Conflict(error)
+            | Self::NotSent(error) => error.without_effect(),
             Self::Disconnected(cause) => {
                 let text = format!("cannot connect to the server at {address}");
                 Error::new(ErrorKind::Unavailable, text).with_source(cause)
@@ -92,6 +99,7 @@ impl From<Failure> for Error {
         match failure {
             Failure::NotSent(error)
             | Failure::Refused(error)
+            | Failure::ReadOnly(error)
             | Failure::UnknownError(error)
             | Failure::Conflict(error) => error,
             Failure::TimedOut => Self::new(
@@ -118,6 +126,12 @@ pub(crate) fn other_format() -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
+/// The server accepts no writes.
+pub(crate) fn read_only() -> Error {
+    let text = "the server is read-only, as a replica is: use the address of its primary";
+    Error::new(ErrorKind::Unavailable, text)
+}
+
 /// An error reply of the server.
 #[derive(Debug)]
 struct Reply {
@@ -139,6 +153,8 @@ const CONFLICTS: [u16; 5] = [1020, 1205, 1213, 1317, 3572];
 
 /// The reply to `KILL` for a connection that has ended.
 const NO_SUCH_CONNECTION: u16 = 1094;
+/// The server, its storage engine or the transaction is read-only.
+const READ_ONLY: [u16; 4] = [1290, 1792, 1836, 3675];
 
 /// Numbers of errors of MySQL 8, MySQL 9 and MariaDB, none of which had an effect.
 const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
@@ -160,11 +176,6 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
         ),
         // Memory, threads, the table, the disk.
         (&[1021, 1037, 1038, 1041, 1114, 1135, 1206], Capacity, "the server is full"),
-        (
-            &[1290, 1792, 1836, 3675],
-            Unavailable,
-            "the server is read-only, as a replica is: use the address of its primary",
-        ),
         // 1927, 3169: an operator ended the session.
         (&[1053, 1077, 1079, 1927, 1969, 3024, 3169], Unavailable, "the server ended the statement"),
         (
@@ -190,6 +201,7 @@ mod tests {
     #[test]
     fn no_number_has_two_meanings() {
         let mut numbers: Vec<u16> = CONFLICTS.to_vec();
+        numbers.extend(READ_ONLY);
         numbers.extend(REFUSALS.iter().flat_map(|(numbers, ..)| *numbers));
         let count = numbers.len();
         numbers.sort_unstable();

@@ -64,7 +64,8 @@ fn is_durable(setting: &str) -> Check {
         _ => (
             "a crash of the server can lose the last second",
             CheckStatus::Warning(
-                "set `innodb_flush_log_at_trx_commit = 1`: grants of the lost second would be given again".to_owned(),
+                "set `innodb_flush_log_at_trx_commit = 1`: otherwise each restart delays new grants by the longest ttl in use"
+                    .to_owned(),
             ),
         ),
     };

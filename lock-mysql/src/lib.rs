@@ -12,8 +12,10 @@ mod for_update;
 mod maintenance;
 mod permissions;
 mod pool;
+mod quarantine;
 mod renewal;
 mod rows;
+mod run;
 mod session;
 mod settings;
 mod shared;
@@ -23,6 +25,7 @@ mod watcher;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;
+pub use leasehold_core::backend::OnRestart;
 pub use permissions::{grants, read_only_grants};
 pub use settings::{SCHEMES, Settings, Strategy, Tls, Wakeup};
 pub use sqlx;

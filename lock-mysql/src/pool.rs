@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold_core::backend::restart::Quarantine;
 use leasehold_core::{Error, ErrorKind};
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlQueryResult, MySqlRow};
@@ -276,7 +277,31 @@ impl Checkout<'_> {
         if done.as_ref().err().is_none_or(Failure::keeps_connection) {
             self.session = Some(session.used());
         }
+        if let Err(Failure::ReadOnly(_)) = done {
+            self.leave_server();
+        }
         done
+    }
+
+    /// Closes this connection and those that are idle, so that the next calls reconnect and may reach another server.
+    pub(crate) fn leave_server(&mut self) {
+        self.session = None;
+        lock(&self.pool.idle).clear();
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.pool.shared
+    }
+
+    /// What followed from the last reading of the server's run on this connection.
+    pub(crate) fn quarantine(&self) -> Option<Quarantine> {
+        self.session.as_ref()?.quarantine
+    }
+
+    pub(crate) fn set_quarantine(&mut self, quarantine: Quarantine) {
+        if let Some(session) = &mut self.session {
+            session.quarantine = Some(quarantine);
+        }
     }
 
     /// The number of the connection at the server.

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
+use crate::quarantine;
 use crate::rows::{self, owners_and_rests};
 use crate::statements::{HELD, LOCK_HELD, RENEW, RENEW_EXACTLY, SIZES, Sized};
 
@@ -56,6 +57,11 @@ async fn renew_alike(
     until: Instant,
 ) -> Result<(), Failure> {
     let mut connection = pool.checkout(until).await?;
+    let ttl = requests.first().map_or(Duration::ZERO, |(_, request)| request.ttl);
+    if let Err(failure) = quarantine::before_renewal(&mut connection, ttl, until).await {
+        connection.put_back();
+        return Err(failure);
+    }
     let sent = core.stamp();
     match update(pool, &mut connection, requests, until).await {
         Ok(renewed) if renewed == requests.len() as u64 => {

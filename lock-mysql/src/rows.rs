@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::errors::{Failure, other_format};
 use crate::pool::Pool;
+use crate::quarantine;
 use crate::statements::{
     self, BUSY, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD, WAS_WITHDRAWN,
 };
@@ -67,6 +68,10 @@ pub(crate) async fn acquire(
         .bind(owner)
         .bind(ttl);
     let mut connection = pool.checkout(until).await?;
+    if let Err(failure) = quarantine::before_acquire(&mut connection, request.ttl, until).await {
+        connection.put_back();
+        return Err(failure);
+    }
     let sent = stamp();
     let done = connection.execute(statement, until).await;
     connection.put_back();

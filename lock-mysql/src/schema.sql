@@ -3,6 +3,10 @@
 --
 -- One row for each lock. Times are UTC. A row stays when its lock is free, because it keeps the fencing token.
 --
+-- The row with an empty name and the format '1r' is no lock: it names the server that its clients use and the ttls in use, for the
+-- quarantine after a failover. Its `withdrawn` is the server that a client saw last, its `withdrawn_until` since when clients see it, and its
+-- `holder` the epoch key: '1', the run that its clients use, and '<ttl in ms>:<end of use in ms of the server's clock>' for each ttl.
+--
 -- name             the name of the lock: bytes, so that no collation merges two names
 -- format           the version and kind of the row
 -- owner            the owner token of the claim that holds the lock; 16 zero bytes when the lock is free

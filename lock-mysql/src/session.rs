@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::Result;
+use leasehold_core::backend::restart::Quarantine;
 use sqlx::mysql::{MySqlConnection, MySqlDatabaseError, MySqlRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, Row, SqlStr};
 use tokio::time::{Instant, timeout_at};
@@ -26,6 +27,8 @@ pub(crate) struct Session {
     /// The rows of [`SetUp::facts`].
     pub(crate) facts: Vec<MySqlRow>,
     pub(crate) opened: Instant,
+    /// Follows from the last reading of the server's run on this connection.
+    pub(crate) quarantine: Option<Quarantine>,
     last_used: Instant,
 }
 
@@ -60,7 +63,7 @@ impl Session {
                     Ok(_) | Err(_) => {}
                 }
             }
-            Ok(Self { connection, id, facts: rows.collect(), opened, last_used: Instant::now() })
+            Ok(Self { connection, id, facts: rows.collect(), opened, quarantine: None, last_used: Instant::now() })
         };
         match timeout_at(until, opening).await {
             Ok(opened) => opened.map_err(|error| Failure::to_connect(error, &shared.address)),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl};
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
@@ -73,6 +73,8 @@ pub struct Settings {
     /// The most locks that this client holds or waits for at once. Each takes a connection. Default 64, 1 to 10,000. Only for
     /// [`Strategy::ForUpdate`].
     pub locks: usize,
+    /// What to do after another server has taken the place of this one, or a restart that may have lost data.
+    pub on_restart: OnRestart,
 }
 
 impl Default for Settings {
@@ -86,6 +88,7 @@ impl Default for Settings {
             wakeup: Wakeup::default(),
             strategy: Strategy::default(),
             locks: 64,
+            on_restart: OnRestart::default(),
         }
     }
 }
@@ -140,6 +143,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
                 text.parse().map_err(|_| Error::invalid(format!("`locks` is 1 to 10000, not `{text}`")))?;
         }
     }
+    settings.on_restart = OnRestart::take(&mut url)?;
     let files = ["ca", "cert", "key"].map(|name| url.take(name));
     let url = url.finish()?;
     let settings = settings.check()?;
@@ -270,6 +274,7 @@ mod tests {
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&wakeup=get_lock", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
             ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),
+            ("mysql://u:hunter2@localhost/locks?restart=maybe", "`trust`"),
             ("mysql://u:hunter2@localhost/%ff", "UTF-8"),
         ] {
             let error = parse_url(url).map(|_| ()).unwrap_err();

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use leasehold_core::backend::Attachment;
+use leasehold_core::backend::restart::Epoch;
 use sqlx::mysql::MySqlConnectOptions;
 
 use crate::maintenance::Maintenance;
@@ -16,6 +17,8 @@ pub(crate) struct Shared {
     /// The address of the server, for errors and logs.
     pub(crate) address: String,
     pub(crate) core: Attachment,
+    /// What this client knows about the runs of the server.
+    pub(crate) epoch: Mutex<Epoch>,
     pub(crate) watcher: Watcher,
     pub(crate) turns: Turns,
     pub(crate) maintenance: Maintenance,
@@ -26,7 +29,16 @@ impl Shared {
         let Target { options, address } = target;
         let options = settings::prepare(options);
         let (watcher, turns, maintenance) = (Watcher::default(), Turns::default(), Maintenance::default());
-        Self { settings, options, address, core: Attachment::new(), watcher, turns, maintenance }
+        Self {
+            settings,
+            options,
+            address,
+            core: Attachment::new(),
+            epoch: Mutex::default(),
+            watcher,
+            turns,
+            maintenance,
+        }
     }
 }
 

@@ -155,16 +155,19 @@ pub(crate) const LIST: &str = concat!(
     " DESC, name LIMIT ?",
 );
 
-/// The names of rows of another format. Binds prefix, prefix, limit.
+/// The names of locks whose rows have another format. Binds prefix, prefix, limit.
 pub(crate) const LIST_UNREADABLE: &str = "SELECT name FROM leasehold_locks \
-WHERE name >= ? AND name < CONCAT(?, X'FF') AND format <> '1x' ORDER BY name LIMIT ?";
+WHERE name >= ? AND name < CONCAT(?, X'FF') AND name <> '' AND format <> '1x' ORDER BY name LIMIT ?";
 
 /// Whether this version knows the format of a row. Binds name.
 pub(crate) const IS_READABLE: &str = "SELECT format = '1x' FROM leasehold_locks WHERE name = ?";
 
 /// The numbers of locks that are held, and of rows.
-pub(crate) const COUNT: &str =
-    concat!("SELECT COUNT(CASE WHEN expires_at > ", now!(), " THEN 1 END), COUNT(*) FROM leasehold_locks");
+pub(crate) const COUNT: &str = concat!(
+    "SELECT COUNT(CASE WHEN expires_at > ",
+    now!(),
+    " THEN 1 END), COUNT(*) FROM leasehold_locks WHERE name <> ''"
+);
 
 /// Whether a lease is current. Locks the row until the end of the transaction: others can read it, and nobody can change it. Binds name,
 /// owner, token.

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Capabilities, LONGEST_PLACE_TTL, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting,
+    Capabilities, LONGEST_PLACE_TTL, LossNotice, OnRestart, Restart, Scope, StoreClock, TtlScope, Waiting,
 };
 
 use crate::errors::BACKEND;
-use crate::settings::{OnRestart, Settings};
+use crate::settings::Settings;
 
 /// The most leases in one renew call. More gain nothing, and the server serves nobody else meanwhile.
 pub(crate) const RENEW_BATCH: usize = 100;
@@ -33,8 +33,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.renew_batch = RENEW_BATCH;
     it.limits_of_exclusion = match settings.on_restart {
         OnRestart::Trust => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_TRUSTED],
-        OnRestart::QuarantineKnown => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN],
         OnRestart::Quarantine => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED],
+        _ => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN],
     };
     it
 }

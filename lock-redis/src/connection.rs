@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use leasehold_core::backend::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
 use leasehold_core::backend::{Event, OwnerToken};
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use redis::aio::MultiplexedConnection;
@@ -12,7 +13,6 @@ use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::epoch::{self, CheckContext, Decision};
 use crate::errors::{Failure, checked, not_connected, refused};
 use crate::replies;
 use crate::scripts::Script;
@@ -37,16 +37,6 @@ pub(crate) struct Connection {
     mux: MultiplexedConnection,
     health: Arc<Health>,
     quarantine: Mutex<Quarantine>,
-}
-
-/// Whether the connection may request new grants.
-#[derive(Clone, Copy, Debug)]
-enum Quarantine {
-    None,
-    /// The server was restarted. No new grants before this instant.
-    Until(Instant),
-    /// The server was restarted. The first call with a ttl decides.
-    Undecided,
 }
 
 #[derive(Default)]
@@ -79,7 +69,8 @@ impl Connection {
             .set_push_sender(push_handler(shared.clone(), health.clone()));
         let connected = timeout_at(Instant::now() + shared.bound(), socket::connect(&shared.client, config)).await;
         let (mux, mut driver) = connected.unwrap_or(Err(Failure::TimedOut)).map_err(lost)?;
-        let connection = Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::None) };
+        let connection =
+            Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };
         let until = Instant::now() + shared.bound();
         let subscribed = async {
             if role == Role::CommandsAndPushes {
@@ -168,20 +159,15 @@ impl Connection {
     /// # Errors
     /// The ttl could not be published, so the call must not be made.
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
-        let unknown = lock(&self.shared.epoch).needs_reading(ttl, Instant::now());
-        let open = match *lock(&self.quarantine) {
-            Quarantine::None => false,
-            Quarantine::Until(at) => Instant::now() >= at,
-            Quarantine::Undecided => !ttl.is_zero(),
-        };
-        if unknown || open {
+        let now = Instant::now();
+        let unknown = lock(&self.shared.epoch).needs_reading(ttl, now);
+        let quarantine = *lock(&self.quarantine);
+        if unknown || quarantine.needs_reading(ttl, now) {
             let lost = |failure| not_connected(failure, &self.shared.address);
             self.check_server(ttl, until).await.map_err(lost)??;
         }
-        Ok(match *lock(&self.quarantine) {
-            Quarantine::None | Quarantine::Undecided => None,
-            Quarantine::Until(at) => Some(at.saturating_duration_since(Instant::now())),
-        })
+        let quarantine = *lock(&self.quarantine);
+        Ok(quarantine.left(Instant::now()))
     }
 
     /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have to know before
@@ -211,22 +197,10 @@ impl Connection {
             match decision {
                 Ok(Decision::Write(new)) => write = Some((server.reading.key, new)),
                 Ok(Decision::Grants(grants)) => break grants,
-                Err(epoch::UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
+                Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
             }
         };
-        *lock(&self.quarantine) = match grants {
-            epoch::Grants::Allowed => Quarantine::None,
-            epoch::Grants::Undecided => Quarantine::Undecided,
-            epoch::Grants::After(wait) => {
-                tracing::warn!(
-                    backend = crate::errors::BACKEND,
-                    address = shared.address,
-                    wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                    "the server was restarted and may have lost leases: no new grants until those leases have ended"
-                );
-                Quarantine::Until(Instant::now() + wait)
-            }
-        };
+        *lock(&self.quarantine) = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.address);
         Ok(Ok(()))
     }
 

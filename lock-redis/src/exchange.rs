@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use leasehold_core::backend::restart::quarantined;
 use leasehold_core::backend::{Claim, Stamp};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
 use crate::connection::{Connection, script_call};
@@ -121,7 +122,7 @@ pub(crate) async fn exchange(
         .iter()
         .map(|request| {
             let body = match (request.is_acquire(), quarantine) {
-                (true, Some(wait)) => return Err(quarantined(shared, wait)),
+                (true, Some(wait)) => return Err(quarantined(&shared.address, wait)),
                 (true, None) => first.next().and_then(replies::acquired).map(|body| body.map(ReplyBody::Acquired)),
                 (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
             };
@@ -132,16 +133,4 @@ pub(crate) async fn exchange(
             }
         })
         .collect()
-}
-
-fn quarantined(shared: &Shared, wait: Duration) -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        format!(
-            "the server at {} was restarted and may have lost leases: no new grants for another {} ms, until those leases have \
-             ended (`restart=trust` in the URL does not wait)",
-            shared.address,
-            wait.as_millis()
-        ),
-    )
 }

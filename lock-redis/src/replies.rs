@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::backend::PlaceNumber;
 use redis::Value;
 
-use crate::epoch::Reading;
+use leasehold_core::backend::restart::Reading;
 
 /// The part of a reply for one lock, or the error message of the server for it.
 pub(crate) type PerLock<T> = Result<T, String>;

@@ -2,28 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
 /// The URL schemes of this build, for error messages.
 pub const SCHEMES: &[&str] =
     if cfg!(feature = "tls") { &["redis://", "rediss://", "redis+unix://"] } else { &["redis://", "redis+unix://"] };
-
-/// What to do after the server was restarted. A Redis without its data would grant a held lock at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum OnRestart {
-    /// No new grants until every earlier lease has ended, if the restart is known: to this client, or from what another client wrote
-    /// down. A server that nobody knew is used at once. The default.
-    #[default]
-    QuarantineKnown,
-    /// The same, and also for a server that nobody knew. URL: `restart=quarantine`.
-    Quarantine,
-    /// Never wait. For a server that keeps what it acknowledged (`appendfsync always`), or resources that check the fencing tokens.
-    /// URL: `restart=trust`.
-    Trust,
-}
 
 /// What to do if the server may evict keys, and with them a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -49,7 +34,8 @@ pub struct Settings {
     /// at most twice this and a ttl, because most writes leave the record's expiry unchanged. Default 10 minutes. Tokens keep their order
     /// if the server's clock is set back by up to this much. A record takes about 150 bytes. 1 s to 365 days.
     pub retention: Duration,
-    /// What to do after the server was restarted.
+    /// What to do after the server was restarted. `Trust` is for a server with `appendfsync always`, or resources that check the fencing
+    /// tokens.
     pub on_restart: OnRestart,
     /// What to do if the server may evict keys.
     pub on_eviction: OnEviction,
@@ -98,8 +84,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
     if let Some(prefix) = url.take("prefix") {
         settings.prefix = prefix;
     }
-    let on_restart = [("quarantine", OnRestart::Quarantine), ("trust", OnRestart::Trust)];
-    settings.on_restart = url.take_choice("restart", &on_restart)?.unwrap_or_default();
+    settings.on_restart = OnRestart::take(&mut url)?;
     let on_eviction = [("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)];
     settings.on_eviction = url.take_choice("eviction", &on_eviction)?.unwrap_or_default();
     let mut tls = TlsFiles::default();

@@ -4,9 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::Result;
+use leasehold_core::backend::restart::Epoch;
 use leasehold_core::backend::{Attachment, Claim, CoreHandle};
 
-use crate::epoch::Epoch;
 use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
 use crate::scripts::Scripts;

@@ -11,6 +11,7 @@ mod grant;
 mod per_runtime;
 mod renewal;
 mod requests;
+pub mod restart;
 mod store_url;
 mod watch;
 
@@ -38,6 +39,7 @@ pub use self::renewal::{RenewReplies, RenewReply};
 pub use self::requests::{
     AcquireRequest, Delivery, LeaseKind, Mode, OnContention, ReleaseRequest, RenewPolicy, RenewRequest,
 };
+pub use self::restart::OnRestart;
 pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};

@@ -1,6 +1,6 @@
 -- Runs on every new connection before any other script, and before a ttl is used that other clients cannot know. Reads the run of the
--- server and the epoch key. Writes the key if it still has the value that the writer read. epoch.rs decides what to write, and what
--- follows from a reading.
+-- server and the epoch key. Writes the key if it still has the value that the writer read. `backend/restart.rs` of lock-core decides
+-- what to write, and what follows from a reading.
 --
 -- KEYS[1]      the epoch key: "1 <run id>", then " <ms>:<ms of the server's clock>" for each ttl in use: the ttl, and the end of its use
 -- ARGV         nothing; or the value that was read ('' for no key), the value to write, and the channel on which all clients receive it

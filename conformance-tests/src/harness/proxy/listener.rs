@@ -1,6 +1,7 @@
 //! The proxy's thread: it accepts connections and runs commands.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
@@ -23,6 +24,7 @@ pub(super) enum Command {
     Apply { fault: Fault, reach: Reach, done: SyncSender<()> },
     Deliver { reach: DeliveryReach, done: SyncSender<()> },
     Heal { done: SyncSender<()> },
+    Redirect { server: SocketAddr, done: SyncSender<()> },
 }
 
 /// Which connections pass on what they hold.
@@ -88,6 +90,10 @@ impl Listener {
             }
             Command::Heal { done } => {
                 self.heal().await;
+                done
+            }
+            Command::Redirect { server, done } => {
+                self.server.addr = server;
                 done
             }
         };

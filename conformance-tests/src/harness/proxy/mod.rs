@@ -73,7 +73,7 @@ pub struct ProxyStats {
     pub held: u64,
 }
 
-/// A TCP proxy on a loopback port of its own, in front of one server, with faults that can be switched while it runs.
+/// A TCP proxy on a loopback port of its own, in front of a server, with faults that can be switched while it runs.
 ///
 /// It has its own thread and runtime, so a starved test runtime does not stop it. A command is in effect when its call returns. The
 /// call blocks until the thread has run it, usually for some microseconds.
@@ -152,6 +152,11 @@ impl FaultProxy {
     /// stay until [`deliver`](Self::deliver).
     pub fn heal(&self) {
         self.send(|done| Command::Heal { done });
+    }
+
+    /// Serves new connections by another server. Open ones stay.
+    pub fn redirect(&self, server: SocketAddr) {
+        self.send(|done| Command::Redirect { server, done });
     }
 
     /// Its counters.

@@ -1,16 +1,21 @@
-//! Decides when a lock may be granted again after a restart without data. Uses neither clock nor network.
+//! For the backend of a server that may lose data: decides when a lock may be granted again after that. Uses neither clock nor network.
 //!
 //! A server that lost its data would grant a lock whose earlier holder still believes in its lease, for at most the ttl of that
-//! lease. So new grants wait until the server has run for the longest ttl that earlier leases may have. The epoch key names the run
-//! of the server that its clients use, and the ttls in use. After such a restart the key is gone too. So each client also remembers
-//! the ttls that it used, and the contents of the key: from every read, and from the message that follows every write.
+//! lease. So new grants wait until the server has run for the longest ttl that earlier leases may have. The epoch key, a record at the
+//! server, names the run of the server that its clients use, and the ttls in use. After such a restart the key may be gone too. So each
+//! client also remembers the ttls that it used, and the contents of the key: from every read, and from the message that follows every
+//! write, if the server has messages.
+//!
+//! The backend reads the run and the key on each connection before it requests a grant, and again before it requests a lease with a ttl
+//! that [`Epoch::needs_reading`]. It writes the key when [`Epoch::evaluate`] says so, if nobody has written it since, and reads again.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::settings::OnRestart;
+use super::StoreUrl;
+use crate::error::{Error, ErrorKind, Result};
 
 /// After a write, a ttl counts as in use for twice its length and this.
 const IN_USE_BEYOND: Duration = Duration::from_secs(60);
@@ -28,9 +33,34 @@ const MOST_TTLS: usize = 16;
 /// The name of the earlier run in the key, if nobody knew that run.
 const UNKNOWN_RUN: &str = "-";
 
+/// What to do after the server was restarted or replaced. A server without its data would grant a held lock at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnRestart {
+    /// No new grants until every earlier lease has ended, if the restart is known: to this client, or from what another client wrote
+    /// down. A server that nobody knew is used at once. The default.
+    #[default]
+    QuarantineKnown,
+    /// The same, and also for a server that nobody knew. URL: `restart=quarantine`.
+    Quarantine,
+    /// Never wait. For a server that keeps what it acknowledged, or resources that check the fencing tokens. URL: `restart=trust`.
+    Trust,
+}
+
+impl OnRestart {
+    /// Takes the setting from a URL: `restart=`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for an unknown word.
+    pub fn take(url: &mut StoreUrl) -> Result<Self> {
+        let choices = [("quarantine", Self::Quarantine), ("trust", Self::Trust)];
+        Ok(url.take_choice("restart", &choices)?.unwrap_or_default())
+    }
+}
+
 /// What one client knows about the runs of the server.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Epoch {
+pub struct Epoch {
     /// The run on which this client was last allowed to lock, or would have been.
     run: Option<String>,
     /// The ttls that leases of any client may have.
@@ -44,33 +74,38 @@ pub(crate) struct Epoch {
     running: Option<(String, Duration, Instant)>,
 }
 
-/// The result of `epoch.lua`.
+/// What a backend has read of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reading {
-    /// The current run of the server.
-    pub(crate) run: String,
-    /// The minimal uptime of the server.
-    pub(crate) uptime: Duration,
+#[expect(clippy::exhaustive_structs, reason = "every backend makes it")]
+pub struct Reading {
+    /// The current run of the server, without spaces. A server that keeps what it acknowledged has one run for ever.
+    pub run: String,
+    /// The minimal uptime of the server, or a shorter time for which certainly no earlier run has granted a lock.
+    pub uptime: Duration,
     /// The clock of the server.
-    pub(crate) now: Duration,
+    pub now: Duration,
     /// The contents of the epoch key; empty if there is none.
-    pub(crate) key: String,
+    pub key: String,
 }
 
 /// The context of a reading.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CheckContext {
-    pub(crate) on_restart: OnRestart,
+#[expect(clippy::exhaustive_structs, reason = "every backend makes it")]
+pub struct CheckContext {
+    /// The setting.
+    pub on_restart: OnRestart,
     /// The ttl of the call that needs the reading; zero if the call requests no lease.
-    pub(crate) ttl: Duration,
+    pub ttl: Duration,
     /// Just before the reading was requested.
-    pub(crate) requested: Instant,
-    pub(crate) now: Instant,
+    pub requested: Instant,
+    /// When it has arrived.
+    pub now: Instant,
 }
 
 /// The result of evaluating a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+#[expect(clippy::exhaustive_enums, reason = "a backend handles every decision")]
+pub enum Decision {
     /// Write this to the epoch key first, then read again.
     Write(String),
     /// Whether new grants are allowed.
@@ -79,7 +114,9 @@ pub(crate) enum Decision {
 
 /// Whether new grants are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Grants {
+#[expect(clippy::exhaustive_enums, reason = "a backend handles every case")]
+pub enum Grants {
+    /// They are.
     Allowed,
     /// The server was restarted. No new grants before this time has passed.
     After(Duration),
@@ -88,18 +125,77 @@ pub(crate) enum Grants {
 }
 
 /// This version does not know the format of the epoch key.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct UnknownFormat;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it has no contents")]
+pub struct UnknownFormat;
+
+/// Whether a connection may request new grants, since its last reading.
+#[derive(Clone, Copy, Debug)]
+pub struct Quarantine(Grants, Instant);
+
+impl Quarantine {
+    /// There is none.
+    pub fn none(now: Instant) -> Self {
+        Self(Grants::Allowed, now)
+    }
+
+    /// Follows from a reading that has just arrived. Logs a quarantine.
+    pub fn new(grants: Grants, now: Instant, backend: &str, address: &str) -> Self {
+        if let Grants::After(wait) = grants {
+            tracing::warn!(
+                backend,
+                address,
+                wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                "the server was restarted or replaced and may have lost leases: no new grants until those leases have ended"
+            );
+        }
+        Self(grants, now)
+    }
+
+    /// Whether a call with this ttl needs another reading first.
+    pub fn needs_reading(&self, ttl: Duration, now: Instant) -> bool {
+        match self.0 {
+            Grants::Allowed => false,
+            Grants::After(wait) => now >= self.1 + wait,
+            Grants::Undecided => !ttl.is_zero(),
+        }
+    }
+
+    /// The time without new grants; `None` if they are allowed.
+    pub fn left(&self, now: Instant) -> Option<Duration> {
+        match self.0 {
+            Grants::Allowed | Grants::Undecided => None,
+            Grants::After(wait) => Some((self.1 + wait).saturating_duration_since(now)),
+        }
+    }
+}
+
+/// The error of an acquire during a quarantine that lasts so long.
+pub fn quarantined(address: &str, left: Duration) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        format!(
+            "the server at {address} was restarted or replaced and may have lost leases: no new grants for another {} ms, until \
+             those leases have ended (`restart=trust` in the URL does not wait)",
+            left.as_millis()
+        ),
+    )
+}
 
 impl Epoch {
+    /// The run on which this client was last allowed to lock.
+    pub fn run(&self) -> Option<&str> {
+        self.run.as_deref()
+    }
+
     /// Whether a call with this ttl needs a reading first, because other clients may not know that the ttl is in use.
-    pub(crate) fn needs_reading(&self, ttl: Duration, now: Instant) -> bool {
+    pub fn needs_reading(&self, ttl: Duration, now: Instant) -> bool {
         !ttl.is_zero() && !self.published.has(ttl, now + ttl + REWRITE_BEFORE)
     }
 
     /// Adds the ttls of a message, `<the server's clock in ms> <the epoch key>`. The message may be old, so it does not change
     /// `published`.
-    pub(crate) fn receive(&mut self, message: &str, now: Instant) {
+    pub fn receive(&mut self, message: &str, now: Instant) {
         let Some((time, key)) = message.split_once(' ') else { return };
         if let (Ok(time), Ok(key)) = (time.parse(), Key::parse(key)) {
             self.in_use.add_all(&key.ttls(Duration::from_millis(time), now));
@@ -107,7 +203,10 @@ impl Epoch {
     }
 
     /// Adds the ttls of a reading, and decides.
-    pub(crate) fn evaluate(&mut self, reading: &Reading, check: CheckContext) -> Result<Decision, UnknownFormat> {
+    ///
+    /// # Errors
+    /// [`UnknownFormat`]: a newer version has written the key.
+    pub fn evaluate(&mut self, reading: &Reading, check: CheckContext) -> Result<Decision, UnknownFormat> {
         let CheckContext { on_restart, ttl, requested, now } = check;
         let key = Key::parse(&reading.key)?;
         let written = key.ttls(reading.now, now);
