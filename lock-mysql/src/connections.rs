@@ -30,7 +30,7 @@ const MOST_TURNS: usize = 64;
 pub(crate) enum Use {
     /// Acquires, releases and polls.
     Calls,
-    /// They have connections of their own: releases and withdrawals must not delay a renewal.
+    /// They have connections of their own: releases and withdrawals must not delay a renewal. With `SELECT … FOR UPDATE`: of places.
     Renewals,
     /// Locks by `SELECT … FOR UPDATE`, on the keeper's runtime.
     Leases,

@@ -108,6 +108,10 @@ impl Settings {
                 "`wakeup` is for `strategy=row`: the server wakes waiters of `strategy=for-update`",
             ));
         }
+        if self.strategy == Strategy::ForUpdate && self.on_restart != OnRestart::default() {
+            let text = "`restart` is for `strategy=row`: `strategy=for-update` waits after a restart for the ttl of the last lease";
+            return Err(Error::invalid(text));
+        }
         Ok(self)
     }
 }
@@ -271,6 +275,7 @@ mod tests {
             ("mysql://u:hunter2@localhost/locks?strategy=rows", "`for-update`"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&locks=0", "1 to 10000"),
             ("mysql://u:hunter2@localhost/locks?locks=7", "`strategy=for-update`"),
+            ("mysql://u:hunter2@localhost/locks?strategy=for-update&restart=trust", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&wakeup=get_lock", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
             ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),

@@ -66,19 +66,20 @@ pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant)
     Ok(get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
 }
 
-/// Returns when the server shows that a connection waits for a row.
-pub(super) async fn waits(pool: &Pool, id: u64, until: Instant) -> Result<(), Failure> {
+/// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time.
+pub(super) async fn waits(pool: &Pool, statement: String, until: Instant) -> Result<bool, Failure> {
     let mut pause = FIRST_PAUSE;
-    loop {
+    while Instant::now() + pause < until {
         let mut connection = pool.checkout(until).await?;
-        let rows = connection.fetch_text(statements::waits(id), until).await;
+        let rows = connection.fetch_text(statement.clone(), until).await;
         connection.put_back();
         if get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? > 0 {
-            return Ok(());
+            return Ok(true);
         }
-        timeout_at(until, sleep(pause)).await.map_err(|_| Failure::TimedOut)?;
+        sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+    Ok(false)
 }
 
 /// Those connections that exist.

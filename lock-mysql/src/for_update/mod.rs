@@ -100,7 +100,7 @@ impl ForUpdate {
         let sent = core.stamp();
         let endpoints: Vec<_> = places.iter().map(|it| it.handle.connection.endpoint()).collect();
         let existing = async {
-            let pool = self.connections.calls().map_err(Failure::NotSent)?;
+            let pool = self.connections.renewals().map_err(Failure::NotSent)?;
             fences::existing(&pool, endpoints.iter().flatten(), until).await
         };
         let existing = existing.await.map_err(Failure::without_effect);

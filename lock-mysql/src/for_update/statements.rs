@@ -198,6 +198,15 @@ impl Statements {
         format!("SELECT COALESCE(IS_USED_LOCK({}) = {id}, 0)", self.named_lock)
     }
 
+    /// Whether the connection `id` waits for the row, which another connection holds.
+    pub(super) fn waits(&self, id: u64) -> String {
+        format!(
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} \
+             AND info LIKE 'SELECT CAST(GET\\_LOCK(%FOR UPDATE' AND IS_USED_LOCK({}) <> {id}",
+            self.named_lock
+        )
+    }
+
     /// The state of the lock, as [`STATE`], and then the number of claims that wait for it. Without the permission `PROCESS` the server
     /// shows the connections of the own user only.
     pub(super) fn inspect(&self) -> String {
@@ -264,11 +273,6 @@ pub(crate) const FENCE: &str = concat!(
 pub(super) fn addresses(ids: impl Iterator<Item = u64>) -> String {
     let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
     format!("SELECT CAST(id AS UNSIGNED), host FROM information_schema.processlist WHERE id IN ({})", ids.join(", "))
-}
-
-/// Whether a connection waits for a row.
-pub(super) fn waits(id: u64) -> String {
-    format!("SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} AND info LIKE '%FOR UPDATE'")
 }
 
 /// What `KILL` ends.

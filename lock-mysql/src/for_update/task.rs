@@ -145,7 +145,7 @@ impl Task {
         let calls = self.connections.calls().map_err(Failure::NotSent)?;
         loop {
             let done = match self.request.waits {
-                true => self.wait(connection, &calls).await,
+                true => self.wait(connection).await,
                 false => {
                     let lock = statements.lock(IfTaken::Skip, place_ttl.as_secs());
                     connection.lock(lock, self.until()).await
@@ -166,20 +166,28 @@ impl Task {
     }
 
     /// Waits until the row is locked. The claim has a place when the server shows that it waits.
-    async fn wait(&self, connection: &mut Connection<'_>, calls: &Pool) -> Result<bool, Failure> {
-        let (id, until) = (connection.endpoint.id, self.until());
-        let lock = self.request.statements.lock(IfTaken::Wait, self.request.place_ttl.as_secs());
+    async fn wait(&self, connection: &mut Connection<'_>) -> Result<bool, Failure> {
+        let Request { statements, place_ttl, .. } = &self.request;
+        let waits = statements.waits(connection.endpoint.id);
+        let lock = statements.lock(IfTaken::Wait, place_ttl.as_secs());
         // The server ends this when the claim's connection is ended, and only then. The renewals of the place check that it exists.
         let mut locked = std::pin::pin!(connection.lock(lock, Instant::now() + FOREVER));
         if let Ok(done) = tokio::time::timeout(SOON, &mut locked).await {
             return done;
         }
+        // On a connection of its own, because others are needed for the grant, and in a task of its own: a query that is dropped would close its connection.
+        let (pool, until) = (self.connections.renewals().map_err(Failure::NotSent)?, self.until());
+        let placed = tokio::spawn(async move { fences::waits(&pool, waits, until).await });
         tokio::select! {
             biased;
             done = &mut locked => return done,
-            placed = fences::waits(calls, id, until) => placed?,
+            placed = placed => {
+                // Without a place, the call ends after its bound, and the task with it.
+                if let Ok(Ok(true)) = placed {
+                    self.has_place();
+                }
+            }
         }
-        self.has_place();
         locked.await
     }
 
@@ -344,7 +352,7 @@ impl Task {
 }
 
 /// A free row is locked within this time, mostly.
-const SOON: Duration = Duration::from_millis(1);
+const SOON: Duration = Duration::from_millis(5);
 
 /// Longer than any wait.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
