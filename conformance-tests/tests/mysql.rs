@@ -11,14 +11,15 @@ mod mysql {
     mod record;
     mod replicated;
     mod resource_counts;
-    mod row_lease;
     mod server_settings;
     mod sessions;
     mod set_up;
     mod stored;
+    #[path = "row_lease.rs"]
+    mod strategy;
     mod support;
     mod tls;
     mod wakeup;
 
-    leasehold_conformance::suite!(row_lease::MySqlFixture);
+    leasehold_conformance::suite!(strategy::MySqlFixture);
 }

@@ -3,11 +3,18 @@
 
 #[path = "mysql"]
 mod mysql_for_update {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod connections_of_leases;
+    mod fence;
     mod fixture;
-    mod for_update;
     mod resource_counts;
+    mod server_settings;
     mod set_up;
     mod stored;
+    #[path = "for_update.rs"]
+    mod strategy;
+    mod support;
 
-    leasehold_conformance::suite!(for_update::ForUpdateFixture);
+    leasehold_conformance::suite!(strategy::MySqlFixture);
 }

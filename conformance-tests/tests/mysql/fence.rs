@@ -8,7 +8,7 @@ use leasehold::mysql::sqlx::{self, Connection};
 use leasehold_conformance::Route;
 use leasehold_core::{ErrorKind, LockClient, LockGuard};
 
-use super::row_lease::MySqlFixture;
+use super::strategy::MySqlFixture;
 use super::support::{SOON, case, client, eventually, hold};
 
 /// A connection of the user's program, and a table of its own.
@@ -38,7 +38,7 @@ async fn write(program: &mut MySqlConnection, guard: &LockGuard) -> Result<(), E
 
 /// A lease that is over, with its guard.
 async fn lapsed(client: &LockClient, name: &str) -> LockGuard {
-    let ttl = Duration::from_millis(300);
+    let ttl = client.capabilities().min_ttl.max(Duration::from_millis(300));
     let guard = client.lock(name).ttl(ttl).without_renewal().acquire().await.expect("a grant");
     tokio::time::sleep(ttl * 2).await;
     guard

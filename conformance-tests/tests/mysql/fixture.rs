@@ -68,6 +68,9 @@ pub(super) struct StrategyFixture<S> {
 }
 
 impl<S: Strategy> StrategyFixture<S> {
+    pub(super) const SETTINGS: &str = S::SETTINGS;
+    pub(super) const TABLE: &str = S::TABLE;
+
     /// Synchronous on purpose: nothing may be awaited while the server is locked, and every statement has a time limit.
     pub(super) fn server(&self) -> MutexGuard<'_, MySqlServer> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)

@@ -10,7 +10,7 @@ use super::stored::{Stored, hex, number};
 
 pub(super) struct ForUpdate;
 
-pub(super) type ForUpdateFixture = StrategyFixture<ForUpdate>;
+pub(super) type MySqlFixture = StrategyFixture<ForUpdate>;
 
 /// How long a connection may take to end.
 const ENDS_BY: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::LockGuard;
 use leasehold_test_servers::SqlConnection;
 
-use super::row_lease::MySqlFixture;
+use super::strategy::MySqlFixture;
 use super::support::{SOON, Stopwatch, case, client, eventually, hold};
 
 /// Opens a transaction that keeps the rows of these locks locked until the connection is closed.

@@ -9,9 +9,9 @@ use leasehold_core::{ErrorKind, LockClient};
 use leasehold_test_servers::{MySqlServer, MySqlSettings};
 
 use super::replicated::Replicated;
-use super::row_lease::MySqlFixture;
 use super::set_up::{PASSWORD, USER, set_up};
 use super::stored::{Stored, number};
+use super::strategy::MySqlFixture;
 use super::support::{SOON, Stopwatch, builder, case, client, hold};
 
 const TTL: Duration = Duration::from_secs(4);

@@ -8,7 +8,7 @@ use leasehold::mysql::{MySqlBackend, read_only_grants};
 use leasehold_conformance::Route;
 use leasehold_core::ErrorKind;
 
-use super::row_lease::MySqlFixture;
+use super::strategy::MySqlFixture;
 use super::support::{SOON, builder, case, client, hold};
 
 const CLIENTS: u64 = 64;
@@ -67,7 +67,7 @@ fn a_user_who_may_only_read_sees_who_holds_a_lock() {
         let guard = hold(&ann, "seen").await;
         let grants = read_only_grants("locks", "'reader'@'%'");
         fixture.execute(&format!("CREATE USER 'reader'@'%' IDENTIFIED BY 'reader'; {grants}"));
-        let url = format!("mysql://reader:reader@{}/locks?tls=off", fixture.server().addr());
+        let url = format!("mysql://reader:reader@{}/locks?tls=off{}", fixture.server().addr(), MySqlFixture::SETTINGS);
         let reader = leasehold::connect(&url).await.expect("a client");
         let seen = reader.inspect("seen").await.expect("it may read").expect("there is a row");
         assert_eq!(seen.holder().map(|lease| lease.token), Some(guard.fencing_token()));
@@ -83,7 +83,8 @@ fn a_user_who_may_only_read_sees_who_holds_a_lock() {
 #[test]
 fn a_missing_table_is_an_error_that_says_how_to_create_it() {
     case(async |fixture| {
-        fixture.execute("DROP TABLE locks.leasehold_locks; GRANT ALL ON locks.* TO 'locker'@'%'");
+        let drop = format!("DROP TABLE locks.{}", MySqlFixture::TABLE);
+        fixture.execute(&format!("{drop}; GRANT ALL ON locks.* TO 'locker'@'%'"));
         let url = fixture.url(Route::Clear, "");
         let refused = MySqlBackend::connect(&url).await.expect_err("there is no table");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::row_lease::MySqlFixture;
 use super::stored::Stored;
+use super::strategy::MySqlFixture;
 use super::support::{SOON, case, client, eventually, hold};
 
 /// The connections of a client that holds: one of its own runtime, and two of its keeper's.

@@ -7,7 +7,7 @@ use leasehold_conformance::{Fixture, Route};
 use leasehold_core::{LockClient, LockClientBuilder};
 
 pub(super) use super::common::{SOON, Stopwatch, eventually, hold};
-use super::row_lease::MySqlFixture;
+use super::strategy::MySqlFixture;
 
 /// Runs a case as the suite does, with its own server.
 pub(super) fn case<C, F>(case: C)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::LockClient;
 
-use super::row_lease::MySqlFixture;
+use super::strategy::MySqlFixture;
 use super::support::{SOON, builder, case, eventually, hold};
 
 const WAKEUP: &str = "&wakeup=get_lock";

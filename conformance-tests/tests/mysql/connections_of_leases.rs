@@ -1,0 +1,122 @@
+//! A lease that is kept by a connection: who ends the connection, and what follows.
+
+use std::time::Duration;
+
+use leasehold::mysql::MySqlBackend;
+use leasehold_conformance::Route;
+use leasehold_core::{ErrorKind, LockClient, LossReason};
+
+use super::stored::Stored;
+use super::strategy::MySqlFixture;
+use super::support::{SOON, Stopwatch, case, client, eventually, hold};
+
+/// The connection that holds the only lock.
+fn holder(fixture: &MySqlFixture) -> String {
+    let rows = Stored(&fixture.server()).query(
+        "SELECT CAST(IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', name), 256), 40))) AS CHAR) \
+         FROM locks.leasehold_fences HAVING 1 IS NOT NULL",
+    );
+    let ids: Vec<_> = rows.into_iter().filter_map(|row| row[0].clone()).collect();
+    let [id] = &ids[..] else { panic!("{} locks are held", ids.len()) };
+    String::from_utf8_lossy(id).into_owned()
+}
+
+fn kill(fixture: &MySqlFixture, id: &str) {
+    fixture.server().query(&format!("KILL {id}")).expect("it is there");
+}
+
+#[test]
+fn a_killed_session_loses_the_lease_and_its_holder_learns_of_it() {
+    case(async |fixture| {
+        let (ttl, bobs) = (Duration::from_secs(3), client(&fixture, SOON).await);
+        let ann = client(&fixture, ttl).await;
+        let guard = hold(&ann, "killed session").await;
+        let lock = bobs.lock("killed session");
+        let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
+        eventually("bob waits", || bobs.stats().waiting == 1).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let stopwatch = Stopwatch::start();
+        kill(&fixture, &holder(&fixture));
+        let next = waiting.await.expect("no panic");
+        stopwatch.within(Duration::from_millis(100), "the next holder is granted the lock at once");
+        assert!(next.fencing_token() > guard.fencing_token());
+        let loss = tokio::time::timeout(ttl, guard.lost()).await.expect("the next renewal tells the holder");
+        assert_eq!(loss.reason, LossReason::Gone);
+        stopwatch.within(ttl / 2, "the holder learns of it by its next renewal");
+    });
+}
+
+#[test]
+fn a_killed_waiter_still_gets_the_lock() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
+        let guard = hold(&ann, "killed waiter").await;
+        let lock = bob.lock("killed waiter");
+        let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
+        let waits =
+            "SELECT CAST(id AS CHAR) FROM information_schema.processlist WHERE info LIKE 'SELECT CAST(GET%FOR UPDATE'";
+        let waiter = || Stored(&fixture.server()).query(waits).first().and_then(|row| row[0].clone());
+        for what in ["KILL", "KILL QUERY"] {
+            eventually("bob waits", || waiter().is_some()).await;
+            let id = String::from_utf8_lossy(&waiter().expect("bob waits")).into_owned();
+            fixture.server().query(&format!("{what} {id}")).expect("it is there");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        guard.release().await.expect("a release");
+        let next = tokio::time::timeout(SOON, waiting).await.expect("bob waits again").expect("no panic");
+        assert!(next.is_held());
+    });
+}
+
+/// A waiter that gives up leaves its connection to the next one.
+#[test]
+fn cancelled_waiters_keep_their_connections() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
+        let guard = hold(&ann, "cancelled").await;
+        let opened = || Stored(&fixture.server()).status("Connections");
+        let wait = async || {
+            let refused = bob.lock("cancelled").wait(Duration::from_millis(60)).acquire().await;
+            assert_eq!(refused.expect_err("it is held").kind(), ErrorKind::Timeout);
+            eventually("the place has ended", || bob.stats().waiting == 0).await;
+        };
+        wait().await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let before = opened();
+        for _ in 0..10 {
+            wait().await;
+        }
+        assert!(opened() <= before + 2, "{} connections for 10 waits", opened() - before);
+        assert!(guard.is_held());
+    });
+}
+
+#[test]
+fn locks_beyond_the_limit_are_refused_at_once() {
+    case(async |fixture| {
+        let url = fixture.url(Route::Clear, "").replace("locks=1100", "locks=2");
+        let backend = MySqlBackend::connect(&url).await.expect("a backend");
+        let ann = LockClient::builder(backend).wait(SOON).build().expect("a client");
+        let (one, _two) = (hold(&ann, "one").await, hold(&ann, "two").await);
+        let refused = ann.lock("three").acquire().await.expect_err("two are held");
+        assert_eq!(refused.kind(), ErrorKind::Capacity);
+        assert!(refused.to_string().contains("`locks`"), "{refused}");
+        one.release().await.expect("a release");
+        drop(hold(&ann, "three").await);
+    });
+}
+
+/// Fenced writes that stay open, and statements of operators, delay no renewal.
+#[test]
+fn a_locked_token_loses_no_lease() {
+    case(async |fixture| {
+        let ttl = Duration::from_secs(1);
+        let ann = client(&fixture, ttl).await;
+        let guards = [hold(&ann, "locked token").await, hold(&ann, "other").await];
+        let side = fixture.server().side().expect("a connection");
+        side.query("BEGIN; SELECT * FROM locks.leasehold_fences FOR UPDATE").expect("the rows are locked");
+        tokio::time::sleep(ttl * 3).await;
+        assert!(guards.iter().all(|guard| guard.is_held()), "a lease was lost");
+        side.query("ROLLBACK").expect("a rollback");
+    });
+}
