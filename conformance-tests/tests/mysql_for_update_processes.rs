@@ -1,0 +1,27 @@
+//! Holders and waiters in processes of their own (`lock-holder`), on a real mariadbd with `strategy=for-update`: the cases of
+//! every store, and those of a server.
+
+#[path = "processes/bounds.rs"]
+mod bounds;
+#[path = "processes/chaos.rs"]
+mod chaos;
+#[path = "processes/endings.rs"]
+mod endings;
+#[path = "mysql/environment.rs"]
+mod environment;
+#[path = "processes/late_write.rs"]
+mod late_write;
+#[path = "mysql/record_for_update.rs"]
+mod record;
+#[path = "mysql/set_up.rs"]
+mod set_up;
+#[path = "mysql/stored.rs"]
+mod stored;
+#[path = "processes/unreachable.rs"]
+mod unreachable;
+
+/// The end of a URL.
+const SETTINGS: &str = "?strategy=for-update";
+
+/// The connections of a lock holder that waits: its own, that which waits, and two of its keeper.
+const OF_A_WAITER: usize = 4;
