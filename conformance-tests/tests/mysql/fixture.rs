@@ -32,6 +32,9 @@ const LEAST_CONNECTIONS: usize = 10;
 /// A client sends this before it uses a connection that was idle.
 const PING: &[u8] = &[1, 0, 0, 0, 14];
 
+/// A client sends this, after the length of the packet, before its first acquire on a connection: it reads the run of the server.
+const READING: &[u8] = b"\0\x03SELECT LEFT(SHA2(";
+
 /// The most connections that hold requests.
 const MAX_HOLDING: usize = 20;
 
@@ -131,7 +134,8 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
             .start()
             .unwrap_or_else(|error| panic!("{error}"));
         set_up(&server);
-        let path = TcpPath::start_with_probe(server.addr(), |bytes| bytes == PING)
+        let is_probe = |bytes: &[u8]| bytes == PING || bytes.get(3..).is_some_and(|rest| rest.starts_with(READING));
+        let path = TcpPath::start_with_probe(server.addr(), is_probe)
             .unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         Self {
             strategy: PhantomData,
