@@ -18,9 +18,3 @@ mod set_up;
 mod stored;
 #[path = "processes/unreachable.rs"]
 mod unreachable;
-
-/// The end of a URL.
-const SETTINGS: &str = "";
-
-/// The connections of a lock holder that waits: its own, and that of its keeper, which polls.
-const OF_A_WAITER: usize = 2;

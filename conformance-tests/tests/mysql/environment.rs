@@ -12,10 +12,12 @@ pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, ev
 use super::bounds::{start, with_call};
 use super::set_up::{PASSWORD, USER, set_up};
 use super::stored::{Stored, number};
-use super::{OF_A_WAITER, SETTINGS};
 
 /// How late a takeover may be after the lease has ended: a poll and an acquire.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(250);
+
+/// The connections of a lock holder that waits: its own, and that of its keeper, which polls.
+const OF_A_WAITER: usize = 2;
 
 pub(crate) struct Environment {
     pub(crate) server: MySqlServer,
@@ -36,7 +38,7 @@ impl Environment {
     }
 
     fn url_of(addr: SocketAddr) -> String {
-        format!("mysql://locker:{PASSWORD}@{addr}/locks{SETTINGS}")
+        format!("mysql://locker:{PASSWORD}@{addr}/locks")
     }
 
     /// A lock holder that reaches the server through the proxy.

@@ -95,8 +95,7 @@ pub(crate) trait StoreUnderTest {
 
 /// The URL of a store with the call bound [`CALL`].
 pub(crate) fn with_call(store: &str) -> String {
-    let separator = if store.contains('?') { '&' } else { '?' };
-    format!("{store}{separator}timeout={}ms", CALL.as_millis())
+    format!("{store}?timeout={}ms", CALL.as_millis())
 }
 
 /// Waits until the condition is true.
