@@ -19,9 +19,10 @@ fn the_page_says_what_the_backends_promise() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/backends.md");
     let redis = RedisBackend::connect_lazy("redis://127.0.0.1").unwrap().capabilities();
     let mysql = MySqlBackend::connect_lazy("mysql://127.0.0.1/locks").unwrap().capabilities();
+    let for_update = MySqlBackend::connect_lazy("mysql://127.0.0.1/locks?strategy=for-update").unwrap().capabilities();
     let sqlite = SqliteBackend::connect_lazy("sqlite:///tmp/locks.db").unwrap().capabilities();
     let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
-    let page = page(&[redis, mysql, sqlite, memory]);
+    let page = page(&[redis, mysql, for_update, sqlite, memory]);
     if std::env::var_os(UPDATE).is_some() {
         std::fs::write(&path, &page).unwrap();
     }
@@ -34,7 +35,7 @@ fn page(backends: &[Capabilities]) -> String {
         "# What each backend promises\n\nWritten from the backends' `Capabilities` with their default settings by \
         `tests/backends_page.rs`; the conformance suite\nholds them to the truth.\n\n"
             .to_owned();
-    let names: Vec<_> = backends.iter().map(|it| it.backend).collect();
+    let names: Vec<_> = backends.iter().map(name).collect();
     let _ = writeln!(page, "| | {} |\n|---{}|", names.join(" | "), "|---".repeat(names.len()));
     let mut row = |what: &str, of: &dyn Fn(&Capabilities) -> String| {
         let cells: Vec<_> = backends.iter().map(of).collect();
@@ -60,12 +61,20 @@ fn page(backends: &[Capabilities]) -> String {
     page += "\n## Where exclusion ends\n\nThere only the fencing token decides; it keeps its order, and the holder is notified \
         by its next renewal.\n";
     for it in backends {
-        let _ = writeln!(page, "\n{}:\n", it.backend);
+        let _ = writeln!(page, "\n{}:\n", name(it));
         for end in it.limits_of_exclusion {
             let _ = writeln!(page, "- {end}");
         }
     }
     page
+}
+
+/// The backend and, if it is not the default, its strategy.
+fn name(it: &Capabilities) -> String {
+    match it.ttl_scope {
+        TtlScope::Connection => format!("{}, `strategy=for-update`", it.backend),
+        _ => it.backend.to_owned(),
+    }
 }
 
 fn takeover(it: &Capabilities) -> String {

@@ -1,4 +1,4 @@
-//! Locks in a table of a MariaDB, against raw statements on connections of their own.
+//! Locks of a MariaDB, as rows and by `SELECT … FOR UPDATE`, against raw statements on connections of their own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -44,8 +44,8 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut figures = pairs(&server).await?;
     figures.extend(held(&server).await?);
     figures.extend(waiters(&server).await?);
-    figures.extend(handoffs(&server, "poll", 500.0).await?);
-    figures.extend(handoffs(&server, "get_lock", 1_500.0).await?);
+    figures.extend(row_handoffs(&server).await?);
+    figures.extend(for_update_handoffs(&server).await?);
     Ok(figures)
 }
 
@@ -53,9 +53,15 @@ fn url(server: &MySqlServer) -> String {
     format!("mysql://bench:{PASSWORD}@{}/locks", server.addr())
 }
 
-async fn client(server: &MySqlServer, keeper: KeeperRuntime, wakeup: &str) -> Result<LockClient> {
-    let url = format!("{}?tls=off&connections={CONNECTIONS}&wakeup={wakeup}", url(server));
+async fn client(server: &MySqlServer, keeper: KeeperRuntime, more: &str) -> Result<LockClient> {
+    let url = format!("{}?tls=off&connections={CONNECTIONS}{more}", url(server));
     Ok(LockClient::builder(MySqlBackend::connect(&url).await?).keeper(keeper).wait(Duration::MAX).build()?)
+}
+
+async fn raw_connection(server: &MySqlServer) -> Result<MySqlConnection> {
+    let options: sqlx::mysql::MySqlConnectOptions = url(server).parse()?;
+    let options = sqlx::ConnectOptions::disable_statement_logging(options);
+    Ok(MySqlConnection::connect_with(&options).await?)
 }
 
 /// Two updates by the primary key, each in a transaction of its own, on connections of their own.
@@ -65,9 +71,7 @@ impl Raw {
     async fn open(server: &MySqlServer) -> Result<Self> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
-            let options: sqlx::mysql::MySqlConnectOptions = url(server).parse()?;
-            let options = sqlx::ConnectOptions::disable_statement_logging(options);
-            connections.push(Mutex::new(MySqlConnection::connect_with(&options).await?));
+            connections.push(Mutex::new(raw_connection(server).await?));
         }
         Ok(Self(connections))
     }
@@ -86,7 +90,7 @@ impl Raw {
 }
 
 async fn pairs(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let client = client(server, KeeperRuntime::OwnThread, "poll").await?;
+    let client = client(server, KeeperRuntime::OwnThread, "").await?;
     for task in 0..TASKS.into_iter().max().unwrap_or_default() {
         server.query(&format!("INSERT INTO locks.raw VALUES ('bench/{task}', 0, 0)"))?;
     }
@@ -143,7 +147,7 @@ fn executed(server: &MySqlServer) -> Result<u64> {
 }
 
 async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let client = client(server, KeeperRuntime::OwnThread, "poll").await?;
+    let client = client(server, KeeperRuntime::OwnThread, "").await?;
     let mut tasks = Vec::new();
     for task in 0..16 {
         let client = client.clone();
@@ -191,10 +195,8 @@ async fn idle_processor() -> Result<Duration> {
 }
 
 async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let (holder, client) = (
-        client(server, KeeperRuntime::OwnThread, "poll").await?,
-        client(server, KeeperRuntime::OwnThread, "poll").await?,
-    );
+    let (holder, client) =
+        (client(server, KeeperRuntime::OwnThread, "").await?, client(server, KeeperRuntime::OwnThread, "").await?);
     let mut guards = Vec::new();
     let mut tasks = Vec::new();
     for number in 0..WAITERS {
@@ -214,41 +216,115 @@ async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtMost(20.0))])
 }
 
-/// How often a lock that 100 clients want passes from one to another. Grants to the same client again do not count.
-async fn handoffs(server: &MySqlServer, wakeup: &str, goal: f64) -> Result<Vec<Figure>> {
-    let (stop, handed) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicU64>::default());
-    let last = Arc::new(AtomicUsize::new(usize::MAX));
-    let mut clients = Vec::new();
-    for _ in 0..WAITERS {
-        // Many clients in one process stand for many processes, so their keepers share its runtime.
-        clients.push(client(server, KeeperRuntime::CurrentRuntime, wakeup).await?);
+async fn row_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (how, more, goal) in [("polling", "", 500.0), ("GET_LOCK", "&wakeup=get_lock", 1_500.0)] {
+        let what = format!("handoffs with 100 clients, by {how}");
+        let per_second = handoffs(server, more).await?;
+        figures.push(Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtLeast(goal)));
     }
+    Ok(figures)
+}
+
+/// Against transactions that lock the same row and nothing else.
+async fn for_update_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let mut rounds = Vec::new();
+    for number in 0..3 {
+        let own = async || handoffs(server, "&strategy=for-update").await;
+        rounds.push(if number % 2 == 0 {
+            let own = own().await?;
+            (own, bare_handoffs(server).await?)
+        } else {
+            let other = bare_handoffs(server).await?;
+            (own().await?, other)
+        });
+    }
+    let what = "handoffs with 100 clients by SELECT … FOR UPDATE, against bare transactions";
+    let ratio = median(rounds.iter().map(|(own, other)| own / other));
+    let scale = median(rounds.iter().map(|(own, _)| *own));
+    Ok(vec![
+        Figure::new(WORKLOAD, what, ratio, Unit::Ratio, Goal::AtLeast(0.7)),
+        Figure::plain(WORKLOAD, "handoffs with 100 clients by SELECT … FOR UPDATE, here", scale, Unit::PerSecond),
+    ])
+}
+
+/// Handoffs per second of a row that 100 connections lock in turn.
+async fn bare_handoffs(server: &MySqlServer) -> Result<f64> {
+    const LOCK: &str = "BEGIN; SELECT name FROM raw WHERE name = 'bench/0' FOR UPDATE";
+    let turns = Turns::default();
     let mut tasks = Vec::new();
-    for (number, client) in clients.iter().enumerate() {
-        let (lock, stop, handed, last) = (client.lock("handoff"), stop.clone(), handed.clone(), last.clone());
+    for number in 0..WAITERS {
+        let mut connection = raw_connection(server).await?;
+        let turns = turns.clone();
         tasks.push(tokio::spawn(async move {
-            while !stop.load(Ordering::Relaxed) {
-                let guard = lock.acquire().await?;
-                if last.swap(number, Ordering::Relaxed) != number {
-                    handed.fetch_add(1, Ordering::Relaxed);
-                }
-                guard.release().await?;
+            while turns.go_on() {
+                sqlx::raw_sql(LOCK).execute(&mut connection).await?;
+                turns.taken_by(number);
+                sqlx::raw_sql("COMMIT").execute(&mut connection).await?;
             }
             anyhow::Ok(())
         }));
     }
-    // Every client has waited once.
-    tokio::time::sleep(HANDOFFS).await;
-    let (before, begin) = (handed.load(Ordering::Relaxed), Instant::now());
-    tokio::time::sleep(HANDOFFS).await;
-    let per_second = (handed.load(Ordering::Relaxed) - before) as f64 / begin.elapsed().as_secs_f64();
-    stop.store(true, Ordering::Relaxed);
-    for task in tasks {
-        task.await??;
+    turns.per_second(tasks).await
+}
+
+/// Counts how often something passes from one of many to another. Grants to the same one again do not count.
+#[derive(Clone, Default)]
+struct Turns(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    stop: AtomicBool,
+    handed: AtomicU64,
+    /// The number of the last one, plus one.
+    last: AtomicUsize,
+}
+
+impl Turns {
+    fn go_on(&self) -> bool {
+        !self.0.stop.load(Ordering::Relaxed)
     }
-    let what = match wakeup {
-        "poll" => "handoffs with 100 clients, by polling",
-        _ => "handoffs with 100 clients, by GET_LOCK",
-    };
-    Ok(vec![Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtLeast(goal))])
+
+    fn taken_by(&self, number: usize) {
+        if self.0.last.swap(number + 1, Ordering::Relaxed) != number + 1 {
+            self.0.handed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn per_second(&self, tasks: Vec<tokio::task::JoinHandle<Result<()>>>) -> Result<f64> {
+        // By then, each has waited once.
+        tokio::time::sleep(HANDOFFS).await;
+        let handed = || self.0.handed.load(Ordering::Relaxed);
+        let (before, begin) = (handed(), Instant::now());
+        tokio::time::sleep(HANDOFFS).await;
+        let per_second = (handed() - before) as f64 / begin.elapsed().as_secs_f64();
+        self.0.stop.store(true, Ordering::Relaxed);
+        for task in tasks {
+            task.await??;
+        }
+        Ok(per_second)
+    }
+}
+
+/// How often a lock that 100 clients want passes from one to another in a second.
+async fn handoffs(server: &MySqlServer, more: &str) -> Result<f64> {
+    let turns = Turns::default();
+    let mut clients = Vec::new();
+    for _ in 0..WAITERS {
+        // Many clients in one process stand for many processes, so their keepers share its runtime.
+        clients.push(client(server, KeeperRuntime::CurrentRuntime, more).await?);
+    }
+    let mut tasks = Vec::new();
+    for (number, client) in clients.iter().enumerate() {
+        let (lock, turns) = (client.lock("handoff"), turns.clone());
+        tasks.push(tokio::spawn(async move {
+            while turns.go_on() {
+                let guard = lock.acquire().await?;
+                turns.taken_by(number);
+                guard.release().await?;
+            }
+            Ok(())
+        }));
+    }
+    turns.per_second(tasks).await
 }
