@@ -236,7 +236,8 @@ pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::DropTraffic).await;
     guard.release().await.expect("a release");
-    assert!(fixture.record(&name).await.lease().is_some(), "the lock was not handed over");
+    let handed_over = async || fixture.record(&name).await.lease().is_some();
+    eventually(AT_ONCE, "the lock is handed over", handed_over).await;
     let outcome = in_time(wait + ENDS_BY, "a wait ends in time", join(waiter)).await;
     assert_eq!(kind_of(&outcome), ErrorKind::Indeterminate, "a disconnected waiter: {outcome:?}");
     fixture.heal().await;
