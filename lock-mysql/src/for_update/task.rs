@@ -175,7 +175,8 @@ impl Task {
         if let Ok(done) = tokio::time::timeout(SOON, &mut locked).await {
             return done;
         }
-        // On a connection of its own, because others are needed for the grant, and in a task of its own: a query that is dropped would close its connection.
+        // On a connection of its own, because others are needed for the grant, and in a task of its own, because a query that is dropped
+        // closes its connection.
         let (pool, until) = (self.connections.renewals().map_err(Failure::NotSent)?, self.until());
         let placed = tokio::spawn(async move { fences::waits(&pool, waits, until).await });
         tokio::select! {
@@ -188,7 +189,11 @@ impl Task {
                 }
             }
         }
-        locked.await
+        tokio::select! {
+            done = locked => done,
+            // The claim was dropped.
+            () = self.phase.closed() => Err(Failure::NoSuchConnection),
+        }
     }
 
     async fn grant(&self, connection: &mut Connection<'_>, calls: &Pool) -> Result<Lease, NoLease> {
