@@ -296,6 +296,9 @@ mod further {
             pauses_and_resumes: ResumesNothing, "Fixture::server(Resume): ";
             refuses_the_user: RestoresNothing, "Fixture::server(Restore) after ";
         }
+        capabilities {
+            the_scope_of_a_ttl_is_as_claimed: ClaimsConnections, "a lease ends with its connection";
+        }
         keeper {
             a_starved_runtime_loses_nothing: LosesARenewalWithTheUsersRuntime, "renewals failed while the runtime";
         }

@@ -10,7 +10,7 @@ use leasehold_core::backend::{
 
 use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
 use crate::direct::Direct;
-use crate::fault::{ServerFault, Tamper};
+use crate::fault::{PathFault, ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
@@ -131,6 +131,14 @@ pub async fn the_scope_of_a_ttl_is_as_claimed(fixture: &dyn Fixture) {
             assert!(!together, "a lease of the same ttl kept another one alive");
         }
         _ => assert!(together, "leases of one session end together"),
+    }
+    if ann.capabilities().ttl_scope == TtlScope::Connection {
+        let (bob, cut) = (Direct::warm(fixture, Route::Faulty).await, name("cut"));
+        bob.granted(&bob.claim(&cut), ttl).await;
+        fixture.path(PathFault::Disconnect).await;
+        let ended = async || fixture.record(&cut).await.lease().is_none();
+        eventually(AT_ONCE, "a lease ends with its connection", ended).await;
+        fixture.heal().await;
     }
 }
 

@@ -66,6 +66,8 @@ plain! {
     ClaimsToPush;
     /// Claims that leases share the ttl of a session.
     ClaimsSessions;
+    /// Claims that a lease ends with its connection.
+    ClaimsConnections;
     /// Claims that its leases end by a wall clock.
     ClaimsAWallClock;
     /// Shows every lock as free.
@@ -94,6 +96,7 @@ claiming! {
     ClaimsToBePolled: waiting = Waiting::Poll;
     ClaimsToPush: loss_notice = LossNotice::Pushed;
     ClaimsSessions: ttl_scope = TtlScope::Session;
+    ClaimsConnections: ttl_scope = TtlScope::Connection;
     ClaimsAWallClock: clock = StoreClock::ServerWall;
 }
 
