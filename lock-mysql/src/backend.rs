@@ -106,6 +106,7 @@ impl LockBackend for MySqlBackend {
             Connections::warm_up(&self.connections, &core, Use::Calls);
             if self.for_update.is_some() {
                 Connections::warm_up(&self.connections, &core, Use::Leases);
+                Connections::warm_up(&self.connections, &core, Use::Renewals);
             }
         }
     }

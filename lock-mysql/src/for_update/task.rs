@@ -189,10 +189,14 @@ impl Task {
                 }
             }
         }
+        // The claim was dropped without a release: the place lasts until its ttl is over.
+        let dropped = async {
+            self.phase.closed().await;
+            tokio::time::sleep(*place_ttl).await;
+        };
         tokio::select! {
             done = locked => done,
-            // The claim was dropped.
-            () = self.phase.closed() => Err(Failure::NoSuchConnection),
+            () = dropped => Err(Failure::NoSuchConnection),
         }
     }
 
