@@ -9,6 +9,7 @@ mod mysql {
     mod locked_rows;
     mod quarantine;
     mod record;
+    mod released;
     mod replicated;
     mod resource_counts;
     mod server_settings;

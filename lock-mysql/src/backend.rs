@@ -1,4 +1,4 @@
-//! The backend. Acquire, renew and release are one statement each.
+//! The backend. Acquire, renew and release are one statement each, mostly.
 
 use std::fmt;
 use std::sync::Arc;
@@ -85,7 +85,8 @@ impl MySqlBackend {
         leasehold_core::backend::require_timers()?;
         let (until, pool) = (backend.until(), backend.single());
         let mut connection = pool.checkout(until).await?;
-        Ok(connection.execute_text(SCHEMA.to_owned(), until).await?)
+        connection.execute_text(SCHEMA.to_owned(), until).await?;
+        Ok(())
     }
 
     /// The deadline of a call that starts now.
@@ -161,14 +162,15 @@ impl LockBackend for MySqlBackend {
             return for_update.release(request).await;
         }
         let (until, pool) = (self.until(), self.connections.calls()?);
-        let done = match request.delivery {
-            Delivery::Confirmed => rows::release(&pool, &request.claim, until).await,
-            Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await,
+        // Dropped after the row is free, or the claim that is woken then would find the lock held.
+        let turn = match self.shared.settings.wakeup {
+            Wakeup::GetLock => wakeup::leave(&request.claim),
+            Wakeup::Poll => None,
         };
-        if self.shared.settings.wakeup == Wakeup::GetLock {
-            wakeup::leave(&request.claim);
-        }
-        let was_held = done?;
+        let was_held = match request.delivery {
+            Delivery::Confirmed => rows::release(&pool, &request.claim, turn.as_ref(), until).await?,
+            Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await?,
+        };
         Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
     }
 

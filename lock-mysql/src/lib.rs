@@ -13,6 +13,7 @@ mod maintenance;
 mod permissions;
 mod pool;
 mod quarantine;
+mod released;
 mod renewal;
 mod rows;
 mod run;

@@ -143,6 +143,10 @@ impl Pool {
         }
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Acquire)
     }
@@ -242,10 +246,12 @@ impl Checkout<'_> {
         self.run(until, async |session| query.fetch_all(&mut session.connection).await).await
     }
 
-    /// Runs statements without arguments as text: the protocol of prepared statements does not have all of them.
-    pub(crate) async fn execute_text(&mut self, statements: String, until: Instant) -> Result<(), Failure> {
+    /// Runs statements without arguments as text: the protocol of prepared statements does not have all of them, and has no packet with
+    /// several. Returns how many rows they affected together.
+    pub(crate) async fn execute_text(&mut self, statements: String, until: Instant) -> Result<u64, Failure> {
         let statements = sqlx::raw_sql(AssertSqlSafe(statements));
-        self.run(until, async |session| statements.execute(&mut session.connection).await.map(|_| ())).await
+        let done = self.run(until, async |session| statements.execute(&mut session.connection).await).await?;
+        Ok(done.rows_affected())
     }
 
     /// The rows of statements without arguments.

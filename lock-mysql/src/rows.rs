@@ -11,11 +11,12 @@ use sqlx::{MySql, Row};
 use tokio::time::Instant;
 
 use crate::errors::{Failure, other_format};
-use crate::pool::Pool;
+use crate::pool::{Checkout, Pool};
 use crate::quarantine;
 use crate::statements::{
     self, BUSY, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD, WAS_WITHDRAWN,
 };
+use crate::wakeup::Turn;
 
 /// The outcome of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub(crate) fn bytes(name: &LockName) -> &[u8] {
     name.as_str().as_bytes()
 }
 
-fn owner(claim: &Claim) -> &[u8] {
+pub(crate) fn owner(claim: &Claim) -> &[u8] {
     claim.owner().as_bytes()
 }
 
@@ -45,12 +46,38 @@ fn owner(claim: &Claim) -> &[u8] {
 pub(crate) async fn acquire(
     pool: &Pool,
     request: &AcquireRequest,
-    stamp: impl FnOnce() -> Stamp,
+    stamp: impl Fn() -> Stamp,
     until: Instant,
 ) -> Result<(Stamp, Acquired), Failure> {
+    let mut connection = pool.checkout(until).await?;
+    let done = acquire_by(&mut connection, request, stamp, until).await;
+    connection.put_back();
+    done
+}
+
+async fn acquire_by(
+    connection: &mut Checkout<'_>,
+    request: &AcquireRequest,
+    stamp: impl Fn() -> Stamp,
+    until: Instant,
+) -> Result<(Stamp, Acquired), Failure> {
+    quarantine::before_acquire(connection, request.ttl, until).await?;
     let (claim, ttl) = (&request.claim, micros(request.ttl));
     let (owner, holder) = (owner(claim), claim.holder().encode(None));
     let holder = holder.as_bytes();
+    if connection.shared().released.take(claim.name()) {
+        let statement = sqlx::query(statements::ACQUIRE_FREE)
+            .bind(owner)
+            .bind(holder)
+            .bind(ttl)
+            .bind(bytes(claim.name()))
+            .bind(owner);
+        let sent = stamp();
+        let done = connection.execute(statement, until).await?;
+        if done.rows_affected() > 0 {
+            return Ok((sent, Acquired::Granted(FencingToken::new(done.last_insert_id()))));
+        }
+    }
     let statement = sqlx::query(statements::ACQUIRE)
         .bind(bytes(claim.name()))
         .bind(owner)
@@ -67,15 +94,8 @@ pub(crate) async fn acquire(
         .bind(owner)
         .bind(owner)
         .bind(ttl);
-    let mut connection = pool.checkout(until).await?;
-    if let Err(failure) = quarantine::before_acquire(&mut connection, request.ttl, until).await {
-        connection.put_back();
-        return Err(failure);
-    }
     let sent = stamp();
-    let done = connection.execute(statement, until).await;
-    connection.put_back();
-    let acquired = match done?.last_insert_id() {
+    let acquired = match connection.execute(statement, until).await?.last_insert_id() {
         OTHER_FORMAT => return Err(Failure::Refused(other_format())),
         WAS_WITHDRAWN => Acquired::Withdrawn,
         busy if busy & BUSY != 0 => Acquired::Held(Duration::from_micros(busy & !BUSY)),
@@ -84,19 +104,31 @@ pub(crate) async fn acquire(
     Ok((sent, acquired))
 }
 
-/// Ends the lease of a claim. Returns whether the claim held the lock.
+/// Ends the lease of a claim, and its turn. Returns whether the claim held the lock.
 ///
 /// The server may have closed a connection that was idle, and the request is lost then. So after a broken connection this asks once more on
 /// another one. If the claim holds its lease until then, the first request had no effect, and cannot have one later. Otherwise the outcome
 /// stays unknown.
-pub(crate) async fn release(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
-    match release_once(pool, claim, until).await {
+pub(crate) async fn release(pool: &Pool, claim: &Claim, turn: Option<&Turn>, until: Instant) -> Result<bool, Failure> {
+    let by_turn = match turn {
+        Some(turn) => turn.release(claim, until).await,
+        None => None,
+    };
+    let first = match by_turn {
+        Some(done) => done,
+        None => release_once(pool, claim, until).await,
+    };
+    let was_held = match first {
         Err(Failure::Disconnected(cause)) => match release_once(pool, claim, until).await {
-            Ok(true) => Ok(true),
-            _ => Err(Failure::Disconnected(cause)),
+            Ok(true) => true,
+            _ => return Err(Failure::Disconnected(cause)),
         },
-        done => done,
+        done => done?,
+    };
+    if was_held {
+        pool.shared().released.note(claim.name());
     }
+    Ok(was_held)
 }
 
 async fn release_once(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {

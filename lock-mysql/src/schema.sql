@@ -9,12 +9,12 @@
 --
 -- name             the name of the lock: bytes, so that no collation merges two names
 -- format           the version and kind of the row
--- owner            the owner token of the claim that holds the lock; 16 zero bytes when the lock is free
+-- owner            the owner token of the claim that holds the lock or held it last; 16 zero bytes after a withdrawal or a break
 -- fence            the last fencing token: at least the server's time in µs since the Unix epoch at its grant
 -- expires_at       when the lease ends, unless it is renewed
 -- withdrawn        the owner tokens of claims that were withdrawn, 16 bytes each, the newest last
 -- withdrawn_until  until when these claims are remembered
--- holder           who holds the lock, for people
+-- holder           who holds the lock or held it last, for people
 
 CREATE TABLE IF NOT EXISTS leasehold_locks (
   name             VARBINARY(1024)  NOT NULL PRIMARY KEY,

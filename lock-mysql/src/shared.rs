@@ -7,6 +7,7 @@ use leasehold_core::backend::restart::Epoch;
 use sqlx::mysql::MySqlConnectOptions;
 
 use crate::maintenance::Maintenance;
+use crate::released::Released;
 use crate::settings::{self, Settings, Target};
 use crate::wakeup::Turns;
 use crate::watcher::Watcher;
@@ -22,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) watcher: Watcher,
     pub(crate) turns: Turns,
     pub(crate) maintenance: Maintenance,
+    pub(crate) released: Released,
 }
 
 impl Shared {
@@ -38,6 +40,7 @@ impl Shared {
             watcher,
             turns,
             maintenance,
+            released: Released::default(),
         }
     }
 }

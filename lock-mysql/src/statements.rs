@@ -67,6 +67,20 @@ macro_rules! may_have {
     };
 }
 
+/// Takes the row of a free lock. Affects no row if there is none, the lock is held, or the claim was withdrawn. A smaller statement than
+/// [`ACQUIRE`], and no insert that the server tries first.
+///
+/// Binds owner, holder, ttl, name, owner.
+pub(crate) const ACQUIRE_FREE: &str = concat!(
+    "UPDATE leasehold_locks SET fence = LAST_INSERT_ID(",
+    next_fence!(),
+    "), owner = ?, holder = ?, expires_at = ",
+    now!(),
+    " + INTERVAL ? MICROSECOND WHERE name = ? AND expires_at <= ",
+    now!(),
+    " AND format = '1x' AND LOCATE(?, withdrawn) = 0",
+);
+
 /// Takes the row if the lock is free. A claim that holds the lock keeps its token, and its lease is not shortened.
 ///
 /// Binds name, owner, ttl, holder; owner, owner; owner, owner, holder; owner, owner, owner; owner, owner, ttl.
@@ -96,16 +110,25 @@ pub(crate) const ACQUIRE: &str = concat!(
     " + INTERVAL ? MICROSECOND), expires_at)",
 );
 
+/// Ends the lease of a claim that holds the lock. Changes only what ends the lease: a row whose size stays the same is changed in place.
+macro_rules! release {
+    ($name:literal, $owner:literal) => {
+        concat!(
+            "UPDATE leasehold_locks SET expires_at = ",
+            released!(),
+            " WHERE name = ",
+            $name,
+            " AND owner = ",
+            $owner,
+            " AND expires_at > ",
+            now!(),
+            " AND format = '1x'",
+        )
+    };
+}
+
 /// Ends the lease of the claim. Affects a row if the claim held the lock. Binds name, owner.
-pub(crate) const RELEASE: &str = concat!(
-    "UPDATE leasehold_locks SET owner = ",
-    nobody!(),
-    ", expires_at = ",
-    released!(),
-    ", holder = '' WHERE name = ? AND owner = ? AND expires_at > ",
-    now!(),
-    " AND format = '1x'",
-);
+pub(crate) const RELEASE: &str = release!("?", "?");
 
 /// Ends the lease of the claim and notes that the claim was withdrawn, so that a late acquire has no effect. The row's own lock puts the
 /// late acquire before or after this statement.
@@ -196,16 +219,44 @@ pub(crate) const GET_LOCK_SECONDS: u64 = 60;
 /// The named lock of a lock in this database. Names of named locks have at most 64 characters, whose case does not matter, and are those
 /// of the whole server.
 macro_rules! named_lock {
-    () => {
-        "CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', ?), 256), 40))"
+    ($name:literal) => {
+        concat!("CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', ", $name, "), 256), 40))")
     };
 }
 
-/// Waits for the named lock of a lock: 1, or 0 after the time. Binds name, seconds.
-pub(crate) const GET_LOCK: &str = concat!("SELECT CAST(GET_LOCK(", named_lock!(), ", ?) AS SIGNED)");
+/// Waits for the named lock of a lock: whether another connection had it before, and 1, or 0 after the time. Binds name, name, seconds.
+pub(crate) const GET_LOCK: &str = concat!(
+    "SELECT CAST(IS_USED_LOCK(",
+    named_lock!("?"),
+    ") IS NOT NULL AS SIGNED), CAST(GET_LOCK(",
+    named_lock!("?"),
+    ", ?) AS SIGNED)"
+);
 
 /// Releases the named lock of a lock. Binds name.
-pub(crate) const RELEASE_LOCK: &str = concat!("SELECT CAST(RELEASE_LOCK(", named_lock!(), ") AS SIGNED)");
+pub(crate) const RELEASE_LOCK: &str = concat!("SELECT CAST(RELEASE_LOCK(", named_lock!("?"), ") AS SIGNED)");
+
+/// [`RELEASE`] and [`RELEASE_LOCK`] in one packet, as text.
+pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
+    let (name, owner) = (literal(name), literal(owner));
+    format!(
+        concat!(release!("{name}", "{owner}"), "; DO RELEASE_LOCK(", named_lock!("{name}"), ")"),
+        name = name,
+        owner = owner
+    )
+}
+
+/// Bytes as a literal.
+pub(crate) fn literal(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(2 * bytes.len() + 3);
+    text.push_str("X'");
+    for byte in bytes {
+        let _ = write!(text, "{byte:02X}");
+    }
+    text.push('\'');
+    text
+}
 
 /// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even if the clock is
 /// set back by up to the retention. Binds the retention twice.

@@ -1,13 +1,14 @@
 //! Wakes waiters by `GET_LOCK` (`wakeup=get_lock`).
 //!
 //! A claim that finds its lock held also waits for a named lock of the server, on a connection of its own. The claim that gets the named
-//! lock acquires the row, keeps the named lock with its lease, and releases it after the row. The next waiter then acquires the row at
-//! once, and not with its next poll. The server serves the waiters of a named lock in their order.
+//! lock acquires the row, keeps the named lock with its lease, and releases both in one packet, the row first. The next waiter then
+//! acquires the row at once, and not with its next poll. The server serves the waiters of a named lock in their order.
 //!
 //! The named lock decides nothing: it has no ttl, and a claim that found its lock free does not have it. So the polls continue, a few for
 //! a claim that waits for the named lock and the usual number for the claim that has it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,9 +20,9 @@ use tokio::time::Instant;
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
-use crate::rows::{bytes, get};
+use crate::rows::{bytes, get, owner};
 use crate::shared::lock;
-use crate::statements::{GET_LOCK, GET_LOCK_SECONDS, RELEASE_LOCK};
+use crate::statements::{GET_LOCK, GET_LOCK_SECONDS, RELEASE_LOCK, release_both};
 
 /// How long after the last contention the claims of a client wait for the named lock first.
 const CONTENTION: Duration = Duration::from_secs(1);
@@ -29,9 +30,40 @@ const CONTENTION: Duration = Duration::from_secs(1);
 /// More contended locks than this are looked through for those that are not contended any more.
 const MANY: usize = 1_000;
 
-/// The turn of one claim, in its slot. Dropping it ends the turn.
-#[derive(Default)]
-struct Turn(Mutex<Option<oneshot::Sender<()>>>);
+/// The turn of one claim. Dropping it ends the turn.
+pub(crate) struct Turn {
+    end: Mutex<Option<oneshot::Sender<Release>>>,
+    /// The claim has the named lock.
+    has_lock: Arc<AtomicBool>,
+}
+
+/// The release of a claim that has the named lock.
+struct Release {
+    claim: Claim,
+    until: Instant,
+    /// Whether the claim held the lock.
+    reply: oneshot::Sender<Result<bool, Failure>>,
+}
+
+impl Turn {
+    /// Releases the row and the named lock. `None`: the claim does not have the named lock, and nothing was sent.
+    pub(crate) async fn release(&self, claim: &Claim, until: Instant) -> Option<Result<bool, Failure>> {
+        if !self.has_lock.load(Ordering::Acquire) {
+            return None;
+        }
+        let (reply, released) = oneshot::channel();
+        lock(&self.end).take()?.send(Release { claim: claim.clone(), until, reply }).ok()?;
+        // The task replies within the bound. It is gone only with its runtime, which drops the connection with the request.
+        Some(released.await.unwrap_or(Err(Failure::TimedOut)))
+    }
+
+    fn has_ended(&self) -> bool {
+        lock(&self.end).as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+}
+
+/// The turn of a claim, in its slot.
+type Slot = Mutex<Option<Turn>>;
 
 /// What a client knows of the named locks.
 #[derive(Default)]
@@ -69,21 +101,28 @@ impl Turns {
 
 /// Makes a claim wait for the named lock of its lock, unless it does already.
 pub(crate) fn join(connections: &Arc<Connections>, core: &CoreHandle, claim: &Claim) {
-    let mut turn = lock(&claim.slot::<Turn>().0);
-    if turn.as_ref().is_some_and(|turn| !turn.is_closed()) {
+    let mut turn = lock(claim.slot::<Slot>());
+    if turn.as_ref().is_some_and(|turn| !turn.has_ended()) {
         return;
     }
     let (end, ended) = oneshot::channel();
-    *turn = Some(end);
-    core.keeper_runtime().spawn(run(connections.clone(), core.clone(), claim.name().clone(), ended));
+    let has_lock = Arc::<AtomicBool>::default();
+    *turn = Some(Turn { end: Mutex::new(Some(end)), has_lock: has_lock.clone() });
+    core.keeper_runtime().spawn(run(connections.clone(), core.clone(), claim.name().clone(), has_lock, ended));
 }
 
-/// Ends the turn of a claim whose lease has ended.
-pub(crate) fn leave(claim: &Claim) {
-    lock(&claim.slot::<Turn>().0).take();
+/// Takes the turn of a claim whose lease ends.
+pub(crate) fn leave(claim: &Claim) -> Option<Turn> {
+    lock(claim.slot::<Slot>()).take()
 }
 
-async fn run(connections: Arc<Connections>, core: CoreHandle, name: LockName, mut ended: oneshot::Receiver<()>) {
+async fn run(
+    connections: Arc<Connections>,
+    core: CoreHandle,
+    name: LockName,
+    has_lock: Arc<AtomicBool>,
+    mut ended: oneshot::Receiver<Release>,
+) {
     let bound = connections.shared.settings.timeout;
     let pool = connections.turns(core.keeper_runtime());
     // Without the named lock the claim polls.
@@ -102,31 +141,47 @@ async fn run(connections: Arc<Connections>, core: CoreHandle, name: LockName, mu
         return;
     }
     let turns = &connections.shared.turns;
+    has_lock.store(true, Ordering::Release);
     lock(&turns.0).held.insert(name.clone());
     connections.shared.watcher.report(&name, &core);
-    // The end of the lease, or the last use of the claim.
-    let _ = ended.await;
+    // A release, or the last use of the claim.
+    let end = ended.await;
     lock(&turns.0).held.remove(&name);
-    let released = connection.fetch(sqlx::query(RELEASE_LOCK).bind(bytes(&name)), Instant::now() + bound).await;
+    let is_released = match end {
+        Ok(Release { claim, until, reply }) => {
+            let both = release_both(bytes(&name), owner(&claim));
+            let done = connection.execute_text(both, until).await;
+            let is_released = done.is_ok();
+            // The caller may have been dropped.
+            let _ = reply.send(done.map(|rows| rows > 0));
+            is_released
+        }
+        Err(_) => {
+            let release = sqlx::query(RELEASE_LOCK).bind(bytes(&name));
+            connection.fetch(release, Instant::now() + bound).await.is_ok()
+        }
+    };
     // The server releases the named lock of a connection that is closed.
-    if released.is_ok() {
+    if is_released {
         connection.put_back();
     }
 }
 
 /// Waits for the named lock, for ever.
 async fn wait(connection: &mut Checkout<'_>, name: &LockName, connections: &Connections) -> Result<(), Failure> {
-    let mut seconds = 0;
     loop {
-        let until = Instant::now() + Duration::from_secs(seconds) + connections.shared.settings.timeout;
-        let rows = connection.fetch(sqlx::query(GET_LOCK).bind(bytes(name)).bind(seconds), until).await?;
-        let got: Option<i64> = get(rows.first().ok_or(Failure::UnexpectedReply)?, 0)?;
-        match got {
+        let until = Instant::now() + Duration::from_secs(GET_LOCK_SECONDS) + connections.shared.settings.timeout;
+        let query = sqlx::query(GET_LOCK).bind(bytes(name)).bind(bytes(name)).bind(GET_LOCK_SECONDS);
+        let rows = connection.fetch(query, until).await?;
+        let row = rows.first().ok_or(Failure::UnexpectedReply)?;
+        if get::<i64>(row, 0)? != 0 {
+            connections.shared.turns.contended(name);
+        }
+        match get::<Option<i64>>(row, 1)? {
             Some(1) => return Ok(()),
-            Some(_) => connections.shared.turns.contended(name),
+            Some(_) => {}
             None => return Err(Failure::UnexpectedReply),
         }
-        seconds = GET_LOCK_SECONDS;
     }
 }
 

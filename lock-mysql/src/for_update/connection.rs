@@ -73,7 +73,7 @@ impl<'a> Connection<'a> {
 
     /// Runs statements that return nothing.
     pub(super) async fn execute(&mut self, statements: String, until: Instant) -> Result<(), Failure> {
-        self.checkout.execute_text(statements, until).await
+        self.checkout.execute_text(statements, until).await.map(drop)
     }
 
     /// Runs statements and reads all their rows.

@@ -55,7 +55,7 @@ pub(super) async fn lengthen(
     let mut connection = pool.checkout(until).await?;
     let done = connection.execute_text(of.lengthen(token.get(), ttl), until).await;
     connection.put_back();
-    done
+    done.map(drop)
 }
 
 /// Whether a connection holds.
@@ -103,7 +103,7 @@ pub(super) async fn kill(pool: &Pool, what: Kill, endpoint: &Endpoint, until: In
     let killed = connection.execute_text(statements::kill(what, endpoint.id, &endpoint.host), until).await;
     connection.put_back();
     match killed {
-        Ok(()) => Ok(true),
+        Ok(_) => Ok(true),
         Err(Failure::NoSuchConnection) => Ok(false),
         Err(failure) => Err(failure),
     }

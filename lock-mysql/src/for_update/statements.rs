@@ -10,6 +10,7 @@ use std::time::Duration;
 use leasehold_core::LockName;
 
 use crate::session::SetUp;
+use crate::statements::literal;
 
 /// The format of a row of `leasehold_fences`.
 macro_rules! this_format {
@@ -46,18 +47,6 @@ const IDLE: u64 = 3600;
 
 /// A higher token, at least the server's time in µs.
 const NOW_MICROS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
-
-/// Bytes as a literal.
-pub(super) fn literal(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    let mut text = String::with_capacity(2 * bytes.len() + 3);
-    text.push_str("X'");
-    for byte in bytes {
-        let _ = write!(text, "{byte:02X}");
-    }
-    text.push('\'');
-    text
-}
 
 /// The named lock of a lock in this database. Names of named locks have at most 64 characters and are those of the whole server.
 fn named_lock(name: &str) -> String {
