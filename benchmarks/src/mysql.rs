@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
+use crate::takeover::{self, Ends};
 use crate::usage;
 
 const WORKLOAD: &str = "mysql";
@@ -46,6 +47,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     figures.extend(waiters(&server).await?);
     figures.extend(row_handoffs(&server).await?);
     figures.extend(for_update_handoffs(&server).await?);
+    figures.extend(takeovers(&server).await?);
     Ok(figures)
 }
 
@@ -53,9 +55,17 @@ fn url(server: &MySqlServer) -> String {
     format!("mysql://bench:{PASSWORD}@{}/locks", server.addr())
 }
 
+fn client_url(server: &MySqlServer, more: &str) -> String {
+    format!("{}?tls=off&connections={CONNECTIONS}{more}", url(server))
+}
+
 async fn client(server: &MySqlServer, keeper: KeeperRuntime, more: &str) -> Result<LockClient> {
-    let url = format!("{}?tls=off&connections={CONNECTIONS}{more}", url(server));
-    Ok(LockClient::builder(MySqlBackend::connect(&url).await?).keeper(keeper).wait(Duration::MAX).build()?)
+    self::connect(&client_url(server, more), keeper).await
+}
+
+/// A client that waits for a lock as long as it takes.
+pub(crate) async fn connect(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
+    Ok(LockClient::builder(MySqlBackend::connect(url).await?).keeper(keeper).wait(Duration::MAX).build()?)
 }
 
 async fn raw_connection(server: &MySqlServer) -> Result<MySqlConnection> {
@@ -327,4 +337,18 @@ async fn handoffs(server: &MySqlServer, more: &str) -> Result<f64> {
         }));
     }
     turns.per_second(tasks).await
+}
+
+/// A holder's process is killed.
+async fn takeovers(server: &MySqlServer) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (more, ends, what, bound) in [
+        ("", Ends::WithTheTtl, "a killed holder's waiter holds, after the deadline of its row", 100.0),
+        ("&strategy=for-update", Ends::WithTheProcess, "the same with SELECT … FOR UPDATE, after the kill", 10.0),
+    ] {
+        let client = client(server, KeeperRuntime::OwnThread, more).await?;
+        let samples = takeover::killed(&client, &client_url(server, more), ends).await?;
+        figures.extend(takeover::figures(WORKLOAD, what, &samples, bound));
+    }
+    Ok(figures)
 }

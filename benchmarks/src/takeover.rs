@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use leasehold_conformance::harness::{ChildProcess, LagMonitor};
-use leasehold_core::KeeperRuntime;
+use leasehold_core::{KeeperRuntime, LockClient};
 use leasehold_test_servers::RedisSettings;
 
-use crate::peers;
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::median;
+use crate::{mysql, peers};
 
 const WORKLOAD: &str = "takeover";
 const ROUNDS: usize = 15;
@@ -21,28 +21,8 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut server = RedisSettings::new().start()?;
     let client = peers::client(&server.url(), KeeperRuntime::OwnThread).await?;
     let lag_monitor = LagMonitor::start();
-    let (mut killed, mut fixed, mut silent) = (Vec::new(), Vec::new(), Vec::new());
-
-    for round in 0..ROUNDS {
-        let name = format!("killed/{round}");
-        let mut holder = holder(&server.url(), &name)?;
-        let waiter = client.lock(&name).ttl(TTL);
-        let waiter = tokio::spawn(async move { waiter.acquire().await.map(|guard| (guard, Instant::now())) });
-        // Long enough for the waiter to queue, and each round at another distance from the holder's last renewal.
-        let pause = TTL / 3 + TTL.mul_f64(round as f64 / ROUNDS as f64 / 3.0);
-        tokio::time::sleep(pause).await;
-        holder.kill()?;
-        let kill = Instant::now();
-        // Nobody renews the lease any more, so the record has its last deadline.
-        let lease = client
-            .inspect(&name)
-            .await?
-            .and_then(|seen| seen.holders.into_iter().next())
-            .context("the killed holder has no lease")?;
-        let (guard, held) = waiter.await??;
-        killed.push(Sample::new(held, kill + lease.ttl_left, &lag_monitor, kill));
-        guard.release().await?;
-    }
+    let killed = killed(&client, &server.url(), Ends::WithTheTtl).await?;
+    let (mut fixed, mut silent) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let guard = client.lock(format!("fixed/{round}")).ttl(TTL / 4).without_renewal().acquire().await?;
         let (start, validity) = (Instant::now(), guard.validity());
@@ -72,17 +52,66 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
         ("the loss of a fixed lease is reported, after valid_until", &fixed, 5.0),
         ("the loss before a silent server is reported, after valid_until", &silent, 5.0),
     ] {
-        let worst = samples.iter().map(|sample| sample.late - sample.lag).fold(f64::MIN, f64::max);
-        let middle = median(samples.iter().map(|sample| sample.late));
-        let worst_what = format!("{what} (worst, less the machine's lag)");
-        figures.push(Figure::new(WORKLOAD, worst_what, worst, Unit::Milliseconds, Goal::AtMost(bound)));
-        figures.push(Figure::plain(WORKLOAD, format!("{what} (median)"), middle, Unit::Milliseconds));
+        figures.extend(self::figures(WORKLOAD, what, samples, bound));
     }
     Ok(figures)
 }
 
+pub(crate) fn figures(workload: &str, what: &str, samples: &[Sample], bound: f64) -> [Figure; 2] {
+    let worst = samples.iter().map(|sample| sample.late - sample.lag).fold(f64::MIN, f64::max);
+    let middle = median(samples.iter().map(|sample| sample.late));
+    let worst_what = format!("{what} (worst, less the machine's lag)");
+    [
+        Figure::new(workload, worst_what, worst, Unit::Milliseconds, Goal::AtMost(bound)),
+        Figure::plain(workload, format!("{what} (median)"), middle, Unit::Milliseconds),
+    ]
+}
+
+/// When the lease of a killed holder ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// At the deadline of its record.
+    WithTheTtl,
+    /// When the server notices that the connection is gone.
+    WithTheProcess,
+}
+
+/// Kills holders that others wait for: how late the waiter holds after the lease has ended.
+pub(crate) async fn killed(client: &LockClient, url: &str, ends: Ends) -> Result<Vec<Sample>> {
+    let lag_monitor = LagMonitor::start();
+    let mut samples = Vec::new();
+    for round in 0..ROUNDS {
+        let name = format!("killed/{round}");
+        let mut holder = holder(url, &name)?;
+        let waiter = client.lock(&name).ttl(TTL);
+        let waiter = tokio::spawn(async move { waiter.acquire().await.map(|guard| (guard, Instant::now())) });
+        // Long enough for the waiter to queue, and each round at another distance from the holder's last renewal.
+        let pause = TTL / 3 + TTL.mul_f64(round as f64 / ROUNDS as f64 / 3.0);
+        tokio::time::sleep(pause).await;
+        let before = Instant::now();
+        holder.kill()?;
+        let due = match ends {
+            Ends::WithTheProcess => before,
+            Ends::WithTheTtl => {
+                let kill = Instant::now();
+                // No request renews the lease any more, so the record has its last deadline.
+                let lease = client
+                    .inspect(&name)
+                    .await?
+                    .and_then(|seen| seen.holders.into_iter().next())
+                    .context("the killed holder has no lease")?;
+                kill + lease.ttl_left
+            }
+        };
+        let (guard, held) = waiter.await??;
+        samples.push(Sample::new(held, due, &lag_monitor, before));
+        guard.release().await?;
+    }
+    Ok(samples)
+}
+
 /// How late something was, in milliseconds, and how late the machine was meanwhile.
-struct Sample {
+pub(crate) struct Sample {
     late: f64,
     lag: f64,
 }
@@ -113,7 +142,10 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
     let ttl = Duration::from_millis(ttl.parse()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = peers::client(url, KeeperRuntime::OwnThread).await?;
+        let client = match leasehold_mysql::SCHEMES.iter().any(|scheme| url.starts_with(scheme)) {
+            true => mysql::connect(url, KeeperRuntime::OwnThread).await?,
+            false => peers::client(url, KeeperRuntime::OwnThread).await?,
+        };
         let guard = client.lock(name).ttl(ttl).acquire().await?;
         println!("held");
         std::io::stdout().flush()?;
