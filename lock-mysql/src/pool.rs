@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use leasehold_core::backend::restart::Quarantine;
 use leasehold_core::{Error, ErrorKind};
 use sqlx::AssertSqlSafe;
@@ -256,8 +257,22 @@ impl Checkout<'_> {
 
     /// The rows of statements without arguments.
     pub(crate) async fn fetch_text(&mut self, queries: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
+        self.fetch_text_noting(queries, |_| {}, until).await
+    }
+
+    /// The same. Calls `note` with each row as it arrives, while the server executes the next statement.
+    pub(crate) async fn fetch_text_noting(
+        &mut self,
+        queries: String,
+        note: impl Fn(&MySqlRow),
+        until: Instant,
+    ) -> Result<Vec<MySqlRow>, Failure> {
         let queries = sqlx::raw_sql(AssertSqlSafe(queries));
-        self.run(until, async |session| queries.fetch_all(&mut session.connection).await).await
+        self.run(until, async |session| {
+            let rows = queries.fetch(&mut session.connection).inspect_ok(note);
+            rows.try_collect().await
+        })
+        .await
     }
 
     async fn run<T>(

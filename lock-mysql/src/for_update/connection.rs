@@ -1,5 +1,6 @@
 //! A connection that locks one row.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind};
@@ -68,7 +69,24 @@ impl<'a> Connection<'a> {
 
     /// Locks the row. Returns whether it is locked.
     pub(super) async fn lock(&mut self, statements: String, until: Instant) -> Result<bool, Failure> {
-        locked(&self.checkout.fetch_text(statements, until).await?)
+        locked(self.checkout.fetch_text(statements, until).await?.first())
+    }
+
+    /// Waits for the row and locks it. Returns whether it is locked. Sets `is_used` when the server has replied that another connection
+    /// holds, and waits for it.
+    pub(super) async fn wait(
+        &mut self,
+        statements: String,
+        is_used: &AtomicBool,
+        until: Instant,
+    ) -> Result<bool, Failure> {
+        let note = |row: &MySqlRow| {
+            // Of the first row. It is set as well, without harm, when the row is locked.
+            if matches!(get(row, 0), Ok(Some::<i64>(_))) {
+                is_used.store(true, Ordering::Relaxed);
+            }
+        };
+        locked(self.checkout.fetch_text_noting(statements, note, until).await?.get(1))
     }
 
     /// Runs statements that return nothing.
@@ -110,8 +128,8 @@ fn value(row: &MySqlRow, name: &str) -> Option<String> {
     if found.eq_ignore_ascii_case(name) { row.try_get_unchecked(1).ok() } else { None }
 }
 
-fn locked(rows: &[MySqlRow]) -> Result<bool, Failure> {
-    let Some(row) = rows.last() else { return Ok(false) };
+fn locked(row: Option<&MySqlRow>) -> Result<bool, Failure> {
+    let Some(row) = row else { return Ok(false) };
     match get::<Option<i64>>(row, 0)? {
         Some(1) => Ok(true),
         _ => Err(Failure::Refused(Error::new(ErrorKind::Unavailable, NAMED_LOCK))),

@@ -89,14 +89,18 @@ impl Statements {
     }
 
     /// Inserts the row if there is none, begins a transaction, and locks the row. Returns a row if it is locked: whether the connection
-    /// also has the named lock. A client that is cut off keeps the row for `ttl` seconds.
+    /// also has the named lock. A client that is cut off keeps the row for `ttl` seconds. [`IfTaken::Wait`] returns a row before that: the
+    /// connection that holds, if there is one.
     ///
     /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
     pub(super) fn lock(&self, if_taken: IfTaken, ttl: u64) -> String {
         let (name, select) = (&self.name, self.select());
         let lock = match if_taken {
             IfTaken::Skip => format!("{select} SKIP LOCKED"),
-            IfTaken::Wait => format!("SET SESSION innodb_lock_wait_timeout = {FOREVER}; {select}"),
+            IfTaken::Wait => format!(
+                "SET SESSION innodb_lock_wait_timeout = {FOREVER}; SELECT CAST(IS_USED_LOCK({}) AS SIGNED); {select}",
+                self.named_lock
+            ),
         };
         format!(
             "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = 1; \

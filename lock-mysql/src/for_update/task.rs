@@ -7,6 +7,7 @@
 //! still locked; a statement on the own connection proves it too, and starts the ttl. The validity counts from that statement.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, CoreHandle, Event, Grant, OwnerToken, PlaceNumber, RenewReply, Stamp};
@@ -165,27 +166,31 @@ impl Task {
         self.grant(connection, &calls).await
     }
 
-    /// Waits until the row is locked. The claim has a place when the server shows that it waits.
+    /// Waits until the row is locked. The claim has a place when another one holds.
     async fn wait(&self, connection: &mut Connection<'_>) -> Result<bool, Failure> {
         let Request { statements, place_ttl, .. } = &self.request;
         let waits = statements.waits(connection.endpoint.id);
-        let lock = statements.lock(IfTaken::Wait, place_ttl.as_secs());
+        let (lock, is_used) = (statements.lock(IfTaken::Wait, place_ttl.as_secs()), AtomicBool::new(false));
         // The server ends this when the claim's connection is ended, and only then. The renewals of the place check that it exists.
-        let mut locked = std::pin::pin!(connection.lock(lock, Instant::now() + FOREVER));
+        let mut locked = std::pin::pin!(connection.wait(lock, &is_used, Instant::now() + FOREVER));
         if let Ok(done) = tokio::time::timeout(SOON, &mut locked).await {
             return done;
         }
-        // On a connection of its own, because others are needed for the grant, and in a task of its own, because a query that is dropped
-        // closes its connection.
-        let (pool, until) = (self.connections.renewals().map_err(Failure::NotSent)?, self.until());
-        let placed = tokio::spawn(async move { fences::waits(&pool, waits, until).await });
-        tokio::select! {
-            biased;
-            done = &mut locked => return done,
-            placed = placed => {
-                // Without a place, the call ends after its bound, and the task with it.
-                if let Ok(Ok(true)) = placed {
-                    self.has_place();
+        if is_used.load(Ordering::Relaxed) {
+            self.has_place();
+        } else {
+            // On a connection of its own, because others are needed for the grant, and in a task of its own, because a query that is dropped
+            // closes its connection.
+            let (pool, until) = (self.connections.renewals().map_err(Failure::NotSent)?, self.until());
+            let placed = tokio::spawn(async move { fences::waits(&pool, waits, until).await });
+            tokio::select! {
+                biased;
+                done = &mut locked => return done,
+                placed = placed => {
+                    // Without a place, the call ends after its bound, and the task with it.
+                    if let Ok(Ok(true)) = placed {
+                        self.has_place();
+                    }
                 }
             }
         }
