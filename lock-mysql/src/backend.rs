@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::SCHEMA;
 use crate::capabilities;
-use crate::connections::{Connections, TEST_AFTER, Use};
+use crate::connections::{Connections, Use};
 use crate::for_update::ForUpdate;
 use crate::maintenance::Maintenance;
 use crate::pool::{Limit, Pool};
@@ -96,7 +96,7 @@ impl MySqlBackend {
 
     /// For one new connection, which needs no table.
     pub(crate) fn single(&self) -> Pool {
-        Pool::new(self.shared.clone(), SetUp::default(), Limit::Calls(1), TEST_AFTER)
+        Pool::new(self.shared.clone(), SetUp::default(), Limit::Calls(1), None)
     }
 }
 
@@ -136,6 +136,11 @@ impl LockBackend for MySqlBackend {
             Acquired::Held(left) => {
                 if self.shared.settings.wakeup == Wakeup::GetLock {
                     turns.contended(name);
+                    if turns.has(name) && request.attempt < wakeup::RETRIES {
+                        // The holder does not have the named lock, so its release wakes no claim.
+                        let pause = wakeup::FIRST_RETRY * 2_u32.pow(request.attempt);
+                        return Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3).min(pause) });
+                    }
                 }
                 // Retry before the lease ends: a notification may be lost.
                 Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3) })

@@ -190,12 +190,20 @@ pub(crate) fn duration(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }
 
-/// The names of those locks that are held.
-pub(crate) async fn held_names(pool: &Pool, names: &[LockName], until: Instant) -> Result<Vec<Vec<u8>>, Failure> {
+/// The last tokens of those locks that are free; 0 for one without a row.
+pub(crate) async fn free(
+    pool: &Pool,
+    names: &[LockName],
+    until: Instant,
+) -> Result<Vec<(LockName, FencingToken)>, Failure> {
     let (text, size) = sized(&POLL, names.len());
     let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
     let rows = pool.fetch(query, until).await?;
-    rows.iter().map(|row| get(row, 0)).collect()
+    let read = |row| Ok((get(row, 0)?, (get::<i64>(row, 1)? != 0, get(row, 2)?)));
+    let rows: HashMap<Vec<u8>, (bool, u64)> = rows.iter().map(read).collect::<Result<_, Failure>>()?;
+    let state = |name: &LockName| rows.get(bytes(name)).copied().unwrap_or_default();
+    let free = names.iter().map(|name| (name, state(name))).filter(|(_, (is_held, _))| !is_held);
+    Ok(free.map(|(name, (_, token))| (name.clone(), FencingToken::new(token))).collect())
 }
 
 /// Some names after `after` whose rows may be removed, and the name to continue after; `None` for that at the end of the table.

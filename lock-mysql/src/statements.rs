@@ -372,7 +372,13 @@ macro_rules! lock_held {
 
 macro_rules! poll {
     ($size:tt) => {
-        concat!("SELECT name FROM leasehold_locks WHERE name IN (", marks!($size), ") AND expires_at > ", now!())
+        concat!(
+            "SELECT name, expires_at > ",
+            now!(),
+            ", fence FROM leasehold_locks WHERE name IN (",
+            marks!($size),
+            ")"
+        )
     };
 }
 
@@ -394,5 +400,5 @@ pub(crate) const HELD: Sized = sized!(held);
 /// The same, without rows that another transaction has locked. Locks the others until the end of the transaction.
 pub(crate) const LOCK_HELD: Sized = sized!(lock_held);
 
-/// The names of locks that are held. Binds names.
+/// The names of locks that have a row, whether each is held, and its last token. Binds names.
 pub(crate) const POLL: Sized = sized!(poll);

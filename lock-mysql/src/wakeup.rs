@@ -27,6 +27,11 @@ use crate::statements::{GET_LOCK, GET_LOCK_SECONDS, RELEASE_LOCK, release_both};
 /// How long after the last contention the claims of a client wait for the named lock first.
 const CONTENTION: Duration = Duration::from_secs(1);
 
+/// A claim that has the named lock and finds the lock held retries after this time, then after twice the time, and so on for so many retries.
+/// Then it polls.
+pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(2);
+pub(crate) const RETRIES: u32 = 6;
+
 /// More contended locks than this are looked through for those that are not contended any more.
 const MANY: usize = 1_000;
 

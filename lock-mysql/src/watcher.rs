@@ -1,11 +1,11 @@
 //! Polls the locks that claims of this client wait for: one statement for all of them.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::LockName;
 use leasehold_core::backend::{Claim, CoreHandle, WatchGuard, Watches};
+use leasehold_core::{FencingToken, LockName};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -72,7 +72,7 @@ impl Watcher {
 /// Polls until no lock is watched.
 async fn run(connections: Arc<Connections>, core: CoreHandle) {
     let watcher = &connections.shared.watcher;
-    let (mut pause, mut polls) = (MIN_PAUSE, 0);
+    let (mut pause, mut polls) = (MIN_PAUSE, Polls::default());
     let mut next = Instant::now() + core.jitter(pause);
     loop {
         tokio::select! {
@@ -87,9 +87,8 @@ async fn run(connections: Arc<Connections>, core: CoreHandle) {
         if watcher.ends() {
             return;
         }
-        let names = due(&connections.shared, polls);
-        polls += 1;
-        pause = match poll(&connections, names, &core).await {
+        let names = polls.due(&connections.shared);
+        pause = match polls.poll(&connections, names, &core).await {
             Ok(true) => MIN_PAUSE,
             Ok(false) => (pause * 5 / 4).min(MAX_PAUSE),
             Err(failure) => {
@@ -101,26 +100,51 @@ async fn run(connections: Arc<Connections>, core: CoreHandle) {
     }
 }
 
-/// The watched locks that the next poll is about.
-fn due(shared: &Shared, polls: u32) -> Vec<LockName> {
-    let mut names = shared.watcher.watches.names();
-    if shared.settings.wakeup == Wakeup::GetLock && !polls.is_multiple_of(POLLS_PER_WAKEUP) {
-        names.retain(|name| shared.turns.has(name));
-    }
-    names
+/// The polls of a client.
+#[derive(Default)]
+struct Polls {
+    number: u32,
+    /// With `wakeup=get_lock`: locks that the last poll found free, though another claim may have their named locks. With the last tokens.
+    free: HashMap<LockName, FencingToken>,
 }
 
-/// Polls these locks, and reports those that are free. Returns whether there are any.
-async fn poll(connections: &Connections, names: Vec<LockName>, core: &CoreHandle) -> Result<bool, Failure> {
-    let until = Instant::now() + connections.shared.settings.timeout;
-    let pool = connections.calls().map_err(Failure::NotSent)?;
-    let mut any = false;
-    for names in names.chunks(SIZES[SIZES.len() - 1]) {
-        let held: HashSet<Vec<u8>> = rows::held_names(&pool, names, until).await?.into_iter().collect();
-        for name in names.iter().filter(|name| !held.contains(name.as_str().as_bytes())) {
-            connections.shared.watcher.report(name, core);
-            any = true;
+impl Polls {
+    /// The watched locks that the next poll is about.
+    fn due(&mut self, shared: &Shared) -> Vec<LockName> {
+        let mut names = shared.watcher.watches.names();
+        if shared.settings.wakeup == Wakeup::GetLock && !self.number.is_multiple_of(POLLS_PER_WAKEUP) {
+            names.retain(|name| shared.turns.has(name) || self.free.contains_key(name));
         }
+        self.number += 1;
+        names
     }
-    Ok(any)
+
+    /// Polls some locks, and reports those that are free. Returns whether it has reported any.
+    async fn poll(
+        &mut self,
+        connections: &Connections,
+        names: Vec<LockName>,
+        core: &CoreHandle,
+    ) -> Result<bool, Failure> {
+        let shared = &connections.shared;
+        let until = Instant::now() + shared.settings.timeout;
+        let pool = connections.calls().map_err(Failure::NotSent)?;
+        let before = std::mem::take(&mut self.free);
+        let mut any = false;
+        for names in names.chunks(SIZES[SIZES.len() - 1]) {
+            for (name, token) in rows::free(&pool, names, until).await? {
+                // The claim that has the named lock is about to acquire the row. Only if no claim has since the last poll, it does not.
+                let is_for_others = shared.settings.wakeup == Wakeup::GetLock
+                    && !shared.turns.has(&name)
+                    && before.get(&name) != Some(&token);
+                if is_for_others {
+                    self.free.insert(name, token);
+                } else {
+                    shared.watcher.report(&name, core);
+                    any = true;
+                }
+            }
+        }
+        Ok(any)
+    }
 }

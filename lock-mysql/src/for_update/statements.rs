@@ -95,15 +95,12 @@ impl Statements {
     /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
     pub(super) fn lock(&self, if_taken: IfTaken, ttl: u64) -> String {
         let (name, select) = (&self.name, self.select());
-        let lock = match if_taken {
-            IfTaken::Skip => format!("{select} SKIP LOCKED"),
-            IfTaken::Wait => format!(
-                "SET SESSION innodb_lock_wait_timeout = {FOREVER}; SELECT CAST(IS_USED_LOCK({}) AS SIGNED); {select}",
-                self.named_lock
-            ),
+        let (bound, lock) = match if_taken {
+            IfTaken::Skip => (1, format!("{select} SKIP LOCKED")),
+            IfTaken::Wait => (FOREVER, format!("SELECT CAST(IS_USED_LOCK({}) AS SIGNED); {select}", self.named_lock)),
         };
         format!(
-            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = 1; \
+            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = {bound}; \
              INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
              WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name}); BEGIN; {lock}"
         )
