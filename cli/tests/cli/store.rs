@@ -64,11 +64,19 @@ impl Store {
         Self::of_mysql(Strategy::ForUpdate)
     }
 
+    /// Databases without tables, one for each strategy, and a user without permissions.
+    pub(crate) fn empty_mysql() -> [Self; 2] {
+        [Strategy::Row, Strategy::ForUpdate].map(|strategy| Self::of_mysql_with(strategy, "", "DO 0"))
+    }
+
     /// A database whose user has only the permissions of clients and operators.
     fn of_mysql(strategy: Strategy) -> Self {
+        Self::of_mysql_with(strategy, SCHEMA, &grants("locks", "'locker'@'%'"))
+    }
+
+    fn of_mysql_with(strategy: Strategy, tables: &str, grants: &str) -> Self {
         let server = MySqlSettings::new().option("max-connections=2000").start().unwrap();
-        let user = "'locker'@'%'";
-        server.create("locks", SCHEMA, user, "hunter2", &grants("locks", user)).unwrap();
+        server.create("locks", tables, "'locker'@'%'", "hunter2", grants).unwrap();
         let url = format!("mysql://locker:hunter2@{}/locks?tls=off{}", server.addr(), strategy.settings());
         Self { url, folder: own_folder(), kind: Kind::MySql(Box::new(RefCell::new(server)), strategy) }
     }
@@ -148,6 +156,12 @@ impl Store {
                 connection.execute("DELETE FROM leasehold_locks", []).unwrap();
             }
         }
+    }
+
+    /// Runs statements as the administrator of a MySQL.
+    pub(crate) fn administer(&self, statements: &str) {
+        let Kind::MySql(server, _) = &self.kind else { panic!("only a MySQL runs these statements") };
+        server.borrow().query(statements).unwrap();
     }
 
     /// Stops the server, which loses its data.
