@@ -199,7 +199,8 @@ pub(crate) struct Run {
 
     /// Shortest hold: if the command ends earlier, the lock stays held until then
     ///
-    /// Use it for short jobs that must not run again on a host whose clock is behind.
+    /// Use it for short jobs that must not run again on a host whose clock is behind. Where a lease ends with its process
+    /// (`strategy=for-update`), leasehold stays until then, and a signal ends the hold.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
 

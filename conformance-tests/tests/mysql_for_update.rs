@@ -8,6 +8,8 @@ mod mysql_for_update {
     mod connections_of_leases;
     mod fence;
     mod fixture;
+    #[path = "record_for_update.rs"]
+    mod record;
     mod resource_counts;
     mod server_settings;
     mod set_up;

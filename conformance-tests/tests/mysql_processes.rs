@@ -18,3 +18,17 @@ mod set_up;
 mod stored;
 #[path = "processes/unreachable.rs"]
 mod unreachable;
+
+use std::time::Duration;
+
+use leasehold_core::backend::TtlScope;
+
+const STRATEGY: environment::Strategy = environment::Strategy {
+    settings: "",
+    ttl_scope: TtlScope::Lease,
+    shortest_ttl: Duration::from_millis(400),
+    // A poll and an acquire.
+    takeover_slack: Duration::from_millis(250),
+    // Its own, and that of its keeper, which polls.
+    connections_of_a_waiter: 2,
+};

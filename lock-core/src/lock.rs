@@ -79,7 +79,8 @@ impl Lock {
     /// `max_hold`. So the holder receives [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin of the ttl. At the
     /// store, the lease ends by then too. It can end later by the time for which the last renewal was in flight, plus the rounding of a
     /// ttl. It never ends before the store's shortest ttl ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases
-    /// share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)), the keeper releases the lease when the hold has ended.
+    /// share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) or have a connection of their own
+    /// ([`TtlScope::Connection`](crate::backend::TtlScope::Connection)), the keeper releases the lease when the hold has ended.
     ///
     /// A place in a server's queue is requested with the same ttl, so a waiter with a short `max_hold` renews more often.
     /// [`min_hold`](Self::min_hold) is at most `max_hold`.
@@ -94,9 +95,10 @@ impl Lock {
     /// If the outcome of a request of the claim is unknown, the keeper also withdraws the claim at the end of `min_hold`, so that a late
     /// copy of the request has no effect. If the process exits before that, a lease that a late copy takes ends by its ttl.
     ///
-    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)), the store cannot let a single lease
-    /// expire. The keeper renews it until then, also after a [shutdown](crate::LockClient::shutdown), and releases it. If the process
-    /// ends before, the lease ends by its ttl.
+    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) or have a connection of their own
+    /// ([`TtlScope::Connection`](crate::backend::TtlScope::Connection)), the store cannot let a single lease expire. The keeper renews it
+    /// until then, also after a [shutdown](crate::LockClient::shutdown), and releases it. If the process ends before, the lease ends by the
+    /// ttl of the session, or at once with the connection.
     pub fn min_hold(mut self, min_hold: Duration) -> Self {
         self.terms.min_hold = Some(min_hold);
         self

@@ -28,7 +28,7 @@ const BACKENDS: &[Backend] = &[
     Backend {
         name: "mysql",
         feature: Some("mysql"),
-        targets: &["mysql", "mysql_for_update", "mysql_processes"],
+        targets: &["mysql", "mysql_for_update", "mysql_for_update_processes", "mysql_processes"],
         needs: &[needs::MARIADB, needs::MARIADB_INSTALL_DB, needs::OPENSSL],
     },
     Backend { name: "redis", feature: Some("redis"), targets: &["redis", "processes"], needs: &[needs::REDIS] },

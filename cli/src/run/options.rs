@@ -11,6 +11,7 @@ pub(crate) struct RunOptions {
     /// At least the shortest hold, so that the lock stays held even if this process is killed.
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
+    pub(crate) min_hold: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) on_lost: OnLost,
 }
@@ -37,7 +38,7 @@ impl RunOptions {
             let (grace, max_hold) = (humantime::format_duration(grace), humantime::format_duration(max_hold));
             return Err(Failure::input(format!("--grace ({grace}) must be shorter than --max-hold ({max_hold})")));
         }
-        Ok(Self { ttl, grace, max_hold, on_lost })
+        Ok(Self { ttl, grace, min_hold, max_hold, on_lost })
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::backend::{Clock as _, Stamp, SystemClock};
+use leasehold::backend::{Clock as _, Stamp, SystemClock, TtlScope};
 use leasehold::defaults::DEFAULT_MARGIN_PERCENT;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 use rustix::process::{Signal, kill_current_process_group};
 
 use crate::args::OnLost;
 use crate::exit::{Exit, Failure, with_causes};
-use crate::output::Output;
+use crate::output::{LiveLine, Output};
 use crate::report::{format_duration_roughly, printable};
 use crate::run::command_group::{CommandGroup, Outcome, StateChange};
 use crate::run::options::RunOptions;
@@ -20,6 +20,9 @@ use crate::run::watcher::Watcher;
 
 /// The signals that Ctrl-C and Ctrl-\ send.
 const INTERRUPTS: [Signal; 2] = [Signal::INT, Signal::QUIT];
+
+/// How often the rest of the shortest hold is checked: timers stop while the machine is suspended.
+const HOLD_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often to check whether a process group that got TERM is empty.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -33,10 +36,11 @@ const CONTINUED_BOUND: Duration = Duration::from_millis(20);
 /// How long a failed release is retried before the run exits without it.
 const RELEASE_BOUND: Duration = Duration::from_secs(5);
 
-/// The lease of a run, and the end of the longest hold if one is set.
+/// The lease of a run, and the ends of the shortest and the longest hold if they are set.
 pub(crate) struct HeldLease {
     guard: LockGuard,
     clock: SystemClock,
+    min_hold: Option<Stamp>,
     max_hold: Option<Stamp>,
     margin: Duration,
 }
@@ -44,9 +48,9 @@ pub(crate) struct HeldLease {
 impl HeldLease {
     pub(crate) fn new(guard: LockGuard, options: &RunOptions) -> Self {
         let clock = SystemClock::new();
-        let max_hold = options.max_hold.map(|max| clock.now().plus(max));
+        let [min_hold, max_hold] = [options.min_hold, options.max_hold].map(|hold| Some(clock.now().plus(hold?)));
         let margin = options.ttl * u32::from(DEFAULT_MARGIN_PERCENT) / 100;
-        Self { guard, clock, max_hold, margin }
+        Self { guard, clock, min_hold, max_hold, margin }
     }
 
     /// The time that is left for the command.
@@ -92,7 +96,7 @@ impl Supervisor {
         }
         let outcome = outcome?;
         let Self { lease, client, mut signals, options, output, interrupt, cause, .. } = self;
-        let lost = release(lease.guard, &client, &options, &mut signals, output).await;
+        let lost = release(lease, &client, &options, &mut signals, output).await;
         match (cause, lost) {
             (Some(failure), _) => Err(failure),
             (None, Some(failure)) if options.on_lost == OnLost::Kill => Err(failure),
@@ -285,14 +289,24 @@ fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit
 /// Releases the lock. A release without an answer does not make the run fail, because the command has already exited: the client
 /// retries it for a bounded time. If the lease was lost before, another client may have held the lock while the command ran.
 async fn release(
-    guard: LockGuard,
+    lease: HeldLease,
     client: &LockClient,
     options: &RunOptions,
     signals: &mut Signals,
     output: Output,
 ) -> Option<Failure> {
+    let HeldLease { guard, clock, min_hold, .. } = lease;
     let (name, begun) = (printable(guard.name().as_str()), Instant::now());
-    let error = guard.release().await.err()?;
+    let Err(error) = guard.release().await else {
+        if let (Some(end), TtlScope::Session | TtlScope::Connection) = (min_hold, client.capabilities().ttl_scope) {
+            tokio::select! {
+                () = outlast(end, &clock, client, &name, output) => {}
+                // The user does not want to wait.
+                _ = signals.next_termination() => {}
+            }
+        }
+        return None;
+    };
     if error.kind() == ErrorKind::Lost {
         let text = format!("lock `{name}` was lost before leasehold saw the command end");
         return Some(Failure::new(Exit::Lost, text));
@@ -318,6 +332,23 @@ async fn release(
         output.warn(Exit::from(error.kind()).kind(), &text);
     }
     None
+}
+
+/// Waits until the shortest hold is over: a lease that ends with its process would end before. The client renews it meanwhile.
+async fn outlast(end: Stamp, clock: &SystemClock, client: &LockClient, name: &str, output: Output) {
+    let mut line = LiveLine::default();
+    loop {
+        let left = end.since(clock.now());
+        if left.is_zero() {
+            break;
+        }
+        if output.is_interactive() {
+            line.show(&format!("lock `{name}` stays held for {}, as --min-hold says", format_duration_roughly(left)));
+        }
+        tokio::time::sleep(left.min(HOLD_INTERVAL)).await;
+    }
+    // The client has begun to release the lock.
+    let _ = tokio::time::timeout(RELEASE_BOUND, client.shutdown()).await;
 }
 
 async fn ended(watcher: Option<&Watcher>) {

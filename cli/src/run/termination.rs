@@ -133,7 +133,10 @@ mod tests {
     }
 
     fn termination(on_lost: OnLost) -> Termination {
-        Termination::new(&RunOptions { ttl: ms(6000), grace: ms(1000), max_hold: None, on_lost }, ms(5400))
+        Termination::new(
+            &RunOptions { ttl: ms(6000), grace: ms(1000), min_hold: None, max_hold: None, on_lost },
+            ms(5400),
+        )
     }
 
     fn left(validity: u64) -> TimeLeft {
@@ -177,14 +180,15 @@ mod tests {
 
     #[test]
     fn a_short_ttl_has_short_sleeps() {
-        let options = |ttl| RunOptions { ttl, grace: ms(50), max_hold: None, on_lost: OnLost::Kill };
+        let options = |ttl| RunOptions { ttl, grace: ms(50), min_hold: None, max_hold: None, on_lost: OnLost::Kill };
         assert_eq!(Termination::new(&options(ms(300)), ms(270)).sleep_time(left(270)), ms(30));
         assert_eq!(Termination::new(&options(ms(60_000)), ms(54_000)).sleep_time(left(50_000)), ms(500));
     }
 
     #[test]
     fn the_validity_of_a_place_is_no_reason_for_term() {
-        let options = RunOptions { ttl: ms(30_000), grace: ms(9900), max_hold: None, on_lost: OnLost::Kill };
+        let options =
+            RunOptions { ttl: ms(30_000), grace: ms(9900), min_hold: None, max_hold: None, on_lost: OnLost::Kill };
         let mut it = Termination::new(&options, ms(6000));
         assert_eq!(actions(&mut it, &[6000, 5900, 26_900]), [None, None, None]);
         assert_eq!(actions(&mut it, &[9901, 9900]), [None, Some(Action::Term)], "from then on the grace counts");
@@ -194,7 +198,13 @@ mod tests {
 
     #[test]
     fn the_longest_hold_ends_a_lease_of_any_validity() {
-        let options = RunOptions { ttl: ms(30_000), grace: ms(300), max_hold: Some(ms(2000)), on_lost: OnLost::Kill };
+        let options = RunOptions {
+            ttl: ms(30_000),
+            grace: ms(300),
+            min_hold: None,
+            max_hold: Some(ms(2000)),
+            on_lost: OnLost::Kill,
+        };
         let mut it = Termination::new(&options, ms(6000));
         let mut at = |validity, hold| it.next_action(TimeLeft { validity: ms(validity), hold: Some(ms(hold)) });
         assert_eq!([at(6000, 2000), at(27_000, 301)], [None, None]);

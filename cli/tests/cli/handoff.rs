@@ -15,10 +15,10 @@ on_every_store!(
 );
 
 /// Far above the time of a handoff, and far below the seconds that one took before it was fixed.
-const HANDOFF: Duration = Duration::from_millis(500);
+pub(crate) const HANDOFF: Duration = Duration::from_millis(500);
 
 /// Starts a run that holds the lock until the test ends it.
-fn start_waiting(store: &Store, args: &[&str]) -> Running {
+pub(crate) fn start_waiting(store: &Store, args: &[&str]) -> Running {
     let run = Running::start(store, args);
     if store.has_queue() {
         until("it stands in the queue", || outcome(store, &["status", "x", "--json"]).1.contains(r#""waiters":1"#));

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::harness::LagMonitor;
 use rustix::process::{Signal, kill_process};
 
-use crate::process::{BOUND, Running, id_of, is_running, outcome, pid, state, until, until_within, watcher};
+use crate::handoff::{HANDOFF, start_waiting};
+use crate::process::{BOUND, Running, id_of, is_running, line_of, outcome, pid, state, until, until_within, watcher};
 use crate::store::Store;
 
 on_every_store!(
+    killed_with_9_it_is_followed_when_its_lease_ends,
     killed_with_9_it_leaves_neither_child_nor_grandchild,
     a_watcher_that_is_killed_is_replaced,
     a_watcher_that_is_stopped_is_replaced,
@@ -16,9 +18,38 @@ on_every_store!(
     killed_while_it_waits_it_leaves_the_lock_to_others,
 );
 
+/// When the command of a killed run is gone: its watcher reads the end of a pipe, and kills it.
+const GONE_BY: Duration = Duration::from_millis(50);
+
 /// A command with a child process. Both ignore every signal that can be ignored.
 const FAMILY: &str =
     r#"trap "" INT TERM HUP; sh -c 'echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
+
+fn killed_with_9_it_is_followed_when_its_lease_ends(store: &Store) {
+    let ttl = Duration::from_secs(6);
+    let mut run = Running::start(store, &["run", "x", "--ttl", "6s", "--", "sh", "-c", "echo $$ > id; exec sleep 600"]);
+    id_of(&store.file("id"));
+    let next = start_waiting(store, &["run", "x", "--", "sh", "-c", "echo > began"]);
+    let seen = Instant::now();
+    let left = ttl_left(store);
+    let (lag_monitor, killed) = (LagMonitor::start(), Instant::now());
+    run.kill();
+    line_of(&store.file("began"));
+    let (took, allowance) = (killed.elapsed(), lag_monitor.allowance());
+    if store.ends_leases_with_processes() {
+        assert!(took <= HANDOFF + allowance, "{took:?}");
+    } else {
+        assert!(seen.elapsed() >= left, "followed {:?} early", left - seen.elapsed());
+        assert!(took <= ttl + HANDOFF + allowance, "{took:?}");
+    }
+    assert_eq!(next.end(), (0, String::new(), String::new()));
+}
+
+fn ttl_left(store: &Store) -> Duration {
+    let (_, text, _) = outcome(store, &["status", "x", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    Duration::from_millis(status["holders"][0]["ttl_left_ms"].as_u64().unwrap())
+}
 
 fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
     let ttl = Duration::from_secs(6);
@@ -29,8 +60,10 @@ fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
     run.kill();
     until("nobody of the family is_running", || !family.into_iter().any(is_running));
     let took = killed.elapsed();
-    // Long before another client can get the lock: the lease lasts at least two thirds of its ttl.
-    assert!(took < ttl / 2 + lag_monitor.allowance_since(killed), "{took:?}");
+    // Long before another client can get the lock: the lease lasts at least two thirds of its ttl. A lease that ends with its process
+    // has ended already, and the command is ended some milliseconds later.
+    let bound = if store.ends_leases_with_processes() { GONE_BY } else { ttl / 2 };
+    assert!(took < bound + lag_monitor.allowance_since(killed), "{took:?}");
     until("nor does the watcher", || !is_running(watcher));
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "the lock comes back by its ttl");
 }
@@ -66,6 +99,12 @@ fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
     let command = id_of(&store.file("id"));
     run.kill();
     until("the command is gone", || !is_running(command));
+    if store.ends_leases_with_processes() {
+        // So does its shortest hold.
+        until("the lock is free", || outcome(store, &["status", "x", "--exit-code"]).0 == 1);
+        assert_eq!(outcome(store, &["run", "x", "--no-wait", "--", "true"]).0, 0);
+        return assert!(begin.elapsed() < shortest, "{:?}", begin.elapsed());
+    }
     // Longer than its ttl.
     std::thread::sleep(Duration::from_secs(4));
     let (code, _, stderr) = outcome(store, &["run", "x", "--no-wait", "--", "true"]);

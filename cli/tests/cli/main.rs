@@ -7,6 +7,9 @@ macro_rules! on_every_store {
         mod mysql {
             $(#[test] fn $name() { super::$name(&crate::store::Store::mysql()) })*
         }
+        mod mysql_for_update {
+            $(#[test] fn $name() { super::$name(&crate::store::Store::mysql_for_update()) })*
+        }
         mod redis {
             $(#[test] fn $name() { super::$name(&crate::store::Store::redis()) })*
         }

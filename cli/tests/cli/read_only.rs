@@ -27,6 +27,49 @@ fn a_user_of_redis_with_read_commands_sees_the_holder() {
     run.end();
 }
 
+/// The command prints the tables, and what its users need.
+#[test]
+fn users_of_mysql_may_do_what_the_printed_grants_say() {
+    let print = |args: &[&str]| {
+        let (code, text, stderr) = outcome(&Store::any(), args);
+        assert_eq!((code, &*stderr), (0, ""));
+        text
+    };
+    let acl = ["acl", "mysql", "--database", "locks", "--user"];
+    for store in Store::empty_mysql() {
+        let (code, _, stderr) = outcome(&store, &["run", "x", "--", "true"]);
+        assert!(code == 123 && stderr.contains("`leasehold acl mysql`"), "{code}: {stderr}");
+        store.administer("GRANT ALL ON locks.* TO 'locker'@'%'");
+        let (code, _, stderr) = outcome(&store, &["run", "x", "--", "true"]);
+        assert!(code == 123 && stderr.contains("`leasehold schema mysql`"), "{code}: {stderr}");
+        store.administer(&format!("USE locks; {}", print(&["schema", "mysql"])));
+        store.administer("REVOKE ALL ON locks.* FROM 'locker'@'%'");
+        store.administer(&print(&[&acl[..], &["'locker'@'%'"]].concat()));
+
+        let gate = store.gate();
+        let run = Running::start(&store, &HOLDS);
+        id_of(&store.file("id"));
+        store.administer("CREATE USER 'reader'@'%' IDENTIFIED BY 'hunter2'");
+        store.administer(&print(&[&acl[..], &["'reader'@'%'", "--read-only"]].concat()));
+        let url = store.url().replace("locker", "reader");
+        let outcome = |args: &[&str]| outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", &url)));
+        for (args, shown) in [(["status", "x"], "state    held"), (["ls", "--all"], "x: held by ")] {
+            let (code, stdout, stderr) = outcome(&args);
+            assert_eq!((code, &*stderr), (0, ""));
+            assert!(stdout.contains(shown) && stdout.contains(&run.id().to_string()), "{stdout}");
+        }
+        let (_, stdout, _) = outcome(&["status", "x", "--json"]);
+        // Only a user who may see the connections of others knows who waits.
+        assert!(stdout.contains(r#""waiters":null"#), "{stdout}");
+        for args in [&["run", "y", "--", "true"][..], &["break", "x", "--yes"]] {
+            let (code, _, stderr) = outcome(args);
+            assert!(code == 123 && stderr.contains("permission"), "{args:?}: {code}: {stderr}");
+        }
+        gate.open();
+        assert_eq!(run.end().0, 0);
+    }
+}
+
 /// The command as a user without write permission for the SQLite file. Root could write everything.
 struct FileReader<'a> {
     store: &'a Store,

@@ -20,9 +20,34 @@ pub(crate) struct Store {
 }
 
 enum Kind {
-    MySql(Box<RefCell<MySqlServer>>),
+    MySql(Box<RefCell<MySqlServer>>, Strategy),
     Redis(Box<RefCell<RedisServer>>),
     Sqlite(RefCell<Option<rusqlite::Connection>>),
+}
+
+/// A strategy of MySQL.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Strategy {
+    Row,
+    ForUpdate,
+}
+
+impl Strategy {
+    /// The end of a URL.
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Row => "",
+            Self::ForUpdate => "&strategy=for-update",
+        }
+    }
+
+    /// The table whose rows have the format.
+    fn table(self) -> &'static str {
+        match self {
+            Self::Row => "locks.leasehold_locks",
+            Self::ForUpdate => "locks.leasehold_fences",
+        }
+    }
 }
 
 impl Store {
@@ -31,13 +56,29 @@ impl Store {
         Self::sqlite()
     }
 
-    /// A database whose user has only the permissions of clients and operators.
     pub(crate) fn mysql() -> Self {
-        let server = MySqlSettings::new().option("max-connections=1000").start().unwrap();
-        let user = "'locker'@'%'";
-        server.create("locks", SCHEMA, user, "hunter2", &grants("locks", user)).unwrap();
-        let url = format!("mysql://locker:hunter2@{}/locks?tls=off", server.addr());
-        Self { url, folder: own_folder(), kind: Kind::MySql(Box::new(RefCell::new(server))) }
+        Self::of_mysql(Strategy::Row)
+    }
+
+    pub(crate) fn mysql_for_update() -> Self {
+        Self::of_mysql(Strategy::ForUpdate)
+    }
+
+    /// Databases without tables, one for each strategy, and a user without permissions.
+    pub(crate) fn empty_mysql() -> [Self; 2] {
+        [Strategy::Row, Strategy::ForUpdate].map(|strategy| Self::of_mysql_with(strategy, "", "DO 0"))
+    }
+
+    /// A database whose user has only the permissions of clients and operators.
+    fn of_mysql(strategy: Strategy) -> Self {
+        Self::of_mysql_with(strategy, SCHEMA, &grants("locks", "'locker'@'%'"))
+    }
+
+    fn of_mysql_with(strategy: Strategy, tables: &str, grants: &str) -> Self {
+        let server = MySqlSettings::new().option("max-connections=2000").start().unwrap();
+        server.create("locks", tables, "'locker'@'%'", "hunter2", grants).unwrap();
+        let url = format!("mysql://locker:hunter2@{}/locks?tls=off{}", server.addr(), strategy.settings());
+        Self { url, folder: own_folder(), kind: Kind::MySql(Box::new(RefCell::new(server)), strategy) }
     }
 
     pub(crate) fn redis() -> Self {
@@ -58,9 +99,14 @@ impl Store {
     /// Whether the store knows its waiters.
     pub(crate) fn has_queue(&self) -> bool {
         match self.kind {
-            Kind::Redis(_) => true,
-            Kind::MySql(_) | Kind::Sqlite(_) => false,
+            Kind::Redis(_) | Kind::MySql(_, Strategy::ForUpdate) => true,
+            Kind::MySql(_, Strategy::Row) | Kind::Sqlite(_) => false,
         }
+    }
+
+    /// Whether a lease ends with its process.
+    pub(crate) fn ends_leases_with_processes(&self) -> bool {
+        matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
     }
 
     /// Whether locks can be inspected after [`stop_replying`](Self::stop_replying).
@@ -85,11 +131,21 @@ impl Store {
         Gate(path)
     }
 
-    /// Removes the record of every lock, as an operator could.
+    /// Removes the record of every lock, or ends the connections of its leases, as an operator could.
     pub(crate) fn remove_records(&self) {
         match &self.kind {
-            Kind::MySql(server) => {
+            Kind::MySql(server, Strategy::Row) => {
                 server.borrow().query("DELETE FROM locks.leasehold_locks").unwrap();
+            }
+            Kind::MySql(server, Strategy::ForUpdate) => {
+                let server = server.borrow();
+                let name = "CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', name), 256), 40))";
+                let of_leases = format!("SELECT CAST(IS_USED_LOCK({name}) AS CHAR) FROM locks.leasehold_fences");
+                for row in server.query(&of_leases).unwrap() {
+                    if let Some(id) = &row[0] {
+                        server.query(&format!("KILL {}", String::from_utf8_lossy(id))).unwrap();
+                    }
+                }
             }
             Kind::Redis(server) => {
                 server.borrow().command(&["FLUSHALL"]).unwrap();
@@ -102,11 +158,17 @@ impl Store {
         }
     }
 
+    /// Runs statements as the administrator of a MySQL.
+    pub(crate) fn administer(&self, statements: &str) {
+        let Kind::MySql(server, _) = &self.kind else { panic!("only a MySQL runs these statements") };
+        server.borrow().query(statements).unwrap();
+    }
+
     /// Stops the server, which loses its data.
     pub(crate) fn stop_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().kill().unwrap(),
-            Kind::MySql(_) | Kind::Sqlite(_) => panic!("only a Redis is stopped"),
+            Kind::MySql(..) | Kind::Sqlite(_) => panic!("only a Redis is stopped"),
         }
     }
 
@@ -114,7 +176,7 @@ impl Store {
     pub(crate) fn start_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().start_again(Data::Lost).unwrap(),
-            Kind::MySql(_) | Kind::Sqlite(_) => panic!("only a Redis is started"),
+            Kind::MySql(..) | Kind::Sqlite(_) => panic!("only a Redis is started"),
         }
     }
 
@@ -129,9 +191,10 @@ impl Store {
     /// Replaces the record of a lock by one of a newer format.
     pub(crate) fn set_newer_format(&self, name: &str) {
         match &self.kind {
-            Kind::MySql(server) => {
+            Kind::MySql(server, strategy) => {
+                let table = strategy.table();
                 let rows = server.borrow().query(&format!(
-                    "UPDATE locks.leasehold_locks SET format = '2x' WHERE name = '{name}'; SELECT CAST(ROW_COUNT() AS CHAR)"
+                    "UPDATE {table} SET format = '2x' WHERE name = '{name}'; SELECT CAST(ROW_COUNT() AS CHAR)"
                 ));
                 assert_eq!(rows.unwrap()[0][0].as_deref(), Some(&b"1"[..]));
             }
@@ -164,7 +227,7 @@ impl Store {
     /// Makes the store stop answering, or at least stop answering writes.
     pub(crate) fn stop_replying(&self) {
         match &self.kind {
-            Kind::MySql(server) => server.borrow_mut().pause().unwrap(),
+            Kind::MySql(server, _) => server.borrow_mut().pause().unwrap(),
             Kind::Redis(server) => server.borrow_mut().pause().unwrap(),
             Kind::Sqlite(held) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
@@ -178,7 +241,7 @@ impl Store {
     /// Makes the store answer again.
     pub(crate) fn reply_again(&self) {
         match &self.kind {
-            Kind::MySql(server) => server.borrow_mut().resume().unwrap(),
+            Kind::MySql(server, _) => server.borrow_mut().resume().unwrap(),
             Kind::Redis(server) => server.borrow_mut().resume().unwrap(),
             Kind::Sqlite(held) => *held.borrow_mut() = None,
         }

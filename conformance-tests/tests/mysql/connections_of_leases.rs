@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::mysql::MySqlBackend;
+use leasehold::mysql::{MySqlBackend, grants};
 use leasehold_conformance::Route;
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
@@ -103,6 +103,40 @@ fn locks_beyond_the_limit_are_refused_at_once() {
         assert!(refused.to_string().contains("`locks`"), "{refused}");
         one.release().await.expect("a release");
         drop(hold(&ann, "three").await);
+    });
+}
+
+/// The server shows a user the connections of other users, and lets it end them, only with further permissions.
+#[test]
+fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_without() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
+        let guard = hold(&ann, "another user").await;
+        let lock = bob.lock("another user");
+        let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
+        eventually("bob waits", || bob.stats().waiting == 1).await;
+        let grants = grants("locks", "'other'@'%'");
+        fixture.execute(&format!("CREATE USER 'other'@'%' IDENTIFIED BY 'other'; {grants}"));
+        let url = format!("mysql://other:other@{}/locks?tls=off{}", fixture.server().addr(), MySqlFixture::SETTINGS);
+        for (permission, waiters) in [("", None), ("PROCESS", Some(1))] {
+            if !permission.is_empty() {
+                fixture.execute(&format!("GRANT {permission} ON *.* TO 'other'@'%'"));
+            }
+            let other = leasehold::connect(&url).await.expect("a client");
+            let refused = other.break_lock("another user", guard.fencing_token()).await.expect_err("not permitted");
+            assert_eq!(refused.kind(), ErrorKind::Auth, "{refused}");
+            assert!(refused.to_string().contains("CONNECTION ADMIN"), "{refused}");
+            let seen = other.inspect("another user").await.expect("it may read").expect("there is a row");
+            assert_eq!(seen.holder().map(|lease| lease.token), Some(guard.fencing_token()));
+            assert_eq!((seen.last_token, seen.waiters), (Some(guard.fencing_token()), waiters));
+        }
+        fixture.execute("GRANT CONNECTION ADMIN ON *.* TO 'other'@'%'");
+        let operator = leasehold::connect(&url).await.expect("a client");
+        let raised = operator.break_lock("another user", guard.fencing_token()).await.expect("permitted");
+        let raised = raised.expect("it is the current lease");
+        assert!(raised > guard.fencing_token());
+        let next = tokio::time::timeout(SOON, waiting).await.expect("it is free").expect("no panic");
+        assert!(next.fencing_token() > raised);
     });
 }
 

@@ -6,18 +6,28 @@ use std::time::Duration;
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder};
 use leasehold_core::FencingToken;
+use leasehold_core::backend::TtlScope;
 use leasehold_test_servers::{MySqlServer, MySqlSettings};
 
-pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
+use super::STRATEGY;
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::bounds::{start, with_call};
 use super::set_up::{PASSWORD, USER, set_up};
 use super::stored::{Stored, number};
 
-/// How late a takeover may be after the lease has ended: a poll and an acquire.
-pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(250);
+/// How late a takeover may be after the lease has ended.
+pub(crate) const TAKEOVER_SLACK: Duration = STRATEGY.takeover_slack;
 
-/// The connections of a lock holder that waits: its own, and that of its keeper, which polls.
-const OF_A_WAITER: usize = 2;
+/// What the cases need to know of a strategy of the backend.
+pub(crate) struct Strategy {
+    /// The end of a URL.
+    pub(crate) settings: &'static str,
+    pub(crate) ttl_scope: TtlScope,
+    pub(crate) shortest_ttl: Duration,
+    pub(crate) takeover_slack: Duration,
+    /// The least number of connections of a lock holder that waits.
+    pub(crate) connections_of_a_waiter: usize,
+}
 
 pub(crate) struct Environment {
     pub(crate) server: MySqlServer,
@@ -38,7 +48,7 @@ impl Environment {
     }
 
     fn url_of(addr: SocketAddr) -> String {
-        format!("mysql://locker:{PASSWORD}@{addr}/locks")
+        format!("mysql://locker:{PASSWORD}@{addr}/locks{}", STRATEGY.settings)
     }
 
     /// A lock holder that reaches the server through the proxy.
@@ -46,11 +56,14 @@ impl Environment {
         start(&with_call(&Self::url_of(self.proxy.addr())), more)
     }
 
-    /// A lock holder that waits: it polls.
+    /// A lock holder that waits: it has all its connections, and a place if the server knows its waiters.
     pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
+        let waiting = self.record().waiting();
         let mut lock_holder = self.lock_holder(more);
-        let id = lock_holder.process().id();
-        eventually("the waiter polls", || connections(id, self.server.addr()) == OF_A_WAITER);
+        let (id, least) = (lock_holder.process().id(), STRATEGY.connections_of_a_waiter);
+        eventually("the waiter is connected", || connections(id, self.server.addr()) >= least);
+        let has_place = || self.record().waiters.is_none_or(|now| now == waiting + 1);
+        eventually("the waiter has a place", has_place);
         lock_holder
     }
 
@@ -93,5 +106,13 @@ impl StoreUnderTest for Environment {
 
     fn lag_monitor(&self) -> &LagMonitor {
         &self.lag_monitor
+    }
+
+    fn ttl_scope(&self) -> TtlScope {
+        STRATEGY.ttl_scope
+    }
+
+    fn shortest_ttl(&self) -> Duration {
+        STRATEGY.shortest_ttl
     }
 }

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::{Record, ResourceCounts};
-use leasehold_core::{FencingToken, LockName};
+use leasehold_core::LockName;
 
 use super::fixture::{Strategy, StrategyFixture};
+use super::record::{HOLDER, WAITS};
 use super::stored::{Stored, hex, number};
 
 pub(super) struct ForUpdate;
@@ -14,12 +15,6 @@ pub(super) type MySqlFixture = StrategyFixture<ForUpdate>;
 
 /// How long a connection may take to end.
 const ENDS_BY: Duration = Duration::from_secs(5);
-
-/// The connection that has the named lock of a row of `leasehold_fences`.
-const HOLDER: &str = "IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', f.name), 256), 40)))";
-
-/// A statement that waits for a row.
-const WAITS: &str = "info LIKE 'SELECT CAST(GET_LOCK(%FROM leasehold_for_update WHERE name = %FOR UPDATE'";
 
 impl Strategy for ForUpdate {
     const SETTINGS: &'static str = "&strategy=for-update&locks=1100";
@@ -31,29 +26,7 @@ impl Strategy for ForUpdate {
     const LEAST_RUN: Duration = Duration::from_millis(1_100);
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
-        let found = stored.query(&format!(
-            "SELECT CAST(f.fence AS CHAR), {HOLDER} IS NOT NULL, \
-             CAST(f.ttl * 1000000 - (SELECT COALESCE(SUM(p.time_ms * 1000), 0) FROM information_schema.processlist p \
-             WHERE p.id = {HOLDER}) AS SIGNED) \
-             FROM locks.leasehold_fences f WHERE f.format = '1u' AND f.name = {}",
-            hex(name)
-        ));
-        let pattern = format!("%name = {}%", hex(name)).replace('\'', "''");
-        let waiters = stored.query(&format!(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS} AND info LIKE '{pattern}'"
-        ));
-        let waiters: u64 = number(&waiters[0], 0);
-        let Some(row) = found.first() else {
-            return Record { waiters: (waiters > 0).then_some(waiters), ..Record::default() };
-        };
-        let waiters = Some(waiters);
-        let is_held = number::<u64>(row, 1) == 1;
-        let left = Duration::from_micros(u64::try_from(number::<i64>(row, 2)).unwrap_or_default());
-        Record {
-            holders: is_held.then_some(left).into_iter().collect(),
-            last_token: Some(FencingToken::new(number(row, 0))),
-            waiters,
-        }
+        stored.record(name)
     }
 
     fn resource_counts(stored: &Stored<'_>) -> ResourceCounts {

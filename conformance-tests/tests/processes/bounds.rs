@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{HolderEvent, LagMonitor, LockHolder, machine_now};
 use leasehold_core::LockName;
+use leasehold_core::backend::TtlScope;
 
 /// The time limit of short operations. Only a hang takes longer, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -53,6 +54,16 @@ pub(crate) trait StoreUnderTest {
     /// Measures how late the machine is.
     fn lag_monitor(&self) -> &LagMonitor;
 
+    /// What ends a lease besides its release: its ttl alone, or also the end of the connection that keeps it.
+    fn ttl_scope(&self) -> TtlScope {
+        TtlScope::Lease
+    }
+
+    /// The ttl of cases that do not wait for the end of a lease.
+    fn shortest_ttl(&self) -> Duration {
+        Duration::from_millis(400)
+    }
+
     /// The URL of the lock holders.
     fn url(&self) -> String {
         with_call(&self.store())
@@ -78,6 +89,23 @@ pub(crate) trait StoreUnderTest {
         (before + left, machine_now() + left)
     }
 
+    /// How long a lease or a place outlives its process at most: for its ttl, or not at all if it ends with its connection.
+    fn outlives_its_process(&self) -> Duration {
+        match self.ttl_scope() {
+            TtlScope::Connection => Duration::ZERO,
+            _ => TTL,
+        }
+    }
+
+    /// The earliest and the latest end of the lease of a process that has ended since `since`.
+    #[track_caller]
+    fn lease_of_the_dead_ends(&self, since: Duration) -> (Duration, Duration) {
+        match self.outlives_its_process() {
+            Duration::ZERO => (since, machine_now()),
+            _ => self.lease_ends(),
+        }
+    }
+
     fn is_held(&self) -> bool {
         self.record().lease().is_some()
     }
@@ -95,7 +123,8 @@ pub(crate) trait StoreUnderTest {
 
 /// The URL of a store with the call bound [`CALL`].
 pub(crate) fn with_call(store: &str) -> String {
-    format!("{store}?timeout={}ms", CALL.as_millis())
+    let separator = if store.contains('?') { '&' } else { '?' };
+    format!("{store}{separator}timeout={}ms", CALL.as_millis())
 }
 
 /// Waits until the condition is true.

@@ -26,19 +26,28 @@ fn the_waiter_of_a_killed_holder_takes_over_when_its_lease_ends() {
     let environment = Environment::new();
     let (mut holder, token) = environment.holder(&[]);
     let mut waiter = environment.waiter(&[]);
+    let killed = machine_now();
     holder.process().kill().unwrap();
-    taken_over(&environment, &mut waiter, environment.lease_ends(), token);
+    taken_over(&environment, &mut waiter, environment.lease_of_the_dead_ends(killed), token);
 }
 
 #[test]
 fn a_killed_holder_without_waiters_leaves_a_free_lock_after_its_lease() {
     let environment = Environment::new();
     let (mut holder, token) = environment.holder(&[]);
+    let killed = machine_now();
     holder.process().kill().unwrap();
-    let ends = environment.lease_ends();
-    // It starts after the holder is dead.
-    let mut next = environment.lock_holder(&[]);
-    taken_over(&environment, &mut next, ends, token);
+    let ends = environment.lease_of_the_dead_ends(killed);
+    // The next one starts after the holder is dead.
+    if environment.outlives_its_process().is_zero() {
+        eventually("the lock is free", || !environment.is_held());
+        environment.happened("the lock became free", micros(machine_now()), ends.0, ends.1 + TAKEOVER_SLACK);
+        let (_, next) = environment.holder(&[]);
+        assert!(next > token, "token {next} after {token}");
+    } else {
+        let mut next = environment.lock_holder(&[]);
+        taken_over(&environment, &mut next, ends, token);
+    }
 }
 
 #[test]
@@ -48,12 +57,12 @@ fn a_killed_head_of_the_queue_costs_no_more_than_its_place() {
     let mut head = environment.waiter(&[]);
     let mut second = environment.waiter(&[]);
     head.process().kill().unwrap();
+    let killed = machine_now();
     holder.process().kill().unwrap();
-    let ends = environment.lease_ends();
-    let (at, next) = second.acquired(SOON).unwrap();
-    // The dead head is handed the lock for what is left of its place, which is at most one ttl here.
-    environment.happened("the takeover came", at, ends.0, ends.1 + TTL + TAKEOVER_SLACK);
-    assert!(next > token);
+    let (earliest, latest) = environment.lease_of_the_dead_ends(killed);
+    // The dead head is handed the lock for what is left of its place.
+    let ends = (earliest, latest + environment.outlives_its_process());
+    taken_over(&environment, &mut second, ends, token);
 }
 
 #[test]
@@ -61,9 +70,10 @@ fn exit_panic_and_leak_end_by_the_ttl() {
     let environment = Environment::new();
     let (mut holder, token) = environment.holder(&[]);
     let mut waiter = environment.waiter(&[]);
+    let exited = machine_now();
     holder.send("exit").unwrap();
     assert!(holder.wait(SOON).unwrap().success());
-    taken_over(&environment, &mut waiter, environment.lease_ends(), token);
+    taken_over(&environment, &mut waiter, environment.lease_of_the_dead_ends(exited), token);
 
     // A panic drops the guard. Its release may or may not still be sent.
     let mut next = environment.waiter(&[]);
@@ -71,7 +81,8 @@ fn exit_panic_and_leak_end_by_the_ttl() {
     assert_eq!(waiter.wait(SOON).unwrap().code(), Some(101));
     let dead = machine_now();
     let (at, token) = next.acquired(SOON).unwrap();
-    environment.happened("the takeover came", at, Duration::ZERO, dead + TTL + TAKEOVER_SLACK);
+    let latest = dead + environment.outlives_its_process() + TAKEOVER_SLACK;
+    environment.happened("the takeover came", at, Duration::ZERO, latest);
 
     // A leaked guard is renewed for as long as its process lives, and no longer.
     next.send("leak").unwrap();
@@ -81,9 +92,10 @@ fn exit_panic_and_leak_end_by_the_ttl() {
     assert!(
         last.next(Duration::ZERO, |line| matches!(line.event, HolderEvent::Acquired { .. }).then_some(())).is_err()
     );
+    let exited = machine_now();
     next.send("exit").unwrap();
     next.wait(SOON).unwrap();
-    taken_over(&environment, &mut last, environment.lease_ends(), token);
+    taken_over(&environment, &mut last, environment.lease_of_the_dead_ends(exited), token);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder};
 use leasehold_core::FencingToken;
 use leasehold_test_servers::{RedisServer, RedisSettings};
 
-pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::bounds::{start, with_call};
 use super::stored::Stored;
 

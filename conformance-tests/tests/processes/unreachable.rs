@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 
-use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, is_held};
+use super::environment::{
+    CALL, Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
+};
+use super::late_write::written;
 
 /// A holder behind the proxy, and a waiter with a direct connection.
 fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder) {
@@ -14,10 +17,15 @@ fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder)
     (holder, token, waiter)
 }
 
+/// Waits until the holder has just got the reply to a renewal: the next one is due within half a ttl, and the lease outlives that.
+fn after_a_renewal(environment: &Environment) {
+    let new = TTL - TTL / 10..TTL - TTL / 40;
+    eventually("the lease is renewed", || environment.record().lease().is_some_and(|left| new.contains(&left)));
+}
+
 /// A disconnected holder is notified when its validity ends, and before the lock is granted to another client.
-fn is_notified_before_the_next_grant(faults: &[Fault]) {
-    let environment = Environment::new();
-    let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
+fn is_notified_before_the_next_grant(environment: &Environment, faults: &[Fault]) {
+    let (mut holder, token, mut waiter) = holder_and_waiter(environment);
     let cut = machine_now();
     for fault in faults {
         environment.proxy.apply(*fault);
@@ -42,19 +50,52 @@ fn is_notified_before_the_next_grant(faults: &[Fault]) {
     assert!(is_held(&mut waiter));
 }
 
+/// A lease that ends with its connection: the next client is granted the lock as soon as the server sees the end, which is between the
+/// fault and this moment. The holder is notified by its next renewal. Until then, and after that, only its token keeps it from writing.
+fn is_lost_with_its_connection(
+    environment: &Environment,
+    (mut holder, token, mut waiter): (LockHolder, u64, LockHolder),
+    fault: Duration,
+) {
+    let ended = machine_now();
+    let (at, next) = waiter.acquired(SOON).unwrap();
+    environment.happened("the takeover came", at, fault, ended + TAKEOVER_SLACK);
+    assert!(next > token, "token {next} after {token}");
+    let (at, reason) = holder.lost(SOON).unwrap();
+    assert_eq!(reason, "Gone");
+    environment.happened("the loss was reported", at, fault, ended + TTL / 3 + LOSS_SLACK);
+
+    environment.proxy.heal();
+    environment.proxy.deliver();
+    holder.send("write too late").unwrap();
+    assert_eq!(written(&mut holder), Err("Lost".to_owned()), "a late write was accepted");
+    std::thread::sleep(TTL);
+    waiter.send("check").unwrap();
+    assert!(is_held(&mut waiter));
+}
+
 #[test]
-fn a_holder_whose_connections_are_cut_is_notified_before_the_next_grant() {
-    is_notified_before_the_next_grant(&[Fault::Refuse, Fault::Disconnect]);
+fn a_holder_whose_connections_are_cut_is_notified_in_time() {
+    let (environment, faults) = (Environment::new(), [Fault::Refuse, Fault::Disconnect]);
+    if !environment.outlives_its_process().is_zero() {
+        return is_notified_before_the_next_grant(&environment, &faults);
+    }
+    let lock_holders = holder_and_waiter(&environment);
+    let cut = machine_now();
+    for fault in faults {
+        environment.proxy.apply(fault);
+    }
+    is_lost_with_its_connection(&environment, lock_holders, cut);
 }
 
 #[test]
 fn a_holder_whose_traffic_is_dropped_is_notified_before_the_next_grant() {
-    is_notified_before_the_next_grant(&[Fault::DropTraffic]);
+    is_notified_before_the_next_grant(&Environment::new(), &[Fault::DropTraffic]);
 }
 
 #[test]
 fn a_holder_whose_requests_are_held_back_is_notified_before_the_next_grant() {
-    is_notified_before_the_next_grant(&[Fault::HoldRequests]);
+    is_notified_before_the_next_grant(&Environment::new(), &[Fault::HoldRequests]);
 }
 
 #[test]
@@ -67,22 +108,39 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     assert_eq!(reason, "Expired");
     // A renewal may have got its reply between our read and the fault.
     environment.happened("the loss was reported", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
-    // Its renewals arrived, so the server grants the lock later, and then at once.
-    let (earliest, latest) = environment.lease_ends();
+    let (earliest, latest) = match environment.outlives_its_process() {
+        // The validity has ended, and the client ends the connection of the lease. That request arrives.
+        Duration::ZERO => {
+            let late = LOSS_SLACK + environment.lag_monitor().allowance();
+            (Duration::from_micros(at).saturating_sub(late), Duration::from_micros(at) + CALL)
+        }
+        // Its renewals arrived, so the server grants the lock later, and then at once.
+        _ => environment.lease_ends(),
+    };
     let (at, next) = waiter.acquired(SOON).unwrap();
     environment.happened("the takeover came", at, earliest, latest + TAKEOVER_SLACK);
     assert!(next > token);
 }
 
 #[test]
-fn cut_off_for_less_than_the_validity_loses_nothing() {
+fn a_short_outage_loses_only_what_ends_with_its_connection() {
     let environment = Environment::new();
+    let outages = [&[Fault::Refuse, Fault::Disconnect][..], &[Fault::DropTraffic], &[Fault::HoldRequests]];
+    if environment.outlives_its_process().is_zero() {
+        late_requests_lose_nothing(&environment);
+        return std::thread::scope(|scope| {
+            for faults in outages {
+                scope.spawn(|| an_outage_that_breaks_connections_loses_the_lease(faults));
+            }
+        });
+    }
     let (mut holder, _, mut waiter) = holder_and_waiter(&environment);
-    for faults in [&[Fault::Refuse, Fault::Disconnect][..], &[Fault::DropTraffic], &[Fault::HoldRequests]] {
+    for faults in outages {
+        after_a_renewal(&environment);
         for fault in faults {
             environment.proxy.apply(*fault);
         }
-        std::thread::sleep(TTL / 3);
+        std::thread::sleep(TTL / 2);
         environment.proxy.heal();
         environment.proxy.deliver();
         std::thread::sleep(TTL);
@@ -93,6 +151,36 @@ fn cut_off_for_less_than_the_validity_loses_nothing() {
     holder.send("release").unwrap();
     let (at, _) = waiter.acquired(SOON).unwrap();
     environment.happened("the handoff came", at, released, released + TAKEOVER_SLACK);
+}
+
+/// As with an outage after which TCP repeats what was lost.
+fn late_requests_lose_nothing(environment: &Environment) {
+    let (mut holder, ..) = holder_and_waiter(environment);
+    for _ in 0..2 {
+        after_a_renewal(environment);
+        environment.proxy.apply(Fault::Delay { requests: TTL, replies: Duration::ZERO });
+        std::thread::sleep(TTL / 2);
+        // What waits arrives now.
+        environment.proxy.apply(Fault::Delay { requests: Duration::ZERO, replies: Duration::ZERO });
+        std::thread::sleep(TTL);
+        holder.send("check").unwrap();
+        assert!(is_held(&mut holder), "lost by late requests: {:?}", holder.events());
+    }
+}
+
+fn an_outage_that_breaks_connections_loses_the_lease(faults: &[Fault]) {
+    let environment = Environment::new();
+    let lock_holders = holder_and_waiter(&environment);
+    after_a_renewal(&environment);
+    let begin = machine_now();
+    for fault in faults {
+        environment.proxy.apply(*fault);
+    }
+    // When the path is healed, the connection of the renewal that was due breaks.
+    std::thread::sleep(TTL / 2);
+    environment.proxy.heal();
+    environment.proxy.deliver();
+    is_lost_with_its_connection(&environment, lock_holders, begin);
 }
 
 #[test]

@@ -3,16 +3,19 @@
 use async_trait::async_trait;
 use leasehold_core::admin::{Listed, ListedName, Listing};
 use leasehold_core::backend::{Break, Inspect, List};
-use leasehold_core::{FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
 use super::connection::Endpoint;
-use super::statements::{self, Statements, addresses};
+use super::statements::{self, KEEP_TOKEN, RAISE_TOKEN, Statements};
 use super::{ForUpdate, fences};
 use crate::admin::LIST_BOUNDS;
 use crate::errors::{Failure, other_format};
 use crate::rows::{duration, get};
+
+const PERMISSIONS: &str = "to end the lease of another user, this one needs the permissions PROCESS and CONNECTION ADMIN \
+     (CONNECTION_ADMIN on MySQL)";
 
 /// Decodes a row of [`statements::STATE`] for display; `None` for another format.
 fn read_row(row: &MySqlRow) -> Result<Option<LockInfo>, Failure> {
@@ -41,8 +44,10 @@ impl ForUpdate {
         // The last row is the number of waiters.
         let [row, waiters] = &rows[..] else { return Ok(None) };
         let info = read_row(row)?.ok_or_else(|| Failure::Refused(other_format()))?;
+        // A user who does not see the holder's connection does not see those of waiters either.
+        let is_shown = !info.is_held() || get::<i64>(row, 6)? != 0;
         let waiters = u64::try_from(get::<i64>(waiters, 0)?).unwrap_or_default();
-        Ok(Some(LockInfo::new(info.last_token, info.holders, Some(waiters))))
+        Ok(Some(LockInfo::new(info.last_token, info.holders, is_shown.then_some(waiters))))
     }
 
     async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {
@@ -63,17 +68,35 @@ impl ForUpdate {
         let (until, of) = (self.until(), Statements::new(name));
         // Refuses a row of another format.
         self.try_inspect(name).await?;
-        let rows = self.fetch(of.outdate(token.get()), until).await?;
+        let pool = self.connections.calls().map_err(Failure::NotSent)?;
+        // Unless it is returned, the connection is closed, and the server rolls its transaction back.
+        let mut connection = pool.checkout(until).await?;
+        let rows = connection.fetch_text(of.outdate(token.get()), until).await?;
         let row = rows.last().ok_or(Failure::UnexpectedReply)?;
         let (changed, raised, id): (i64, u64, u64) = (get(row, 0)?, get(row, 1)?, get(row, 2)?);
-        if changed <= 0 {
-            return Ok(None);
-        }
-        let rows = self.fetch(addresses(std::iter::once(id)), until).await?;
-        if let Some(row) = rows.first() {
-            let pool = self.connections.calls().map_err(Failure::NotSent)?;
-            fences::end(&pool, &Endpoint { id, host: get(row, 1)? }, until).await?;
-        }
+        let ended = match get::<Option<String>>(row, 3)? {
+            _ if changed <= 0 => Err(Failure::NoSuchConnection),
+            None => return Err(Failure::Refused(Error::new(ErrorKind::Auth, PERMISSIONS))),
+            Some(host) => {
+                connection.execute_text(of.end_holder(id, &host), until).await.map(|()| Endpoint { id, host })
+            }
+        };
+        let ended = match ended {
+            Ok(endpoint) => endpoint,
+            // The lease has ended before.
+            Err(Failure::NoSuchConnection) => {
+                connection.execute_text(KEEP_TOKEN.to_owned(), until).await?;
+                connection.put_back();
+                return Ok(None);
+            }
+            Err(Failure::Refused(error)) if error.kind() == ErrorKind::Auth => {
+                return Err(Failure::Refused(Error::new(ErrorKind::Auth, PERMISSIONS).with_source(error)));
+            }
+            Err(failure) => return Err(failure),
+        };
+        connection.execute_text(RAISE_TOKEN.to_owned(), until).await?;
+        connection.put_back();
+        fences::gone(&pool, &ended, until).await?;
         Ok(Some(FencingToken::new(raised)))
     }
 }

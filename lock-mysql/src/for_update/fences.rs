@@ -114,10 +114,16 @@ pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Res
     if !kill(pool, Kill::Connection, endpoint, until).await? {
         return Ok(false);
     }
+    gone(pool, endpoint, until).await?;
+    Ok(true)
+}
+
+/// Returns when the server has rolled the transaction of a connection back that was ended.
+pub(super) async fn gone(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<(), Failure> {
     let mut pause = FIRST_PAUSE;
     while !existing(pool, std::iter::once(endpoint), until).await?.is_empty() {
         timeout_at(until, sleep(pause)).await.map_err(|_| Failure::TimedOut)?;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    Ok(true)
+    Ok(())
 }

@@ -183,6 +183,12 @@ impl Statements {
         )
     }
 
+    /// Ends the connection that holds. A connection that has released the lock, and may keep another lease, stays: the server then replies
+    /// that there is no such connection.
+    pub(super) fn end_holder(&self, id: u64, host: &str) -> String {
+        kill_if(Kill::Connection, id, host, &format!(" AND IS_USED_LOCK({}) = {id}", self.named_lock))
+    }
+
     /// Whether the connection `id` holds.
     pub(super) fn holds(&self, id: u64) -> String {
         format!("SELECT COALESCE(IS_USED_LOCK({}) = {id}, 0)", self.named_lock)
@@ -197,8 +203,7 @@ impl Statements {
         )
     }
 
-    /// The state of the lock, as [`STATE`], and then the number of claims that wait for it. Without the permission `PROCESS` the server
-    /// shows the connections of the own user only.
+    /// The state of the lock, as [`STATE`], and then the number of claims that wait for it, of those that the server shows to this user.
     pub(super) fn inspect(&self) -> String {
         let name = &self.name;
         let wait = self.select().replace('%', "\\%").replace('_', "\\_").replace('\'', "''");
@@ -207,17 +212,19 @@ impl Statements {
         )
     }
 
-    /// Raises the token if it is `token`, and the lock is held. Returns the raised token, the number of changed rows, and the connection
-    /// that holds.
+    /// Begins a transaction, and raises the token in it if it is `token` and the lock is held. Returns the number of changed rows, the
+    /// raised token, the connection that holds, and its address if the server shows it to this user. No claim is granted the lock until
+    /// the transaction ends.
     pub(super) fn outdate(&self, token: u64) -> String {
         let Self { name, named_lock } = self;
         format!(
             concat!(
-                "UPDATE leasehold_fences SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {now})) ",
+                "BEGIN; UPDATE leasehold_fences SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {now})) ",
                 "WHERE name = {name} AND fence = {token} AND IS_USED_LOCK({named_lock}) > 0 AND format = ",
                 this_format!(),
                 "; SELECT CAST(ROW_COUNT() AS SIGNED), CAST(LAST_INSERT_ID() AS UNSIGNED), ",
-                "CAST(COALESCE(IS_USED_LOCK({named_lock}), 0) AS UNSIGNED)"
+                "CAST(COALESCE(IS_USED_LOCK({named_lock}), 0) AS UNSIGNED), ",
+                "(SELECT host FROM information_schema.processlist WHERE id = IS_USED_LOCK({named_lock}))"
             ),
             now = NOW_MICROS,
             name = name,
@@ -227,13 +234,14 @@ impl Statements {
     }
 }
 
-/// The columns of a lock's state: the format is known, held, token, rest of the lease in ms, holder, name. MySQL tells the time of a
-/// connection in seconds.
+/// The columns of a lock's state: the format is known, held, token, rest of the lease in ms, holder, name, and whether the server shows
+/// the connection of the lease. Without the permission `PROCESS` it shows those of the own user only. MySQL tells the time of a connection
+/// in seconds.
 pub(super) const STATE: &str = concat!(
     "SELECT f.format = ",
     this_format!(),
     ", IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40))) IS NOT NULL, f.fence, ",
-    "CAST(f.ttl * 1000 - COALESCE(/*M! p.time_ms + 0 * */ p.time * 1000, 0) AS SIGNED), f.holder, f.name ",
+    "CAST(f.ttl * 1000 - COALESCE(/*M! p.time_ms + 0 * */ p.time * 1000, 0) AS SIGNED), f.holder, f.name, p.id IS NOT NULL ",
     "FROM leasehold_fences f LEFT JOIN information_schema.processlist p ",
     "ON p.id = IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40)))"
 );
@@ -273,16 +281,24 @@ pub(super) enum Kill {
     Query,
 }
 
+/// Ends the transaction of [`Statements::outdate`], with and without an effect.
+pub(super) const RAISE_TOKEN: &str = "COMMIT";
+pub(super) const KEEP_TOKEN: &str = "ROLLBACK";
+
 /// Ends the connection with a number, or its statement, if it has this address. Otherwise the server replies that there is no such
 /// connection.
 pub(super) fn kill(what: Kill, id: u64, host: &str) -> String {
+    kill_if(what, id, host, "")
+}
+
+fn kill_if(what: Kill, id: u64, host: &str, condition: &str) -> String {
     let what = match what {
         Kill::Connection => "CONNECTION",
         Kill::Query => "QUERY",
     };
     format!(
         "SET @leasehold_kill = (SELECT id FROM information_schema.processlist \
-         WHERE id = {id} AND CAST(host AS BINARY) = {}); KILL {what} @leasehold_kill",
+         WHERE id = {id} AND CAST(host AS BINARY) = {}{condition}); KILL {what} @leasehold_kill",
         literal(host.as_bytes())
     )
 }

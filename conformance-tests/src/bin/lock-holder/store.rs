@@ -2,12 +2,19 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use leasehold::mysql::sqlx::mysql::MySqlConnection;
 use leasehold::mysql::sqlx::{self, Connection};
 use leasehold::redis::{FencedScript, RedisBackend};
 use leasehold::{Error, ErrorKind, LockClient, LockGuard, Result};
 use leasehold_conformance::harness::{Fault, FaultProxy};
+
+/// For how long the first connection is tried.
+const CONNECTED_BY: Duration = Duration::from_secs(10);
+
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// One store.
 pub(crate) struct Store {
@@ -25,8 +32,25 @@ enum Writes {
 }
 
 impl Store {
-    /// Connects, through its own proxy if `by_proxy` is set.
+    /// Connects, through its own proxy if `by_proxy` is set. On a busy machine, a server may need longer for a connection than a call may
+    /// take. So this is repeated, for [`CONNECTED_BY`] at most.
     pub(crate) async fn connect(url: &str, by_proxy: bool) -> Result<Self> {
+        let begin = Instant::now();
+        loop {
+            match Self::try_connect(url, by_proxy).await {
+                Err(error)
+                    if error.kind() == ErrorKind::Unavailable
+                        && !url.starts_with("sqlite")
+                        && begin.elapsed() < CONNECTED_BY =>
+                {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_connect(url: &str, by_proxy: bool) -> Result<Self> {
         let (url, proxy) = if by_proxy { behind_a_proxy(url)? } else { (url.to_owned(), None) };
         if url.starts_with("redis") {
             // The list shows the writers in the order in which Redis accepted the writes.
