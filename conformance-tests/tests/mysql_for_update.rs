@@ -8,9 +8,9 @@ mod mysql_for_update {
     mod connections_of_leases;
     mod fence;
     mod fixture;
+    mod record_for_update;
     mod resource_counts;
     mod server_settings;
-    mod set_up;
     mod stored;
     #[path = "for_update.rs"]
     mod strategy;

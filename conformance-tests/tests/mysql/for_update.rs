@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::{Record, ResourceCounts};
-use leasehold_core::{FencingToken, LockName};
+use leasehold_core::LockName;
 
 use super::fixture::{Strategy, StrategyFixture};
+use super::record_for_update::{HOLDER, WAITS};
+use super::resource_counts::CLIENTS;
 use super::stored::{Stored, hex, number};
 
 pub(super) struct ForUpdate;
@@ -14,12 +16,6 @@ pub(super) type MySqlFixture = StrategyFixture<ForUpdate>;
 
 /// How long a connection may take to end.
 const ENDS_BY: Duration = Duration::from_secs(5);
-
-/// The connection that has the named lock of a row of `leasehold_fences`.
-const HOLDER: &str = "IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', f.name), 256), 40)))";
-
-/// A statement that waits for a row.
-const WAITS: &str = "info LIKE 'SELECT CAST(GET_LOCK(%FROM leasehold_for_update WHERE name = %FOR UPDATE'";
 
 impl Strategy for ForUpdate {
     const SETTINGS: &'static str = "&strategy=for-update&locks=1100";
@@ -31,40 +27,14 @@ impl Strategy for ForUpdate {
     const LEAST_RUN: Duration = Duration::from_millis(1_100);
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
-        let found = stored.query(&format!(
-            "SELECT CAST(f.fence AS CHAR), {HOLDER} IS NOT NULL, \
-             CAST(f.ttl * 1000000 - (SELECT COALESCE(SUM(p.time_ms * 1000), 0) FROM information_schema.processlist p \
-             WHERE p.id = {HOLDER}) AS SIGNED) \
-             FROM locks.leasehold_fences f WHERE f.format = '1u' AND f.name = {}",
-            hex(name)
-        ));
-        let pattern = format!("%name = {}%", hex(name)).replace('\'', "''");
-        let waiters = stored.query(&format!(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS} AND info LIKE '{pattern}'"
-        ));
-        let waiters: u64 = number(&waiters[0], 0);
-        let Some(row) = found.first() else {
-            return Record { waiters: (waiters > 0).then_some(waiters), ..Record::default() };
-        };
-        let waiters = Some(waiters);
-        let is_held = number::<u64>(row, 1) == 1;
-        let left = Duration::from_micros(u64::try_from(number::<i64>(row, 2)).unwrap_or_default());
-        Record {
-            holders: is_held.then_some(left).into_iter().collect(),
-            last_token: Some(FencingToken::new(number(row, 0))),
-            waiters,
-        }
+        stored.record(name)
     }
 
     fn resource_counts(stored: &Stored<'_>) -> ResourceCounts {
         let found =
-            stored.query(&format!("SELECT COUNT({HOLDER}), COUNT(*) - COUNT({HOLDER}) FROM locks.leasehold_fences f"));
-        // `information_schema.innodb_trx` is up to 100 ms old.
-        let status = stored.query("SHOW ENGINE INNODB STATUS");
-        let status = status[0][2].as_deref().map(String::from_utf8_lossy).unwrap_or_default();
-        let is_active = |line: &&str| line.starts_with("---TRANSACTION") && line.contains(", ACTIVE");
-        let transactions = status.lines().filter(is_active).count() as u64;
-        let places = stored.query(&format!("SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS}"));
+            stored.query(&format!("SELECT COUNT({HOLDER}), COUNT(*) - COUNT({HOLDER}) FROM leasehold_fences f"));
+        let places = stored.query(&format!("SELECT COUNT(*) FROM {CLIENTS} AND {WAITS}"));
+        let transactions = transactions(stored);
         let (leases, places): (u64, u64) = (number(&found[0], 0), number(&places[0], 0));
         ResourceCounts {
             leases,
@@ -82,8 +52,7 @@ impl Strategy for ForUpdate {
     }
 
     fn remove(stored: &Stored<'_>, name: &LockName) {
-        let holder =
-            format!("SELECT CAST({HOLDER} AS CHAR) FROM locks.leasehold_fences f WHERE f.name = {}", hex(name));
+        let holder = format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f WHERE f.name = {}", hex(name));
         let holder = stored.query(&holder).first().and_then(|row| row[0].clone());
         let Some(id) = holder.map(|id| String::from_utf8_lossy(&id).into_owned()) else { return };
         stored.query(&format!("KILL {id}"));
@@ -93,4 +62,15 @@ impl Strategy for ForUpdate {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// How many transactions the clients have. `information_schema.innodb_trx` is up to 100 ms old.
+fn transactions(stored: &Stored<'_>) -> u64 {
+    let clients = stored.clients();
+    let status = stored.query("SHOW ENGINE INNODB STATUS");
+    let status = status[0][2].as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+    let is_active = |text: &&str| text.lines().next().is_some_and(|line| line.contains(", ACTIVE"));
+    let thread = |text: &str| Some(text.split_once("thread id ")?.1.split_once(',')?.0.to_owned());
+    let of_clients = |text: &&str| thread(text).is_some_and(|id| clients.contains(&id));
+    status.split("---TRANSACTION").skip(1).filter(is_active).filter(of_clients).count() as u64
 }

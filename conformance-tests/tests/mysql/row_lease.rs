@@ -28,7 +28,7 @@ impl Strategy for RowLease {
             "SELECT COUNT(CASE WHEN expires_at > UTC_TIMESTAMP(6) THEN 1 END), \
              COUNT(CASE WHEN expires_at <= UTC_TIMESTAMP(6) AND fence > 0 THEN 1 END), \
              CAST(COALESCE(SUM(CASE WHEN withdrawn_until > UTC_TIMESTAMP(6) THEN LENGTH(withdrawn) DIV 16 END), 0) AS SIGNED) \
-             FROM locks.leasehold_locks",
+             FROM leasehold_locks",
         );
         let row = &found[0];
         ResourceCounts {
@@ -46,6 +46,6 @@ impl Strategy for RowLease {
     }
 
     fn remove(stored: &Stored<'_>, name: &LockName) {
-        stored.change("DELETE FROM locks.leasehold_locks", name);
+        stored.change("DELETE FROM leasehold_locks", name);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::resource_counts::CLIENTS;
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, case, client, eventually, hold};
@@ -14,10 +15,7 @@ const OF_A_WAITER: usize = 2;
 
 /// The numbers of the clients' connections.
 fn connections(fixture: &MySqlFixture) -> Vec<String> {
-    let rows = Stored(&fixture.server())
-        .query("SELECT CAST(id AS CHAR) FROM information_schema.processlist WHERE user = 'locker'");
-    let text = |row: &Vec<Option<Vec<u8>>>| row[0].as_deref().map(String::from_utf8_lossy).unwrap_or_default().into();
-    rows.iter().map(text).collect()
+    Stored(&*fixture.server()).clients()
 }
 
 #[test]
@@ -55,7 +53,10 @@ fn dropped_calls_leave_clean_connections() {
             one.release().await.expect("a release");
         }
         eventually("no transaction is open", || {
-            Stored(&fixture.server()).query("SELECT trx_id FROM information_schema.innodb_trx").is_empty()
+            let open = format!(
+                "SELECT trx_id FROM information_schema.innodb_trx WHERE trx_mysql_thread_id IN (SELECT id FROM {CLIENTS})"
+            );
+            Stored(&*fixture.server()).query(&open).is_empty()
         })
         .await;
     });

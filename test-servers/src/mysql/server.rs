@@ -12,7 +12,8 @@ use sqlx::ConnectOptions;
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use tempfile::TempDir;
 
-use super::{SqlConnection, TextRow};
+use super::side::Reconnecting;
+use super::{Sql, SqlConnection, TextRow};
 use crate::program::Program;
 use crate::server_process::{ServerProcess, start_on_a_free_port};
 
@@ -79,7 +80,9 @@ pub struct MySqlServer {
     settings: MySqlSettings,
     program: PathBuf,
     process: ServerProcess,
-    side: Mutex<Option<SqlConnection>>,
+    side: Reconnecting,
+    /// The database of [`create`](Self::create), in which statements run.
+    database: Mutex<Option<String>>,
     template: Arc<TempDir>,
 }
 
@@ -98,13 +101,25 @@ impl DerefMut for MySqlServer {
     }
 }
 
+impl Sql for MySqlServer {
+    fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
+        Self::query(self, statements)
+    }
+
+    fn status(&self, name: &str) -> io::Result<u64> {
+        let rows = self.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"))?;
+        super::number(rows.first().and_then(|row| row.get(1)))
+    }
+}
+
 impl MySqlServer {
     fn start(settings: MySqlSettings) -> io::Result<Self> {
         let mut server = Self {
             program: PROGRAM.find()?,
             process: ServerProcess::new(PROGRAM.name, settings.steppable_clock)?,
             settings,
-            side: Mutex::new(None),
+            side: Reconnecting::default(),
+            database: Mutex::default(),
             template: template()?,
         };
         copy_folder(server.template.path(), &server.data())?;
@@ -142,8 +157,18 @@ impl MySqlServer {
     /// As [`query`](Self::query).
     pub fn wall_clock(&self) -> io::Result<i64> {
         let rows = self.query("SELECT CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS CHAR)")?;
-        let text = rows.first().and_then(|row| row.first()).cloned().flatten().unwrap_or_default();
-        String::from_utf8_lossy(&text).parse().map_err(io::Error::other)
+        super::number(rows.first().and_then(|row| row.first()))
+    }
+
+    /// Creates a database with tables, and a user who may use it from any host. Later statements run in this database.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    pub fn create(&self, database: &str, tables: &str, user: &str, password: &str, grants: &str) -> io::Result<()> {
+        let user = format!("CREATE USER {user} IDENTIFIED BY '{password}'");
+        self.query(&format!("CREATE DATABASE {database}; USE {database}; {tables} {user}; {grants}"))?;
+        *self.database.lock().unwrap_or_else(PoisonError::into_inner) = Some(database.to_owned());
+        Ok(())
     }
 
     /// Runs statements as root, beside the library under test, and returns the rows of all results. Blocks for at most twenty seconds.
@@ -151,27 +176,7 @@ impl MySqlServer {
     /// # Errors
     /// The server's error, or that of the connection. The next call then opens a new connection.
     pub fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
-        let mut side = self.side.lock().unwrap_or_else(PoisonError::into_inner);
-        let connection = match side.take() {
-            Some(connection) => connection,
-            None => self.side()?,
-        };
-        let result = connection.query(statements);
-        // After an error of the connection a reply may still be in flight. A later call must not take it for its own.
-        if !matches!(&result, Err(error) if error.kind() != io::ErrorKind::Other) {
-            *side = Some(connection);
-        }
-        result
-    }
-
-    /// Creates a database with tables, and a user who may use it from any host.
-    ///
-    /// # Errors
-    /// As [`query`](Self::query).
-    pub fn create(&self, database: &str, tables: &str, user: &str, password: &str, grants: &str) -> io::Result<()> {
-        let user = format!("CREATE USER {user} IDENTIFIED BY '{password}'");
-        self.query(&format!("CREATE DATABASE {database}; USE {database}; {tables} {user}; {grants}; USE mysql"))
-            .map(drop)
+        self.side.query(statements, || self.side())
     }
 
     /// A further connection like that of [`query`](Self::query).
@@ -182,7 +187,19 @@ impl MySqlServer {
         // A case may record the log, and looks for passwords in it.
         let options = MySqlConnectOptions::new().disable_statement_logging();
         let options = options.socket(self.socket()).username("root").ssl_mode(MySqlSslMode::Disabled);
-        SqlConnection::open(options)
+        let connection = SqlConnection::open(options)?;
+        if let Some(database) = &*self.database.lock().unwrap_or_else(PoisonError::into_inner) {
+            // A server that has lost its data has no database until the next `create`.
+            let _ = connection.query(&format!("USE {database}"));
+        }
+        Ok(connection)
+    }
+
+    /// A connection of a user, over TCP.
+    pub(super) fn client(&self, user: &str, password: &str, database: &str) -> io::Result<SqlConnection> {
+        let options = MySqlConnectOptions::new().disable_statement_logging();
+        let options = options.host(&self.addr().ip().to_string()).port(self.port()).ssl_mode(MySqlSslMode::Disabled);
+        SqlConnection::open(options.username(user).password(password).database(database))
     }
 
     fn socket(&self) -> PathBuf {
@@ -195,7 +212,7 @@ impl MySqlServer {
 
     /// Starts the process and waits for its first reply.
     fn run(&mut self) -> io::Result<()> {
-        *self.side.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        self.side.close();
         let _ = std::fs::remove_file(self.socket());
         let option = |name: &str, value: &Path| format!("--{name}={}", value.display());
         let mut command = Command::new(&self.program);
