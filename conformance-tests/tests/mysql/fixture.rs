@@ -17,13 +17,10 @@ use leasehold_test_servers::{Contents, MySqlDatabase, MySqlSettings, SqlConnecti
 use super::stored::Stored;
 
 /// The user of clients has the least permissions, so that every case proves that they are enough.
-const CONTENTS: Contents = Contents { tables: SCHEMA, password: PASSWORD, grants };
-
-/// Not too simple for a server that checks passwords.
-const PASSWORD: &str = "Pass-word-1";
+const CONTENTS: Contents = Contents { tables: SCHEMA, grants };
 
 /// A server that the variable `LEASEHOLD_MYSQL_URL` names is not stopped, and its settings for all users are not changed.
-pub(super) const NOT_OURS: Unsupported = Unsupported::because("the server of LEASEHOLD_MYSQL_URL is not ours");
+pub(super) const NOT_OURS: Unsupported = Unsupported::withheld("the server of LEASEHOLD_MYSQL_URL is not ours");
 
 /// The time for clients to connect before a fault. They usually need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
@@ -89,8 +86,8 @@ impl<S: Strategy> StrategyFixture<S> {
     /// The URL of clients by this route, with these settings on top.
     pub(super) fn url(&self, route: Route, more: &str) -> String {
         let (server, addr) = (self.server(), self.path.addr(route));
-        let (user, database) = (server.user(), server.name());
-        format!("mysql://{user}:{PASSWORD}@{addr}/{database}?timeout=1s&tls=off{}{more}", S::SETTINGS)
+        let (user, password, database) = (server.user(), server.password(), server.name());
+        format!("mysql://{user}:{password}@{addr}/{database}?timeout=1s&tls=off{}{more}", S::SETTINGS)
     }
 
     /// The URL of another user, straight to the server.
@@ -224,7 +221,7 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
     }
 
     fn secrets(&self) -> Vec<String> {
-        vec![PASSWORD.to_owned()]
+        vec![self.server().password().to_owned()]
     }
 
     fn ttl(&self) -> Duration {

@@ -1,5 +1,6 @@
 //! A database for one test.
 
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::{fmt, io};
 
@@ -7,28 +8,20 @@ use super::named::NamedServer;
 use super::{MySqlServer, MySqlSettings, Sql, SqlConnection, TextRow};
 
 /// What is in the database, and who may use it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Contents {
     /// The statements that create the tables.
     pub tables: &'static str,
-    /// The password of the user of clients.
-    pub password: &'static str,
     /// The `GRANT` statements for a user, from the names of the database and the account.
     pub grants: fn(&str, &str) -> String,
 }
 
-impl fmt::Debug for Contents {
-    /// Without the password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Contents").field("tables", &self.tables).finish_non_exhaustive()
-    }
-}
-
 /// A database for one test, with a user: on a mariadbd of its own, or on the server that [`URL_VARIABLE`](super::URL_VARIABLE) names.
-#[derive(Debug)]
 pub struct MySqlDatabase {
     server: Server,
     contents: Contents,
+    /// Clients of an earlier test, which had the same user, cannot log in with theirs.
+    password: String,
 }
 
 #[derive(Debug)]
@@ -40,6 +33,18 @@ enum Server {
 /// The database and the user on a server of its own.
 const DATABASE: &str = "locks";
 const USER: &str = "locker";
+
+impl fmt::Debug for MySqlDatabase {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlDatabase").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+/// Different for each test, and not too simple for a server that checks passwords.
+fn password() -> String {
+    format!("Pass-{:016x}", RandomState::new().hash_one(std::process::id()))
+}
 
 impl Sql for MySqlDatabase {
     fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
@@ -60,10 +65,12 @@ impl MySqlDatabase {
     /// # Errors
     /// If there is no server, or it cannot be used. The text says what to do.
     pub fn create(settings: MySqlSettings, contents: Contents) -> io::Result<Self> {
-        if let Some(server) = NamedServer::create(&contents)? {
-            return Ok(Self { server: Server::Named(Box::new(server)), contents });
-        }
-        let database = Self { server: Server::Own(Box::new(settings.start()?)), contents };
+        let password = password();
+        let server = match NamedServer::create(&contents, &password)? {
+            Some(server) => Server::Named(Box::new(server)),
+            None => Server::Own(Box::new(settings.start()?)),
+        };
+        let database = Self { server, contents, password };
         database.create_again()?;
         Ok(database)
     }
@@ -73,9 +80,10 @@ impl MySqlDatabase {
     /// # Errors
     /// As [`query`](Self::query).
     pub fn create_again(&self) -> io::Result<()> {
-        let (Contents { tables, password, grants }, account) = (self.contents, self.account());
+        let (Contents { tables, grants }, account) = (self.contents, self.account());
+        let grants = grants(DATABASE, &account);
         match &self.server {
-            Server::Own(server) => server.create(DATABASE, tables, &account, password, &grants(DATABASE, &account)),
+            Server::Own(server) => server.create(DATABASE, tables, &account, &self.password, &grants),
             Server::Named(_) => Ok(()),
         }
     }
@@ -117,6 +125,11 @@ impl MySqlDatabase {
         }
     }
 
+    /// The password of the user.
+    pub fn password(&self) -> &str {
+        &self.password
+    }
+
     /// The user in the syntax of SQL, from any host.
     pub fn account(&self) -> String {
         format!("'{}'@'%'", self.user())
@@ -128,7 +141,7 @@ impl MySqlDatabase {
     /// Those of the connection.
     pub fn client(&self) -> io::Result<SqlConnection> {
         match &self.server {
-            Server::Own(server) => server.client(USER, self.contents.password, DATABASE),
+            Server::Own(server) => server.client(USER, &self.password, DATABASE),
             Server::Named(server) => server.client(),
         }
     }

@@ -2,8 +2,7 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use sqlx::ConnectOptions;
@@ -17,6 +16,9 @@ pub const URL_VARIABLE: &str = "LEASEHOLD_MYSQL_URL";
 
 /// How many connections the server must accept: a case keeps a thousand leases, each on a connection, and others run beside it.
 const LEAST_CONNECTIONS: u64 = 3_000;
+
+/// How many tests can use the server at once.
+const SLOTS: usize = 100;
 
 /// How long the connections of a user may take to end.
 const ENDS_BY: Duration = Duration::from_secs(10);
@@ -35,11 +37,25 @@ pub(super) struct NamedServer {
     administrator: MySqlConnectOptions,
     addr: SocketAddr,
     side: Reconnecting,
-    /// The names of the database and of the user, which nobody else has.
+    /// The names of the database and of the user, which no other test has at the same time. Later tests use the names again, because the
+    /// server keeps the counts of each user's name.
     pub(super) database: String,
     pub(super) user: String,
     password: String,
+    /// The counts of the user's name before the test.
+    before: Vec<u64>,
+    /// The connection that has reserved the names.
+    _reservation: SqlConnection,
 }
+
+/// The status variables that are counted for each user, and the statements that they count.
+const COUNTED: [(&str, Option<&str>); 5] = [
+    ("Connections", None),
+    ("Com_begin", Some("statement/sql/begin")),
+    ("Com_do", Some("statement/sql/do")),
+    ("Com_select", Some("statement/sql/select")),
+    ("Com_stmt_execute", Some("statement/com/Execute")),
+];
 
 impl Sql for NamedServer {
     fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
@@ -48,35 +64,15 @@ impl Sql for NamedServer {
 
     /// Other clients use the server, so its own counters say nothing about this test.
     fn status(&self, name: &str) -> io::Result<u64> {
-        let statement = match name {
-            "Connections" => None,
-            "Com_begin" => Some("statement/sql/begin"),
-            "Com_do" => Some("statement/sql/do"),
-            "Com_select" => Some("statement/sql/select"),
-            "Com_stmt_execute" => Some("statement/com/Execute"),
-            _ => return Err(io::Error::other(format!("`{name}` is not counted for each user"))),
-        };
-        let user = &self.user;
-        let count = match statement {
-            None => format!(
-                "SELECT COALESCE(SUM(total_connections), 0) FROM performance_schema.users WHERE user = '{user}'"
-            ),
-            Some(statement) => format!(
-                "SELECT COALESCE(SUM(count_star), 0) FROM performance_schema.events_statements_summary_by_user_by_event_name \
-                 WHERE user = '{user}' AND event_name = '{statement}'"
-            ),
-        };
-        let rows = self.query(&format!("{count}; SHOW GLOBAL STATUS LIKE 'Performance_schema_users_lost'"))?;
-        match number::<u64>(rows.get(1).and_then(|row| row.get(1)))? {
-            0 => number(rows.first().and_then(|row| row.first())),
-            _ => Err(io::Error::other("the server counts for too few users: raise `performance_schema_users_size`")),
-        }
+        let index = COUNTED.iter().position(|(counted, _)| *counted == name);
+        let index = index.ok_or_else(|| io::Error::other(format!("`{name}` is not counted for each user")))?;
+        Ok(self.counts(&COUNTED[index..=index])?[0] - self.before[index])
     }
 }
 
 impl NamedServer {
     /// Creates the database and the user; `None` if the variable names no server.
-    pub(super) fn create(contents: &Contents) -> io::Result<Option<Self>> {
+    pub(super) fn create(contents: &Contents, password: &str) -> io::Result<Option<Self>> {
         let Some(url) = url() else { return Ok(None) };
         // Neither this error nor its cause has the password.
         let administrator = MySqlConnectOptions::from_str(&url).map_err(|_| {
@@ -87,19 +83,52 @@ impl NamedServer {
         let addr = addr.ok_or_else(|| io::Error::other(format!("{host} of {URL_VARIABLE} has no address")))?;
         // A case may record the log, and looks for passwords in it.
         let administrator = administrator.disable_statement_logging();
-        let name = unique();
-        let (database, user) = (format!("leasehold_test_{name}"), format!("lh_{name}"));
-        let (side, password) = (Reconnecting::default(), contents.password.to_owned());
-        let server = Self { administrator, addr, side, database, user, password };
+        let (reservation, slot) = reserve(&administrator)?;
+        let mut server = Self {
+            administrator,
+            addr,
+            side: Reconnecting::default(),
+            database: format!("leasehold_test_{slot}"),
+            user: format!("leasehold_test_{slot}"),
+            password: password.to_owned(),
+            before: Vec::new(),
+            _reservation: reservation,
+        };
         server
             .is_fit()
             .map_err(|error| io::Error::other(format!("the server of {URL_VARIABLE} at {addr}: {error}")))?;
+        // Those of a test that was killed.
+        server.drop_all()?;
         let (database, account) = (&server.database, server.account());
         server.query(&format!("CREATE DATABASE {database}; USE {database}; {}", contents.tables))?;
         let grants = (contents.grants)(database, &account);
         server.query(&format!("CREATE USER {account} IDENTIFIED BY '{}'; {grants}", server.password))?;
         server.client()?;
+        server.before = server.counts(&COUNTED)?;
         Ok(Some(server))
+    }
+
+    /// What the server counts for the user's name.
+    fn counts(&self, of: &[(&str, Option<&str>)]) -> io::Result<Vec<u64>> {
+        let user = &self.user;
+        let count = |(_, statement): &(&str, Option<&str>)| match statement {
+            None => {
+                format!(
+                    "SELECT COALESCE(SUM(total_connections), 0) FROM performance_schema.users WHERE user = '{user}'"
+                )
+            }
+            Some(statement) => format!(
+                "SELECT COALESCE((SELECT count_star FROM performance_schema.events_statements_summary_by_user_by_event_name \
+                 WHERE user = '{user}' AND event_name = '{statement}' LIMIT 1), 0)"
+            ),
+        };
+        let counts = of.iter().map(count).collect::<Vec<_>>().join("; ");
+        let rows = self.query(&format!("{counts}; SHOW GLOBAL STATUS LIKE 'Performance_schema_users_lost'"))?;
+        let (lost, rows) = rows.split_last().ok_or_else(|| io::Error::other("the server replies nothing"))?;
+        if number::<u64>(lost.get(1))? > 0 {
+            return Err(io::Error::other("the server counts for too few users: raise `performance_schema_users_size`"));
+        }
+        rows.iter().map(|row| number(row.first())).collect()
     }
 
     /// Whether the tests can run on the server.
@@ -181,10 +210,14 @@ impl Drop for NamedServer {
     }
 }
 
-/// A name that no other test has, on this machine or another.
-fn unique() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
-    // A user's name has at most 32 characters on MySQL.
-    format!("{time:x}_{:x}_{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+/// Reserves the names of one test, until the connection ends.
+fn reserve(administrator: &MySqlConnectOptions) -> io::Result<(SqlConnection, usize)> {
+    let reservation = SqlConnection::open(administrator.clone())?;
+    for slot in 1..=SLOTS {
+        let rows = reservation.query(&format!("SELECT CAST(GET_LOCK('leasehold_test_{slot}', 0) AS SIGNED)"))?;
+        if number::<u64>(rows.first().and_then(|row| row.first()))? == 1 {
+            return Ok((reservation, slot));
+        }
+    }
+    Err(io::Error::other(format!("{SLOTS} tests use the server of {URL_VARIABLE}")))
 }
