@@ -6,6 +6,7 @@ mod mysql {
     mod common;
     mod fence;
     mod fixture;
+    mod full_disk;
     mod locked_rows;
     mod quarantine;
     mod record;

@@ -8,6 +8,7 @@ mod mysql_for_update {
     mod connections_of_leases;
     mod fence;
     mod fixture;
+    mod full_disk;
     mod record_for_update;
     mod resource_counts;
     mod server_settings;

@@ -12,7 +12,7 @@ use leasehold_conformance::{
 };
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
-use leasehold_test_servers::{Contents, MySqlDatabase, MySqlSettings, SqlConnection};
+use leasehold_test_servers::{Contents, MySqlDatabase, MySqlServer, MySqlSettings, SqlConnection};
 
 use super::stored::Stored;
 
@@ -78,9 +78,30 @@ pub(super) struct StrategyFixture<S> {
 impl<S: Strategy> StrategyFixture<S> {
     pub(super) const TABLE: &str = S::TABLE;
 
+    /// A fixture whose server, if it is our own, has further settings.
+    pub(super) fn with_settings(settings: MySqlSettings) -> Self {
+        let settings = settings.option(format!("max-connections={}", S::MAX_CONNECTIONS));
+        let server = MySqlDatabase::create(settings, CONTENTS).unwrap_or_else(|error| panic!("{error}"));
+        let is_probe = |bytes: &[u8]| bytes == PING || bytes.get(3..).is_some_and(|rest| rest.starts_with(READING));
+        let path = TcpPath::start_with_probe(server.addr(), is_probe)
+            .unwrap_or_else(|error| panic!("no fault proxy: {error}"));
+        Self {
+            strategy: PhantomData,
+            started: Mutex::new(Instant::now()),
+            server: Mutex::new(server),
+            path,
+            fillers: Mutex::default(),
+        }
+    }
+
     /// Synchronous on purpose: nothing may be awaited while the server is locked, and every statement has a time limit.
     pub(super) fn server(&self) -> MutexGuard<'_, MySqlDatabase> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the server, which is our own.
+    pub(super) fn own(&self, work: impl FnOnce(&MySqlServer)) {
+        work(self.server().own().expect("a server of our own"));
     }
 
     /// The URL of clients by this route, with these settings on top.
@@ -185,19 +206,7 @@ fn micros(duration: Duration) -> i64 {
 #[async_trait]
 impl<S: Strategy> Fixture for StrategyFixture<S> {
     async fn new() -> Self {
-        let settings = MySqlSettings::new().steppable_clock();
-        let settings = settings.option(format!("max-connections={}", S::MAX_CONNECTIONS));
-        let server = MySqlDatabase::create(settings, CONTENTS).unwrap_or_else(|error| panic!("{error}"));
-        let is_probe = |bytes: &[u8]| bytes == PING || bytes.get(3..).is_some_and(|rest| rest.starts_with(READING));
-        let path = TcpPath::start_with_probe(server.addr(), is_probe)
-            .unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        Self {
-            strategy: PhantomData,
-            started: Mutex::new(Instant::now()),
-            server: Mutex::new(server),
-            path,
-            fillers: Mutex::default(),
-        }
+        Self::with_settings(MySqlSettings::new().steppable_clock())
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.

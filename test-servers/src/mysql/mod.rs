@@ -4,6 +4,7 @@ mod database;
 mod named;
 mod server;
 mod side;
+mod small_disk;
 
 use std::io;
 use std::str::FromStr;
@@ -12,6 +13,7 @@ pub use database::{Contents, MySqlDatabase};
 pub use named::{URL_VARIABLE, is_named};
 pub use server::{MySqlServer, MySqlSettings};
 pub use side::{SqlConnection, TextRow};
+pub use small_disk::can_have_small_disks;
 
 /// Statements of an administrator, beside the library under test.
 pub trait Sql {

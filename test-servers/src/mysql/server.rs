@@ -13,7 +13,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use tempfile::TempDir;
 
 use super::side::Reconnecting;
-use super::{Sql, SqlConnection, TextRow};
+use super::{Sql, SqlConnection, TextRow, small_disk};
 use crate::program::Program;
 use crate::server_process::{ServerProcess, start_on_a_free_port};
 
@@ -42,6 +42,7 @@ const OPTIONS: &[&str] = &[
 #[derive(Clone, Debug, Default)]
 pub struct MySqlSettings {
     steppable_clock: bool,
+    small_disk: Option<u32>,
     options: Vec<String>,
 }
 
@@ -55,6 +56,14 @@ impl MySqlSettings {
     #[must_use]
     pub fn steppable_clock(mut self) -> Self {
         self.steppable_clock = true;
+        self
+    }
+
+    /// Its data folder is on a disk of so many mebibytes, which [`MySqlServer::fill_disk`] fills. Linux only. A start after its end is
+    /// without data. [`can_have_small_disks`](super::can_have_small_disks) says whether the system permits it.
+    #[must_use]
+    pub fn small_disk(mut self, mebibytes: u32) -> Self {
+        self.small_disk = Some(mebibytes);
         self
     }
 
@@ -122,7 +131,10 @@ impl MySqlServer {
             database: Mutex::default(),
             template: template()?,
         };
-        copy_folder(server.template.path(), &server.data())?;
+        match server.settings.small_disk {
+            None => copy_folder(server.template.path(), &server.data())?,
+            Some(_) => std::fs::create_dir(server.data())?,
+        }
         start_on_a_free_port(&mut server, Self::run, |server| &mut server.process)?;
         Ok(server)
     }
@@ -133,11 +145,32 @@ impl MySqlServer {
     /// If it still runs or does not start.
     pub fn start_again(&mut self, data: Data) -> io::Result<()> {
         self.process.stopped()?;
-        if data == Data::Lost {
+        if data == Data::Lost && self.settings.small_disk.is_none() {
             std::fs::remove_dir_all(self.data())?;
             copy_folder(self.template.path(), &self.data())?;
         }
         self.run()
+    }
+
+    /// Uses up what is left on the disk of its data folder.
+    ///
+    /// # Errors
+    /// If it does not run, or was not started with [`MySqlSettings::small_disk`].
+    pub fn fill_disk(&self) -> io::Result<()> {
+        small_disk::fill(self.on_small_disk()?, &self.data())
+    }
+
+    /// Makes room again on the disk of its data folder.
+    ///
+    /// # Errors
+    /// If it does not run, or the disk was not filled.
+    pub fn empty_disk(&self) -> io::Result<()> {
+        small_disk::empty(self.on_small_disk()?, &self.data())
+    }
+
+    fn on_small_disk(&self) -> io::Result<u32> {
+        let id = self.id().filter(|_| self.settings.small_disk.is_some());
+        id.ok_or_else(|| io::Error::other("it has no small disk, or does not run"))
     }
 
     /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step.
@@ -215,7 +248,14 @@ impl MySqlServer {
         self.side.close();
         let _ = std::fs::remove_file(self.socket());
         let option = |name: &str, value: &Path| format!("--{name}={}", value.display());
-        let mut command = Command::new(&self.program);
+        let (mut command, as_root) = match self.settings.small_disk {
+            None => (Command::new(&self.program), as_root()),
+            // It may be root in its namespace only.
+            Some(size) => {
+                let template = self.template.path();
+                (small_disk::command(&self.program, &self.data(), template, size)?, Some(AS_ROOT))
+            }
+        };
         command.arg("--no-defaults").args([
             option("datadir", &self.data()),
             option("tmpdir", self.folder()),
@@ -223,7 +263,7 @@ impl MySqlServer {
             option("pid-file", &self.folder().join("pid")),
             format!("--port={}", self.port()),
         ]);
-        command.args(as_root()).args(OPTIONS).args(self.settings.options.iter().map(|option| format!("--{option}")));
+        command.args(as_root).args(OPTIONS).args(self.settings.options.iter().map(|option| format!("--{option}")));
         self.process.spawn(&mut command)?;
         while !(self.socket().exists() && self.query("SELECT 1").is_ok()) {
             self.process.await_start()?;
@@ -263,9 +303,11 @@ fn install() -> io::Result<TempDir> {
 }
 
 /// Started by root, the server wants to be told that it stays root.
+const AS_ROOT: &str = "--user=root";
+
 fn as_root() -> Option<&'static str> {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
-    is_root.then_some("--user=root")
+    is_root.then_some(AS_ROOT)
 }
 
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
