@@ -53,6 +53,8 @@ pub(super) trait Strategy: Send + Sync + 'static {
     const MAX_CONNECTIONS: u32;
     /// The least time between two starts of a server.
     const LEAST_RUN: Duration;
+    /// Whether the renewal and the release of a lease change a row.
+    const RENEWALS_WRITE: bool;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record;
 
@@ -77,6 +79,7 @@ pub(super) struct StrategyFixture<S> {
 
 impl<S: Strategy> StrategyFixture<S> {
     pub(super) const TABLE: &str = S::TABLE;
+    pub(super) const RENEWALS_WRITE: bool = S::RENEWALS_WRITE;
 
     /// A fixture whose server, if it is our own, has further settings.
     pub(super) fn with_settings(settings: MySqlSettings) -> Self {

@@ -25,6 +25,7 @@ impl Strategy for ForUpdate {
     const MAX_CONNECTIONS: u32 = 3000;
     /// The backend tells two runs of a server apart by the seconds in which they began.
     const LEAST_RUN: Duration = Duration::from_millis(1_100);
+    const RENEWALS_WRITE: bool = false;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
         stored.record(name)

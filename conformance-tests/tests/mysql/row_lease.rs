@@ -18,6 +18,7 @@ impl Strategy for RowLease {
     const TABLE: &'static str = "leasehold_locks";
     const MAX_CONNECTIONS: u32 = 300;
     const LEAST_RUN: Duration = Duration::ZERO;
+    const RENEWALS_WRITE: bool = true;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
         stored.record(name)
