@@ -4,6 +4,7 @@
 mod mysql {
     #[path = "../support/mod.rs"]
     mod common;
+    mod dropped_calls;
     mod fence;
     mod fixture;
     mod full_disk;

@@ -6,6 +6,7 @@ mod mysql_for_update {
     #[path = "../support/mod.rs"]
     mod common;
     mod connections_of_leases;
+    mod dropped_calls;
     mod fence;
     mod fixture;
     mod full_disk;

@@ -35,7 +35,7 @@ impl Strategy for ForUpdate {
         let found =
             stored.query(&format!("SELECT COUNT({HOLDER}), COUNT(*) - COUNT({HOLDER}) FROM leasehold_fences f"));
         let places = stored.query(&format!("SELECT COUNT(*) FROM {CLIENTS} AND {WAITS}"));
-        let transactions = transactions(stored);
+        let transactions = stored.transactions();
         let (leases, places): (u64, u64) = (number(&found[0], 0), number(&places[0], 0));
         ResourceCounts {
             leases,
@@ -63,15 +63,4 @@ impl Strategy for ForUpdate {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// How many transactions the clients have. `information_schema.innodb_trx` is up to 100 ms old.
-fn transactions(stored: &Stored<'_>) -> u64 {
-    let clients = stored.clients();
-    let status = stored.query("SHOW ENGINE INNODB STATUS");
-    let status = status[0][2].as_deref().map(String::from_utf8_lossy).unwrap_or_default();
-    let is_active = |text: &&str| text.lines().next().is_some_and(|line| line.contains(", ACTIVE"));
-    let thread = |text: &str| Some(text.split_once("thread id ")?.1.split_once(',')?.0.to_owned());
-    let of_clients = |text: &&str| thread(text).is_some_and(|id| clients.contains(&id));
-    status.split("---TRANSACTION").skip(1).filter(is_active).filter(of_clients).count() as u64
 }

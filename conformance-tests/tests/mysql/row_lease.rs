@@ -37,6 +37,7 @@ impl Strategy for RowLease {
             fences: number(row, 1),
             tombstones: number(row, 2),
             connections: stored.connections(),
+            other: stored.transactions(),
             ..ResourceCounts::default()
         }
     }

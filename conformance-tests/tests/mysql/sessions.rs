@@ -1,8 +1,7 @@
-//! Connections that an operator ends, and those of dropped calls.
+//! Connections that an operator ends, and how many a client has.
 
 use std::time::Duration;
 
-use super::resource_counts::CLIENTS;
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, case, client, eventually, hold};
@@ -34,31 +33,6 @@ fn a_killed_session_loses_no_lease() {
             assert!(guard.is_held(), "the lease was lost with the connection");
         }
         guard.release().await.expect("a release");
-    });
-}
-
-/// A dropped call leaves neither an open transaction nor a reply for the next call.
-#[test]
-fn dropped_calls_leave_clean_connections() {
-    case(async |fixture| {
-        let ann = client(&fixture, SOON).await;
-        for round in 0..300_u64 {
-            let lock = ann.lock(format!("dropped {}", round % 7));
-            let _ = tokio::time::timeout(Duration::from_micros(round % 60 * 20), lock.acquire()).await;
-        }
-        for number in 0..20 {
-            let name = format!("after {number}");
-            let (one, other) = (hold(&ann, &name).await, ann.lock(&*name).try_acquire().await);
-            assert!(other.expect("a reply").is_none(), "{name} is held twice");
-            one.release().await.expect("a release");
-        }
-        eventually("no transaction is open", || {
-            let open = format!(
-                "SELECT trx_id FROM information_schema.innodb_trx WHERE trx_mysql_thread_id IN (SELECT id FROM {CLIENTS})"
-            );
-            Stored(&*fixture.server()).query(&open).is_empty()
-        })
-        .await;
     });
 }
 
