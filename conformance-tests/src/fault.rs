@@ -85,11 +85,19 @@ pub enum Tamper {
 pub struct Unsupported {
     /// The reason, for the report.
     pub reason: &'static str,
+    /// The backend can have the fault, and this fixture may not cause it. Then a case that needs the fault proves nothing, and the report
+    /// lists it.
+    pub is_withheld: bool,
 }
 
 impl Unsupported {
-    /// A fault that is not supported, for this reason.
+    /// A fault that the backend cannot have, for this reason.
     pub const fn because(reason: &'static str) -> Self {
-        Self { reason }
+        Self { reason, is_withheld: false }
+    }
+
+    /// A fault that the backend can have, and that this fixture may not cause, for this reason: others use its server too.
+    pub const fn withheld(reason: &'static str) -> Self {
+        Self { reason, is_withheld: true }
     }
 }

@@ -30,7 +30,7 @@ pub use fixture::{Fixture, Record, ResourceCounts, Route};
 pub use in_process::{InProcess, InProcessStore};
 pub use memory::{Memory, MemoryFixture};
 pub use prefixed::PrefixedFixture;
-pub use report::REPORT_VARIABLE;
+pub use report::{REPORT_VARIABLE, report_unsupported};
 #[doc(hidden)]
 pub use suite::run_reported;
 pub use suite::{CASES, Case, DEADLINE, run, run_case};

@@ -16,6 +16,20 @@ use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 /// `<case>\t<unsupported or empty>\t<what>: <reason>`. Without it nothing is written.
 pub const REPORT_VARIABLE: &str = "LEASEHOLD_SUITE_REPORT";
 
+/// Reports that a test outside the suite has nothing to prove, because of a fault or function that is not supported.
+pub fn report_unsupported(test: &str, what: &str, unsupported: Unsupported) {
+    append(test, "unsupported", &format!("{what}: {}", unsupported.reason));
+}
+
+/// Appends one line, in one write: several processes may write to one file.
+fn append(case: &str, kind: &str, text: &str) {
+    let Some(path) = std::env::var_os(REPORT_VARIABLE) else { return };
+    let line = format!("{case}\t{kind}\t{text}\n");
+    let opened = OpenOptions::new().append(true).create(true).open(&path);
+    let written = opened.and_then(|mut file| file.write_all(line.as_bytes()));
+    written.unwrap_or_else(|error| panic!("no report in {}: {error}", path.display()));
+}
+
 /// A fixture that reports unsupported faults and cases that have nothing to prove.
 pub(crate) struct Reported<F> {
     case: &'static str,
@@ -31,13 +45,8 @@ impl<F> Reported<F> {
         outcome.inspect_err(|unsupported| self.write("unsupported", &format!("{what}: {}", unsupported.reason)))
     }
 
-    /// Appends one line, in one write: several processes may write to one file.
     fn write(&self, kind: &str, text: &str) {
-        let Some(path) = std::env::var_os(REPORT_VARIABLE) else { return };
-        let line = format!("{}\t{kind}\t{text}\n", self.case);
-        let opened = OpenOptions::new().append(true).create(true).open(&path);
-        let written = opened.and_then(|mut file| file.write_all(line.as_bytes()));
-        written.unwrap_or_else(|error| panic!("no report in {}: {error}", path.display()));
+        append(self.case, kind, text);
     }
 }
 

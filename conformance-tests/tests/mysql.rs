@@ -4,8 +4,10 @@
 mod mysql {
     #[path = "../support/mod.rs"]
     mod common;
+    mod dropped_calls;
     mod fence;
     mod fixture;
+    mod full_disk;
     mod locked_rows;
     mod quarantine;
     mod record;

@@ -6,13 +6,13 @@ mod mysql_for_update {
     #[path = "../support/mod.rs"]
     mod common;
     mod connections_of_leases;
+    mod dropped_calls;
     mod fence;
     mod fixture;
-    #[path = "record_for_update.rs"]
-    mod record;
+    mod full_disk;
+    mod record_for_update;
     mod resource_counts;
     mod server_settings;
-    mod set_up;
     mod stored;
     #[path = "for_update.rs"]
     mod strategy;

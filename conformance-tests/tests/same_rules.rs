@@ -5,6 +5,7 @@
 //! A sequence is one seed: `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --features mysql,redis --test same_rules keeps`
 
 mod same_rules {
+    mod connections;
     mod difference;
     mod pair;
     mod sequence;
@@ -24,7 +25,7 @@ mod same_rules {
     const BOUND: Duration = Duration::from_secs(180);
 
     /// Every kind of reply, and the pushes.
-    const KINDS: [&str; 11] = [
+    const KINDS: [&str; 13] = [
         "granted",
         "queued",
         "held",
@@ -36,6 +37,8 @@ mod same_rules {
         "released",
         "not held",
         "notified",
+        "disconnected",
+        "broken",
     ];
 
     /// The first seed whose sequence shows a difference, with the difference, and how often each kind of reply was compared.
@@ -45,9 +48,17 @@ mod same_rules {
     ) -> (Option<(u64, String)>, BTreeMap<&'static str, u64>) {
         let mut seen = BTreeMap::new();
         for seed in seeds {
-            let mut sequence = Sequence::new(pair, seed);
-            let compared = sequence.run(STEPS).await;
-            for (kind, count) in sequence.seen {
+            let (compared, seen_now) = match pair.has_connections() {
+                true => {
+                    let mut sequence = connections::Sequence::new(pair, seed);
+                    (sequence.run(STEPS).await, sequence.seen)
+                }
+                false => {
+                    let mut sequence = Sequence::new(pair, seed);
+                    (sequence.run(STEPS).await, sequence.seen)
+                }
+            };
+            for (kind, count) in seen_now {
                 *seen.entry(kind).or_default() += count;
             }
             if let Err(difference) = compared {
@@ -59,10 +70,13 @@ mod same_rules {
 
     /// Every kind of reply, as far as the server has it.
     fn is_rare(kind: Kind, seen: &BTreeMap<&'static str, u64>) -> Option<&'static str> {
-        let of_queues: &[&str] =
-            if kind == Kind::MySql { &["queued", "found granted", "waiting", "notified"] } else { &[] };
+        let absent: &[&str] = match kind {
+            Kind::ForUpdate => &[],
+            Kind::MySql => &["queued", "found granted", "waiting", "notified", "disconnected", "broken"],
+            Kind::Redis => &["disconnected", "broken"],
+        };
         let is_rare = |kind: &&str| seen.get(*kind).is_none_or(|count| *count < 100);
-        KINDS.iter().filter(|kind| !of_queues.contains(kind)).find(|kind| is_rare(kind)).copied()
+        KINDS.iter().filter(|kind| !absent.contains(kind)).find(|kind| is_rare(kind)).copied()
     }
 
     fn keeps_the_rules(kind: Kind) {
@@ -91,6 +105,11 @@ mod same_rules {
     }
 
     #[test]
+    fn for_update_keeps_the_rules() {
+        keeps_the_rules(Kind::ForUpdate);
+    }
+
+    #[test]
     fn mysql_keeps_the_rules() {
         keeps_the_rules(Kind::MySql);
     }
@@ -98,6 +117,11 @@ mod same_rules {
     #[test]
     fn redis_keeps_the_rules() {
         keeps_the_rules(Kind::Redis);
+    }
+
+    #[test]
+    fn every_injected_difference_from_for_update_is_found() {
+        finds_every_injected_difference(Kind::ForUpdate);
     }
 
     #[test]

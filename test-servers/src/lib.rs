@@ -7,6 +7,9 @@ mod redis;
 mod server_process;
 
 pub use certificates::certificates;
-pub use mysql::{MySqlServer, MySqlSettings, SqlConnection, TextRow};
+pub use mysql::{
+    Contents, MySqlDatabase, MySqlServer, MySqlSettings, Sql, SqlConnection, TextRow, URL_VARIABLE,
+    can_have_small_disks, is_named,
+};
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
 pub use server_process::ServerProcess;

@@ -21,18 +21,43 @@ struct Backend {
     /// Its test targets: the suite, and holders in processes of their own.
     targets: &'static [&'static str],
     needs: &'static [Need],
+    /// The environment variable that names a server, and the test targets that use it. The others start servers of their own.
+    named_server: Option<(&'static str, &'static [&'static str])>,
+}
+
+impl Backend {
+    /// What runs, and what it needs. If a server is named, only what uses that server.
+    fn selected(&self, is_named: impl Fn(&str) -> bool) -> (&'static [&'static str], &'static [Need]) {
+        match self.named_server {
+            Some((variable, targets)) if is_named(variable) => (targets, &[]),
+            _ => (self.targets, self.needs),
+        }
+    }
 }
 
 const BACKENDS: &[Backend] = &[
-    Backend { name: "memory", feature: None, targets: &["memory"], needs: &[] },
+    Backend { name: "memory", feature: None, targets: &["memory"], needs: &[], named_server: None },
     Backend {
         name: "mysql",
         feature: Some("mysql"),
         targets: &["mysql", "mysql_for_update", "mysql_for_update_processes", "mysql_processes"],
         needs: &[needs::MARIADB, needs::MARIADB_INSTALL_DB, needs::OPENSSL],
+        named_server: Some(("LEASEHOLD_MYSQL_URL", &["mysql", "mysql_for_update"])),
     },
-    Backend { name: "redis", feature: Some("redis"), targets: &["redis", "processes"], needs: &[needs::REDIS] },
-    Backend { name: "sqlite", feature: Some("sqlite"), targets: &["sqlite", "sqlite_processes"], needs: &[] },
+    Backend {
+        name: "redis",
+        feature: Some("redis"),
+        targets: &["redis", "processes"],
+        needs: &[needs::REDIS],
+        named_server: None,
+    },
+    Backend {
+        name: "sqlite",
+        feature: Some("sqlite"),
+        targets: &["sqlite", "sqlite_processes"],
+        needs: &[],
+        named_server: None,
+    },
 ];
 
 /// Runs the tests.
@@ -47,7 +72,11 @@ const BACKENDS: &[Backend] = &[
 /// tests do not run then, and no counts are compared.
 ///
 /// The tests need redis-server, mariadb-server and openssl. LEASEHOLD_REDIS_SERVER and LEASEHOLD_MARIADB_SERVER name other programs than
-/// redis-server and mariadbd. The number of cases that ran is compared with conformance-tests/counts.toml.
+/// redis-server and mariadbd. LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or MariaDB that exists already, for the
+/// suites of both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs none. The URL is that of an
+/// administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to be set up.
+///
+/// The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The backends whose suite is run: memory, mysql, redis, sqlite.
@@ -100,10 +129,15 @@ pub(crate) fn own() -> Vec<String> {
     ["--package=leasehold-simulation", "--package=leasehold-test-servers", "--package=xtask"].map(str::to_owned).into()
 }
 
+fn is_named(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|url| !url.is_empty())
+}
+
 fn suite(backends: &[&Backend]) -> Vec<String> {
     let mut selection = vec![format!("--package={SUITE}"), "--no-default-features".to_owned()];
     selection.extend(backends.iter().filter_map(|backend| backend.feature).map(|name| format!("--features={name}")));
-    selection.extend(backends.iter().flat_map(|backend| backend.targets).map(|target| format!("--test={target}")));
+    let targets = backends.iter().flat_map(|backend| backend.selected(is_named).0);
+    selection.extend(targets.map(|target| format!("--test={target}")));
     selection
 }
 
@@ -111,8 +145,17 @@ fn suite(backends: &[&Backend]) -> Vec<String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let whole = args.backends.is_empty();
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
-    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().collect();
+    // A whole run has more that starts servers.
+    let selected = |backend: &&Backend| backend.selected(|variable| !whole && is_named(variable));
+    let needs: Vec<_> = backends.iter().flat_map(|backend| selected(backend).1).copied().collect();
     needs::provide(&needs, &args.install, "cargo xtask test")?;
+
+    for backend in backends.iter().filter(|_| !whole) {
+        let left_out: Vec<_> = backend.targets.iter().filter(|target| !selected(backend).0.contains(target)).collect();
+        if !left_out.is_empty() {
+            println!("not run, because a server is named: {left_out:?} start servers of their own");
+        }
+    }
 
     let metadata = metadata::read()?;
     let selections = if whole { vec![everything(&metadata), own()] } else { vec![suite(&backends)] };
@@ -197,6 +240,14 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_named_server_needs_no_program() {
+        let mysql = BACKENDS.iter().find(|backend| backend.name == "mysql").unwrap();
+        let (targets, needs) = mysql.selected(|variable| variable == "LEASEHOLD_MYSQL_URL");
+        assert!(needs.is_empty() && targets.iter().all(|target| mysql.targets.contains(target)));
+        assert!(targets.len() < mysql.targets.len() && mysql.selected(|_| false) == (mysql.targets, mysql.needs));
+    }
 
     #[test]
     fn every_store_of_the_examples_starts() {

@@ -6,16 +6,15 @@ use leasehold::mysql::{MySqlBackend, grants};
 use leasehold_conformance::Route;
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
+use super::record_for_update::{HOLDER, WAITS};
+use super::resource_counts::CLIENTS;
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, Stopwatch, case, client, eventually, hold};
 
 /// The connection that holds the only lock.
 fn holder(fixture: &MySqlFixture) -> String {
-    let rows = Stored(&fixture.server()).query(
-        "SELECT CAST(IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', name), 256), 40))) AS CHAR) \
-         FROM locks.leasehold_fences HAVING 1 IS NOT NULL",
-    );
+    let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f"));
     let ids: Vec<_> = rows.into_iter().filter_map(|row| row[0].clone()).collect();
     let [id] = &ids[..] else { panic!("{} locks are held", ids.len()) };
     String::from_utf8_lossy(id).into_owned()
@@ -53,9 +52,8 @@ fn a_killed_waiter_still_gets_the_lock() {
         let guard = hold(&ann, "killed waiter").await;
         let lock = bob.lock("killed waiter");
         let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
-        let waits =
-            "SELECT CAST(id AS CHAR) FROM information_schema.processlist WHERE info LIKE 'SELECT CAST(GET%FOR UPDATE'";
-        let waiter = || Stored(&fixture.server()).query(waits).first().and_then(|row| row[0].clone());
+        let waits = format!("SELECT CAST(id AS CHAR) FROM {CLIENTS} AND {WAITS}");
+        let waiter = || Stored(&*fixture.server()).query(&waits).first().and_then(|row| row[0].clone());
         for what in ["KILL", "KILL QUERY"] {
             eventually("bob waits", || waiter().is_some()).await;
             let id = String::from_utf8_lossy(&waiter().expect("bob waits")).into_owned();
@@ -74,7 +72,7 @@ fn cancelled_waiters_keep_their_connections() {
     case(async |fixture| {
         let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
         let guard = hold(&ann, "cancelled").await;
-        let opened = || Stored(&fixture.server()).status("Connections");
+        let opened = || Stored(&*fixture.server()).status("Connections");
         let wait = async || {
             let refused = bob.lock("cancelled").wait(Duration::from_millis(60)).acquire().await;
             assert_eq!(refused.expect_err("it is held").kind(), ErrorKind::Timeout);
@@ -115,12 +113,15 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
         let lock = bob.lock("another user");
         let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
         eventually("bob waits", || bob.stats().waiting == 1).await;
-        let grants = grants("locks", "'other'@'%'");
-        fixture.execute(&format!("CREATE USER 'other'@'%' IDENTIFIED BY 'other'; {grants}"));
-        let url = format!("mysql://other:other@{}/locks?tls=off{}", fixture.server().addr(), MySqlFixture::SETTINGS);
+        let database = fixture.names().0;
+        let user = format!("{database}_o");
+        let account = format!("'{user}'@'%'");
+        let grants = grants(&database, &account);
+        fixture.execute(&format!("CREATE USER {account} IDENTIFIED BY 'Other-user-1'; {grants}"));
+        let url = fixture.url_of(&user, "Other-user-1");
         for (permission, waiters) in [("", None), ("PROCESS", Some(1))] {
             if !permission.is_empty() {
-                fixture.execute(&format!("GRANT {permission} ON *.* TO 'other'@'%'"));
+                fixture.execute(&format!("GRANT {permission} ON *.* TO {account}"));
             }
             let other = leasehold::connect(&url).await.expect("a client");
             let refused = other.break_lock("another user", guard.fencing_token()).await.expect_err("not permitted");
@@ -130,13 +131,14 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
             assert_eq!(seen.holder().map(|lease| lease.token), Some(guard.fencing_token()));
             assert_eq!((seen.last_token, seen.waiters), (Some(guard.fencing_token()), waiters));
         }
-        fixture.execute("GRANT CONNECTION ADMIN ON *.* TO 'other'@'%'");
+        fixture.execute(&format!("GRANT CONNECTION ADMIN ON *.* TO {account}"));
         let operator = leasehold::connect(&url).await.expect("a client");
         let raised = operator.break_lock("another user", guard.fencing_token()).await.expect("permitted");
         let raised = raised.expect("it is the current lease");
         assert!(raised > guard.fencing_token());
         let next = tokio::time::timeout(SOON, waiting).await.expect("it is free").expect("no panic");
         assert!(next.fencing_token() > raised);
+        fixture.execute(&format!("DROP USER {account}"));
     });
 }
 
@@ -148,7 +150,7 @@ fn a_locked_token_loses_no_lease() {
         let ann = client(&fixture, ttl).await;
         let guards = [hold(&ann, "locked token").await, hold(&ann, "other").await];
         let side = fixture.server().side().expect("a connection");
-        side.query("BEGIN; SELECT * FROM locks.leasehold_fences FOR UPDATE").expect("the rows are locked");
+        side.query("BEGIN; SELECT * FROM leasehold_fences FOR UPDATE").expect("the rows are locked");
         tokio::time::sleep(ttl * 3).await;
         assert!(guards.iter().all(|guard| guard.is_held()), "a lease was lost");
         side.query("ROLLBACK").expect("a rollback");

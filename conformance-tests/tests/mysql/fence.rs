@@ -13,14 +13,15 @@ use super::support::{SOON, case, client, eventually, hold};
 
 /// A connection of the user's program, and a table of its own.
 async fn program(fixture: &MySqlFixture) -> MySqlConnection {
-    fixture.execute("CREATE TABLE locks.work (note VARCHAR(20)); GRANT ALL ON locks.work TO 'locker'@'%'");
+    let (database, account) = fixture.names();
+    fixture.execute(&format!("CREATE TABLE work (note VARCHAR(20)); GRANT ALL ON {database}.work TO {account}"));
     let url = fixture.url(Route::Clear, "");
     let options: MySqlConnectOptions = url.split('?').next().expect("a URL").parse().expect("a URL of sqlx");
     MySqlConnection::connect_with(&options).await.expect("a connection")
 }
 
 fn notes(fixture: &MySqlFixture) -> usize {
-    fixture.server().query("SELECT note FROM locks.work").expect("the table is there").len()
+    fixture.server().query("SELECT note FROM work").expect("the table is there").len()
 }
 
 /// Writes under the fence. Returns the kind of the error.

@@ -5,17 +5,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold::mysql::MySqlBackend;
+use leasehold::mysql::{MySqlBackend, SCHEMA, grants};
 use leasehold_conformance::harness::TcpPath;
 use leasehold_conformance::{
     Data, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
 };
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
-use leasehold_test_servers::{MySqlServer, MySqlSettings, SqlConnection};
+use leasehold_test_servers::{Contents, MySqlDatabase, MySqlServer, MySqlSettings, SqlConnection};
 
-use super::set_up::{PASSWORD, USER, set_up};
 use super::stored::Stored;
+
+/// The user of clients has the least permissions, so that every case proves that they are enough.
+const CONTENTS: Contents = Contents { tables: SCHEMA, grants };
+
+/// A server that the variable `LEASEHOLD_MYSQL_URL` names is not stopped, and its settings for all users are not changed.
+pub(super) const NOT_OURS: Unsupported = Unsupported::withheld("the server of LEASEHOLD_MYSQL_URL is not ours");
 
 /// The time for clients to connect before a fault. They usually need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
@@ -26,7 +31,7 @@ const LEAST_PER_CLIENT: u64 = 2;
 /// For so long the number of connections does not change.
 const STABLE: Duration = Duration::from_millis(30);
 
-/// The least number of connections that the server can be limited to.
+/// The least number of connections that a server of our own can be limited to.
 const LEAST_CONNECTIONS: usize = 10;
 
 /// A client sends this before it uses a connection that was idle.
@@ -48,6 +53,8 @@ pub(super) trait Strategy: Send + Sync + 'static {
     const MAX_CONNECTIONS: u32;
     /// The least time between two starts of a server.
     const LEAST_RUN: Duration;
+    /// Whether the renewal and the release of a lease change a row.
+    const RENEWALS_WRITE: bool;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record;
 
@@ -60,80 +67,24 @@ pub(super) trait Strategy: Send + Sync + 'static {
     fn remove(stored: &Stored<'_>, name: &LockName);
 }
 
-/// A mariadbd and the path to it.
+/// A database and the path to it.
 pub(super) struct StrategyFixture<S> {
     strategy: PhantomData<S>,
     started: Mutex<Instant>,
-    server: Mutex<MySqlServer>,
+    server: Mutex<MySqlDatabase>,
     path: TcpPath,
     /// Connections that use up the server's limit.
     fillers: Mutex<Vec<SqlConnection>>,
 }
 
 impl<S: Strategy> StrategyFixture<S> {
-    pub(super) const SETTINGS: &str = S::SETTINGS;
     pub(super) const TABLE: &str = S::TABLE;
+    pub(super) const RENEWALS_WRITE: bool = S::RENEWALS_WRITE;
 
-    /// Synchronous on purpose: nothing may be awaited while the server is locked, and every statement has a time limit.
-    pub(super) fn server(&self) -> MutexGuard<'_, MySqlServer> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The URL of clients by this route, with these settings on top.
-    pub(super) fn url(&self, route: Route, more: &str) -> String {
-        format!("mysql://locker:{PASSWORD}@{}/locks?timeout=1s&tls=off{}{more}", self.path.addr(route), S::SETTINGS)
-    }
-
-    pub(super) fn execute(&self, statements: &str) {
-        Stored(&self.server()).query(statements);
-    }
-
-    /// Refuses the user of new connections, and ends those that are open.
-    fn refuse_user(&self) {
-        self.execute(&format!("ALTER USER {USER} ACCOUNT LOCK"));
-        let server = self.server();
-        let stored = Stored(&server);
-        for row in stored.query("SELECT CAST(id AS CHAR) FROM information_schema.processlist WHERE user = 'locker'") {
-            let id = row[0].as_deref().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
-            // The connection may have ended by itself.
-            let _ = server.query(&format!("KILL {id}"));
-        }
-    }
-
-    /// Uses up all connections but those that are reserved for administrators.
-    fn fill_connections(&self) {
-        self.execute(&format!("SET GLOBAL max_connections = {LEAST_CONNECTIONS}"));
-        let server = self.server();
-        let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
-        while fillers.len() < LEAST_CONNECTIONS
-            && let Ok(filler) = server.side()
-        {
-            fillers.push(filler);
-        }
-    }
-
-    fn mend(&self) {
-        self.fillers.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.execute(&format!(
-            "SET GLOBAL max_connections = {}, read_only = 0; ALTER USER {USER} ACCOUNT UNLOCK; DROP TRIGGER IF EXISTS locks.is_full",
-            S::MAX_CONNECTIONS
-        ));
-    }
-}
-
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).expect("no step of a clock is that long")
-}
-
-#[async_trait]
-impl<S: Strategy> Fixture for StrategyFixture<S> {
-    async fn new() -> Self {
-        let server = MySqlSettings::new()
-            .steppable_clock()
-            .option(format!("max-connections={}", S::MAX_CONNECTIONS))
-            .start()
-            .unwrap_or_else(|error| panic!("{error}"));
-        set_up(&server);
+    /// A fixture whose server, if it is our own, has further settings.
+    pub(super) fn with_settings(settings: MySqlSettings) -> Self {
+        let settings = settings.option(format!("max-connections={}", S::MAX_CONNECTIONS));
+        let server = MySqlDatabase::create(settings, CONTENTS).unwrap_or_else(|error| panic!("{error}"));
         let is_probe = |bytes: &[u8]| bytes == PING || bytes.get(3..).is_some_and(|rest| rest.starts_with(READING));
         let path = TcpPath::start_with_probe(server.addr(), is_probe)
             .unwrap_or_else(|error| panic!("no fault proxy: {error}"));
@@ -144,6 +95,121 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
             path,
             fillers: Mutex::default(),
         }
+    }
+
+    /// Synchronous on purpose: nothing may be awaited while the server is locked, and every statement has a time limit.
+    pub(super) fn server(&self) -> MutexGuard<'_, MySqlDatabase> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the server, which is our own.
+    pub(super) fn own(&self, work: impl FnOnce(&MySqlServer)) {
+        work(self.server().own().expect("a server of our own"));
+    }
+
+    /// The URL of clients by this route, with these settings on top.
+    pub(super) fn url(&self, route: Route, more: &str) -> String {
+        let (server, addr) = (self.server(), self.path.addr(route));
+        let (user, password, database) = (server.user(), server.password(), server.name());
+        format!("mysql://{user}:{password}@{addr}/{database}?timeout=1s&tls=off{}{more}", S::SETTINGS)
+    }
+
+    /// The URL of another user, straight to the server.
+    pub(super) fn url_of(&self, user: &str, password: &str) -> String {
+        let server = self.server();
+        format!("mysql://{user}:{password}@{}/{}?tls=off{}", server.addr(), server.name(), S::SETTINGS)
+    }
+
+    /// Runs statements as an administrator, in the database of the fixture.
+    pub(super) fn execute(&self, statements: &str) {
+        Stored(&*self.server()).query(statements);
+    }
+
+    /// The database, and the account of clients.
+    pub(super) fn names(&self) -> (String, String) {
+        let server = self.server();
+        (server.name().to_owned(), server.account())
+    }
+
+    /// Refuses the user of new connections, and ends those that are open.
+    fn refuse_user(&self) {
+        let server = self.server();
+        let stored = Stored(&*server);
+        stored.query(&format!("ALTER USER {} ACCOUNT LOCK", server.account()));
+        for id in stored.clients() {
+            // The connection may have ended by itself.
+            let _ = server.query(&format!("KILL {id}"));
+        }
+    }
+
+    /// Uses up all connections but those that are reserved for administrators: of the server, or of the user if others use the server.
+    fn fill_connections(&self) {
+        let server = self.server();
+        let (limit, is_shared) = (LEAST_CONNECTIONS, server.is_shared());
+        let stored = Stored(&*server);
+        match is_shared {
+            true => stored.query(&format!("ALTER USER {} WITH MAX_USER_CONNECTIONS 1", server.account())),
+            false => stored.query(&format!("SET GLOBAL max_connections = {limit}")),
+        };
+        let fill = || if is_shared { server.client() } else { server.side() };
+        let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
+        while fillers.len() < limit
+            && let Ok(filler) = fill()
+        {
+            fillers.push(filler);
+        }
+    }
+
+    fn mend(&self) {
+        self.fillers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let server = self.server();
+        let stored = Stored(&*server);
+        if !server.is_shared() {
+            stored.query(&format!("SET GLOBAL max_connections = {}, read_only = 0", S::MAX_CONNECTIONS));
+        }
+        let account = server.account();
+        stored.query(&format!(
+            "ALTER USER {account} WITH MAX_USER_CONNECTIONS 0 ACCOUNT UNLOCK; DROP TRIGGER IF EXISTS is_full"
+        ));
+        server.client().unwrap_or_else(|error| panic!("the user is still refused: {error}"));
+    }
+
+    /// A fault for which the process or the clock of the server is needed; `None` for another fault.
+    fn process(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
+        use ServerFault::{ClockBack, ClockForward, Kill, Pause, Resume, Start, Stop};
+        let mut server = self.server();
+        if !matches!(fault, Stop | Kill | Start(_) | Pause | Resume | ClockForward(_) | ClockBack(_)) {
+            return None;
+        }
+        let Some(own) = server.own() else { return Some(Err(NOT_OURS)) };
+        let done = match fault {
+            Stop => own.stop(),
+            Kill => own.kill(),
+            Start(data) => {
+                let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+                std::thread::sleep(S::LEAST_RUN.saturating_sub(started.elapsed()));
+                *started = Instant::now();
+                let begun = own.start_again(*data);
+                begun.and_then(|()| if *data == Data::Lost { server.create_again() } else { Ok(()) })
+            }
+            Pause => own.pause(),
+            Resume => own.resume(),
+            ClockForward(by) => own.step_clock(micros(*by)),
+            ClockBack(by) => own.step_clock(-micros(*by)),
+            _ => return None,
+        };
+        Some(done.map_err(|error| panic!("the server cannot be {fault:?}: {error}")))
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).expect("no step of a clock is that long")
+}
+
+#[async_trait]
+impl<S: Strategy> Fixture for StrategyFixture<S> {
+    async fn new() -> Self {
+        Self::with_settings(MySqlSettings::new().steppable_clock())
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
@@ -167,7 +233,7 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
     }
 
     fn secrets(&self) -> Vec<String> {
-        vec![PASSWORD.to_owned()]
+        vec![self.server().password().to_owned()]
     }
 
     fn ttl(&self) -> Duration {
@@ -178,7 +244,7 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
         let until = Instant::now() + CONNECT_BOUND;
         let mut since = None;
         while Instant::now() < until && !self.path.is_broken(Route::Faulty) {
-            let connections = S::resource_counts(&Stored(&self.server())).connections;
+            let connections = S::resource_counts(&Stored(&*self.server())).connections;
             let (seen, begin) = *since.get_or_insert((connections, Instant::now()));
             if seen != connections {
                 since = None;
@@ -206,7 +272,7 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
             self.path.proxy().deliver_oldest();
             let mut before = None;
             loop {
-                let executed = S::served(&Stored(&self.server()));
+                let executed = S::served(&Stored(&*self.server()));
                 if before.replace(executed) == Some(executed) {
                     break;
                 }
@@ -220,50 +286,28 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
-        let mut server = self.server();
-        let done = match fault {
-            ServerFault::Stop => server.stop(),
-            ServerFault::Kill => server.kill(),
-            ServerFault::Start(data) => {
-                let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-                std::thread::sleep(S::LEAST_RUN.saturating_sub(started.elapsed()));
-                *started = Instant::now();
-                server.start_again(data).map(|()| {
-                    if data == Data::Lost {
-                        set_up(&server);
-                    }
-                })
-            }
-            ServerFault::Pause => server.pause(),
-            ServerFault::Resume => server.resume(),
-            ServerFault::ClockForward(by) => server.step_clock(micros(by)),
-            ServerFault::ClockBack(by) => server.step_clock(-micros(by)),
-            other => {
-                drop(server);
-                match other {
-                    ServerFault::RefuseUser => self.refuse_user(),
-                    ServerFault::ReadOnly => self.execute("SET GLOBAL read_only = 1"),
-                    ServerFault::Fill(Room::Data) => self.execute(&format!(
-                        "CREATE TRIGGER locks.is_full BEFORE INSERT ON locks.{} FOR EACH ROW \
-                         SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'",
-                        S::TABLE
-                    )),
-                    ServerFault::Fill(Room::Connections) => self.fill_connections(),
-                    ServerFault::FlushScripts => {
-                        self.execute(&format!("ALTER TABLE locks.{} COMMENT = 'changed'", S::TABLE));
-                    }
-                    _ => self.mend(),
-                }
-                return Ok(());
-            }
-        };
-        done.unwrap_or_else(|error| panic!("the server cannot be {fault:?}: {error}"));
+        if let Some(done) = self.process(&fault) {
+            return done;
+        }
+        match fault {
+            ServerFault::RefuseUser => self.refuse_user(),
+            ServerFault::ReadOnly if self.server().is_shared() => return Err(NOT_OURS),
+            ServerFault::ReadOnly => self.execute("SET GLOBAL read_only = 1"),
+            ServerFault::Fill(Room::Data) => self.execute(&format!(
+                "CREATE TRIGGER is_full BEFORE INSERT ON {} FOR EACH ROW \
+                 SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'",
+                S::TABLE
+            )),
+            ServerFault::Fill(Room::Connections) => self.fill_connections(),
+            ServerFault::FlushScripts => self.execute(&format!("ALTER TABLE {} COMMENT = 'changed'", S::TABLE)),
+            _ => self.mend(),
+        }
         Ok(())
     }
 
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
         let server = self.server();
-        let stored = Stored(&server);
+        let stored = Stored(&*server);
         let format = match tamper {
             Tamper::Remove => {
                 S::remove(&stored, name);
@@ -272,19 +316,19 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
             Tamper::Corrupt => "??",
             Tamper::OtherVersion => "2x",
         };
-        stored.change(&format!("UPDATE locks.{} SET format = '{format}'", S::TABLE), name);
+        stored.change(&format!("UPDATE {} SET format = '{format}'", S::TABLE), name);
         Ok(())
     }
 
     async fn record(&self, name: &LockName) -> Record {
-        S::record(&Stored(&self.server()), name)
+        S::record(&Stored(&*self.server()), name)
     }
 
     async fn resource_counts(&self) -> ResourceCounts {
-        S::resource_counts(&Stored(&self.server()))
+        S::resource_counts(&Stored(&*self.server()))
     }
 
     async fn served(&self) -> u64 {
-        S::served(&Stored(&self.server()))
+        S::served(&Stored(&*self.server()))
     }
 }

@@ -6,7 +6,8 @@ use leasehold_conformance::{Record, ResourceCounts};
 use leasehold_core::LockName;
 
 use super::fixture::{Strategy, StrategyFixture};
-use super::record::{HOLDER, WAITS};
+use super::record_for_update::{HOLDER, WAITS};
+use super::resource_counts::CLIENTS;
 use super::stored::{Stored, hex, number};
 
 pub(super) struct ForUpdate;
@@ -24,6 +25,7 @@ impl Strategy for ForUpdate {
     const MAX_CONNECTIONS: u32 = 3000;
     /// The backend tells two runs of a server apart by the seconds in which they began.
     const LEAST_RUN: Duration = Duration::from_millis(1_100);
+    const RENEWALS_WRITE: bool = false;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
         stored.record(name)
@@ -31,13 +33,9 @@ impl Strategy for ForUpdate {
 
     fn resource_counts(stored: &Stored<'_>) -> ResourceCounts {
         let found =
-            stored.query(&format!("SELECT COUNT({HOLDER}), COUNT(*) - COUNT({HOLDER}) FROM locks.leasehold_fences f"));
-        // `information_schema.innodb_trx` is up to 100 ms old.
-        let status = stored.query("SHOW ENGINE INNODB STATUS");
-        let status = status[0][2].as_deref().map(String::from_utf8_lossy).unwrap_or_default();
-        let is_active = |line: &&str| line.starts_with("---TRANSACTION") && line.contains(", ACTIVE");
-        let transactions = status.lines().filter(is_active).count() as u64;
-        let places = stored.query(&format!("SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS}"));
+            stored.query(&format!("SELECT COUNT({HOLDER}), COUNT(*) - COUNT({HOLDER}) FROM leasehold_fences f"));
+        let places = stored.query(&format!("SELECT COUNT(*) FROM {CLIENTS} AND {WAITS}"));
+        let transactions = stored.transactions();
         let (leases, places): (u64, u64) = (number(&found[0], 0), number(&places[0], 0));
         ResourceCounts {
             leases,
@@ -55,8 +53,7 @@ impl Strategy for ForUpdate {
     }
 
     fn remove(stored: &Stored<'_>, name: &LockName) {
-        let holder =
-            format!("SELECT CAST({HOLDER} AS CHAR) FROM locks.leasehold_fences f WHERE f.name = {}", hex(name));
+        let holder = format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f WHERE f.name = {}", hex(name));
         let holder = stored.query(&holder).first().and_then(|row| row[0].clone());
         let Some(id) = holder.map(|id| String::from_utf8_lossy(&id).into_owned()) else { return };
         stored.query(&format!("KILL {id}"));

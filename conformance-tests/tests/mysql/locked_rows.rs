@@ -14,8 +14,7 @@ fn lock_rows(fixture: &MySqlFixture, names: &[String]) -> SqlConnection {
     side.query("START TRANSACTION").expect("a transaction");
     for name in names {
         // By the primary key, so that no other row is locked.
-        let found =
-            side.query(&format!("SELECT 1 FROM locks.leasehold_locks WHERE name = '{name}' LOCK IN SHARE MODE"));
+        let found = side.query(&format!("SELECT 1 FROM leasehold_locks WHERE name = '{name}' LOCK IN SHARE MODE"));
         assert_eq!(found.expect("the row can be locked").len(), 1);
     }
     side

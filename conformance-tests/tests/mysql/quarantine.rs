@@ -9,10 +9,10 @@ use leasehold_core::{ErrorKind, LockClient};
 use leasehold_test_servers::{MySqlServer, MySqlSettings};
 
 use super::replicated::Replicated;
-use super::set_up::{PASSWORD, USER, set_up};
-use super::stored::{Stored, number};
+use super::set_up::{PASSWORD, set_up};
+use super::stored::Stored;
 use super::strategy::MySqlFixture;
-use super::support::{SOON, Stopwatch, builder, case, client, hold};
+use super::support::{SOON, Stopwatch, builder, case, client, hold, own_servers};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -27,7 +27,16 @@ where
     C: FnOnce(Replicated) -> F + Send + 'static,
     F: Future<Output = ()>,
 {
-    leasehold_conformance::run(leasehold_conformance::DEADLINE, || async { case(Replicated::new()).await });
+    own_servers(|| async { case(Replicated::new()).await });
+}
+
+/// Runs a case that controls its server.
+fn case_with_own_server<C, F>(case: C)
+where
+    C: FnOnce(MySqlFixture) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    own_servers(|| async { case(MySqlFixture::new().await).await });
 }
 
 /// Checks the time from a moment before the quarantine to the first grant.
@@ -133,8 +142,9 @@ fn a_read_only_server_is_left() {
 /// A user who may write there would make the replica differ from its primary.
 #[test]
 fn a_read_only_server_grants_no_lock_to_an_administrator() {
-    case(async |fixture| {
-        fixture.execute(&format!("GRANT READ_ONLY ADMIN ON *.* TO {USER}; SET GLOBAL read_only = 1"));
+    case_with_own_server(async |fixture| {
+        let (_, account) = fixture.names();
+        fixture.execute(&format!("GRANT READ_ONLY ADMIN ON *.* TO {account}; SET GLOBAL read_only = 1"));
         let refused = client(&fixture, TTL).await.lock("any").try_acquire().await.expect_err("it is read-only");
         assert_eq!(refused.kind(), ErrorKind::Unavailable);
         assert!(refused.to_string().contains("read-only"), "{refused}");
@@ -150,7 +160,7 @@ async fn restart(fixture: &MySqlFixture, data: Data) -> Instant {
 
 #[test]
 fn a_restart_of_a_durable_server_is_no_quarantine() {
-    case(async |fixture| {
+    case_with_own_server(async |fixture| {
         let (ann, bob) = (client(&fixture, TTL * 2).await, client(&fixture, TTL * 2).await);
         hold(&bob, "used before").await.release().await.expect("a release");
         let guard = hold(&ann, "kept").await;
@@ -165,7 +175,7 @@ fn a_restart_of_a_durable_server_is_no_quarantine() {
 
 #[test]
 fn a_client_that_knew_the_lost_data_waits() {
-    case(async |fixture| {
+    case_with_own_server(async |fixture| {
         let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
         hold(&bob, "used before").await.release().await.expect("a release");
         let guard = hold(&ann, "lost").await;
@@ -183,7 +193,7 @@ fn quarantine_also_waits_for_an_unknown_server() {
         let stopwatch = Stopwatch::start();
         hold(&client(&fixture, TTL).await, "unknown").await.release().await.expect("a release");
         stopwatch.within(TTL / 2, "the default waits for a known restart only");
-        fixture.execute("DELETE FROM locks.leasehold_locks");
+        fixture.execute("DELETE FROM leasehold_locks");
         let (stopwatch, begin) = (Stopwatch::start(), Instant::now());
         let careful = builder(&fixture, "&restart=quarantine").await.ttl(TTL).build().expect("a client");
         let _held = hold(&careful, "unknown").await;
@@ -207,7 +217,7 @@ async fn client_of(server: &MySqlServer, ttl: Duration) -> LockClient {
 
 #[test]
 fn a_crash_of_a_server_that_is_not_durable_is_a_quarantine() {
-    leasehold_conformance::run(leasehold_conformance::DEADLINE, || async {
+    own_servers(|| async {
         let mut server = volatile();
         let (ann, bob) = (client_of(&server, TTL).await, client_of(&server, TTL).await);
         hold(&bob, "used before").await.release().await.expect("a release");
@@ -225,7 +235,7 @@ fn a_crash_of_a_server_that_is_not_durable_is_a_quarantine() {
 
 #[test]
 fn a_restart_that_was_long_ago_is_no_quarantine() {
-    leasehold_conformance::run(leasehold_conformance::DEADLINE, || async {
+    own_servers(|| async {
         let (mut server, ttl) = (volatile(), Duration::from_secs(2));
         let ann = client_of(&server, ttl).await;
         hold(&ann, "used before").await.release().await.expect("a release");
@@ -244,7 +254,7 @@ fn acquires_read_the_run_of_the_server_once() {
         let ann = client(&fixture, SOON).await;
         hold(&ann, "first").await.release().await.expect("a release");
         fixture.connected().await;
-        let selects = || number::<u64>(&Stored(&fixture.server()).query("SHOW GLOBAL STATUS LIKE 'Com_select'")[0], 1);
+        let selects = || Stored(&*fixture.server()).status("Com_select");
         let before = selects();
         for round in 0..100 {
             hold(&ann, &format!("lock {round}")).await.release().await.expect("a release");
@@ -258,13 +268,13 @@ fn the_row_of_the_run_is_no_lock() {
     case(async |fixture| {
         let ann = client(&fixture, SOON).await;
         let _guard = hold(&ann, "lock").await;
-        let rows = Stored(&fixture.server()).query("SELECT 1 FROM locks.leasehold_locks");
+        let rows = Stored(&*fixture.server()).query("SELECT 1 FROM leasehold_locks");
         assert_eq!(rows.len(), 2, "the lock and the run");
         let listing = ann.list("", 10).await.expect("a list");
         assert_eq!((listing.locks.len(), listing.unreadable.len()), (1, 0));
         let checks = ann.examine().await.expect("checks");
         assert!(checks.iter().any(|check| check.found == "1 held, 1 records"), "{checks:?}");
-        fixture.execute("UPDATE locks.leasehold_locks SET format = '2r' WHERE name = ''");
+        fixture.execute("UPDATE leasehold_locks SET format = '2r' WHERE name = ''");
         let url = fixture.url(Route::Clear, "");
         let newer = LockClient::new(MySqlBackend::connect(&url).await.expect("a backend"));
         let refused = newer.lock("other").try_acquire().await.expect_err("a newer version has written the row");

@@ -10,7 +10,7 @@ use super::stored::{Stored, hex, number};
 impl Stored<'_> {
     pub(super) fn record(&self, name: &LockName) -> Record {
         let found = self.query(&format!(
-            "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), fence FROM locks.leasehold_locks \
+            "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), fence FROM leasehold_locks \
              WHERE format = '1x' AND name = {}",
             hex(name)
         ));

@@ -8,23 +8,25 @@ use leasehold_core::{FencingToken, LockName};
 use super::stored::{Stored, hex, number};
 
 /// The connection that has the named lock of a row of `leasehold_fences`.
-pub(super) const HOLDER: &str = "IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT('locks/', f.name), 256), 40)))";
+pub(super) const HOLDER: &str =
+    "IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40)))";
 
 /// A statement that waits for a row.
 pub(super) const WAITS: &str = "info LIKE 'SELECT CAST(GET_LOCK(%FROM leasehold_for_update WHERE name = %FOR UPDATE'";
 
 impl Stored<'_> {
     pub(super) fn record(&self, name: &LockName) -> Record {
+        // MySQL tells the time of a connection in seconds.
         let found = self.query(&format!(
             "SELECT CAST(f.fence AS CHAR), {HOLDER} IS NOT NULL, \
-             CAST(f.ttl * 1000000 - (SELECT COALESCE(SUM(p.time_ms * 1000), 0) FROM information_schema.processlist p \
-             WHERE p.id = {HOLDER}) AS SIGNED) \
-             FROM locks.leasehold_fences f WHERE f.format = '1u' AND f.name = {}",
+             CAST(f.ttl * 1000000 - (SELECT COALESCE(SUM(/*M! p.time_ms * 1000 + 0 * */ p.time * 1000000), 0) \
+             FROM information_schema.processlist p WHERE p.id = {HOLDER}) AS SIGNED) \
+             FROM leasehold_fences f WHERE f.format = '1u' AND f.name = {}",
             hex(name)
         ));
         let pattern = format!("%name = {}%", hex(name)).replace('\'', "''");
         let waiters = self.query(&format!(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE {WAITS} AND info LIKE '{pattern}'"
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND {WAITS} AND info LIKE '{pattern}'"
         ));
         let waiters: u64 = number(&waiters[0], 0);
         let Some(row) = found.first() else {

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
+use leasehold_conformance::Fixture;
 use leasehold_core::LockClient;
 
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
-use super::support::{case, client, hold};
+use super::support::{case, client, hold, own_servers};
 
 /// No renewal is due while a case runs.
 const TTL: Duration = Duration::from_secs(60);
 
 /// How many statements a try takes, and whether the lock was granted.
 async fn try_once(fixture: &MySqlFixture, client: &LockClient, name: &str) -> (u64, bool) {
-    let executed = || Stored(&fixture.server()).status("Com_stmt_execute");
+    let executed = || Stored(&*fixture.server()).status("Com_stmt_execute");
     let before = executed();
     let granted = client.lock(name).try_acquire().await.expect("a reply");
     let statements = executed() - before;
@@ -26,7 +27,8 @@ async fn try_once(fixture: &MySqlFixture, client: &LockClient, name: &str) -> (u
 
 #[test]
 fn a_lock_is_acquired_by_one_statement_each_time() {
-    case(async |fixture| {
+    own_servers(async || {
+        let fixture = MySqlFixture::new().await;
         let ann = client(&fixture, TTL).await;
         for round in 0..3 {
             assert_eq!(try_once(&fixture, &ann, "again").await, (1, true), "round {round}");
@@ -36,7 +38,8 @@ fn a_lock_is_acquired_by_one_statement_each_time() {
 
 #[test]
 fn a_lock_that_another_client_holds_costs_one_more_statement_once() {
-    case(async |fixture| {
+    own_servers(async || {
+        let fixture = MySqlFixture::new().await;
         let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, TTL).await);
         assert_eq!(try_once(&fixture, &ann, "changed").await, (1, true));
         let guard = hold(&bob, "changed").await;
@@ -57,7 +60,7 @@ fn a_row_that_was_removed_is_made_again() {
             guard.release().await.expect("a release");
             token
         };
-        fixture.execute("DELETE FROM locks.leasehold_locks WHERE name = 'removed'");
+        fixture.execute("DELETE FROM leasehold_locks WHERE name = 'removed'");
         let guard = hold(&ann, "removed").await;
         assert!(guard.fencing_token() > before, "the token does not rise");
         guard.release().await.expect("a release");

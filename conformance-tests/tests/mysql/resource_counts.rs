@@ -1,8 +1,12 @@
-//! Counts what a server holds and what it has done, and changes rows without the library.
+//! Counts what a server holds for the clients of a test and has done for them, and changes rows without the library.
 
 use leasehold_core::LockName;
 
-use super::stored::{Stored, hex, number};
+use super::stored::{Stored, hex};
+
+/// The connections of clients: those to the database of the test, but for those of the fixture.
+pub(super) const CLIENTS: &str =
+    "information_schema.processlist WHERE db = DATABASE() AND user <> SUBSTRING_INDEX(USER(), '@', 1)";
 
 impl Stored<'_> {
     /// Changes the row of a lock: `change` precedes the condition.
@@ -10,15 +14,31 @@ impl Stored<'_> {
         self.query(&format!("{change} WHERE name = {}", hex(name)));
     }
 
-    /// How many connections clients have.
-    pub(super) fn connections(&self) -> u64 {
-        let found =
-            self.query("SELECT COUNT(*) FROM information_schema.processlist WHERE user NOT IN ('root', 'system user')");
-        number(&found[0], 0)
+    /// The numbers of the connections of clients.
+    pub(super) fn clients(&self) -> Vec<String> {
+        let rows = self.query(&format!("SELECT CAST(id AS CHAR) FROM {CLIENTS}"));
+        let text = |row: &Vec<Option<Vec<u8>>>| String::from_utf8_lossy(row[0].as_deref().unwrap_or_default()).into();
+        rows.iter().map(text).collect()
     }
 
-    /// A status variable of the server.
+    /// How many connections clients have.
+    pub(super) fn connections(&self) -> u64 {
+        self.clients().len() as u64
+    }
+
+    /// How many transactions the clients have. `information_schema.innodb_trx` is up to 100 ms old.
+    pub(super) fn transactions(&self) -> u64 {
+        let clients = self.clients();
+        let status = self.query("SHOW ENGINE INNODB STATUS");
+        let status = status[0][2].as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+        let is_active = |text: &&str| text.lines().next().is_some_and(|line| line.contains(", ACTIVE"));
+        let thread = |text: &str| Some(text.split_once("thread id ")?.1.split_once(',')?.0.to_owned());
+        let of_clients = |text: &&str| thread(text).is_some_and(|id| clients.contains(&id));
+        status.split("---TRANSACTION").skip(1).filter(is_active).filter(of_clients).count() as u64
+    }
+
+    /// A status variable of the server, for the clients of the test.
     pub(super) fn status(&self, name: &str) -> u64 {
-        number(&self.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"))[0], 1)
+        self.0.status(name).unwrap_or_else(|error| panic!("{error}"))
     }
 }

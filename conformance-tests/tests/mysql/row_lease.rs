@@ -18,6 +18,7 @@ impl Strategy for RowLease {
     const TABLE: &'static str = "leasehold_locks";
     const MAX_CONNECTIONS: u32 = 300;
     const LEAST_RUN: Duration = Duration::ZERO;
+    const RENEWALS_WRITE: bool = true;
 
     fn record(stored: &Stored<'_>, name: &LockName) -> Record {
         stored.record(name)
@@ -28,7 +29,7 @@ impl Strategy for RowLease {
             "SELECT COUNT(CASE WHEN expires_at > UTC_TIMESTAMP(6) THEN 1 END), \
              COUNT(CASE WHEN expires_at <= UTC_TIMESTAMP(6) AND fence > 0 THEN 1 END), \
              CAST(COALESCE(SUM(CASE WHEN withdrawn_until > UTC_TIMESTAMP(6) THEN LENGTH(withdrawn) DIV 16 END), 0) AS SIGNED) \
-             FROM locks.leasehold_locks",
+             FROM leasehold_locks",
         );
         let row = &found[0];
         ResourceCounts {
@@ -36,6 +37,7 @@ impl Strategy for RowLease {
             fences: number(row, 1),
             tombstones: number(row, 2),
             connections: stored.connections(),
+            other: stored.transactions(),
             ..ResourceCounts::default()
         }
     }
@@ -46,6 +48,6 @@ impl Strategy for RowLease {
     }
 
     fn remove(stored: &Stored<'_>, name: &LockName) {
-        stored.change("DELETE FROM locks.leasehold_locks", name);
+        stored.change("DELETE FROM leasehold_locks", name);
     }
 }

@@ -8,6 +8,7 @@ use leasehold::mysql::{MySqlBackend, read_only_grants};
 use leasehold_conformance::Route;
 use leasehold_core::ErrorKind;
 
+use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, builder, case, client, hold};
 
@@ -40,11 +41,39 @@ async fn crowd(fixture: &MySqlFixture, what: &str) {
     }
 }
 
+/// A setting of the whole server. Others may use it, so the former value comes back.
+struct Global<'a> {
+    fixture: &'a MySqlFixture,
+    name: String,
+    former: String,
+}
+
+impl<'a> Global<'a> {
+    /// The first of these that the server has: MySQL and MariaDB differ.
+    fn save(fixture: &'a MySqlFixture, names: &[&str]) -> Self {
+        let list = names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+        let found = Stored(&*fixture.server()).query(&format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({list})"));
+        let text = |index: usize| String::from_utf8_lossy(found[0][index].as_deref().unwrap_or_default()).into_owned();
+        Self { fixture, name: text(0), former: text(1) }
+    }
+
+    fn set(&self, value: &str) {
+        self.fixture.execute(&format!("SET GLOBAL {} = '{value}'", self.name));
+    }
+}
+
+impl Drop for Global<'_> {
+    fn drop(&mut self) {
+        self.set(&self.former);
+    }
+}
+
 #[test]
 fn every_isolation_level_serves_a_crowd() {
     case(async |fixture| {
+        let global = Global::save(&fixture, &["transaction_isolation", "tx_isolation"]);
         for level in ["READ-UNCOMMITTED", "READ-COMMITTED", "REPEATABLE-READ", "SERIALIZABLE"] {
-            fixture.execute(&format!("SET GLOBAL tx_isolation = '{level}'"));
+            global.set(level);
             crowd(&fixture, level).await;
         }
     });
@@ -53,8 +82,9 @@ fn every_isolation_level_serves_a_crowd() {
 #[test]
 fn every_sql_mode_serves_a_crowd() {
     case(async |fixture| {
+        let global = Global::save(&fixture, &["sql_mode"]);
         for mode in ["", "STRICT_ALL_TABLES", "ANSI"] {
-            fixture.execute(&format!("SET GLOBAL sql_mode = '{mode}'"));
+            global.set(mode);
             crowd(&fixture, mode).await;
         }
     });
@@ -65,16 +95,18 @@ fn a_user_who_may_only_read_sees_who_holds_a_lock() {
     case(async |fixture| {
         let ann = client(&fixture, SOON).await;
         let guard = hold(&ann, "seen").await;
-        let grants = read_only_grants("locks", "'reader'@'%'");
-        fixture.execute(&format!("CREATE USER 'reader'@'%' IDENTIFIED BY 'reader'; {grants}"));
-        let url = format!("mysql://reader:reader@{}/locks?tls=off{}", fixture.server().addr(), MySqlFixture::SETTINGS);
+        let (database, _) = fixture.names();
+        let user = format!("{}_r", fixture.server().user());
+        let grants = read_only_grants(&database, &format!("'{user}'@'%'"));
+        fixture.execute(&format!("CREATE USER '{user}'@'%' IDENTIFIED BY 'Read-only-1'; {grants}"));
+        let url = fixture.url_of(&user, "Read-only-1");
         let reader = leasehold::connect(&url).await.expect("a client");
         let seen = reader.inspect("seen").await.expect("it may read").expect("there is a row");
         assert_eq!(seen.holder().map(|lease| lease.token), Some(guard.fencing_token()));
         assert_eq!(reader.list("", 10).await.expect("it may read").locks.len(), 1);
         let refused = reader.lock("other").acquire().await.expect_err("it may not write");
         assert_eq!(refused.kind(), ErrorKind::Auth);
-        let missing = format!("mysql://reader:reader@{}/mysql?tls=off", fixture.server().addr());
+        let missing = url.replace(&format!("/{database}?"), "/mysql?");
         let refused = leasehold::connect(&missing).await.expect_err("it may not use this database");
         assert_eq!(refused.kind(), ErrorKind::Auth);
     });
@@ -83,8 +115,8 @@ fn a_user_who_may_only_read_sees_who_holds_a_lock() {
 #[test]
 fn a_missing_table_is_an_error_that_says_how_to_create_it() {
     case(async |fixture| {
-        let drop = format!("DROP TABLE locks.{}", MySqlFixture::TABLE);
-        fixture.execute(&format!("{drop}; GRANT ALL ON locks.* TO 'locker'@'%'"));
+        let (database, account) = fixture.names();
+        fixture.execute(&format!("DROP TABLE {}; GRANT ALL ON {database}.* TO {account}", MySqlFixture::TABLE));
         let url = fixture.url(Route::Clear, "");
         let refused = MySqlBackend::connect(&url).await.expect_err("there is no table");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);

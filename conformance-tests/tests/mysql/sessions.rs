@@ -1,4 +1,4 @@
-//! Connections that an operator ends, and those of dropped calls.
+//! Connections that an operator ends, and how many a client has.
 
 use std::time::Duration;
 
@@ -14,10 +14,7 @@ const OF_A_WAITER: usize = 2;
 
 /// The numbers of the clients' connections.
 fn connections(fixture: &MySqlFixture) -> Vec<String> {
-    let rows = Stored(&fixture.server())
-        .query("SELECT CAST(id AS CHAR) FROM information_schema.processlist WHERE user = 'locker'");
-    let text = |row: &Vec<Option<Vec<u8>>>| row[0].as_deref().map(String::from_utf8_lossy).unwrap_or_default().into();
-    rows.iter().map(text).collect()
+    Stored(&*fixture.server()).clients()
 }
 
 #[test]
@@ -36,28 +33,6 @@ fn a_killed_session_loses_no_lease() {
             assert!(guard.is_held(), "the lease was lost with the connection");
         }
         guard.release().await.expect("a release");
-    });
-}
-
-/// A dropped call leaves neither an open transaction nor a reply for the next call.
-#[test]
-fn dropped_calls_leave_clean_connections() {
-    case(async |fixture| {
-        let ann = client(&fixture, SOON).await;
-        for round in 0..300_u64 {
-            let lock = ann.lock(format!("dropped {}", round % 7));
-            let _ = tokio::time::timeout(Duration::from_micros(round % 60 * 20), lock.acquire()).await;
-        }
-        for number in 0..20 {
-            let name = format!("after {number}");
-            let (one, other) = (hold(&ann, &name).await, ann.lock(&*name).try_acquire().await);
-            assert!(other.expect("a reply").is_none(), "{name} is held twice");
-            one.release().await.expect("a release");
-        }
-        eventually("no transaction is open", || {
-            Stored(&fixture.server()).query("SELECT trx_id FROM information_schema.innodb_trx").is_empty()
-        })
-        .await;
     });
 }
 

@@ -1,10 +1,10 @@
 //! Reads the stored format of MySQL without the library.
 
 use leasehold_core::LockName;
-use leasehold_test_servers::{MySqlServer, TextRow};
+use leasehold_test_servers::{Sql, TextRow};
 
-/// Reads the table of locks in the database `locks`.
-pub(super) struct Stored<'a>(pub(super) &'a MySqlServer);
+/// Reads the tables of locks, in the database of the test.
+pub(super) struct Stored<'a>(pub(super) &'a dyn Sql);
 
 impl Stored<'_> {
     pub(super) fn query(&self, statements: &str) -> Vec<TextRow> {

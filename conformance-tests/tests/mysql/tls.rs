@@ -1,14 +1,14 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
 use leasehold::ErrorKind;
-use leasehold_conformance::{DEADLINE, run};
 use leasehold_test_servers::{MySqlSettings, certificates};
 
 use super::set_up::set_up;
+use super::support::own_servers;
 
 #[test]
 fn a_lock_over_tls() {
-    run(DEADLINE, || async {
+    own_servers(|| async {
         let folder = tempfile::tempdir().expect("a temporary folder");
         certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
         let file = |name: &str| folder.path().join(name).display().to_string();

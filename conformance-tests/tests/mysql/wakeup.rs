@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::LockClient;
 
+use super::resource_counts::CLIENTS;
+use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, builder, case, eventually, hold};
 
@@ -16,17 +18,13 @@ async fn client(fixture: &MySqlFixture) -> LockClient {
 
 /// How many connections wait for a named lock.
 fn waiting(fixture: &MySqlFixture) -> usize {
-    fixture
-        .server()
-        .query("SELECT id FROM information_schema.processlist WHERE state = 'User lock'")
-        .expect("it replies")
-        .len()
+    Stored(&*fixture.server()).query(&format!("SELECT id FROM {CLIENTS} AND state = 'User lock'")).len()
 }
 
 /// Whether anybody has the named lock of a lock.
 fn is_granted(fixture: &MySqlFixture, name: &str) -> bool {
     let text = format!(
-        "SELECT CAST(IS_USED_LOCK(CONCAT('leasehold.', LEFT(SHA2(CONCAT('locks/', '{name}'), 256), 40))) AS CHAR)"
+        "SELECT CAST(IS_USED_LOCK(CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', '{name}'), 256), 40))) AS CHAR)"
     );
     fixture.server().query(&text).expect("it replies")[0][0].is_some()
 }
@@ -84,7 +82,7 @@ fn a_named_lock_that_is_never_released_blocks_nobody() {
     case(async |fixture| {
         let (ann, bob) = (client(&fixture).await, client(&fixture).await);
         let side = fixture.server().side().expect("a connection");
-        side.query("SELECT GET_LOCK(CONCAT('leasehold.', LEFT(SHA2(CONCAT('locks/', 'stopped'), 256), 40)), 1)")
+        side.query("SELECT GET_LOCK(CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', 'stopped'), 256), 40)), 1)")
             .expect("it replies");
         let guard = hold(&ann, "stopped").await;
         let lock = bob.lock("stopped");

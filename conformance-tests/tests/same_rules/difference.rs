@@ -27,12 +27,16 @@ pub(super) enum Difference {
     AlwaysTombstones,
     /// A handoff notifies nobody.
     SilentHandoffs,
+    /// A renewal of a place moves it to the end of the queue.
+    RenewalsMoveBack,
+    /// A lease does not end with its connection.
+    LeasesOutliveConnections,
 }
 
 impl Difference {
     /// Those that concern a kind of server.
     pub(super) fn of(kind: Kind) -> &'static [Self] {
-        const EVERYWHERE: [Difference; 6] = [
+        const ALL: [Difference; 8] = [
             Difference::RenewalsShorten,
             Difference::RenewalsCreate,
             Difference::NoTombstones,
@@ -40,10 +44,14 @@ impl Difference {
             // Of a server with a queue.
             Difference::NoPlaces,
             Difference::SilentHandoffs,
+            Difference::RenewalsMoveBack,
+            // Of leases that are kept by connections.
+            Difference::LeasesOutliveConnections,
         ];
         match kind {
-            Kind::MySql => &EVERYWHERE[..4],
-            Kind::Redis => &EVERYWHERE,
+            Kind::MySql => &ALL[..4],
+            Kind::Redis => &ALL[..7],
+            Kind::ForUpdate => &ALL,
         }
     }
 }
@@ -68,6 +76,11 @@ impl Hooks for Difference {
         for (index, reply) in &replies {
             if let (Self::RenewalsCreate, RenewReply::Lost) = (self, reply) {
                 let RenewRequest { claim, ttl, .. } = leases[*index].clone();
+                let _ = inner.backend.acquire(&AcquireRequest::new(claim, ttl)).await;
+            }
+            if let (Self::RenewalsMoveBack, RenewReply::Waiting { .. }) = (self, reply) {
+                let RenewRequest { claim, ttl, .. } = leases[*index].clone();
+                let _ = inner.backend.release(&ReleaseRequest::new(claim.clone(), Delivery::Confirmed)).await;
                 let _ = inner.backend.acquire(&AcquireRequest::new(claim, ttl)).await;
             }
         }

@@ -8,9 +8,9 @@ use leasehold::mysql::{MySqlBackend, SCHEMA, grants};
 use leasehold::redis::RedisBackend;
 use leasehold_conformance::Direct;
 use leasehold_conformance::hooks::Hooked;
-use leasehold_core::Result;
-use leasehold_core::backend::{Clock, LockBackend, Stamp};
+use leasehold_core::backend::{Clock, LockBackend, Stamp, TtlScope};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_core::{LockName, Result};
 use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
 
 use super::difference::Difference;
@@ -28,23 +28,26 @@ pub(super) const CLIENTS: usize = 2;
 /// A kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// `SELECT … FOR UPDATE`.
+    ForUpdate,
     MySql,
     Redis,
 }
 
 enum Server {
-    MySql(Box<MySqlServer>),
+    /// With the settings of its clients.
+    MySql(Box<MySqlServer>, &'static str),
     Redis(Box<RedisServer>),
 }
 
 impl Server {
     fn start(kind: Kind) -> std::io::Result<Self> {
         Ok(match kind {
-            Kind::MySql => {
+            Kind::ForUpdate | Kind::MySql => {
                 let server = MySqlSettings::new().steppable_clock().start()?;
                 let user = "'locker'@'%'";
                 server.create("locks", SCHEMA, user, "secret", &grants("locks", user))?;
-                Self::MySql(Box::new(server))
+                Self::MySql(Box::new(server), if kind == Kind::ForUpdate { "&strategy=for-update" } else { "" })
             }
             Kind::Redis => Self::Redis(Box::new(RedisSettings::new().steppable_clock().start()?)),
         })
@@ -52,8 +55,8 @@ impl Server {
 
     async fn connect(&self) -> Result<Arc<dyn LockBackend>> {
         Ok(match self {
-            Self::MySql(server) => {
-                let url = format!("mysql://locker:secret@{}/locks?tls=off&timeout=5s", server.addr());
+            Self::MySql(server, settings) => {
+                let url = format!("mysql://locker:secret@{}/locks?tls=off&timeout=5s{settings}", server.addr());
                 Arc::new(MySqlBackend::connect(&url).await?)
             }
             Self::Redis(server) => Arc::new(RedisBackend::connect(&format!("{}?timeout=5s", server.url())).await?),
@@ -62,7 +65,7 @@ impl Server {
 
     fn now(&self) -> u64 {
         let now = match self {
-            Self::MySql(server) => server.wall_clock(),
+            Self::MySql(server, _) => server.wall_clock(),
             Self::Redis(server) => server.wall_clock(),
         };
         u64::try_from(now.expect("the server replies")).expect("it is later than 1970")
@@ -70,7 +73,7 @@ impl Server {
 
     fn step_clock(&self, micros: i64) {
         let stepped = match self {
-            Self::MySql(server) => server.step_clock(micros),
+            Self::MySql(server, _) => server.step_clock(micros),
             Self::Redis(server) => server.step_clock(micros),
         };
         stepped.expect("a clock that can be stepped");
@@ -81,6 +84,7 @@ impl Server {
 pub(super) struct Pair {
     pub(super) memory: Vec<Direct>,
     pub(super) clients: Vec<Direct>,
+    pub(super) difference: Option<Difference>,
     clock: Arc<Stepped>,
     server: Server,
     /// What the server's clock shows at the beginning of the memory store's, in µs.
@@ -115,7 +119,7 @@ impl Pair {
             let backend = server.connect().await.unwrap_or_else(|error| panic!("no backend: {error:?}"));
             clients.push(Direct::attach(backend));
         }
-        let pair = Self { memory, clients, clock, server, start: Mutex::new(0) };
+        let pair = Self { memory, clients, difference, clock, server, start: Mutex::new(0) };
         if pair.has_queue() {
             pair.subscribed().await;
         }
@@ -123,9 +127,31 @@ impl Pair {
         pair
     }
 
+    /// Whether a lease is kept by a connection.
+    pub(super) fn has_connections(&self) -> bool {
+        self.clients[0].capabilities().ttl_scope == TtlScope::Connection
+    }
+
     /// Whether the server keeps a queue. Without one no claim has a place.
     pub(super) fn has_queue(&self) -> bool {
         matches!(self.server, Server::Redis(_))
+    }
+
+    /// Ends the connection that keeps the lease of a lock. Returns when the server has rolled back, and whether there was one.
+    pub(super) async fn end_connection_of(&self, name: &LockName) -> bool {
+        let Server::MySql(server, _) = &self.server else { return false };
+        let query = |text: &str| server.query(text).unwrap_or_else(|error| panic!("{text} fails: {error}"));
+        let name: String = name.as_str().bytes().map(|byte| format!("{byte:02x}")).collect();
+        let lock =
+            format!("CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', X'{name}'), 256), 40))");
+        let found = query(&format!("SELECT CAST(IS_USED_LOCK({lock}) AS CHAR)"));
+        let Some(id) = found.first().and_then(|row| row[0].clone()) else { return false };
+        let id = String::from_utf8_lossy(&id);
+        query(&format!("KILL {id}"));
+        while !query(&format!("SELECT 1 FROM information_schema.processlist WHERE id = {id}")).is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        true
     }
 
     /// Waits until every client has subscribed to its channel.

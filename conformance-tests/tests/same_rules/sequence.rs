@@ -20,12 +20,12 @@ use super::pair::{CLIENTS, LATEST, Pair, UNIT};
 const TTLS: [u64; 9] = [2, 6, 10, 12, 18, 22, 28, 36, 44];
 
 /// How many claims of each lock contend.
-const SLOTS: usize = 5;
+pub(super) const SLOTS: usize = 5;
 
 /// How long a push takes at most.
-const PUSHED: Duration = Duration::from_secs(1);
+pub(super) const PUSHED: Duration = Duration::from_secs(1);
 
-type Compared = std::result::Result<(), String>;
+pub(super) type Compared = std::result::Result<(), String>;
 
 /// A running sequence.
 pub(super) struct Sequence<'a> {
@@ -61,10 +61,10 @@ struct Lock {
 
 /// Numbers of one store and of the other, which rise together.
 #[derive(Default)]
-struct Numbers(BTreeMap<u64, u64>);
+pub(super) struct Numbers(BTreeMap<u64, u64>);
 
 impl Numbers {
-    fn pair(&mut self, memory: u64, server: u64) -> Compared {
+    pub(super) fn pair(&mut self, memory: u64, server: u64) -> Compared {
         let known = *self.0.entry(memory).or_insert(server);
         let below = self.0.range(..memory).next_back().is_none_or(|(_, lower)| *lower < server);
         let above = self.0.range(memory + 1..).next().is_none_or(|(_, higher)| *higher > server);
@@ -75,12 +75,12 @@ impl Numbers {
     }
 }
 
-fn agree<T: PartialEq + Debug>(what: &str, memory: T, server: T) -> Compared {
+pub(super) fn agree<T: PartialEq + Debug>(what: &str, memory: T, server: T) -> Compared {
     if memory == server { Ok(()) } else { Err(format!("{what}: {memory:?} in memory, {server:?} at the server")) }
 }
 
 /// The server processes a request a little later, so its times may differ by that.
-fn near(what: &str, memory: Duration, server: Duration) -> Compared {
+pub(super) fn near(what: &str, memory: Duration, server: Duration) -> Compared {
     if memory.abs_diff(server) <= LATEST {
         Ok(())
     } else {
@@ -442,12 +442,12 @@ impl<'a> Sequence<'a> {
     }
 }
 
-async fn inspect(client: &Direct, name: &LockName) -> Option<LockInfo> {
+pub(super) async fn inspect(client: &Direct, name: &LockName) -> Option<LockInfo> {
     let inspect = client.backend().extensions().inspect.expect("both support inspection");
     inspect.inspect(name).await.unwrap_or_else(|error| panic!("inspect fails: {error:?}"))
 }
 
-fn who(claim: &Claim) -> String {
+pub(super) fn who(claim: &Claim) -> String {
     format!("{} of {}", claim.holder().label, claim.name())
 }
 

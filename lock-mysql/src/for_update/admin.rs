@@ -77,9 +77,7 @@ impl ForUpdate {
         let ended = match get::<Option<String>>(row, 3)? {
             _ if changed <= 0 => Err(Failure::NoSuchConnection),
             None => return Err(Failure::Refused(Error::new(ErrorKind::Auth, PERMISSIONS))),
-            Some(host) => {
-                connection.execute_text(of.end_holder(id, &host), until).await.map(|()| Endpoint { id, host })
-            }
+            Some(host) => connection.execute_text(of.end_holder(id, &host), until).await.map(|_| Endpoint { id, host }),
         };
         let ended = match ended {
             Ok(endpoint) => endpoint,

@@ -12,7 +12,8 @@ use sqlx::ConnectOptions;
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use tempfile::TempDir;
 
-use super::{SqlConnection, TextRow};
+use super::side::Reconnecting;
+use super::{Sql, SqlConnection, TextRow, small_disk};
 use crate::program::Program;
 use crate::server_process::{ServerProcess, start_on_a_free_port};
 
@@ -41,6 +42,7 @@ const OPTIONS: &[&str] = &[
 #[derive(Clone, Debug, Default)]
 pub struct MySqlSettings {
     steppable_clock: bool,
+    small_disk: Option<u32>,
     options: Vec<String>,
 }
 
@@ -54,6 +56,14 @@ impl MySqlSettings {
     #[must_use]
     pub fn steppable_clock(mut self) -> Self {
         self.steppable_clock = true;
+        self
+    }
+
+    /// Its data folder is on a disk of so many mebibytes, which [`MySqlServer::fill_disk`] fills. Linux only. A start after its end is
+    /// without data. [`can_have_small_disks`](super::can_have_small_disks) says whether the system permits it.
+    #[must_use]
+    pub fn small_disk(mut self, mebibytes: u32) -> Self {
+        self.small_disk = Some(mebibytes);
         self
     }
 
@@ -79,7 +89,9 @@ pub struct MySqlServer {
     settings: MySqlSettings,
     program: PathBuf,
     process: ServerProcess,
-    side: Mutex<Option<SqlConnection>>,
+    side: Reconnecting,
+    /// The database of [`create`](Self::create), in which statements run.
+    database: Mutex<Option<String>>,
     template: Arc<TempDir>,
 }
 
@@ -98,16 +110,31 @@ impl DerefMut for MySqlServer {
     }
 }
 
+impl Sql for MySqlServer {
+    fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
+        Self::query(self, statements)
+    }
+
+    fn status(&self, name: &str) -> io::Result<u64> {
+        let rows = self.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"))?;
+        super::number(rows.first().and_then(|row| row.get(1)))
+    }
+}
+
 impl MySqlServer {
     fn start(settings: MySqlSettings) -> io::Result<Self> {
         let mut server = Self {
             program: PROGRAM.find()?,
             process: ServerProcess::new(PROGRAM.name, settings.steppable_clock)?,
             settings,
-            side: Mutex::new(None),
+            side: Reconnecting::default(),
+            database: Mutex::default(),
             template: template()?,
         };
-        copy_folder(server.template.path(), &server.data())?;
+        match server.settings.small_disk {
+            None => copy_folder(server.template.path(), &server.data())?,
+            Some(_) => std::fs::create_dir(server.data())?,
+        }
         start_on_a_free_port(&mut server, Self::run, |server| &mut server.process)?;
         Ok(server)
     }
@@ -118,11 +145,32 @@ impl MySqlServer {
     /// If it still runs or does not start.
     pub fn start_again(&mut self, data: Data) -> io::Result<()> {
         self.process.stopped()?;
-        if data == Data::Lost {
+        if data == Data::Lost && self.settings.small_disk.is_none() {
             std::fs::remove_dir_all(self.data())?;
             copy_folder(self.template.path(), &self.data())?;
         }
         self.run()
+    }
+
+    /// Uses up what is left on the disk of its data folder.
+    ///
+    /// # Errors
+    /// If it does not run, or was not started with [`MySqlSettings::small_disk`].
+    pub fn fill_disk(&self) -> io::Result<()> {
+        small_disk::fill(self.on_small_disk()?, &self.data())
+    }
+
+    /// Makes room again on the disk of its data folder.
+    ///
+    /// # Errors
+    /// If it does not run, or the disk was not filled.
+    pub fn empty_disk(&self) -> io::Result<()> {
+        small_disk::empty(self.on_small_disk()?, &self.data())
+    }
+
+    fn on_small_disk(&self) -> io::Result<u32> {
+        let id = self.id().filter(|_| self.settings.small_disk.is_some());
+        id.ok_or_else(|| io::Error::other("it has no small disk, or does not run"))
     }
 
     /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step.
@@ -142,8 +190,18 @@ impl MySqlServer {
     /// As [`query`](Self::query).
     pub fn wall_clock(&self) -> io::Result<i64> {
         let rows = self.query("SELECT CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS CHAR)")?;
-        let text = rows.first().and_then(|row| row.first()).cloned().flatten().unwrap_or_default();
-        String::from_utf8_lossy(&text).parse().map_err(io::Error::other)
+        super::number(rows.first().and_then(|row| row.first()))
+    }
+
+    /// Creates a database with tables, and a user who may use it from any host. Later statements run in this database.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    pub fn create(&self, database: &str, tables: &str, user: &str, password: &str, grants: &str) -> io::Result<()> {
+        let user = format!("CREATE USER {user} IDENTIFIED BY '{password}'");
+        self.query(&format!("CREATE DATABASE {database}; USE {database}; {tables} {user}; {grants}"))?;
+        *self.database.lock().unwrap_or_else(PoisonError::into_inner) = Some(database.to_owned());
+        Ok(())
     }
 
     /// Runs statements as root, beside the library under test, and returns the rows of all results. Blocks for at most twenty seconds.
@@ -151,27 +209,7 @@ impl MySqlServer {
     /// # Errors
     /// The server's error, or that of the connection. The next call then opens a new connection.
     pub fn query(&self, statements: &str) -> io::Result<Vec<TextRow>> {
-        let mut side = self.side.lock().unwrap_or_else(PoisonError::into_inner);
-        let connection = match side.take() {
-            Some(connection) => connection,
-            None => self.side()?,
-        };
-        let result = connection.query(statements);
-        // After an error of the connection a reply may still be in flight. A later call must not take it for its own.
-        if !matches!(&result, Err(error) if error.kind() != io::ErrorKind::Other) {
-            *side = Some(connection);
-        }
-        result
-    }
-
-    /// Creates a database with tables, and a user who may use it from any host.
-    ///
-    /// # Errors
-    /// As [`query`](Self::query).
-    pub fn create(&self, database: &str, tables: &str, user: &str, password: &str, grants: &str) -> io::Result<()> {
-        let user = format!("CREATE USER {user} IDENTIFIED BY '{password}'");
-        self.query(&format!("CREATE DATABASE {database}; USE {database}; {tables} {user}; {grants}; USE mysql"))
-            .map(drop)
+        self.side.query(statements, || self.side())
     }
 
     /// A further connection like that of [`query`](Self::query).
@@ -182,7 +220,19 @@ impl MySqlServer {
         // A case may record the log, and looks for passwords in it.
         let options = MySqlConnectOptions::new().disable_statement_logging();
         let options = options.socket(self.socket()).username("root").ssl_mode(MySqlSslMode::Disabled);
-        SqlConnection::open(options)
+        let connection = SqlConnection::open(options)?;
+        if let Some(database) = &*self.database.lock().unwrap_or_else(PoisonError::into_inner) {
+            // A server that has lost its data has no database until the next `create`.
+            let _ = connection.query(&format!("USE {database}"));
+        }
+        Ok(connection)
+    }
+
+    /// A connection of a user, over TCP.
+    pub(super) fn client(&self, user: &str, password: &str, database: &str) -> io::Result<SqlConnection> {
+        let options = MySqlConnectOptions::new().disable_statement_logging();
+        let options = options.host(&self.addr().ip().to_string()).port(self.port()).ssl_mode(MySqlSslMode::Disabled);
+        SqlConnection::open(options.username(user).password(password).database(database))
     }
 
     fn socket(&self) -> PathBuf {
@@ -195,10 +245,17 @@ impl MySqlServer {
 
     /// Starts the process and waits for its first reply.
     fn run(&mut self) -> io::Result<()> {
-        *self.side.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        self.side.close();
         let _ = std::fs::remove_file(self.socket());
         let option = |name: &str, value: &Path| format!("--{name}={}", value.display());
-        let mut command = Command::new(&self.program);
+        let (mut command, as_root) = match self.settings.small_disk {
+            None => (Command::new(&self.program), as_root()),
+            // It may be root in its namespace only.
+            Some(size) => {
+                let template = self.template.path();
+                (small_disk::command(&self.program, &self.data(), template, size)?, Some(AS_ROOT))
+            }
+        };
         command.arg("--no-defaults").args([
             option("datadir", &self.data()),
             option("tmpdir", self.folder()),
@@ -206,7 +263,7 @@ impl MySqlServer {
             option("pid-file", &self.folder().join("pid")),
             format!("--port={}", self.port()),
         ]);
-        command.args(as_root()).args(OPTIONS).args(self.settings.options.iter().map(|option| format!("--{option}")));
+        command.args(as_root).args(OPTIONS).args(self.settings.options.iter().map(|option| format!("--{option}")));
         self.process.spawn(&mut command)?;
         while !(self.socket().exists() && self.query("SELECT 1").is_ok()) {
             self.process.await_start()?;
@@ -246,9 +303,11 @@ fn install() -> io::Result<TempDir> {
 }
 
 /// Started by root, the server wants to be told that it stays root.
+const AS_ROOT: &str = "--user=root";
+
 fn as_root() -> Option<&'static str> {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
-    is_root.then_some("--user=root")
+    is_root.then_some(AS_ROOT)
 }
 
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
@@ -65,6 +66,30 @@ impl SqlConnection {
             RecvTimeoutError::Timeout => io::Error::from(io::ErrorKind::TimedOut),
             RecvTimeoutError::Disconnected => io::Error::from(io::ErrorKind::ConnectionAborted),
         })?
+    }
+}
+
+/// A connection that is opened when it is needed, and again after it broke.
+#[derive(Debug, Default)]
+pub(super) struct Reconnecting(Mutex<Option<SqlConnection>>);
+
+impl Reconnecting {
+    pub(super) fn query(&self, statements: &str, open: impl FnOnce() -> io::Result<SqlConnection>) -> Reply {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = match kept.take() {
+            Some(connection) => connection,
+            None => open()?,
+        };
+        let result = connection.query(statements);
+        // After an error of the connection a reply may still be in flight. A later call must not take it for its own.
+        if !matches!(&result, Err(error) if error.kind() != io::ErrorKind::Other) {
+            *kept = Some(connection);
+        }
+        result
+    }
+
+    pub(super) fn close(&mut self) {
+        *self.0.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
