@@ -51,7 +51,7 @@ fn is_notified_before_the_next_grant(environment: &Environment, faults: &[Fault]
 }
 
 /// A lease that ends with its connection: the next client is granted the lock as soon as the server sees the end, which is between the
-/// fault and this moment. The holder is notified by its next renewal. Until then, and after that, only its token keeps it from writing.
+/// fault and this moment. The holder is notified by its next renewal. The server refuses its fenced write.
 fn is_lost_with_its_connection(
     environment: &Environment,
     (mut holder, token, mut waiter): (LockHolder, u64, LockHolder),
