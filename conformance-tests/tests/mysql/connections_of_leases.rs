@@ -103,18 +103,3 @@ fn locks_beyond_the_limit_are_refused_at_once() {
         drop(hold(&ann, "three").await);
     });
 }
-
-/// Fenced writes that stay open, and statements of operators, delay no renewal.
-#[test]
-fn a_locked_token_loses_no_lease() {
-    case(async |fixture| {
-        let ttl = Duration::from_secs(1);
-        let ann = client(&fixture, ttl).await;
-        let guards = [hold(&ann, "locked token").await, hold(&ann, "other").await];
-        let side = fixture.server().side().expect("a connection");
-        side.query("BEGIN; SELECT * FROM leasehold_fences FOR UPDATE").expect("the rows are locked");
-        tokio::time::sleep(ttl * 3).await;
-        assert!(guards.iter().all(|guard| guard.is_held()), "a lease was lost");
-        side.query("ROLLBACK").expect("a rollback");
-    });
-}
