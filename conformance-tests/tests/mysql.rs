@@ -2,6 +2,7 @@
 //! MariaDB.
 
 mod mysql {
+    mod cluster;
     #[path = "../support/mod.rs"]
     mod common;
     mod dropped_calls;
@@ -9,6 +10,7 @@ mod mysql {
     mod fixture;
     mod full_disk;
     mod locked_rows;
+    mod purge;
     mod quarantine;
     mod record;
     mod released;

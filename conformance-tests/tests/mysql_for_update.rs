@@ -3,16 +3,22 @@
 
 #[path = "mysql"]
 mod mysql_for_update {
+    mod cluster;
     #[path = "../support/mod.rs"]
     mod common;
     mod connections_of_leases;
     mod dropped_calls;
+    mod failover_for_update;
     mod fence;
     mod fixture;
     mod full_disk;
+    mod locked_rows_for_update;
+    mod purge;
     mod record_for_update;
+    mod replicated;
     mod resource_counts;
     mod server_settings;
+    mod set_up;
     mod stored;
     #[path = "for_update.rs"]
     mod strategy;

@@ -1,7 +1,12 @@
 //! Maps every failure of a statement to an error. The kind says what the failure means for the lock.
 
+use std::error::Error as _;
+
 use leasehold_core::{Error, ErrorKind};
-use sqlx::mysql::MySqlDatabaseError;
+use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError};
+
+use crate::permissions::grants;
+use crate::shared::Shared;
 
 /// The backend's name in errors and capabilities.
 pub(crate) const BACKEND: &str = "mysql";
@@ -60,9 +65,26 @@ impl Failure {
         }
     }
 
+    /// Names the statement that gives the user of these options the permission that it lacks.
+    pub(crate) fn with_grants(self, options: &MySqlConnectOptions) -> Self {
+        match self {
+            Self::Refused(error) => match error.source().and_then(|cause| cause.downcast_ref::<Reply>()) {
+                Some(cause) if DENIED.contains(&cause.number) => {
+                    let (database, user) = (options.get_database().unwrap_or_default(), options.get_username());
+                    let grants = grants(database, &format!("'{}'@'%'", user.replace('\'', "''")));
+                    let text = format!("{LACKS}; for this user, at any host: {}", grants.replace('\n', " "));
+                    Self::Refused(Error::new(error.kind(), text).with_source(cause.clone()))
+                }
+                _ => Self::Refused(error),
+            },
+            failure => failure,
+        }
+    }
+
     /// Converts the error of a connection attempt, during which nothing was sent.
-    pub(crate) fn to_connect(error: sqlx::Error, address: &str) -> Error {
-        match Self::of(error) {
+    pub(crate) fn to_connect(error: sqlx::Error, shared: &Shared) -> Error {
+        let address = &shared.address;
+        match Self::of(error).with_grants(&shared.options) {
             Self::Refused(error)
             | Self::ReadOnly(error)
             | Self::UnknownError(error)
@@ -133,7 +155,7 @@ pub(crate) fn read_only() -> Error {
 }
 
 /// An error reply of the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Reply {
     number: u16,
     text: String,
@@ -156,15 +178,16 @@ const NO_SUCH_CONNECTION: u16 = 1094;
 /// The server, its storage engine or the transaction is read-only.
 const READ_ONLY: [u16; 4] = [1290, 1792, 1836, 3675];
 
+/// The user may not do what it tried: in the database (1044), with a table (1142), a column (1143), the server (1227).
+const DENIED: [u16; 4] = [1044, 1142, 1143, 1227];
+
+const LACKS: &str = "the user lacks a permission: `leasehold acl mysql` prints the permissions that are needed";
+
 /// Numbers of errors of MySQL 8, MySQL 9 and MariaDB, none of which had an effect.
 const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
-        (
-            &[1044, 1095, 1142, 1143, 1227, 1370],
-            Auth,
-            "the user lacks a permission: `leasehold acl mysql` prints the permissions that are needed",
-        ),
+        (&[1044, 1095, 1142, 1143, 1227, 1370], Auth, LACKS),
         // 1698: the user logs in with a socket. 1820, 1862: the password has to be changed. 3118, 4151: the account is locked.
         (&[1045, 1130, 1698, 1820, 1862, 3118, 4151], Auth, "the server refuses the user or the password"),
         // 1251, 2054, 2061: the authentication plugin needs TLS or is unknown.

@@ -308,7 +308,9 @@ impl Checkout<'_> {
                     timeout_at(until, work).await
                 }
             };
-            done.map_err(|_| Failure::TimedOut).and_then(|done| done.map_err(Failure::of))
+            let options = &self.pool.shared.options;
+            let failure = |error| Failure::of(error).with_grants(options);
+            done.map_err(|_| Failure::TimedOut).and_then(|done| done.map_err(failure))
         };
         if done.as_ref().err().is_none_or(Failure::keeps_connection) {
             self.session = Some(session.used());

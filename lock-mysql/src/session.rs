@@ -66,7 +66,7 @@ impl Session {
             Ok(Self { connection, id, facts: rows.collect(), opened, quarantine: None, last_used: Instant::now() })
         };
         match timeout_at(until, opening).await {
-            Ok(opened) => opened.map_err(|error| Failure::to_connect(error, &shared.address)),
+            Ok(opened) => opened.map_err(|error| Failure::to_connect(error, shared)),
             Err(_) => Err(no_connection(&shared.address)),
         }
     }

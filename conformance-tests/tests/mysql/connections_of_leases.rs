@@ -141,18 +141,3 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
         fixture.execute(&format!("DROP USER {account}"));
     });
 }
-
-/// Fenced writes that stay open, and statements of operators, delay no renewal.
-#[test]
-fn a_locked_token_loses_no_lease() {
-    case(async |fixture| {
-        let ttl = Duration::from_secs(1);
-        let ann = client(&fixture, ttl).await;
-        let guards = [hold(&ann, "locked token").await, hold(&ann, "other").await];
-        let side = fixture.server().side().expect("a connection");
-        side.query("BEGIN; SELECT * FROM leasehold_fences FOR UPDATE").expect("the rows are locked");
-        tokio::time::sleep(ttl * 3).await;
-        assert!(guards.iter().all(|guard| guard.is_held()), "a lease was lost");
-        side.query("ROLLBACK").expect("a rollback");
-    });
-}

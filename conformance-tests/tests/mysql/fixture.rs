@@ -50,6 +50,8 @@ pub(super) trait Strategy: Send + Sync + 'static {
     const TTL: Duration;
     /// The table in which each grant writes.
     const TABLE: &'static str;
+    /// All of its tables.
+    const TABLES: &'static [&'static str];
     const MAX_CONNECTIONS: u32;
     /// The least time between two starts of a server.
     const LEAST_RUN: Duration;
@@ -79,6 +81,7 @@ pub(super) struct StrategyFixture<S> {
 
 impl<S: Strategy> StrategyFixture<S> {
     pub(super) const TABLE: &str = S::TABLE;
+    pub(super) const TABLES: &[&str] = S::TABLES;
     pub(super) const RENEWALS_WRITE: bool = S::RENEWALS_WRITE;
 
     /// A fixture whose server, if it is our own, has further settings.

@@ -21,6 +21,7 @@ impl Strategy for ForUpdate {
     const SETTINGS: &'static str = "&strategy=for-update&locks=1100";
     const TTL: Duration = Duration::from_secs(1);
     const TABLE: &'static str = "leasehold_fences";
+    const TABLES: &'static [&'static str] = &["leasehold_fences", "leasehold_for_update"];
     /// A thousand leases are a thousand connections.
     const MAX_CONNECTIONS: u32 = 3000;
     /// The backend tells two runs of a server apart by the seconds in which they began.

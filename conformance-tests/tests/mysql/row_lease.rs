@@ -16,6 +16,7 @@ impl Strategy for RowLease {
     const SETTINGS: &'static str = "";
     const TTL: Duration = Duration::from_millis(600);
     const TABLE: &'static str = "leasehold_locks";
+    const TABLES: &'static [&'static str] = &["leasehold_locks"];
     const MAX_CONNECTIONS: u32 = 300;
     const LEAST_RUN: Duration = Duration::ZERO;
     const RENEWALS_WRITE: bool = true;

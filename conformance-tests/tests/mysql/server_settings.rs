@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::mysql::{MySqlBackend, read_only_grants};
-use leasehold_conformance::Route;
+use leasehold_conformance::{Fixture, Route};
 use leasehold_core::ErrorKind;
 
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
-use super::support::{SOON, builder, case, client, hold};
+use super::support::{SOON, builder, case, client, hold, own_servers};
 
 const CLIENTS: u64 = 64;
 
@@ -90,6 +90,31 @@ fn every_sql_mode_serves_a_crowd() {
     });
 }
 
+/// Each client sets these itself. A fixture of our own, because they would also change its connection.
+#[test]
+fn other_defaults_of_the_server_change_nothing() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        let settings = [
+            ("time_zone", "'+05:30'"),
+            ("autocommit", "0"),
+            ("tx_read_only", "1"),
+            ("innodb_lock_wait_timeout", "100000"),
+        ];
+        for (name, value) in settings {
+            fixture.execute(&format!("SET GLOBAL {name} = {value}"));
+        }
+        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
+        let guard = hold(&ann, "default").await;
+        let seen = bob.inspect("default").await.expect("a reply").expect("it is held");
+        let left = seen.holder().expect("it is held").ttl_left;
+        assert!(left <= SOON && left > SOON / 2, "{left:?} are left of {SOON:?}");
+        assert!(bob.lock("default").try_acquire().await.expect("a reply").is_none());
+        guard.release().await.expect("a release");
+        hold(&bob, "default").await.release().await.expect("a release");
+    });
+}
+
 #[test]
 fn a_user_who_may_only_read_sees_who_holds_a_lock() {
     case(async |fixture| {
@@ -116,14 +141,34 @@ fn a_user_who_may_only_read_sees_who_holds_a_lock() {
 fn a_missing_table_is_an_error_that_says_how_to_create_it() {
     case(async |fixture| {
         let (database, account) = fixture.names();
-        fixture.execute(&format!("DROP TABLE {}; GRANT ALL ON {database}.* TO {account}", MySqlFixture::TABLE));
+        fixture.execute(&format!("GRANT ALL ON {database}.* TO {account}"));
         let url = fixture.url(Route::Clear, "");
-        let refused = MySqlBackend::connect(&url).await.expect_err("there is no table");
-        assert_eq!(refused.kind(), ErrorKind::Unsupported);
-        assert!(refused.to_string().contains("`leasehold schema mysql`"), "{refused}");
-        MySqlBackend::create_schema(&url).await.expect("the user may create tables");
-        MySqlBackend::create_schema(&url).await.expect("the table is there");
+        for table in MySqlFixture::TABLES {
+            fixture.execute(&format!("DROP TABLE {table}"));
+            let refused = MySqlBackend::connect(&url).await.expect_err("there is no table");
+            assert_eq!(refused.kind(), ErrorKind::Unsupported);
+            assert!(refused.to_string().contains("`leasehold schema mysql`"), "{refused}");
+            MySqlBackend::create_schema(&url).await.expect("the user may create tables");
+        }
+        MySqlBackend::create_schema(&url).await.expect("the tables are there");
         hold(&client(&fixture, SOON).await, "created").await.release().await.expect("a release");
+    });
+}
+
+#[test]
+fn a_missing_permission_is_an_error_with_the_statement_that_gives_it() {
+    case(async |fixture| {
+        let (database, account) = fixture.names();
+        let table = MySqlFixture::TABLE;
+        fixture.execute(&format!("REVOKE INSERT, UPDATE ON {database}.{table} FROM {account}"));
+        let ann = client(&fixture, SOON).await;
+        let refused = ann.lock("job").acquire().await.expect_err("the user may not write");
+        assert_eq!(refused.kind(), ErrorKind::Auth);
+        let text = refused.to_string();
+        let statement = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.{table} TO {account}");
+        assert!(text.contains(&statement) && text.contains("`leasehold acl mysql`"), "{text}");
+        fixture.execute(&statement);
+        hold(&ann, "job").await.release().await.expect("the statement gave the permission");
     });
 }
 

@@ -1,6 +1,6 @@
 //! Connections that an operator ends, and how many a client has.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
@@ -49,5 +49,32 @@ fn a_client_that_waits_has_two_connections() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(connections(&fixture).len(), OF_A_HOLDER + OF_A_WAITER);
         waiting.abort();
+    });
+}
+
+/// The goal is 20 statements a second.
+#[test]
+fn a_hundred_waiters_share_one_poll() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture, SOON * 3).await, client(&fixture, SOON * 3).await);
+        let (mut guards, mut waiters) = (Vec::new(), Vec::new());
+        for number in 0..100 {
+            let name = format!("lock {number}");
+            guards.push(hold(&ann, &name).await);
+            let lock = bob.lock(name);
+            waiters.push(tokio::spawn(async move { lock.acquire().await }));
+        }
+        eventually("all wait", || bob.stats().waiting == 100).await;
+        // Each of them has tried to acquire, and the pauses between the polls have grown.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let executed = || Stored(&*fixture.server()).status("Com_stmt_execute");
+        let (before, begin) = (executed(), Instant::now());
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let (polls, took) = (executed() - before, begin.elapsed());
+        assert!(polls as f64 <= 20.0 * took.as_secs_f64(), "{polls} statements in {took:?}");
+        assert!(polls >= 3, "nobody polls");
+        for waiter in waiters {
+            waiter.abort();
+        }
     });
 }
