@@ -1,0 +1,282 @@
+//! One attempt to acquire a lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention,
+    PlaceNumber, Stamp,
+};
+use leasehold_core::{Error, ErrorKind, FencingToken};
+use tokio::time::Instant;
+
+use crate::backend::Inner;
+use crate::connections::Connections;
+use crate::errors::{Failure, other_format};
+use crate::keys;
+use crate::renewal;
+use crate::session::{Session, Unconfirmed};
+use crate::sessions::Sessions;
+use crate::slot::{ClaimKey, Slot};
+use crate::transactions::{self, Entered, Entry, Place};
+
+/// A session whose newest confirmation is older than this part of its ttl is confirmed beside the acquire. A new lease is then valid for
+/// nearly its whole ttl.
+const FRESH: u32 = 24;
+
+/// A confirmation is no older than this part of the ttl.
+const OLDEST: u32 = 3;
+
+/// What the key of a claim is created for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Only if the lock is free.
+    IfFree,
+    /// Also behind others.
+    Join,
+}
+
+/// One acquire.
+pub(crate) struct Attempt<'a> {
+    pub(crate) inner: &'a Arc<Inner>,
+    pub(crate) core: &'a CoreHandle,
+    /// The connection of the caller.
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) request: &'a AcquireRequest,
+    /// When the call began.
+    pub(crate) begin: Stamp,
+    pub(crate) until: Instant,
+}
+
+/// What the server has of the claim.
+enum Found {
+    Key { place: Place, is_first: bool, is_new: bool, session: Arc<Session> },
+    Held,
+}
+
+impl Attempt<'_> {
+    pub(crate) async fn run(&self) -> Result<AcquireOutcome, Failure> {
+        let (ttl, place_ttl) = (self.request.ttl, self.request.ttl.min(LONGEST_PLACE_TTL));
+        let queues = self.request.on_contention == OnContention::Queue;
+        loop {
+            // A place has a shorter ttl than a long lease.
+            let first = if queues && ttl == place_ttl { How::Join } else { How::IfFree };
+            let found = match self.enter(ttl, first).await? {
+                Found::Held if queues => self.enter(place_ttl, How::Join).await?,
+                found => found,
+            };
+            match found {
+                Found::Held => return Ok(AcquireOutcome::Contended { retry_after: ttl / 3 }),
+                Found::Key { place, is_first, is_new, session } => {
+                    if let Some(outcome) = self.confirmed(place, is_first, is_new, session).await? {
+                        return Ok(outcome);
+                    }
+                }
+            }
+            // The session had ended, and with it the key.
+            if Instant::now() >= self.until {
+                return Err(Failure::NoLease);
+            }
+        }
+    }
+
+    fn slot(&self) -> &Slot {
+        Slot::of(&self.request.claim)
+    }
+
+    /// Sends the transaction until its session and its epoch are the current ones.
+    async fn enter(&self, ttl: Duration, how: How) -> Result<Found, Failure> {
+        let claim = &self.request.claim;
+        loop {
+            let session = self.session(ttl).await?;
+            if !self.slot().begin(&session) {
+                return Err(withdrawn());
+            }
+            if self.request.kind == LeaseKind::Kept {
+                session.refresh(self.core.stamp(), ttl / FRESH, self.until);
+            }
+            let entry = entry(self.inner, claim, &session);
+            let txn = match how {
+                How::IfFree => entry.enter_if_free(),
+                How::Join => entry.join(),
+            };
+            let sent = self.connections.send(self.until, |client| {
+                let txn = txn.clone();
+                async move { client.kv_client().txn(txn).await }
+            });
+            let reply = match sent.await {
+                Ok(reply) => transactions::entered(&reply)?,
+                Err(Failure::NoLease) => {
+                    self.inner.sessions.forget(&session);
+                    self.check_time()?;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            match reply {
+                Entered::Created { revision, first } => {
+                    let is_first = first.revision == revision;
+                    if !is_first && keys::read_value(&first.value).is_none() {
+                        self.leave(&entry.key).await?;
+                        return Err(Failure::Refused(other_format()));
+                    }
+                    let place = Place { key: entry.key.into_bytes(), revision, lease: session.id, value: Vec::new() };
+                    return Ok(Found::Key { place, is_first, is_new: true, session });
+                }
+                Entered::Unchanged { own: Some(place), first, .. } => {
+                    let is_first = first.is_some_and(|first| first.revision == place.revision);
+                    let session = self.slot().session_with(place.lease).ok_or(Failure::UnexpectedReply)?;
+                    return Ok(Found::Key { place, is_first, is_new: false, session });
+                }
+                Entered::Unchanged { epoch, own: None, first } if epoch == entry.epoch => {
+                    self.end_own(&session);
+                    let first = first.ok_or(Failure::UnexpectedReply)?;
+                    return match keys::read_value(&first.value) {
+                        Some(_) => Ok(Found::Held),
+                        None => Err(Failure::Refused(other_format())),
+                    };
+                }
+                // The lease that had the epoch is gone.
+                Entered::Unchanged { epoch, .. } if epoch < entry.epoch => self.inner.sessions.forget(&session),
+                Entered::Unchanged { epoch, .. } => session.note_epoch(epoch),
+            }
+            self.check_time()?;
+        }
+    }
+
+    /// No request had an effect so far.
+    fn check_time(&self) -> Result<(), Failure> {
+        let is_left = Instant::now() < self.until;
+        is_left.then_some(()).ok_or_else(|| {
+            Failure::Refused(Error::new(ErrorKind::Unavailable, "the session of this client changed too often"))
+        })
+    }
+
+    /// The session for the key: that of the client, or one for this claim alone.
+    async fn session(&self, ttl: Duration) -> Result<Arc<Session>, Failure> {
+        let keeper = self.inner.keeper(self.core);
+        let session = match self.request.kind {
+            LeaseKind::Fixed => {
+                let now = self.core.stamp();
+                let is_usable = |session: &Arc<Session>| session.ttl == ttl && !session.is_overdue(now);
+                match self.slot().sessions().into_iter().find(is_usable) {
+                    Some(session) => Ok(session),
+                    None => Sessions::own(&keeper, self.core, ttl, self.until).await,
+                }
+            }
+            _ => self.inner.sessions.shared(&keeper, self.core, ttl, self.until).await,
+        };
+        // Nothing was requested for the claim yet.
+        session.map_err(|failure| match failure {
+            Failure::Refused(error) => Failure::Refused(error),
+            failure => Failure::NotSent(failure.without_effect()),
+        })
+    }
+
+    /// Ends the session of a claim that has no key.
+    fn end_own(&self, session: &Arc<Session>) {
+        if self.request.kind == LeaseKind::Fixed && self.request.on_contention == OnContention::Fail {
+            revoke(self.inner, self.core, session);
+        }
+    }
+
+    /// Deletes the key again.
+    async fn leave(&self, key: &str) -> Result<(), Failure> {
+        let delete = self.connections.send(self.until, |client| {
+            let key = key.to_owned();
+            async move { client.kv_client().delete(key, None).await }
+        });
+        delete.await.map(drop).map_err(|failure| match failure {
+            Failure::NoLease => Failure::NoLease,
+            // The key may be there.
+            failure => Failure::Unknown(Error::from(failure).with_kind(ErrorKind::Indeterminate)),
+        })
+    }
+
+    /// The key is there. Confirms its session, and keeps track of it. `None` if the session has ended.
+    async fn confirmed(
+        &self,
+        place: Place,
+        is_first: bool,
+        is_new: bool,
+        session: Arc<Session>,
+    ) -> Result<Option<AcquireOutcome>, Failure> {
+        let claim = &self.request.claim;
+        let key: Arc<str> = String::from_utf8_lossy(&place.key).into();
+        let is_fixed = self.request.kind == LeaseKind::Fixed;
+        let mut of_claim =
+            ClaimKey { key: key.clone(), revision: place.revision, session, has_waited: !is_first, is_fixed };
+        self.slot().has_key(of_claim.clone());
+        let number = number_of(place.revision);
+        // A repeated acquire, and a fixed lease, last for the whole ttl from now on.
+        let since = match is_new && !is_fixed {
+            true => self.begin.minus(of_claim.session.newest(number).ttl / OLDEST),
+            false => self.begin,
+        };
+        if !is_new && is_first && of_claim.session.ttl < self.request.ttl {
+            let keeper = self.inner.keeper(self.core);
+            let attached =
+                renewal::attach(self.inner, self.core, &keeper, claim, &of_claim, self.request.ttl, self.until);
+            match attached.await? {
+                Some(attached) => of_claim = attached,
+                None => return Ok(None),
+            }
+        }
+        let confirmation = match of_claim.session.confirm(since, number, self.until).await {
+            Ok(confirmation) => confirmation,
+            Err(Unconfirmed::Gone) => {
+                self.slot().has_no_key();
+                self.inner.sessions.forget(&of_claim.session);
+                return Ok(None);
+            }
+            // The key is there, and nothing says for how long.
+            Err(Unconfirmed::Failed(failure)) => {
+                return Err(Failure::Unknown(Error::from(failure).with_kind(ErrorKind::Indeterminate)));
+            }
+        };
+        if self.slot().is_withdrawn() {
+            return Err(withdrawn());
+        }
+        self.inner.watcher.add(self.core, claim, &key, place.revision, is_first);
+        Ok(Some(if is_first { granted(confirmation) } else { queued(confirmation) }))
+    }
+}
+
+fn granted(confirmation: Confirmation) -> AcquireOutcome {
+    AcquireOutcome::Granted(Grant::new(FencingToken::new(confirmation.place.get()), confirmation))
+}
+
+fn queued(confirmation: Confirmation) -> AcquireOutcome {
+    // The watch says when it is the turn of the claim, or that the holder has died.
+    AcquireOutcome::Queued { confirmation, retry_after: confirmation.ttl }
+}
+
+/// What the transactions of a claim need.
+pub(crate) fn entry(inner: &Inner, claim: &Claim, session: &Session) -> Entry {
+    let keys = &inner.shared.keys;
+    Entry {
+        queue: keys.queue(claim.name()),
+        key: keys.claim(claim),
+        value: keys::value(claim),
+        lease: session.id,
+        epoch_key: keys.epoch(session.id),
+        epoch: session.epoch(),
+    }
+}
+
+/// Revision numbers are positive.
+pub(crate) fn number_of(revision: i64) -> PlaceNumber {
+    PlaceNumber::new(revision.unsigned_abs())
+}
+
+/// Ends a session of one claim in the background. If that fails, it ends with its ttl.
+pub(crate) fn revoke(inner: &Arc<Inner>, core: &CoreHandle, session: &Arc<Session>) {
+    let (keeper, until, id) = (inner.keeper(core), inner.shared.until(), session.id);
+    core.keeper_runtime().spawn(async move {
+        let _ = keeper.send_repeatable(until, |client| async move { client.lease_client().revoke(id).await }).await;
+    });
+}
+
+pub(crate) fn withdrawn() -> Failure {
+    Failure::Refused(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request was sent"))
+}

@@ -1,0 +1,262 @@
+//! One etcd lease of this client, and the task that keeps it alive when that is wanted.
+//!
+//! The task owns the stream of keep-alives and runs on the keeper's runtime. It sends a keep-alive only when a lease or place has to be
+//! confirmed, so a session without any ends by itself. All that wait for a confirmation share one keep-alive.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper};
+use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::capabilities::SECOND;
+use crate::connection::Connection;
+use crate::connections::Connections;
+use crate::errors::Failure;
+use crate::lease::{Known, Lease};
+
+/// The pause before a keep-alive is repeated that no member answered.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// An etcd lease, to which the keys of claims are attached.
+pub(crate) struct Session {
+    pub(crate) id: i64,
+    /// The ttl that was requested.
+    pub(crate) ttl: Duration,
+    /// The mod revision of its epoch key, as far as it is known.
+    epoch: AtomicI64,
+    lease: watch::Receiver<Lease>,
+    wanted: mpsc::UnboundedSender<Wanted>,
+}
+
+/// A confirmation that somebody waits for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    since: Stamp,
+    until: Instant,
+}
+
+/// Why a session has no confirmation.
+#[derive(Debug)]
+pub(crate) enum Unconfirmed {
+    /// It has ended, and with it every key.
+    Gone,
+    /// The server did not reply.
+    Failed(Failure),
+}
+
+impl Session {
+    /// Opens a session on the keeper's runtime.
+    pub(crate) async fn open(
+        connections: &Arc<Connections>,
+        core: &CoreHandle,
+        ttl: Duration,
+        until: Instant,
+    ) -> Result<Arc<Self>, Failure> {
+        let seconds = i64::try_from(ttl.as_nanos().div_ceil(SECOND.as_nanos())).unwrap_or(i64::MAX);
+        // Each attempt has a number of its own: an attempt without a reply leaves a lease without keys, which ends by itself.
+        let sent = Arc::new(std::sync::Mutex::new(core.stamp()));
+        let granted = connections.send_repeatable(until, |client| {
+            let (sent, core) = (sent.clone(), core.clone());
+            async move {
+                let id = rand::random_range(1..i64::MAX);
+                let now = core.stamp();
+                *crate::shared::lock(&sent) = now;
+                let options = LeaseGrantOptions::new().with_id(id);
+                client.lease_client().grant(seconds, Some(options)).await.map(|granted| (granted, now))
+            }
+        });
+        let (granted, sent) = granted.await?;
+        let ttl_granted = seconds_of(granted.ttl()).ok_or(Failure::UnexpectedReply)?;
+        let (updates, lease) = watch::channel(Lease::granted(ttl_granted, sent));
+        let (wanted, receiver) = mpsc::unbounded_channel();
+        let id = granted.id();
+        let task = Task { id, connections: connections.clone(), core: core.clone(), updates, wanted: receiver };
+        core.keeper_runtime().spawn(task.run());
+        Ok(Arc::new(Self { id, ttl, epoch: AtomicI64::new(0), lease, wanted }))
+    }
+
+    pub(crate) fn epoch(&self) -> i64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// The epoch key had this mod revision. It only rises.
+    pub(crate) fn note_epoch(&self, revision: i64) {
+        self.epoch.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// Whether its ttl has passed since the newest confirmation.
+    pub(crate) fn is_overdue(&self, now: Stamp) -> bool {
+        self.lease.borrow().is_overdue(now)
+    }
+
+    /// The newest confirmation, for a place or lease with this number.
+    pub(crate) fn newest(&self, place: PlaceNumber) -> Confirmation {
+        let (ttl, sent) = self.lease.borrow().newest();
+        Confirmation { ttl, sent, place }
+    }
+
+    /// Sends a keep-alive unless the newest one is as young as `age`, and waits for nothing.
+    pub(crate) fn refresh(&self, now: Stamp, age: Duration, until: Instant) {
+        let since = now.minus(age);
+        if matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
+            let _ = self.wanted.send(Wanted { since, until });
+        }
+    }
+
+    /// A confirmation that is no older than `since`, if that is known without another request.
+    pub(crate) fn confirmed_since(&self, since: Stamp, place: PlaceNumber) -> Option<Confirmation> {
+        match self.lease.borrow().known_since(since) {
+            Known::Confirmed(ttl, sent) => Some(Confirmation { ttl, sent, place }),
+            Known::Gone | Known::Unknown | Known::Failed(_) => None,
+        }
+    }
+
+    /// Waits for a confirmation that is no older than `since`.
+    pub(crate) async fn confirm(
+        &self,
+        since: Stamp,
+        place: PlaceNumber,
+        until: Instant,
+    ) -> Result<Confirmation, Unconfirmed> {
+        let mut lease = self.lease.clone();
+        if matches!(lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
+            let _ = self.wanted.send(Wanted { since, until });
+        }
+        // A failure that is known already is of an earlier attempt.
+        lease.mark_unchanged();
+        let mut is_first = true;
+        loop {
+            match lease.borrow_and_update().known_since(since) {
+                Known::Confirmed(ttl, sent) => return Ok(Confirmation { ttl, sent, place }),
+                Known::Gone => return Err(Unconfirmed::Gone),
+                Known::Failed(error) if !is_first => return Err(Unconfirmed::Failed(Failure::Unknown(error))),
+                Known::Failed(_) | Known::Unknown => {}
+            }
+            is_first = false;
+            match timeout_at(until, lease.changed()).await {
+                Ok(Ok(())) => {}
+                // The keeper's runtime has ended.
+                Ok(Err(_)) | Err(_) => return Err(Unconfirmed::Failed(Failure::TimedOut)),
+            }
+        }
+    }
+}
+
+struct Task {
+    id: i64,
+    connections: Arc<Connections>,
+    core: CoreHandle,
+    updates: watch::Sender<Lease>,
+    wanted: mpsc::UnboundedReceiver<Wanted>,
+}
+
+struct Stream {
+    connection: Arc<Connection>,
+    keeper: LeaseKeeper,
+    replies: LeaseKeepAliveStream,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut stream = None;
+        // Ends when the session is dropped.
+        while let Some(mut wanted) = self.wanted.recv().await {
+            while let Ok(another) = self.wanted.try_recv() {
+                wanted.since = wanted.since.max(another.since);
+                wanted.until = wanted.until.max(another.until);
+            }
+            self.confirm(&mut stream, wanted).await;
+            if self.updates.borrow().is_gone() {
+                return;
+            }
+        }
+    }
+
+    /// Sends keep-alives until one has a reply, for as long as the confirmation is wanted.
+    async fn confirm(&self, stream: &mut Option<Stream>, wanted: Wanted) {
+        let Wanted { since, until } = wanted;
+        while matches!(self.updates.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
+            let begin = Instant::now();
+            let attempt = (begin + self.connections.shared.attempt()).min(until);
+            let sent = self.core.stamp();
+            let failure = match self.keep_alive(stream, attempt).await {
+                Ok(ttl) => {
+                    self.updates.send_modify(|lease| lease.kept_alive(ttl, sent));
+                    continue;
+                }
+                Err(failure) => failure,
+            };
+            *stream = None;
+            if Instant::now() + PAUSE >= until {
+                let error = leasehold_core::Error::from(failure);
+                self.updates.send_modify(|lease| lease.failed(since, error));
+                return;
+            }
+            sleep_until((begin + PAUSE).min(until)).await;
+        }
+    }
+
+    /// One keep-alive. Returns the ttl, or `None` if there is no such lease.
+    async fn keep_alive(&self, stream: &mut Option<Stream>, until: Instant) -> Result<Option<Duration>, Failure> {
+        if let Some(open) = stream.as_mut().filter(|open| !open.connection.is_closed()) {
+            let exchanged = timeout_at(until, async {
+                open.keeper.keep_alive().await.map_err(Failure::of)?;
+                open.replies.message().await.map_err(Failure::of)
+            });
+            let failure = match exchanged.await {
+                Ok(Ok(Some(reply))) => {
+                    open.connection.note_reply();
+                    return Ok(seconds_of(reply.ttl()));
+                }
+                // The member has ended the stream.
+                Ok(Ok(None)) => Failure::Elsewhere(leasehold_core::Error::new(
+                    leasehold_core::ErrorKind::Unavailable,
+                    "the member has ended the keep-alives",
+                )),
+                Ok(Err(Failure::NoLease)) => return Ok(None),
+                Ok(Err(failure)) => failure,
+                Err(_) => Failure::TimedOut,
+            };
+            self.failed(&open.connection, &failure);
+            return Err(failure);
+        }
+        let connection = self.connections.get(until).await?;
+        let mut client = connection.client().lease_client();
+        match timeout_at(until, client.keep_alive(self.id)).await.map_err(|_| Failure::TimedOut) {
+            Ok(Ok((keeper, replies))) => {
+                connection.note_reply();
+                *stream = Some(Stream { connection, keeper, replies });
+                // The first reply has confirmed the ttl that was granted.
+                Ok(Some(self.updates.borrow().newest().0))
+            }
+            Ok(Err(error)) => match Failure::of(error) {
+                Failure::NoLease => Ok(None),
+                failure => {
+                    self.failed(&connection, &failure);
+                    Err(failure)
+                }
+            },
+            Err(failure) => {
+                self.failed(&connection, &failure);
+                Err(failure)
+            }
+        }
+    }
+
+    /// A member that answers no keep-alive is not used any more.
+    fn failed(&self, connection: &Connection, failure: &Failure) {
+        if matches!(failure, Failure::TimedOut) {
+            connection.close();
+        }
+        self.connections.failed(connection, failure);
+    }
+}
+
+/// The ttl of a reply; `None` for a lease that does not exist.
+fn seconds_of(ttl: i64) -> Option<Duration> {
+    u64::try_from(ttl).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs)
+}
