@@ -120,7 +120,7 @@ impl ServerProcess {
     }
 
     /// Chooses another port.
-    fn change_port(&mut self) -> io::Result<()> {
+    pub(crate) fn change_port(&mut self) -> io::Result<()> {
         self.port = Port::free()?;
         Ok(())
     }
@@ -155,7 +155,9 @@ impl ServerProcess {
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(10)..].join("\n");
-        let kind = if end.contains("Address already in use") { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
+        // Go's libraries write it in lower case.
+        let is_taken = end.to_lowercase().contains("address already in use");
+        let kind = if is_taken { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
         Err(io::Error::new(kind, format!("{} does not start ({how}); the end of its log:\n{end}", self.name)))
     }
 
@@ -174,15 +176,15 @@ impl ServerProcess {
     }
 }
 
-/// Starts a server. If another process takes its port before the server binds it, starts it on another one.
-pub(crate) fn start_on_a_free_port<S>(
+/// Starts a server. If another process takes one of its ports before the server binds it, starts it on other ones.
+pub(crate) fn start_on_free_ports<S>(
     server: &mut S,
     run: impl Fn(&mut S) -> io::Result<()>,
-    process: impl Fn(&mut S) -> &mut ServerProcess,
+    change_ports: impl Fn(&mut S) -> io::Result<()>,
 ) -> io::Result<()> {
     for _ in 0..10 {
         match run(server) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => process(server).change_port()?,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => change_ports(server)?,
             other => return other,
         }
     }
