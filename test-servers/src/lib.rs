@@ -2,13 +2,18 @@
 
 mod certificates;
 mod etcd;
+mod links;
 mod mysql;
 mod program;
 mod redis;
 mod server_process;
+mod sockets;
 
 pub use certificates::{certificates, client_certificate};
-pub use etcd::{EtcdKey, EtcdLease, EtcdServer, EtcdSettings, EtcdSide, EtcdTls};
+pub use etcd::{
+    EtcdAccess, EtcdAlarm, EtcdCluster, EtcdKey, EtcdKeys, EtcdLease, EtcdServer, EtcdSettings, EtcdSide,
+    EtcdStatistics, EtcdStatus, EtcdTls,
+};
 pub use mysql::{MySqlServer, MySqlSettings, SqlConnection, TextRow};
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
 pub use server_process::ServerProcess;

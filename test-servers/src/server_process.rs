@@ -23,6 +23,7 @@ pub struct ServerProcess {
     folder: TempDir,
     clock: Option<ClockStep>,
     process: Option<ChildProcess>,
+    is_paused: bool,
     started: Instant,
 }
 
@@ -31,7 +32,8 @@ impl ServerProcess {
     pub(crate) fn new(name: &'static str, has_steppable_clock: bool) -> io::Result<Self> {
         let folder = folder(&format!("leasehold-{name}-"))?;
         let clock = has_steppable_clock.then(|| ClockStep::new(folder.path())).transpose()?;
-        Ok(Self { name, port: Port::free()?, folder, clock, process: None, started: Instant::now() })
+        let port = Port::free()?;
+        Ok(Self { name, port, folder, clock, process: None, is_paused: false, started: Instant::now() })
     }
 
     /// Its address.
@@ -44,12 +46,27 @@ impl ServerProcess {
         self.process.as_ref().map(ChildProcess::id)
     }
 
+    /// Whether it runs and is not paused.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some() && !self.is_paused
+    }
+
     /// Stops it in an orderly way.
     ///
     /// # Errors
     /// If it does not run, or does not end within ten seconds.
     pub fn stop(&mut self) -> io::Result<()> {
         self.running()?.terminate()?;
+        self.process = None;
+        Ok(())
+    }
+
+    /// Stops it in an orderly way, and ends it with SIGKILL if that takes longer than `grace`.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn stop_within(&mut self, grace: Duration) -> io::Result<()> {
+        self.running()?.terminate_within(grace)?;
         self.process = None;
         Ok(())
     }
@@ -69,7 +86,9 @@ impl ServerProcess {
     /// # Errors
     /// If it does not run.
     pub fn pause(&mut self) -> io::Result<()> {
-        self.running()?.pause()
+        self.running()?.pause()?;
+        self.is_paused = true;
+        Ok(())
     }
 
     /// SIGCONT.
@@ -77,7 +96,9 @@ impl ServerProcess {
     /// # Errors
     /// If it does not run.
     pub fn resume(&mut self) -> io::Result<()> {
-        self.running()?.resume()
+        self.running()?.resume()?;
+        self.is_paused = false;
+        Ok(())
     }
 
     /// Steps its wall clock by `micros`, at once: forward, or back if negative.
@@ -135,6 +156,7 @@ impl ServerProcess {
             command.envs(clock.variables());
         }
         self.process = Some(ChildProcess::spawn(command)?);
+        self.is_paused = false;
         self.started = Instant::now();
         Ok(())
     }

@@ -42,6 +42,58 @@ impl fmt::Debug for EtcdKey {
     }
 }
 
+/// A set of keys.
+#[derive(Clone, PartialEq, Eq)]
+pub enum EtcdKeys {
+    /// One key.
+    One(Vec<u8>),
+    /// All keys with a prefix, which may be empty.
+    Prefix(Vec<u8>),
+    /// All keys from the first one to before the second one.
+    Range(Vec<u8>, Vec<u8>),
+}
+
+impl fmt::Debug for EtcdKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::One(_) => "One(…)",
+            Self::Prefix(_) => "Prefix(…)",
+            Self::Range(..) => "Range(…)",
+        })
+    }
+}
+
+impl EtcdKeys {
+    /// The keys with this prefix.
+    pub fn with_prefix(prefix: impl AsRef<[u8]>) -> Self {
+        Self::Prefix(prefix.as_ref().to_vec())
+    }
+
+    /// As a request names them.
+    pub(super) fn named(&self) -> Value {
+        match self {
+            Self::One(key) => json!({ "key": encoded(key) }),
+            // Every key.
+            Self::Prefix(prefix) if prefix.is_empty() => json!({ "key": encoded([0]), "range_end": encoded([0]) }),
+            Self::Prefix(prefix) => json!({ "key": encoded(prefix), "range_end": encoded(end_of(prefix)) }),
+            Self::Range(first, end) => json!({ "key": encoded(first), "range_end": encoded(end) }),
+        }
+    }
+}
+
+/// The first key after all keys with this prefix.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // The end of all keys.
+    vec![0]
+}
+
 /// A lease of the server.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdLease {
@@ -133,7 +185,7 @@ impl EtcdSide {
     /// # Errors
     /// The same.
     pub fn keys(&self, prefix: impl AsRef<[u8]>) -> io::Result<Vec<EtcdKey>> {
-        Ok(self.range(&range(Some(prefix.as_ref())))?.kvs)
+        Ok(self.range(&EtcdKeys::with_prefix(prefix).named())?.kvs)
     }
 
     /// The revision of its data.
@@ -158,7 +210,7 @@ impl EtcdSide {
     /// # Errors
     /// The same.
     pub fn delete_all(&self, prefix: impl AsRef<[u8]>) -> io::Result<u64> {
-        let body = range(Some(prefix.as_ref()));
+        let body = EtcdKeys::with_prefix(prefix).named();
         Ok(self.call::<Deleted>("kv/deleterange", "DeleteRange", &body)?.deleted)
     }
 
@@ -207,24 +259,4 @@ impl EtcdSide {
         let (left, ttl) = (seconds(reply.left), seconds(reply.ttl).unwrap_or_default());
         Ok(left.map(|left| EtcdLease { id, left, ttl, keys: reply.keys }))
     }
-}
-
-/// The keys with a prefix, as a request names them; every key without one.
-pub(super) fn range(prefix: Option<&[u8]>) -> Value {
-    let prefix = prefix.filter(|prefix| !prefix.is_empty());
-    let (key, end) = prefix.map_or((vec![0], vec![0]), |prefix| (prefix.to_vec(), end_of(prefix)));
-    json!({ "key": encoded(key), "range_end": encoded(end) })
-}
-
-/// The first key after all keys with this prefix.
-fn end_of(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return end;
-        }
-    }
-    // All following keys.
-    vec![0]
 }

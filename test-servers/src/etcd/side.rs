@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,8 +17,8 @@ use serde_json::{Value, json};
 /// How long the server may take to reply to the test, in seconds.
 const REPLY_BOUND: u64 = 5;
 
-/// The status code of gRPC for a missing or unknown token.
-const UNAUTHENTICATED: i64 = 16;
+/// How long a change of users may take to reach a member.
+const USERS_BOUND: Duration = Duration::from_secs(2);
 
 /// Calls of the test beside the library under test, over the JSON gateway of one member. Each blocks for at most five seconds.
 ///
@@ -25,8 +26,7 @@ const UNAUTHENTICATED: i64 = 16;
 /// without them. An error with [`io::ErrorKind::Other`] is the server's.
 pub struct EtcdSide {
     addr: SocketAddr,
-    /// The password of root, once users have to log in.
-    password: Mutex<Option<String>>,
+    password: RootPassword,
     token: Mutex<Option<String>>,
     /// The number of calls by method of gRPC, which the server counts too.
     own_calls: Mutex<BTreeMap<&'static str, u64>>,
@@ -39,17 +39,44 @@ impl fmt::Debug for EtcdSide {
     }
 }
 
+/// The password of root, once users have to log in. All members of a cluster share it.
+#[derive(Clone, Default)]
+pub(super) struct RootPassword(Arc<Mutex<Option<String>>>);
+
+impl RootPassword {
+    fn get(&self) -> Option<String> {
+        lock(&self.0).clone()
+    }
+
+    fn set(&self, password: Option<String>) {
+        *lock(&self.0) = password;
+    }
+}
+
+impl fmt::Debug for RootPassword {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RootPassword")
+    }
+}
+
 /// An error reply.
 #[derive(Deserialize)]
 struct ErrorReply {
     error: String,
-    #[serde(default)]
-    code: i64,
+}
+
+impl ErrorReply {
+    /// Whether the call has to log in again. A token ends with the process of the server, and a change of users reaches the other
+    /// members of a cluster a moment later.
+    fn is_about_users(&self) -> bool {
+        let texts = ["invalid auth token", "revision of auth store is old", "authentication is not enabled"];
+        texts.iter().any(|text| self.error.contains(text))
+    }
 }
 
 impl EtcdSide {
-    pub(super) fn new(addr: SocketAddr) -> Self {
-        Self { addr, password: Mutex::default(), token: Mutex::default(), own_calls: Mutex::default() }
+    pub(super) fn new(addr: SocketAddr, password: RootPassword) -> Self {
+        Self { addr, password, token: Mutex::default(), own_calls: Mutex::default() }
     }
 
     pub(super) fn url(&self) -> String {
@@ -58,20 +85,26 @@ impl EtcdSide {
 
     /// The server is started again: it has forgotten its statistics, its tokens, and maybe its users.
     pub(super) fn restarted(&mut self, addr: SocketAddr, data: Data) {
-        let password = lock(&self.password).take().filter(|_| data == Data::Kept);
-        *self = Self { password: Mutex::new(password), ..Self::new(addr) };
+        if data == Data::Lost {
+            self.password.set(None);
+        }
+        *self = Self::new(addr, self.password.clone());
     }
 
     /// Calls a method of etcd by its path in the gateway, and by its name in gRPC.
     pub(super) fn call<R: DeserializeOwned>(&self, path: &str, method: &'static str, body: &Value) -> io::Result<R> {
-        let reply = self.call_once(path, method, body)?;
-        let reply = match reply {
-            // Tokens do not survive a restart of the server.
-            Err(error) if error.code == UNAUTHENTICATED && self.log_in()? => self.call_once(path, method, body)?,
-            reply => reply,
-        };
-        let value = reply.map_err(|error| io::Error::other(error.error))?;
-        serde_json::from_value(value).map_err(io::Error::from)
+        let until = Instant::now() + USERS_BOUND;
+        loop {
+            let reply = match self.log_in()? {
+                Ok(()) => self.call_once(path, method, body)?,
+                Err(error) => Err(error),
+            };
+            match reply {
+                Ok(value) => return serde_json::from_value(value).map_err(io::Error::from),
+                Err(error) if error.is_about_users() && Instant::now() < until => *lock(&self.token) = None,
+                Err(error) => return Err(io::Error::other(error.error)),
+            }
+        }
     }
 
     fn call_once(&self, path: &str, method: &'static str, body: &Value) -> io::Result<Result<Value, ErrorReply>> {
@@ -105,21 +138,30 @@ impl EtcdSide {
 
     /// Whether the member of this name replies.
     pub(super) fn replies_as(&self, name: &str) -> io::Result<bool> {
-        let list: Value = self.call("cluster/member/list", "MemberList", &json!({}))?;
+        // Without a user: a member without a leader can log nobody in.
+        let list = self.call_once("cluster/member/list", "MemberList", &json!({}))?;
+        let list = list.map_err(|error| io::Error::other(error.error))?;
         let own = &list["header"]["member_id"];
         let mut members = list["members"].as_array().into_iter().flatten();
         Ok(members.any(|member| member["ID"] == *own && member["name"] == name))
     }
 
-    /// Logs in as root, if users have to log in. Returns whether they have.
-    fn log_in(&self) -> io::Result<bool> {
-        let Some(password) = lock(&self.password).clone() else { return Ok(false) };
+    /// Logs in as root, if users have to log in and the test has not.
+    fn log_in(&self) -> io::Result<Result<(), ErrorReply>> {
+        let Some(password) = self.password.get().filter(|_| lock(&self.token).is_none()) else { return Ok(Ok(())) };
         let body = json!({ "name": "root", "password": password });
-        *lock(&self.token) = None;
         let reply = self.call_once("auth/authenticate", "Authenticate", &body)?;
-        let reply = reply.map_err(|error| io::Error::other(error.error))?;
-        *lock(&self.token) = reply["token"].as_str().map(str::to_owned);
-        Ok(true)
+        Ok(reply.map(|reply| *lock(&self.token) = reply["token"].as_str().map(str::to_owned)))
+    }
+
+    /// Users have to log in from now on.
+    pub(super) fn log_in_as_root(&self, password: String) {
+        self.password.set(Some(password));
+    }
+
+    /// The calls so far, by method of gRPC.
+    pub(super) fn own_calls(&self) -> BTreeMap<&'static str, u64> {
+        lock(&self.own_calls).clone()
     }
 }
 
@@ -156,4 +198,20 @@ where
     N: std::str::FromStr<Err: fmt::Display>,
 {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_password_nor_token_is_shown() {
+        let password = RootPassword::default();
+        password.set(Some("secret".into()));
+        let side = EtcdSide::new(([127, 0, 0, 1], 1).into(), password.clone());
+        *lock(&side.token) = Some("secret".into());
+        assert_eq!(password.get().as_deref(), Some("secret"));
+        let text = format!("{side:?} {password:?}");
+        assert!(text.contains("127.0.0.1:1") && !text.contains("secret"), "{text}");
+    }
 }
