@@ -1,12 +1,19 @@
 #![doc = include_str!("../README.md")]
 
 mod certificates;
+mod etcd;
+mod links;
 mod mysql;
 mod program;
 mod redis;
 mod server_process;
+mod sockets;
 
-pub use certificates::certificates;
+pub use certificates::{certificates, client_certificate};
+pub use etcd::{
+    EtcdAccess, EtcdAlarm, EtcdCluster, EtcdKey, EtcdKeys, EtcdLease, EtcdServer, EtcdSettings, EtcdSide,
+    EtcdStatistics, EtcdStatus, EtcdTls,
+};
 pub use mysql::{MySqlServer, MySqlSettings, SqlConnection, TextRow};
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
 pub use server_process::ServerProcess;

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::{SqlConnection, TextRow};
 use crate::program::Program;
-use crate::server_process::{ServerProcess, start_on_a_free_port};
+use crate::server_process::{ServerProcess, start_on_free_ports};
 
 const PROGRAM: Program = Program { name: "mariadbd", package: "mariadb-server", variable: "LEASEHOLD_MARIADB_SERVER" };
 
@@ -108,7 +108,7 @@ impl MySqlServer {
             template: template()?,
         };
         copy_folder(server.template.path(), &server.data())?;
-        start_on_a_free_port(&mut server, Self::run, |server| &mut server.process)?;
+        start_on_free_ports(&mut server, Self::run, |server| server.process.change_port())?;
         Ok(server)
     }
 
