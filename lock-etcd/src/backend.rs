@@ -195,6 +195,7 @@ impl LockBackend for EtcdBackend {
 
 impl Drop for EtcdBackend {
     fn drop(&mut self) {
+        self.inner.shared.is_stopped.send_replace(true);
         if let Some(task) = lock(&self.watching).take() {
             task.abort();
         }

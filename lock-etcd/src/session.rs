@@ -163,8 +163,14 @@ struct Stream {
 impl Task {
     async fn run(mut self) {
         let mut stream = None;
-        // Ends when the session is dropped.
-        while let Some(mut wanted) = self.wanted.recv().await {
+        let mut is_stopped = self.connections.shared.is_stopped.subscribe();
+        loop {
+            // Ends with the session, and with the backend: a claim may keep its session for longer.
+            let wanted = tokio::select! {
+                wanted = self.wanted.recv() => wanted,
+                _ = is_stopped.wait_for(|is_stopped| *is_stopped) => return,
+            };
+            let Some(mut wanted) = wanted else { return };
             while let Ok(another) = self.wanted.try_recv() {
                 wanted.since = wanted.since.max(another.since);
                 wanted.until = wanted.until.max(another.until);

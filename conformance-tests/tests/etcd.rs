@@ -1,0 +1,12 @@
+//! Leasehold on real etcd servers: the suite on one member, for a user with the least permissions, and then the tests that are specific to
+//! etcd.
+
+mod etcd {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fixture;
+    mod stored;
+    mod support;
+
+    leasehold_conformance::suite!(fixture::EtcdFixture);
+}
