@@ -85,11 +85,23 @@ pub enum Tamper {
 pub struct Unsupported {
     /// The reason, for the report.
     pub reason: &'static str,
+    /// No server of this kind can have it.
+    is_by_nature: bool,
 }
 
 impl Unsupported {
     /// A fault that is not supported, for this reason.
     pub const fn because(reason: &'static str) -> Self {
-        Self { reason }
+        Self { reason, is_by_nature: false }
+    }
+
+    /// A fault that no server of this kind can have, for this reason.
+    pub const fn by_nature(reason: &'static str) -> Self {
+        Self { reason, is_by_nature: true }
+    }
+
+    /// Whether no server of this kind can have it.
+    pub const fn is_by_nature(&self) -> bool {
+        self.is_by_nature
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions};
 use leasehold_core::{Error, ErrorKind};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::errors::{Failure, not_connected};
@@ -15,6 +15,9 @@ use crate::shared::Shared;
 /// A request runs at most for so long after its caller has given up. It is not cancelled before: the server may have begun with it, and the
 /// client crate need not handle a future that is dropped.
 const LINGER: Duration = Duration::from_secs(10);
+
+/// The most requests in flight. The server gains nothing from more, and each would take longer than its bound.
+const MOST_IN_FLIGHT: usize = 256;
 
 /// The longest reply, in bytes: the keys of a long queue.
 const LONGEST_REPLY: usize = 256 << 20;
@@ -26,6 +29,7 @@ pub(crate) struct Connection {
     is_closed: watch::Sender<bool>,
     /// How many replies have arrived.
     replies: AtomicU64,
+    in_flight: Arc<Semaphore>,
 }
 
 impl Connection {
@@ -50,7 +54,8 @@ impl Connection {
         let login = Client::from_channel(Channel::Tonic(channel), Some(options));
         match timeout_at(until, login).await {
             Ok(Ok(client)) => {
-                Ok(Self { client, member, is_closed: watch::Sender::new(false), replies: AtomicU64::new(0) })
+                let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
+                Ok(Self { client, member, is_closed: watch::Sender::new(false), replies: AtomicU64::new(0), in_flight })
             }
             // Nothing was requested yet but a token.
             Ok(Err(error)) => Err(match Failure::of(error) {
@@ -96,8 +101,15 @@ impl Connection {
         if self.is_closed() {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
         }
+        let Ok(Ok(permit)) = timeout_at(until, self.in_flight.clone().acquire_owned()).await else {
+            let text = "the client has too many requests in flight";
+            return Err(Failure::Refused(Error::new(ErrorKind::Unavailable, text)));
+        };
         let replies = self.replies.load(Ordering::Relaxed);
-        let task = tokio::spawn(timeout(LINGER, request));
+        let task = tokio::spawn(timeout(LINGER, async move {
+            let _permit = permit;
+            request.await
+        }));
         match timeout_at(until, task).await {
             Ok(Ok(Ok(Ok(reply)))) => {
                 self.note_reply();
@@ -116,8 +128,8 @@ impl Connection {
         }
     }
 
-    /// Whether a call that timed out has closed the connection.
-    pub(crate) fn max_reply() -> usize {
+    /// The longest reply that is accepted, in bytes.
+    pub(crate) const fn max_reply() -> usize {
         LONGEST_REPLY
     }
 }

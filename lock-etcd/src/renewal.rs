@@ -52,8 +52,8 @@ pub(crate) async fn renew(
             replies.put(index, RenewReply::Lost);
             continue;
         };
-        key.session.refresh(begin, age_of(&key), until);
         let position = inner.watcher.position(request.claim.name(), request.claim.owner());
+        key.session.refresh(begin, age_of(&key, position), until);
         let item = Item { index, request: request.clone(), key, position };
         if position == Position::Unknown { unknown.push(item) } else { items.push(item) }
     }
@@ -102,9 +102,13 @@ struct Call {
 type Answered = Vec<(usize, RenewReply)>;
 
 /// How old a confirmation of a lease may be.
-fn age_of(key: &ClaimKey) -> Duration {
-    // A fixed lease is renewed once, to its whole ttl.
-    if key.is_fixed { Duration::ZERO } else { key.session.newest(number_of(key.revision)).ttl / AGE }
+fn age_of(key: &ClaimKey, position: Position) -> Duration {
+    match position {
+        // A fixed lease is renewed once, to its whole ttl.
+        Position::First if !key.is_fixed => key.session.newest(number_of(key.revision)).ttl / AGE,
+        // A waiter wants to know the state of now: the watch may have been silent.
+        _ => Duration::ZERO,
+    }
 }
 
 impl Call {
@@ -121,7 +125,7 @@ impl Call {
                 ready.spawn(self.clone().prolong(item));
                 continue;
             }
-            let since = self.begin.minus(age_of(&item.key));
+            let since = self.begin.minus(age_of(&item.key, item.position));
             if let Some(confirmation) = item.key.session.confirmed_since(since, number_of(item.key.revision)) {
                 replies.put(item.index, reply_of(&item.key, item.position, confirmation));
                 continue;
@@ -159,7 +163,7 @@ impl Call {
 
     /// The reply to one request, as soon as its session is confirmed.
     async fn confirmed(&self, claim: &Claim, key: &ClaimKey, position: Position) -> RenewReply {
-        let since = self.begin.minus(age_of(key));
+        let since = self.begin.minus(age_of(key, position));
         match key.session.confirm(since, number_of(key.revision), self.until).await {
             Ok(confirmation) => reply_of(key, position, confirmation),
             Err(Unconfirmed::Gone) => {
@@ -217,7 +221,7 @@ pub(crate) async fn attach(
         if !slot.begin(&session) {
             return Ok(None);
         }
-        let entry = entry(inner, claim, &session);
+        let entry = entry(inner, claim, &session, None);
         let txn = entry.attach(key.revision);
         let sent = connections.send(until, |client| {
             let txn = txn.clone();
@@ -231,14 +235,14 @@ pub(crate) async fn attach(
             }
             Err(failure) => return Err(failure),
         };
-        match transactions::attached(&reply, entry.epoch)? {
+        match transactions::attached(&reply, entry.lease.epoch)? {
             Attached::Done => {
                 let attached = ClaimKey { session, ..key.clone() };
                 slot.has_key(attached.clone());
                 return Ok(Some(attached));
             }
             Attached::Gone => return Ok(None),
-            Attached::Epoch(epoch) if epoch < entry.epoch => inner.sessions.forget(&session),
+            Attached::Epoch(epoch) if epoch < entry.lease.epoch => inner.sessions.forget(&session),
             Attached::Epoch(epoch) => session.note_epoch(epoch),
         }
         if Instant::now() >= until {

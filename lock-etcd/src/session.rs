@@ -4,7 +4,7 @@
 //! confirmed, so a session without any ends by itself. All that wait for a confirmation share one keep-alive.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper};
@@ -28,6 +28,8 @@ pub(crate) struct Session {
     pub(crate) ttl: Duration,
     /// The mod revision of its epoch key, as far as it is known.
     epoch: AtomicI64,
+    /// It is not used any more.
+    is_ended: AtomicBool,
     lease: watch::Receiver<Lease>,
     wanted: mpsc::UnboundedSender<Wanted>,
 }
@@ -76,7 +78,7 @@ impl Session {
         let id = granted.id();
         let task = Task { id, connections: connections.clone(), core: core.clone(), updates, wanted: receiver };
         core.keeper_runtime().spawn(task.run());
-        Ok(Arc::new(Self { id, ttl, epoch: AtomicI64::new(0), lease, wanted }))
+        Ok(Arc::new(Self { id, ttl, epoch: AtomicI64::new(0), is_ended: AtomicBool::new(false), lease, wanted }))
     }
 
     pub(crate) fn epoch(&self) -> i64 {
@@ -88,9 +90,14 @@ impl Session {
         self.epoch.fetch_max(revision, Ordering::AcqRel);
     }
 
-    /// Whether its ttl has passed since the newest confirmation.
+    /// Whether its ttl has passed since the newest confirmation, or it has ended.
     pub(crate) fn is_overdue(&self, now: Stamp) -> bool {
-        self.lease.borrow().is_overdue(now)
+        self.is_ended.load(Ordering::Acquire) || self.lease.borrow().is_overdue(now)
+    }
+
+    /// The server has ended it, or will.
+    pub(crate) fn end(&self) {
+        self.is_ended.store(true, Ordering::Release);
     }
 
     /// The newest confirmation, for a place or lease with this number.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::CoreHandle;
+use leasehold_core::backend::{CoreHandle, Stamp};
 use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -61,6 +61,14 @@ impl Sessions {
         Ok(session)
     }
 
+    /// The shared session with this ttl, if there is one.
+    pub(crate) fn existing(&self, ttl: Duration, now: Stamp) -> Option<Arc<Session>> {
+        match lock(&self.0).get(&ttl) {
+            Some(Entry::Open(session)) if !session.is_overdue(now) => Some(session.clone()),
+            _ => None,
+        }
+    }
+
     /// A session for one claim alone.
     pub(crate) async fn own(
         connections: &Arc<Connections>,
@@ -73,6 +81,7 @@ impl Sessions {
 
     /// Does not use this session any more: the server has ended it.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
+        session.end();
         let mut sessions = lock(&self.0);
         if let Some(Entry::Open(known)) = sessions.get(&session.ttl)
             && Arc::ptr_eq(known, session)

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use etcd_client::{GetOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{GetOptions, GetResponse, ResponseHeader, Txn, TxnOp, TxnOpResponse};
 use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber};
 use leasehold_core::{FencingToken, LockName};
 use tokio::sync::Notify;
@@ -238,28 +238,8 @@ impl Watcher {
         let connections = connections.clone();
         Some(tokio::spawn(async move {
             let queues: Vec<_> = names.iter().map(|(name, _)| connections.shared.keys.queue(name)).collect();
-            let gets: Vec<_> = queues
-                .iter()
-                .map(|queue| {
-                    let options = GetOptions::new().with_range(range_end(queue)).with_keys_only();
-                    TxnOp::get(queue.as_str(), Some(options))
-                })
-                .collect();
-            let txn = Txn::new().and_then(gets);
-            let until = connections.shared.until();
-            let reply = connections.send_repeatable(until, |client| {
-                let txn = txn.clone();
-                async move { client.kv_client().max_decoding_message_size(Connection::max_reply()).txn(txn).await }
-            });
-            let reply = reply.await.ok()?;
-            let revision = transactions::revision(&reply).ok()?;
-            let queues = reply.op_responses().into_iter().map(|response| match response {
-                TxnOpResponse::Get(get) => {
-                    get.kvs().iter().map(|kv| (kv.key().to_vec(), kv.create_revision())).collect()
-                }
-                _ => Vec::new(),
-            });
-            Some(Reads { revision, queues: names.into_iter().zip(queues).collect() })
+            let (revision, places) = read(&connections, queues).await.ok()?;
+            Some(Reads { revision, queues: names.into_iter().zip(places).collect() })
         }))
     }
 
@@ -276,10 +256,43 @@ impl Watcher {
     }
 }
 
+/// Reads queues at one revision, which is returned too.
+async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i64, Vec<Places>), Failure> {
+    let until = connections.shared.until();
+    let options = |queue: &str| GetOptions::new().with_range(range_end(queue)).with_keys_only();
+    let places = |get: &GetResponse| get.kvs().iter().map(|kv| (kv.key().to_vec(), kv.create_revision())).collect();
+    if let [queue] = &queues[..] {
+        let get = connections.send_repeatable(until, |client| {
+            let (queue, options) = (queue.clone(), options(queue));
+            async move {
+                client.kv_client().max_decoding_message_size(Connection::max_reply()).get(queue, Some(options)).await
+            }
+        });
+        let get = get.await?;
+        let revision = get.header().map(ResponseHeader::revision).ok_or(Failure::UnexpectedReply)?;
+        return Ok((revision, vec![places(&get)]));
+    }
+    let gets: Vec<_> = queues.iter().map(|queue| TxnOp::get(queue.as_str(), Some(options(queue)))).collect();
+    let txn = Txn::new().and_then(gets);
+    let reply = connections.send_repeatable(until, |client| {
+        let txn = txn.clone();
+        async move { client.kv_client().max_decoding_message_size(Connection::max_reply()).txn(txn).await }
+    });
+    let reply = reply.await?;
+    let queues = reply.op_responses().into_iter().map(|response| match response {
+        TxnOpResponse::Get(get) => Ok(places(&get)),
+        _ => Err(Failure::UnexpectedReply),
+    });
+    Ok((transactions::revision(&reply)?, queues.collect::<Result<_, _>>()?))
+}
+
+/// The keys of a queue, and their create revisions.
+type Places = Vec<(Vec<u8>, i64)>;
+
 /// Queues that were read at one revision.
 struct Reads {
     revision: i64,
-    queues: Vec<((LockName, i64), Vec<(Vec<u8>, i64)>)>,
+    queues: Vec<((LockName, i64), Places)>,
 }
 
 impl State {

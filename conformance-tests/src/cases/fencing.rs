@@ -122,7 +122,7 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
         // Without a server there is no restart. The data end with the process, and the capabilities state that.
         assert!(!unsupported.reason.is_empty());
         let (capabilities, reason) = (ann.capabilities(), unsupported.reason);
-        if data == Data::Lost && capabilities.scope != Scope::Process {
+        if unsupported.is_by_nature() {
             // Tokens count what the store keeps, and nobody can begin anew in its place.
             assert_eq!(capabilities.restart, Restart::KeepsAll, "{reason}");
             assert!(!capabilities.limits_of_exclusion.is_empty(), "{reason}");
