@@ -26,6 +26,12 @@ struct Backend {
 const BACKENDS: &[Backend] = &[
     Backend { name: "memory", feature: None, targets: &["memory"], needs: &[] },
     Backend {
+        name: "etcd",
+        feature: Some("etcd"),
+        targets: &["etcd", "etcd_cluster", "etcd_processes"],
+        needs: &[needs::PROTOC, needs::PROTOC_INCLUDE, needs::ETCD, needs::OPENSSL],
+    },
+    Backend {
         name: "mysql",
         feature: Some("mysql"),
         targets: &["mysql", "mysql_for_update", "mysql_processes"],
@@ -46,11 +52,11 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server and openssl. LEASEHOLD_REDIS_SERVER and LEASEHOLD_MARIADB_SERVER name other programs than
-/// redis-server and mariadbd. The number of cases that ran is compared with conformance-tests/counts.toml.
+/// The tests need redis-server, mariadb-server, etcd-server, openssl, and protoc to build. LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER and
+/// LEASEHOLD_ETCD_SERVER name other programs than redis-server, mariadbd and etcd. The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backends whose suite is run: memory, mysql, redis, sqlite.
+    /// The backends whose suite is run: memory, etcd, mysql, redis, sqlite.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
     #[command(flatten)]
@@ -74,10 +80,14 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 }
 
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
-const EXAMPLE_STORES: &[&str] = &["mysql", "redis", "sqlite"];
+const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite"];
 
 fn takes_url(program: &Program, store: &str) -> bool {
-    let is_fenced = store == "mysql" && program.target == "example-fenced_sql";
+    let is_fenced = match store {
+        "etcd" => program.target == "example-fenced_etcd",
+        "mysql" => program.target == "example-fenced_sql",
+        _ => false,
+    };
     is_fenced || ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
 }
 
