@@ -5,8 +5,11 @@ mod etcd {
     #[path = "../support/mod.rs"]
     mod common;
     mod fixture;
+    mod one_member;
+    mod queues;
     mod stored;
     mod support;
+    mod tls;
 
-    leasehold_conformance::suite!(fixture::EtcdFixture);
+    leasehold_conformance::suite!(one_member::OneMember);
 }

@@ -16,7 +16,6 @@ use crate::errors::{Failure, other_format};
 use crate::keys;
 use crate::renewal;
 use crate::session::{Session, Unconfirmed};
-use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{Entered, Entry, LeaseEpoch, Place};
 
@@ -194,7 +193,7 @@ impl Attempt<'_> {
                 let is_usable = |session: &Arc<Session>| session.ttl == ttl && !session.is_overdue(now);
                 match self.slot().sessions().into_iter().find(is_usable) {
                     Some(session) => Ok(session),
-                    None => Sessions::own(&keeper, self.core, ttl, self.until).await,
+                    None => self.inner.sessions.own(&keeper, self.core, ttl, self.until).await,
                 }
             }
             _ => self.inner.sessions.shared(&keeper, self.core, ttl, self.until).await,

@@ -196,6 +196,7 @@ impl LockBackend for EtcdBackend {
 impl Drop for EtcdBackend {
     fn drop(&mut self) {
         self.inner.shared.is_stopped.send_replace(true);
+        self.inner.sessions.close();
         if let Some(task) = lock(&self.watching).take() {
             task.abort();
         }

@@ -63,6 +63,11 @@ impl Connections {
         self.is_stopped.load(Ordering::Acquire)
     }
 
+    /// Whether the backend was dropped.
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.shared.is_stopped.borrow()
+    }
+
     /// A connection. Every caller of the runtime shares it.
     pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Connection>, Failure> {
         let mut opening = {

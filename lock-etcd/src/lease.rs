@@ -68,10 +68,6 @@ impl Lease {
         }
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.is_gone
-    }
-
     /// Whether its ttl has passed since the newest confirmation: the server may have ended it, or not.
     pub(crate) fn is_overdue(&self, now: Stamp) -> bool {
         self.is_gone || now.since(self.sent) >= self.ttl
@@ -112,7 +108,7 @@ mod tests {
         let mut lease = Lease::granted(TTL, at(1_000));
         lease.kept_alive(None, at(2_000));
         lease.kept_alive(Some(TTL), at(3_000));
-        assert!(matches!(lease.known_since(at(0)), Known::Gone) && lease.is_gone() && lease.is_overdue(at(1_000)));
+        assert!(matches!(lease.known_since(at(0)), Known::Gone) && lease.is_overdue(at(1_000)));
     }
 
     #[test]

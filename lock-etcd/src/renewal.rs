@@ -16,7 +16,6 @@ use crate::errors::Failure;
 use crate::keys::range_end;
 use crate::mirror::Position;
 use crate::session::{Session, Unconfirmed};
-use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{self, Attached};
 
@@ -205,7 +204,7 @@ pub(crate) async fn attach(
     loop {
         let keeper = inner.keeper(core);
         let session = match key.is_fixed {
-            true => Sessions::own(&keeper, core, ttl, until).await?,
+            true => inner.sessions.own(&keeper, core, ttl, until).await?,
             false => inner.sessions.shared(&keeper, core, ttl, until).await?,
         };
         // The key must not be attached to a session that is about to end: a late copy of the request could do that, too.

@@ -1,15 +1,16 @@
-//! One etcd lease of this client, and the task that keeps it alive when that is wanted.
+//! One etcd lease of this client, and how it is kept alive.
 //!
-//! The task owns the stream of keep-alives and runs on the keeper's runtime. It sends a keep-alive only when a lease or place has to be
-//! confirmed, so a session without any ends by itself. All that wait for a confirmation share one keep-alive.
+//! A keep-alive is sent only when a lease or place has to be confirmed, so a session without any ends by itself. All that wait for a
+//! confirmation share one keep-alive. It is sent by a task on the keeper's runtime, which ends when nothing is wanted any more. The stream
+//! stays open meanwhile.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use etcd_client::{LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper};
 use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::capabilities::SECOND;
@@ -17,6 +18,7 @@ use crate::connection::Connection;
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::lease::{Known, Lease};
+use crate::shared::lock;
 
 /// The pause before a keep-alive is repeated that no member answered.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -30,8 +32,20 @@ pub(crate) struct Session {
     epoch: AtomicI64,
     /// It is not used any more.
     is_ended: AtomicBool,
-    lease: watch::Receiver<Lease>,
-    wanted: mpsc::UnboundedSender<Wanted>,
+    connections: Arc<Connections>,
+    core: CoreHandle,
+    lease: watch::Sender<Lease>,
+    keeping: Mutex<Keeping>,
+}
+
+/// The state of the keep-alives.
+#[derive(Default)]
+struct Keeping {
+    wanted: Option<Wanted>,
+    /// A task sends them.
+    is_running: bool,
+    /// Left by the last task.
+    stream: Option<Stream>,
 }
 
 /// A confirmation that somebody waits for.
@@ -60,25 +74,27 @@ impl Session {
     ) -> Result<Arc<Self>, Failure> {
         let seconds = i64::try_from(ttl.as_nanos().div_ceil(SECOND.as_nanos())).unwrap_or(i64::MAX);
         // Each attempt has a number of its own: an attempt without a reply leaves a lease without keys, which ends by itself.
-        let sent = Arc::new(std::sync::Mutex::new(core.stamp()));
         let granted = connections.send_repeatable(until, |client| {
-            let (sent, core) = (sent.clone(), core.clone());
+            let core = core.clone();
             async move {
                 let id = rand::random_range(1..i64::MAX);
                 let now = core.stamp();
-                *crate::shared::lock(&sent) = now;
                 let options = LeaseGrantOptions::new().with_id(id);
                 client.lease_client().grant(seconds, Some(options)).await.map(|granted| (granted, now))
             }
         });
         let (granted, sent) = granted.await?;
         let ttl_granted = seconds_of(granted.ttl()).ok_or(Failure::UnexpectedReply)?;
-        let (updates, lease) = watch::channel(Lease::granted(ttl_granted, sent));
-        let (wanted, receiver) = mpsc::unbounded_channel();
-        let id = granted.id();
-        let task = Task { id, connections: connections.clone(), core: core.clone(), updates, wanted: receiver };
-        core.keeper_runtime().spawn(task.run());
-        Ok(Arc::new(Self { id, ttl, epoch: AtomicI64::new(0), is_ended: AtomicBool::new(false), lease, wanted }))
+        Ok(Arc::new(Self {
+            id: granted.id(),
+            ttl,
+            epoch: AtomicI64::new(0),
+            is_ended: AtomicBool::new(false),
+            connections: connections.clone(),
+            core: core.clone(),
+            lease: watch::Sender::new(Lease::granted(ttl_granted, sent)),
+            keeping: Mutex::default(),
+        }))
     }
 
     pub(crate) fn epoch(&self) -> i64 {
@@ -107,11 +123,8 @@ impl Session {
     }
 
     /// Sends a keep-alive unless the newest one is as young as `age`, and waits for nothing.
-    pub(crate) fn refresh(&self, now: Stamp, age: Duration, until: Instant) {
-        let since = now.minus(age);
-        if matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
-            let _ = self.wanted.send(Wanted { since, until });
-        }
+    pub(crate) fn refresh(self: &Arc<Self>, now: Stamp, age: Duration, until: Instant) {
+        self.want(Wanted { since: now.minus(age), until });
     }
 
     /// A confirmation that is no older than `since`, if that is known without another request.
@@ -124,17 +137,14 @@ impl Session {
 
     /// Waits for a confirmation that is no older than `since`.
     pub(crate) async fn confirm(
-        &self,
+        self: &Arc<Self>,
         since: Stamp,
         place: PlaceNumber,
         until: Instant,
     ) -> Result<Confirmation, Unconfirmed> {
-        let mut lease = self.lease.clone();
-        if matches!(lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
-            let _ = self.wanted.send(Wanted { since, until });
-        }
         // A failure that is known already is of an earlier attempt.
-        lease.mark_unchanged();
+        let mut lease = self.lease.subscribe();
+        self.want(Wanted { since, until });
         let mut is_first = true;
         loop {
             match lease.borrow_and_update().known_since(since) {
@@ -153,52 +163,59 @@ impl Session {
     }
 }
 
-struct Task {
-    id: i64,
-    connections: Arc<Connections>,
-    core: CoreHandle,
-    updates: watch::Sender<Lease>,
-    wanted: mpsc::UnboundedReceiver<Wanted>,
-}
-
 struct Stream {
     connection: Arc<Connection>,
     keeper: LeaseKeeper,
     replies: LeaseKeepAliveStream,
 }
 
-impl Task {
-    async fn run(mut self) {
-        let mut stream = None;
-        let mut is_stopped = self.connections.shared.is_stopped.subscribe();
-        loop {
-            // Ends with the session, and with the backend: a claim may keep its session for longer.
-            let wanted = tokio::select! {
-                wanted = self.wanted.recv() => wanted,
-                _ = is_stopped.wait_for(|is_stopped| *is_stopped) => return,
-            };
-            let Some(mut wanted) = wanted else { return };
-            while let Ok(another) = self.wanted.try_recv() {
-                wanted.since = wanted.since.max(another.since);
-                wanted.until = wanted.until.max(another.until);
-            }
-            self.confirm(&mut stream, wanted).await;
-            if self.updates.borrow().is_gone() {
-                return;
-            }
+/// Sending keep-alives.
+impl Session {
+    /// Has a keep-alive sent, unless the lease is confirmed already.
+    fn want(self: &Arc<Self>, wanted: Wanted) {
+        if !matches!(self.lease.borrow().known_since(wanted.since), Known::Unknown | Known::Failed(_)) {
+            return;
+        }
+        let mut keeping = lock(&self.keeping);
+        let Wanted { since, until } = wanted;
+        let former = keeping.wanted.unwrap_or(wanted);
+        keeping.wanted = Some(Wanted { since: former.since.max(since), until: former.until.max(until) });
+        if !std::mem::replace(&mut keeping.is_running, true) {
+            self.core.keeper_runtime().spawn(self.clone().run(keeping.stream.take()));
         }
     }
 
+    async fn run(self: Arc<Self>, mut stream: Option<Stream>) {
+        loop {
+            let wanted = {
+                let mut keeping = lock(&self.keeping);
+                let Some(wanted) = keeping.wanted.take() else {
+                    keeping.is_running = false;
+                    // After the backend was dropped, nobody would close it.
+                    keeping.stream = stream.filter(|_| !self.connections.is_closed());
+                    return;
+                };
+                wanted
+            };
+            self.keep(&mut stream, wanted).await;
+        }
+    }
+
+    /// Closes the stream. A claim may keep its session for longer than the backend.
+    pub(crate) fn close(&self) {
+        lock(&self.keeping).stream = None;
+    }
+
     /// Sends keep-alives until one has a reply, for as long as the confirmation is wanted.
-    async fn confirm(&self, stream: &mut Option<Stream>, wanted: Wanted) {
+    async fn keep(&self, stream: &mut Option<Stream>, wanted: Wanted) {
         let Wanted { since, until } = wanted;
-        while matches!(self.updates.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
+        while matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
             let begin = Instant::now();
             let attempt = (begin + self.connections.shared.attempt()).min(until);
             let sent = self.core.stamp();
             let failure = match self.keep_alive(stream, attempt).await {
                 Ok(ttl) => {
-                    self.updates.send_modify(|lease| lease.kept_alive(ttl, sent));
+                    self.lease.send_modify(|lease| lease.kept_alive(ttl, sent));
                     continue;
                 }
                 Err(failure) => failure,
@@ -206,7 +223,7 @@ impl Task {
             *stream = None;
             if Instant::now() + PAUSE >= until {
                 let error = leasehold_core::Error::from(failure);
-                self.updates.send_modify(|lease| lease.failed(since, error));
+                self.lease.send_modify(|lease| lease.failed(since, error));
                 return;
             }
             sleep_until((begin + PAUSE).min(until)).await;
@@ -244,7 +261,7 @@ impl Task {
                 connection.note_reply();
                 *stream = Some(Stream { connection, keeper, replies });
                 // The first reply has confirmed the ttl that was granted.
-                Ok(Some(self.updates.borrow().newest().0))
+                Ok(Some(self.lease.borrow().newest().0))
             }
             Ok(Err(error)) => match Failure::of(error) {
                 Failure::NoLease => Ok(None),

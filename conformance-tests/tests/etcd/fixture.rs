@@ -1,17 +1,17 @@
-//! The fixture of etcd: Leasehold on a real etcd of one member.
+//! The fixture of etcd: Leasehold on a real etcd, of one member or of several.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::etcd::EtcdBackend;
-use leasehold_conformance::harness::TcpPath;
 use leasehold_conformance::{
     Data, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
 };
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
-use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSettings};
+use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSide};
 
 use super::stored::{SECOND, Stored};
 
@@ -26,38 +26,103 @@ const USER: &str = "locker";
 const PASSWORD: &str = "pass-word";
 
 /// What every key begins with. In a URL, the space is encoded.
-const PREFIX: &str = "team a/locks/";
+pub(super) const PREFIX: &str = "team a/locks/";
 
-/// An etcd and the path to it.
-pub(super) struct EtcdFixture {
-    server: Mutex<EtcdServer>,
-    path: TcpPath,
+/// The members of an etcd, and the path from clients to them.
+pub(super) trait Deployment: Send + Sized + 'static {
+    /// The path.
+    type Path: MembersPath;
+
+    fn start() -> std::io::Result<(Self, Self::Path)>;
+
+    fn members(&self) -> Vec<&EtcdServer>;
+
+    /// Calls beside the library under test.
+    fn side(&self) -> &EtcdSide;
+
+    fn stop(&mut self) -> std::io::Result<()>;
+
+    fn kill(&mut self) -> std::io::Result<()>;
+
+    fn start_again(&mut self) -> std::io::Result<()>;
+
+    fn pause(&mut self) -> std::io::Result<()>;
+
+    fn resume(&mut self) -> std::io::Result<()>;
 }
 
-impl EtcdFixture {
-    /// Synchronous on purpose: nothing may be awaited while the server is locked, and every call has a time limit.
-    pub(super) fn server(&self) -> MutexGuard<'_, EtcdServer> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+/// The path from clients to the members, whose faults affect all of them.
+pub(super) trait MembersPath: Send + Sync + 'static {
+    /// The hosts in a URL.
+    fn hosts(&self, route: Route) -> String;
+
+    fn is_broken(&self, route: Route) -> bool;
+
+    fn apply(&self, fault: PathFault);
+
+    fn heal(&self);
+
+    fn deliver(&self);
+
+    fn wrap(&self, backend: Arc<EtcdBackend>, route: Route) -> Arc<dyn LockBackend>;
+
+    /// How many backends are attached and not dropped.
+    fn clients(&self) -> u64;
+}
+
+/// An etcd and the path to it.
+pub(super) struct EtcdFixture<D: Deployment> {
+    deployment: Mutex<D>,
+    path: D::Path,
+}
+
+impl<D: Deployment> EtcdFixture<D> {
+    /// Synchronous on purpose: nothing may be awaited while it is locked, and every call has a time limit.
+    pub(super) fn deployment(&self) -> MutexGuard<'_, D> {
+        self.deployment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The URL of clients by this route, with these settings on top.
     pub(super) fn url(&self, route: Route, more: &str) -> String {
-        format!("etcd://{USER}:{PASSWORD}@{}/team%20a/locks?timeout=1s{more}", self.path.addr(route))
+        format!("etcd://{USER}:{PASSWORD}@{}/team%20a/locks?timeout=1s{more}", self.path.hosts(route))
+    }
+
+    fn connections(&self) -> std::io::Result<u64> {
+        self.deployment().members().iter().map(|member| member.connections()).sum()
+    }
+
+    fn sum(&self, of: impl Fn(&leasehold_test_servers::EtcdStatistics) -> u64) -> u64 {
+        let deployment = self.deployment();
+        let members = deployment.members().into_iter();
+        let statistics = members.map(|member| member.side().statistics().unwrap_or_else(|error| panic!("none: {error}")));
+        statistics.map(|statistics| of(&statistics)).sum()
     }
 }
 
-fn permit(server: &EtcdServer) -> std::io::Result<()> {
-    server.side().set_user(USER, PASSWORD, &[(EtcdAccess::ReadWrite, EtcdKeys::with_prefix(PREFIX))])
+/// The number of bytes that a server has not read.
+fn unread(addr: SocketAddr) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_else(|error| panic!("no table of sockets: {error}"));
+    let port = format!(":{:04X}", addr.port());
+    // number, local address, remote address, state, queues for sending and receiving
+    let of_server = table.lines().skip(1).filter_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let received = columns.get(4)?.split_once(':')?.1;
+        columns.get(1)?.ends_with(&port).then(|| u64::from_str_radix(received, 16).unwrap_or_default())
+    });
+    of_server.sum()
+}
+
+fn permit(side: &EtcdSide) -> std::io::Result<()> {
+    side.set_user(USER, PASSWORD, &[(EtcdAccess::ReadWrite, EtcdKeys::with_prefix(PREFIX))])
 }
 
 #[async_trait]
-impl Fixture for EtcdFixture {
+impl<D: Deployment> Fixture for EtcdFixture<D> {
     async fn new() -> Self {
-        let server = EtcdSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
-        let set_up = server.side().enable_users().and_then(|()| permit(&server));
-        set_up.unwrap_or_else(|error| panic!("no user: {error}"));
-        let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        Self { server: Mutex::new(server), path }
+        let (deployment, path) = D::start().unwrap_or_else(|error| panic!("{error}"));
+        let side = deployment.side();
+        side.enable_users().and_then(|()| permit(side)).unwrap_or_else(|error| panic!("no user: {error}"));
+        Self { deployment: Mutex::new(deployment), path }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
@@ -71,13 +136,11 @@ impl Fixture for EtcdFixture {
             Some(backend) => backend,
             None => EtcdBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
-        Arc::new(self.path.wrap(Arc::new(backend), route))
+        self.path.wrap(Arc::new(backend), route)
     }
 
     async fn backend_with_retention(&self, _retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
-        Err(Unsupported::because(
-            "the record of a free lock is gone with its last key: tokens are revisions of the store",
-        ))
+        Err(Unsupported::because("the record of a free lock is gone with its last key: tokens are revisions of the store"))
     }
 
     fn secrets(&self) -> Vec<String> {
@@ -92,7 +155,7 @@ impl Fixture for EtcdFixture {
         let until = Instant::now() + CONNECT_BOUND;
         let mut since = None;
         while Instant::now() < until && !self.path.is_broken(Route::Faulty) {
-            let connections = self.server().connections().unwrap_or_default();
+            let connections = self.connections().unwrap_or_default();
             let (seen, begin) = *since.get_or_insert((connections, Instant::now()));
             if seen != connections {
                 since = None;
@@ -115,33 +178,32 @@ impl Fixture for EtcdFixture {
 
     async fn deliver(&self) {
         self.path.deliver();
-        // The server has begun with what was delivered when it has no more requests to count.
+        // The servers have read their sockets, and processed what they read, when they count nothing more.
+        let mut same = 0;
         let mut before = None;
-        loop {
-            let served = self.served().await;
-            if before.replace(served) == Some(served) {
-                return;
-            }
+        while same < 3 {
             tokio::time::sleep(STABLE).await;
+            let unread: u64 = self.deployment().members().iter().map(|member| unread(member.addr())).sum();
+            let now = (unread, self.served().await);
+            same = if unread == 0 && before == Some(now) { same + 1 } else { 0 };
+            before = Some(now);
         }
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
-        let mut server = self.server();
+        let mut deployment = self.deployment();
         let done = match fault {
-            ServerFault::Stop => server.stop(),
-            ServerFault::Kill => server.kill(),
-            ServerFault::Start(Data::Kept) => server.start_again(Data::Kept),
+            ServerFault::Stop => deployment.stop(),
+            ServerFault::Kill => deployment.kill(),
+            ServerFault::Start(Data::Kept) => deployment.start_again(),
             ServerFault::Start(Data::Lost) => {
-                return Err(Unsupported::by_nature(
-                    "an etcd without its data is another cluster, whose revisions begin again",
-                ));
+                return Err(Unsupported::by_nature("an etcd without its data is another cluster, whose revisions begin again"));
             }
-            ServerFault::Pause => server.pause(),
-            ServerFault::Resume => server.resume(),
-            ServerFault::RefuseUser => server.side().delete_user(USER),
-            ServerFault::Fill(Room::Data) => server.side().raise_no_space(),
-            ServerFault::Restore => server.side().disarm().and_then(|()| permit(&server)),
+            ServerFault::Pause => deployment.pause(),
+            ServerFault::Resume => deployment.resume(),
+            ServerFault::RefuseUser => deployment.side().delete_user(USER),
+            ServerFault::Fill(Room::Data) => deployment.side().raise_no_space(),
+            ServerFault::Restore => deployment.side().disarm().and_then(|()| permit(deployment.side())),
             ServerFault::ReadOnly => return Err(Unsupported::by_nature("a member forwards writes to its leader")),
             ServerFault::Fill(Room::Connections) => {
                 return Err(Unsupported::by_nature("it has no limit of connections"));
@@ -156,12 +218,13 @@ impl Fixture for EtcdFixture {
     }
 
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
-        let server = self.server();
-        let stored = Stored { side: server.side(), prefix: PREFIX };
+        let deployment = self.deployment();
+        let side = deployment.side();
+        let stored = Stored { side, prefix: PREFIX };
         let queue = stored.queue_prefix(name);
         let value = match tamper {
             Tamper::Remove => {
-                server.side().delete_all(&queue).unwrap_or_else(|error| panic!("not deleted: {error}"));
+                side.delete_all(&queue).unwrap_or_else(|error| panic!("not deleted: {error}"));
                 return Ok(());
             }
             Tamper::Corrupt => "??",
@@ -172,7 +235,7 @@ impl Fixture for EtcdFixture {
             Some(first) => (first.key, first.lease),
             None => (format!("{queue}{}", "0".repeat(32)).into_bytes(), 0),
         };
-        server.side().put(key, value, lease).unwrap_or_else(|error| panic!("not written: {error}"));
+        side.put(key, value, lease).unwrap_or_else(|error| panic!("not written: {error}"));
         Ok(())
     }
 
@@ -181,23 +244,22 @@ impl Fixture for EtcdFixture {
     }
 
     async fn record(&self, name: &LockName) -> Record {
-        Stored { side: self.server().side(), prefix: PREFIX }.record(name)
+        Stored { side: self.deployment().side(), prefix: PREFIX }.record(name)
     }
 
     async fn resource_counts(&self) -> ResourceCounts {
-        let server = self.server();
-        let counts = Stored { side: server.side(), prefix: PREFIX }.resource_counts();
-        let statistics = server.side().statistics().unwrap_or_else(|error| panic!("no statistics: {error}"));
-        let connections = server.connections().unwrap_or_else(|error| panic!("no connections: {error}"));
-        ResourceCounts { connections, other: statistics.watches(), ..counts }
+        let counts = Stored { side: self.deployment().side(), prefix: PREFIX }.resource_counts();
+        let connections = self.connections().unwrap_or_else(|error| panic!("no connections: {error}"));
+        ResourceCounts { connections, other: self.sum(|statistics| statistics.watches()), ..counts }
     }
 
     async fn served(&self) -> u64 {
-        let server = self.server();
-        let statistics = server.side().statistics().unwrap_or_else(|error| panic!("no statistics: {error}"));
         // A session is opened and closed as a connection is, and a watch is followed by a read.
         let is_about_locks =
             |method: &str| !matches!(method, "Authenticate" | "LeaseGrant" | "LeaseRevoke" | "Range" | "Watch");
-        statistics.requests().iter().filter(|(method, _)| is_about_locks(method)).map(|(_, count)| count).sum()
+        self.sum(|statistics| {
+            let requests = statistics.requests();
+            requests.iter().filter(|(method, _)| is_about_locks(method)).map(|(_, count)| count).sum()
+        })
     }
 }
