@@ -46,8 +46,8 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server and openssl. LEASEHOLD_REDIS_SERVER and LEASEHOLD_MARIADB_SERVER name other programs than
-/// redis-server and mariadbd. The number of cases that ran is compared with conformance-tests/counts.toml.
+/// The tests need redis-server, mariadb-server, etcd-server and openssl. LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER and
+/// LEASEHOLD_ETCD_SERVER name other programs than redis-server, mariadbd and etcd. The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The backends whose suite is run: memory, mysql, redis, sqlite.
@@ -95,6 +95,9 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
     ["--workspace".to_owned(), "--all-features".to_owned()].into_iter().chain(excluded).collect()
 }
 
+/// The programs that the tests of [`own`] start.
+const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::OPENSSL];
+
 /// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {
     ["--package=leasehold-simulation", "--package=leasehold-test-servers", "--package=xtask"].map(str::to_owned).into()
@@ -111,7 +114,8 @@ fn suite(backends: &[&Backend]) -> Vec<String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let whole = args.backends.is_empty();
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
-    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().collect();
+    let own_needs = if whole { OWN_NEEDS } else { &[] };
+    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).chain(own_needs).copied().collect();
     needs::provide(&needs, &args.install, "cargo xtask test")?;
 
     let metadata = metadata::read()?;
