@@ -35,7 +35,7 @@ pub(crate) const PROTOC: Need = Need { program: "protoc", package: "protobuf-com
 pub(crate) const PROTOC_INCLUDE: Need =
     Need { program: "../include/google/protobuf/descriptor.proto", package: "libprotobuf-dev", variable: None };
 
-/// For the certificates of the TLS tests: that of MySQL, and that of lock-redis, which runs with all backends.
+/// For the certificates of the TLS tests: those of MySQL and etcd, and that of lock-redis, which runs with all backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 
 /// The option `--install`.
@@ -79,7 +79,7 @@ impl Need {
 pub(crate) fn provide(needs: &[Need], install: &Install, command: &str) -> Result<()> {
     let mut missing = Vec::new();
     for need in needs {
-        if need.find()?.is_none() {
+        if need.find()?.is_none() && !missing.contains(need) {
             missing.push(*need);
         }
     }

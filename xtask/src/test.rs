@@ -105,6 +105,9 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
     ["--workspace".to_owned(), "--all-features".to_owned()].into_iter().chain(excluded).collect()
 }
 
+/// The programs that the tests of [`own`] start.
+const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::OPENSSL];
+
 /// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {
     ["--package=leasehold-simulation", "--package=leasehold-test-servers", "--package=xtask"].map(str::to_owned).into()
@@ -121,7 +124,8 @@ fn suite(backends: &[&Backend]) -> Vec<String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let whole = args.backends.is_empty();
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
-    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).copied().collect();
+    let own_needs = if whole { OWN_NEEDS } else { &[] };
+    let needs: Vec<_> = backends.iter().flat_map(|backend| backend.needs).chain(own_needs).copied().collect();
     needs::provide(&needs, &args.install, "cargo xtask test")?;
 
     let metadata = metadata::read()?;
