@@ -16,6 +16,7 @@ use crate::errors::{Failure, other_format};
 use crate::keys;
 use crate::renewal;
 use crate::session::{Session, Unconfirmed};
+use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{Entered, Entry, LeaseEpoch, Place};
 
@@ -193,7 +194,7 @@ impl Attempt<'_> {
                 let is_usable = |session: &Arc<Session>| session.ttl == ttl && !session.is_overdue(now);
                 match self.slot().sessions().into_iter().find(is_usable) {
                     Some(session) => Ok(session),
-                    None => self.inner.sessions.own(&keeper, self.core, ttl, self.until).await,
+                    None => Sessions::own(&keeper, self.core, ttl, self.until).await,
                 }
             }
             _ => self.inner.sessions.shared(&keeper, self.core, ttl, self.until).await,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use etcd_client::GetOptions;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Delivery, Extensions, LockBackend, ReleaseOutcome,
     ReleaseRequest, RenewReplies, RenewRequest,
@@ -15,6 +16,7 @@ use crate::acquire::{Attempt, revoke};
 use crate::capabilities;
 use crate::connections::{AllConnections, Connections};
 use crate::errors::Failure;
+use crate::keys::range_end;
 use crate::renewal;
 use crate::session::Session;
 use crate::sessions::Sessions;
@@ -58,7 +60,7 @@ impl EtcdBackend {
     /// # Errors
     /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
     /// - `Unavailable`: no member can be reached within [`timeout`](crate::Settings::timeout).
-    /// - `Auth`: the server refuses the user.
+    /// - `Auth`: the server refuses the user, or the user may not read the keys of locks.
     ///
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
@@ -66,7 +68,15 @@ impl EtcdBackend {
         let backend = Self::connect_lazy(url)?;
         leasehold_core::backend::require_timers()?;
         let (inner, until) = (&backend.inner, backend.inner.shared.until());
-        inner.caller()?.get(until).await.map_err(Failure::without_effect)?;
+        // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd that serves this user.
+        let prefix = inner.shared.keys.names_with("").unwrap_or_default();
+        let options = GetOptions::new().with_range(range_end(&prefix)).with_keys_only().with_limit(1);
+        let connections = inner.caller()?;
+        let read = connections.send_repeatable(until, |client| {
+            let (prefix, options) = (prefix.clone(), options.clone());
+            async move { client.kv_client().get(prefix, Some(options)).await }
+        });
+        read.await.map_err(Failure::without_effect)?;
         Ok(backend)
     }
 
@@ -195,8 +205,6 @@ impl LockBackend for EtcdBackend {
 
 impl Drop for EtcdBackend {
     fn drop(&mut self) {
-        self.inner.shared.is_stopped.send_replace(true);
-        self.inner.sessions.close();
         if let Some(task) = lock(&self.watching).take() {
             task.abort();
         }

@@ -63,11 +63,6 @@ impl Connections {
         self.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Whether the backend was dropped.
-    pub(crate) fn is_closed(&self) -> bool {
-        *self.shared.is_stopped.borrow()
-    }
-
     /// A connection. Every caller of the runtime shares it.
     pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Connection>, Failure> {
         let mut opening = {
@@ -158,7 +153,17 @@ impl Connections {
         let mut tokens_refused = 0;
         loop {
             let begin = Instant::now();
-            let connection = self.get(until).await?;
+            let connection = match self.get(until).await {
+                Ok(connection) => connection,
+                // The members may be electing a leader. Without another member, a retry is the caller's.
+                Err(failure)
+                    if self.shared.members.all().len() > 1 && failure.may_repeat() && Instant::now() < until =>
+                {
+                    sleep_until((Instant::now() + PAUSE).min(until)).await;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
             let deadline = begin.checked_add(bound).map_or(until, |attempt| attempt.min(until));
             let failure = match connection.call(request(connection.client()), deadline).await {
                 Ok(reply) => return Ok(reply),

@@ -16,6 +16,7 @@ use crate::errors::Failure;
 use crate::keys::range_end;
 use crate::mirror::Position;
 use crate::session::{Session, Unconfirmed};
+use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{self, Attached};
 
@@ -204,7 +205,7 @@ pub(crate) async fn attach(
     loop {
         let keeper = inner.keeper(core);
         let session = match key.is_fixed {
-            true => inner.sessions.own(&keeper, core, ttl, until).await?,
+            true => Sessions::own(&keeper, core, ttl, until).await?,
             false => inner.sessions.shared(&keeper, core, ttl, until).await?,
         };
         // The key must not be attached to a session that is about to end: a late copy of the request could do that, too.

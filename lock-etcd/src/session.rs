@@ -1,14 +1,14 @@
 //! One etcd lease of this client, and how it is kept alive.
 //!
 //! A keep-alive is sent only when a lease or place has to be confirmed, so a session without any ends by itself. All that wait for a
-//! confirmation share one keep-alive. It is sent by a task on the keeper's runtime, which ends when nothing is wanted any more. The stream
-//! stays open meanwhile.
+//! confirmation share one keep-alive. It is sent by a task on the keeper's runtime, which ends when nothing is wanted any more. Each
+//! keep-alive has a stream of its own: one that stays open costs a task, and can end unnoticed.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use etcd_client::{LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper};
+use etcd_client::LeaseGrantOptions;
 use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -32,7 +32,8 @@ pub(crate) struct Session {
     epoch: AtomicI64,
     /// It is not used any more.
     is_ended: AtomicBool,
-    connections: Arc<Connections>,
+    /// Those of the keeper's runtime, while the backend lives. A claim may keep its session for longer.
+    connections: Weak<Connections>,
     core: CoreHandle,
     lease: watch::Sender<Lease>,
     keeping: Mutex<Keeping>,
@@ -44,8 +45,6 @@ struct Keeping {
     wanted: Option<Wanted>,
     /// A task sends them.
     is_running: bool,
-    /// Left by the last task.
-    stream: Option<Stream>,
 }
 
 /// A confirmation that somebody waits for.
@@ -90,7 +89,7 @@ impl Session {
             ttl,
             epoch: AtomicI64::new(0),
             is_ended: AtomicBool::new(false),
-            connections: connections.clone(),
+            connections: Arc::downgrade(connections),
             core: core.clone(),
             lease: watch::Sender::new(Lease::granted(ttl_granted, sent)),
             keeping: Mutex::default(),
@@ -163,12 +162,6 @@ impl Session {
     }
 }
 
-struct Stream {
-    connection: Arc<Connection>,
-    keeper: LeaseKeeper,
-    replies: LeaseKeepAliveStream,
-}
-
 /// Sending keep-alives.
 impl Session {
     /// Has a keep-alive sent, unless the lease is confirmed already.
@@ -181,46 +174,39 @@ impl Session {
         let former = keeping.wanted.unwrap_or(wanted);
         keeping.wanted = Some(Wanted { since: former.since.max(since), until: former.until.max(until) });
         if !std::mem::replace(&mut keeping.is_running, true) {
-            self.core.keeper_runtime().spawn(self.clone().run(keeping.stream.take()));
+            self.core.keeper_runtime().spawn(self.clone().run());
         }
     }
 
-    async fn run(self: Arc<Self>, mut stream: Option<Stream>) {
+    async fn run(self: Arc<Self>) {
+        let Some(connections) = self.connections.upgrade() else { return };
         loop {
             let wanted = {
                 let mut keeping = lock(&self.keeping);
                 let Some(wanted) = keeping.wanted.take() else {
                     keeping.is_running = false;
-                    // After the backend was dropped, nobody would close it.
-                    keeping.stream = stream.filter(|_| !self.connections.is_closed());
                     return;
                 };
                 wanted
             };
-            self.keep(&mut stream, wanted).await;
+            self.keep(&connections, wanted).await;
         }
     }
 
-    /// Closes the stream. A claim may keep its session for longer than the backend.
-    pub(crate) fn close(&self) {
-        lock(&self.keeping).stream = None;
-    }
-
     /// Sends keep-alives until one has a reply, for as long as the confirmation is wanted.
-    async fn keep(&self, stream: &mut Option<Stream>, wanted: Wanted) {
+    async fn keep(&self, connections: &Arc<Connections>, wanted: Wanted) {
         let Wanted { since, until } = wanted;
         while matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
             let begin = Instant::now();
-            let attempt = (begin + self.connections.shared.attempt()).min(until);
+            let attempt = (begin + connections.shared.attempt()).min(until);
             let sent = self.core.stamp();
-            let failure = match self.keep_alive(stream, attempt).await {
+            let failure = match self.keep_alive(connections, attempt).await {
                 Ok(ttl) => {
                     self.lease.send_modify(|lease| lease.kept_alive(ttl, sent));
                     continue;
                 }
                 Err(failure) => failure,
             };
-            *stream = None;
             if Instant::now() + PAUSE >= until {
                 let error = leasehold_core::Error::from(failure);
                 self.lease.send_modify(|lease| lease.failed(since, error));
@@ -231,59 +217,34 @@ impl Session {
     }
 
     /// One keep-alive. Returns the ttl, or `None` if there is no such lease.
-    async fn keep_alive(&self, stream: &mut Option<Stream>, until: Instant) -> Result<Option<Duration>, Failure> {
-        if let Some(open) = stream.as_mut().filter(|open| !open.connection.is_closed()) {
-            let exchanged = timeout_at(until, async {
-                open.keeper.keep_alive().await.map_err(Failure::of)?;
-                open.replies.message().await.map_err(Failure::of)
-            });
-            let failure = match exchanged.await {
-                Ok(Ok(Some(reply))) => {
-                    open.connection.note_reply();
-                    return Ok(seconds_of(reply.ttl()));
-                }
-                // The member has ended the stream.
-                Ok(Ok(None)) => Failure::Elsewhere(leasehold_core::Error::new(
-                    leasehold_core::ErrorKind::Unavailable,
-                    "the member has ended the keep-alives",
-                )),
-                Ok(Err(Failure::NoLease)) => return Ok(None),
-                Ok(Err(failure)) => failure,
-                Err(_) => Failure::TimedOut,
-            };
-            self.failed(&open.connection, &failure);
-            return Err(failure);
-        }
-        let connection = self.connections.get(until).await?;
+    async fn keep_alive(&self, connections: &Arc<Connections>, until: Instant) -> Result<Option<Duration>, Failure> {
+        let connection = connections.get(until).await?;
         let mut client = connection.client().lease_client();
-        match timeout_at(until, client.keep_alive(self.id)).await.map_err(|_| Failure::TimedOut) {
-            Ok(Ok((keeper, replies))) => {
+        // The call ends with the first reply, whose ttl is that of the grant.
+        let failure = match timeout_at(until, client.keep_alive(self.id)).await {
+            Ok(Ok(_)) => {
                 connection.note_reply();
-                *stream = Some(Stream { connection, keeper, replies });
-                // The first reply has confirmed the ttl that was granted.
-                Ok(Some(self.lease.borrow().newest().0))
+                return Ok(Some(self.lease.borrow().newest().0));
             }
-            Ok(Err(error)) => match Failure::of(error) {
-                Failure::NoLease => Ok(None),
-                failure => {
-                    self.failed(&connection, &failure);
-                    Err(failure)
-                }
-            },
-            Err(failure) => {
-                self.failed(&connection, &failure);
+            Ok(Err(error)) => Failure::of(error),
+            Err(_) => Failure::TimedOut,
+        };
+        match failure {
+            Failure::NoLease => Ok(None),
+            failure => {
+                failed(connections, &connection, &failure);
                 Err(failure)
             }
         }
     }
+}
 
-    /// A member that answers no keep-alive is not used any more.
-    fn failed(&self, connection: &Connection, failure: &Failure) {
-        if matches!(failure, Failure::TimedOut) {
-            connection.close();
-        }
-        self.connections.failed(connection, failure);
+/// A member that answers no keep-alive is not used any more.
+fn failed(connections: &Connections, connection: &Connection, failure: &Failure) {
+    if matches!(failure, Failure::TimedOut) {
+        connection.close();
     }
+    connections.failed(connection, failure);
 }
 
 /// The ttl of a reply; `None` for a lease that does not exist.

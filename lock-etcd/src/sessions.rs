@@ -1,7 +1,7 @@
 //! The sessions of one client: one for each ttl, which its claims share, and one for each fixed lease.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{CoreHandle, Stamp};
@@ -16,14 +16,9 @@ use crate::shared::lock;
 
 type Outcome = Option<Result<Arc<Session>, Failure>>;
 
-/// The sessions.
+/// The shared sessions, by their ttls.
 #[derive(Default)]
-pub(crate) struct Sessions {
-    /// The shared ones, by their ttls.
-    shared: Mutex<HashMap<Duration, Entry>>,
-    /// All that claims may still have.
-    all: Mutex<Vec<Weak<Session>>>,
-}
+pub(crate) struct Sessions(Mutex<HashMap<Duration, Entry>>);
 
 enum Entry {
     Open(Arc<Session>),
@@ -40,7 +35,7 @@ impl Sessions {
         until: Instant,
     ) -> Result<Arc<Session>, Failure> {
         let mut opening = {
-            let (mut sessions, now) = (lock(&self.shared), core.stamp());
+            let (mut sessions, now) = (lock(&self.0), core.stamp());
             match sessions.get(&ttl) {
                 Some(Entry::Open(session)) if !session.is_overdue(now) => return Ok(session.clone()),
                 Some(Entry::Opening(opening)) if is_live(opening) => opening.clone(),
@@ -57,11 +52,10 @@ impl Sessions {
             }
         };
         let outcome = wait(&mut opening, until).await?;
-        let (mut sessions, session) = (lock(&self.shared), outcome);
+        let (mut sessions, session) = (lock(&self.0), outcome);
         if let Some(Entry::Opening(known)) = sessions.get(&ttl)
             && known.same_channel(&opening)
         {
-            self.add(&session);
             sessions.insert(ttl, Entry::Open(session.clone()));
         }
         Ok(session)
@@ -69,7 +63,7 @@ impl Sessions {
 
     /// The shared session with this ttl, if there is one.
     pub(crate) fn existing(&self, ttl: Duration, now: Stamp) -> Option<Arc<Session>> {
-        match lock(&self.shared).get(&ttl) {
+        match lock(&self.0).get(&ttl) {
             Some(Entry::Open(session)) if !session.is_overdue(now) => Some(session.clone()),
             _ => None,
         }
@@ -77,34 +71,18 @@ impl Sessions {
 
     /// A session for one claim alone.
     pub(crate) async fn own(
-        &self,
         connections: &Arc<Connections>,
         core: &CoreHandle,
         ttl: Duration,
         until: Instant,
     ) -> Result<Arc<Session>, Failure> {
-        let session = wait(&mut open(connections, core, ttl), until).await?;
-        self.add(&session);
-        Ok(session)
-    }
-
-    fn add(&self, session: &Arc<Session>) {
-        let mut all = lock(&self.all);
-        if all.len() == all.capacity() {
-            all.retain(|session| session.strong_count() > 0);
-        }
-        all.push(Arc::downgrade(session));
-    }
-
-    /// Closes the streams of all sessions.
-    pub(crate) fn close(&self) {
-        lock(&self.all).iter().filter_map(Weak::upgrade).for_each(|session| session.close());
+        wait(&mut open(connections, core, ttl), until).await
     }
 
     /// Does not use this session any more: the server has ended it.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
         session.end();
-        let mut sessions = lock(&self.shared);
+        let mut sessions = lock(&self.0);
         if let Some(Entry::Open(known)) = sessions.get(&session.ttl)
             && Arc::ptr_eq(known, session)
         {

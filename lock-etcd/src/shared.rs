@@ -4,7 +4,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::backend::Attachment;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::keys::Keys;
@@ -20,22 +19,13 @@ pub(crate) struct Shared {
     pub(crate) members: Members,
     pub(crate) user: Option<(String, String)>,
     pub(crate) core: Attachment,
-    /// The backend was dropped.
-    pub(crate) is_stopped: watch::Sender<bool>,
 }
 
 impl Shared {
     pub(crate) fn new(target: Target, settings: Settings) -> Self {
         let Target { members, user } = target;
         let keys = Keys::new(&settings.prefix);
-        Self {
-            settings,
-            keys,
-            members: Members::new(members),
-            user,
-            core: Attachment::new(),
-            is_stopped: watch::Sender::new(false),
-        }
+        Self { settings, keys, members: Members::new(members), user, core: Attachment::new() }
     }
 
     /// The deadline of a call that starts now.

@@ -62,7 +62,11 @@ pub(super) trait MembersPath: Send + Sync + 'static {
 
     fn heal(&self);
 
+    /// Delivers held requests. The ends of their connections stay held, because the server cancels what it has read when it reads an end.
     fn deliver(&self);
+
+    /// The servers have processed what was delivered.
+    fn delivered(&self);
 
     fn wrap(&self, backend: Arc<EtcdBackend>, route: Route) -> Arc<dyn LockBackend>;
 
@@ -94,7 +98,8 @@ impl<D: Deployment> EtcdFixture<D> {
     fn sum(&self, of: impl Fn(&leasehold_test_servers::EtcdStatistics) -> u64) -> u64 {
         let deployment = self.deployment();
         let members = deployment.members().into_iter();
-        let statistics = members.map(|member| member.side().statistics().unwrap_or_else(|error| panic!("none: {error}")));
+        let statistics =
+            members.map(|member| member.side().statistics().unwrap_or_else(|error| panic!("none: {error}")));
         statistics.map(|statistics| of(&statistics)).sum()
     }
 }
@@ -140,7 +145,9 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
     }
 
     async fn backend_with_retention(&self, _retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
-        Err(Unsupported::because("the record of a free lock is gone with its last key: tokens are revisions of the store"))
+        Err(Unsupported::because(
+            "the record of a free lock is gone with its last key: tokens are revisions of the store",
+        ))
     }
 
     fn secrets(&self) -> Vec<String> {
@@ -188,6 +195,7 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
             same = if unread == 0 && before == Some(now) { same + 1 } else { 0 };
             before = Some(now);
         }
+        self.path.delivered();
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
@@ -197,7 +205,9 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
             ServerFault::Kill => deployment.kill(),
             ServerFault::Start(Data::Kept) => deployment.start_again(),
             ServerFault::Start(Data::Lost) => {
-                return Err(Unsupported::by_nature("an etcd without its data is another cluster, whose revisions begin again"));
+                return Err(Unsupported::by_nature(
+                    "an etcd without its data is another cluster, whose revisions begin again",
+                ));
             }
             ServerFault::Pause => deployment.pause(),
             ServerFault::Resume => deployment.resume(),

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use leasehold::etcd::EtcdBackend;
-use leasehold_conformance::harness::TcpPath;
+use leasehold_conformance::harness::{Fault, Reach, TcpPath};
 use leasehold_conformance::{Data, PathFault, Route};
 use leasehold_core::backend::LockBackend;
 use leasehold_test_servers::{EtcdServer, EtcdSettings, EtcdSide};
@@ -69,7 +69,14 @@ impl MembersPath for TcpPath {
     }
 
     fn deliver(&self) {
+        self.proxy().apply_to(Fault::HalfOpen, Reach::Open);
         Self::deliver(self);
+    }
+
+    fn delivered(&self) {
+        if !Self::is_broken(self, Route::Faulty) {
+            self.proxy().heal();
+        }
     }
 
     fn wrap(&self, backend: Arc<EtcdBackend>, route: Route) -> Arc<dyn LockBackend> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::etcd::EtcdBackend;
-use leasehold_conformance::harness::TcpPath;
+use leasehold_conformance::harness::{Fault, Reach, TcpPath};
 use leasehold_conformance::{Data, PathFault, Route};
 use leasehold_core::backend::LockBackend;
 use leasehold_test_servers::{EtcdCluster, EtcdServer, EtcdSettings, EtcdSide};
@@ -68,7 +68,8 @@ impl Paths {
 
 impl MembersPath for Paths {
     fn hosts(&self, route: Route) -> String {
-        let hosts: Vec<_> = self.members.iter().map(|path| path.addr(route)).map(|addr: SocketAddr| addr.to_string()).collect();
+        let hosts: Vec<_> =
+            self.members.iter().map(|path| path.addr(route)).map(|addr: SocketAddr| addr.to_string()).collect();
         hosts.join(",")
     }
 
@@ -87,7 +88,16 @@ impl MembersPath for Paths {
     }
 
     fn deliver(&self) {
-        self.each(TcpPath::deliver);
+        self.each(|path| {
+            path.proxy().apply_to(Fault::HalfOpen, Reach::Open);
+            path.deliver();
+        });
+    }
+
+    fn delivered(&self) {
+        if !self.is_broken.load(Ordering::Acquire) {
+            self.each(|path| path.proxy().heal());
+        }
     }
 
     fn wrap(&self, backend: Arc<EtcdBackend>, route: Route) -> Arc<dyn LockBackend> {
