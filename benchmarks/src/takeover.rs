@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use leasehold_conformance::harness::{ChildProcess, LagMonitor};
-use leasehold_core::KeeperRuntime;
+use leasehold_core::{KeeperRuntime, LockClient};
+use leasehold_etcd::EtcdBackend;
 use leasehold_test_servers::RedisSettings;
 
 use crate::peers;
@@ -113,7 +114,10 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
     let ttl = Duration::from_millis(ttl.parse()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = peers::client(url, KeeperRuntime::OwnThread).await?;
+        let client = match url.starts_with("etcd") {
+            true => LockClient::new(EtcdBackend::connect(url).await?),
+            false => peers::client(url, KeeperRuntime::OwnThread).await?,
+        };
         let guard = client.lock(name).ttl(ttl).acquire().await?;
         println!("held");
         std::io::stdout().flush()?;

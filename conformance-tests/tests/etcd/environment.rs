@@ -89,6 +89,15 @@ impl StoreUnderTest for Environment {
         }
     }
 
+    /// The shortest ttl is a second.
+    fn kill_pause(&self) -> Duration {
+        Duration::from_millis(2_500)
+    }
+
+    fn ends_lost_leases(&self) -> bool {
+        true
+    }
+
     fn lag_monitor(&self) -> &LagMonitor {
         &self.lag_monitor
     }

@@ -53,6 +53,16 @@ pub(crate) trait StoreUnderTest {
     /// Measures how late the machine is.
     fn lag_monitor(&self) -> &LagMonitor;
 
+    /// The pause between two kills: in it, what a killed process has left at the store ends.
+    fn kill_pause(&self) -> Duration {
+        Duration::from_millis(700)
+    }
+
+    /// Whether a client ends a lease at the store that it has lost by its clock, because other leases keep it alive.
+    fn ends_lost_leases(&self) -> bool {
+        false
+    }
+
     /// The URL of the lock holders.
     fn url(&self) -> String {
         with_call(&self.store())
