@@ -314,7 +314,8 @@ pub(crate) fn revoke(inner: &Arc<Inner>, core: &CoreHandle, session: &Arc<Sessio
     session.end();
     let (keeper, until, id) = (inner.keeper(core), inner.shared.until(), session.id);
     core.keeper_runtime().spawn(async move {
-        let _ = keeper.send_repeatable(until, |client| async move { client.lease_client().revoke(id).await }).await;
+        let _ =
+            keeper.send_repeatable(until, move |client| async move { client.lease_client().revoke(id).await }).await;
     });
 }
 

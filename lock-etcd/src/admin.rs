@@ -38,7 +38,7 @@ impl Leases {
         }
         let reply = self
             .connections
-            .send_repeatable(until, |client| async move { client.lease_client().time_to_live(lease, None).await });
+            .send_repeatable(until, move |client| async move { client.lease_client().time_to_live(lease, None).await });
         let reply = reply.await?;
         // A key outlives its lease by a moment.
         let seconds = u64::try_from(reply.ttl()).map_or(0, |left| left + 1);
@@ -65,8 +65,9 @@ impl EtcdBackend {
         options: GetOptions,
         until: Instant,
     ) -> Result<GetResponse, Failure> {
-        let reply = connections.send_repeatable(until, |client| {
-            let (key, options) = (key.to_owned(), options.clone());
+        let key = key.to_owned();
+        let reply = connections.send_repeatable(until, move |client| {
+            let (key, options) = (key.clone(), options.clone());
             async move { client.kv_client().get(key, Some(options)).await }
         });
         reply.await

@@ -72,7 +72,7 @@ impl EtcdBackend {
         let prefix = inner.shared.keys.names_with("").unwrap_or_default();
         let options = GetOptions::new().with_range(range_end(&prefix)).with_keys_only().with_limit(1);
         let connections = inner.caller()?;
-        let read = connections.send_repeatable(until, |client| {
+        let read = connections.send_repeatable(until, move |client| {
             let (prefix, options) = (prefix.clone(), options.clone());
             async move { client.kv_client().get(prefix, Some(options)).await }
         });

@@ -9,7 +9,7 @@ use leasehold_core::backend::PerRuntime;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::connection::Connection;
@@ -123,63 +123,123 @@ impl Connections {
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
         T: Send + 'static,
     {
-        self.attempts(until, Failure::may_repeat, Duration::MAX, request).await
-    }
-
-    /// Sends a request that has the same effect when it is repeated, or none. Another member is tried after a part of the bound.
-    pub(crate) async fn send_repeatable<T, F>(
-        self: &Arc<Self>,
-        until: Instant,
-        request: impl Fn(Client) -> F,
-    ) -> Result<T, Failure>
-    where
-        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.attempts(until, Failure::may_try_another, self.shared.attempt(), request).await
-    }
-
-    async fn attempts<T, F>(
-        self: &Arc<Self>,
-        until: Instant,
-        may_try_again: fn(&Failure) -> bool,
-        bound: Duration,
-        request: impl Fn(Client) -> F,
-    ) -> Result<T, Failure>
-    where
-        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
-        T: Send + 'static,
-    {
         let mut tokens_refused = 0;
         loop {
-            let begin = Instant::now();
             let connection = match self.get(until).await {
                 Ok(connection) => connection,
                 // The members may be electing a leader. Without another member, a retry is the caller's.
-                Err(failure)
-                    if self.shared.members.all().len() > 1 && failure.may_repeat() && Instant::now() < until =>
-                {
-                    sleep_until((Instant::now() + PAUSE).min(until)).await;
+                Err(failure) if self.has_others() && failure.may_repeat() && Instant::now() < until => {
+                    pause(until).await;
                     continue;
                 }
                 Err(failure) => return Err(failure),
             };
-            let deadline = begin.checked_add(bound).map_or(until, |attempt| attempt.min(until));
-            let failure = match connection.call(request(connection.client()), deadline).await {
+            let failure = match connection.call(request(connection.client()), until).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
             self.failed(&connection, &failure);
-            if matches!(failure, Failure::Token(_)) {
-                tokens_refused += 1;
-            }
-            if !may_try_again(&failure) || tokens_refused > 1 || Instant::now() >= until {
+            tokens_refused += u32::from(matches!(failure, Failure::Token(_)));
+            if !failure.may_repeat() || tokens_refused > 1 || Instant::now() >= until {
                 return Err(failure);
             }
-            if failure.may_repeat() {
-                sleep_until((Instant::now() + PAUSE).min(until)).await;
+            pause(until).await;
+        }
+    }
+
+    /// Sends a request that has the same effect when it is repeated, or none. If a member does not reply soon, the next one is asked as well:
+    /// the first reply counts. So a slow path is no fault, and a member that is paused is a short delay.
+    pub(crate) async fn send_repeatable<T, F, R>(self: &Arc<Self>, until: Instant, request: R) -> Result<T, Failure>
+    where
+        R: Fn(Client) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut attempts = JoinSet::new();
+        let (mut asked, mut last) = (0, None);
+        loop {
+            let begin = Instant::now();
+            let ask = |attempts: &mut JoinSet<_>, nth: usize| {
+                let (this, request) = (self.clone(), request.clone());
+                attempts.spawn(async move { this.attempt(nth, until, request).await });
+            };
+            ask(&mut attempts, asked);
+            asked += 1;
+            let next = match asked < self.shared.members.all().len() {
+                true => (begin + self.shared.attempt()).min(until),
+                false => until,
+            };
+            loop {
+                tokio::select! {
+                    ended = attempts.join_next(), if !attempts.is_empty() => match ended {
+                        Some(Ok(Ok((connection, reply)))) => {
+                            self.adopt(connection);
+                            return Ok(reply);
+                        }
+                        Some(Ok(Err(failure))) if !failure.may_try_another() => return Err(failure),
+                        Some(Ok(Err(failure))) => last = Some(failure),
+                        // The runtime shuts down.
+                        Some(Err(_)) | None => return Err(Failure::TimedOut),
+                    },
+                    () = sleep_until(next), if !attempts.is_empty() => break,
+                    else => break,
+                }
+            }
+            if Instant::now() >= until
+                || (attempts.is_empty() && !self.has_others() && last.as_ref().is_some_and(is_not_sent))
+            {
+                return Err(last.unwrap_or(Failure::TimedOut));
+            }
+            if attempts.is_empty() {
+                asked = 0;
+                pause(until).await;
             }
         }
+    }
+
+    /// Asks one member: the present one, or the `nth` after it.
+    async fn attempt<T, F, R>(
+        self: &Arc<Self>,
+        nth: usize,
+        until: Instant,
+        request: R,
+    ) -> Result<(Arc<Connection>, T), Failure>
+    where
+        R: Fn(Client) -> F,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut is_refused = false;
+        loop {
+            let connection = match self.shared.members.order().nth(nth).filter(|_| nth > 0) {
+                Some(member) => Arc::new(Connection::open(&self.shared, member, until).await?),
+                None => self.get(until).await?,
+            };
+            match connection.call(request(connection.client()), until).await {
+                Ok(reply) => return Ok((connection, reply)),
+                Err(failure) => {
+                    self.failed(&connection, &failure);
+                    if !matches!(failure, Failure::Token(_)) || std::mem::replace(&mut is_refused, true) {
+                        return Err(failure);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stays with the connection that served a request.
+    fn adopt(&self, connection: Arc<Connection>) {
+        let mut state = lock(&self.state);
+        if state.current.as_ref().is_none_or(|current| !Arc::ptr_eq(current, &connection)) {
+            self.shared.members.prefer(connection.member);
+            if let Some(former) = state.current.replace(connection) {
+                former.close();
+            }
+        }
+    }
+
+    fn has_others(&self) -> bool {
+        self.shared.members.all().len() > 1
     }
 
     /// A request or a stream on this connection failed.
@@ -199,22 +259,42 @@ impl Drop for Connections {
     }
 }
 
-/// Connects to the first member that can be reached.
+async fn pause(until: Instant) {
+    sleep_until((Instant::now() + PAUSE).min(until)).await;
+}
+
+fn is_not_sent(failure: &Failure) -> bool {
+    matches!(failure, Failure::NotSent(_))
+}
+
+/// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.
 async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
     let until = shared.until();
-    let mut last = None;
-    for member in shared.members.order() {
-        let attempt = (Instant::now() + shared.attempt()).min(until);
-        match Connection::open(shared, member, attempt).await {
-            Ok(connection) => {
-                shared.members.prefer(member);
-                return Ok(Arc::new(connection));
-            }
-            Err(failure @ Failure::Refused(_)) => return Err(failure),
-            Err(failure) => last = Some(failure),
+    let (mut attempts, mut last) = (JoinSet::new(), None);
+    let mut members = shared.members.order();
+    loop {
+        if let Some(member) = members.next() {
+            let shared = shared.clone();
+            attempts.spawn(async move { Connection::open(&shared, member, until).await });
+        }
+        let next = Instant::now() + shared.attempt();
+        tokio::select! {
+            ended = attempts.join_next() => match ended {
+                Some(Ok(Ok(connection))) => {
+                    shared.members.prefer(connection.member);
+                    return Ok(Arc::new(connection));
+                }
+                Some(Ok(Err(failure @ Failure::Refused(_)))) => return Err(failure),
+                Some(Ok(Err(failure))) => last = Some(failure),
+                Some(Err(_)) => {}
+                None => {
+                    let none = || Failure::NotSent(Error::new(ErrorKind::Unavailable, "the URL names no host"));
+                    return Err(last.unwrap_or_else(none));
+                }
+            },
+            () = sleep_until(next) => {}
         }
     }
-    Err(last.unwrap_or_else(|| Failure::NotSent(Error::new(ErrorKind::Unavailable, "the URL names no host"))))
 }
 
 /// The connections of all runtimes that call the backend.

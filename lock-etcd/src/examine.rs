@@ -118,7 +118,7 @@ impl EtcdBackend {
         let until = self.inner.shared.until();
         let listed = async {
             let connections = self.inner.caller().map_err(Failure::NotSent)?;
-            let list = connections.send_repeatable(until, |client| async move {
+            let list = connections.send_repeatable(until, move |client| async move {
                 client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
             });
             list.await
@@ -142,7 +142,7 @@ impl EtcdBackend {
             let connections = self.inner.caller().map_err(Failure::NotSent)?;
             let prefix = self.inner.shared.keys.names_with("").unwrap_or_default();
             let options = GetOptions::new().with_range(range_end(&prefix)).with_count_only();
-            let count = connections.send_repeatable(until, |client| {
+            let count = connections.send_repeatable(until, move |client| {
                 let (prefix, options) = (prefix.clone(), options.clone());
                 async move { client.kv_client().get(prefix, Some(options)).await }
             });

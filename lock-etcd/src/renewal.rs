@@ -270,7 +270,7 @@ async fn read(
         gets.push(TxnOp::get(queue, Some(first)));
     }
     let txn = Txn::new().and_then(gets);
-    let reply = connections.send_repeatable(until, |client| {
+    let reply = connections.send_repeatable(until, move |client| {
         let txn = txn.clone();
         async move { client.kv_client().txn(txn).await }
     });

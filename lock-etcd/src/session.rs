@@ -11,17 +11,13 @@ use std::time::Duration;
 use etcd_client::LeaseGrantOptions;
 use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::capabilities::SECOND;
-use crate::connection::Connection;
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::lease::{Known, Lease};
 use crate::shared::lock;
-
-/// The pause before a keep-alive is repeated that no member answered.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// An etcd lease, to which the keys of claims are attached.
 pub(crate) struct Session {
@@ -73,8 +69,9 @@ impl Session {
     ) -> Result<Arc<Self>, Failure> {
         let seconds = i64::try_from(ttl.as_nanos().div_ceil(SECOND.as_nanos())).unwrap_or(i64::MAX);
         // Each attempt has a number of its own: an attempt without a reply leaves a lease without keys, which ends by itself.
-        let granted = connections.send_repeatable(until, |client| {
-            let core = core.clone();
+        let clock = core.clone();
+        let granted = connections.send_repeatable(until, move |client| {
+            let core = clock.clone();
             async move {
                 let id = rand::random_range(1..i64::MAX);
                 let now = core.stamp();
@@ -193,58 +190,23 @@ impl Session {
         }
     }
 
-    /// Sends keep-alives until one has a reply, for as long as the confirmation is wanted.
-    async fn keep(&self, connections: &Arc<Connections>, wanted: Wanted) {
-        let Wanted { since, until } = wanted;
-        while matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
-            let begin = Instant::now();
-            let attempt = (begin + connections.shared.attempt()).min(until);
-            let sent = self.core.stamp();
-            let failure = match self.keep_alive(connections, attempt).await {
-                Ok(ttl) => {
-                    self.lease.send_modify(|lease| lease.kept_alive(ttl, sent));
-                    continue;
-                }
-                Err(failure) => failure,
-            };
-            if Instant::now() + PAUSE >= until {
+    /// Sends a keep-alive, for as long as the confirmation is wanted.
+    async fn keep(&self, connections: &Arc<Connections>, Wanted { since, until }: Wanted) {
+        let (id, clock) = (self.id, self.core.clone());
+        let kept = connections.send_repeatable(until, move |client| {
+            let sent = clock.stamp();
+            // The call ends with the first reply.
+            async move { client.lease_client().keep_alive(id).await.map(|_| sent) }
+        });
+        match kept.await {
+            Ok(sent) => self.lease.send_modify(|lease| lease.kept_alive(Some(lease.newest().0), sent)),
+            Err(Failure::NoLease) => self.lease.send_modify(|lease| lease.kept_alive(None, since)),
+            Err(failure) => {
                 let error = leasehold_core::Error::from(failure);
                 self.lease.send_modify(|lease| lease.failed(since, error));
-                return;
-            }
-            sleep_until((begin + PAUSE).min(until)).await;
-        }
-    }
-
-    /// One keep-alive. Returns the ttl, or `None` if there is no such lease.
-    async fn keep_alive(&self, connections: &Arc<Connections>, until: Instant) -> Result<Option<Duration>, Failure> {
-        let connection = connections.get(until).await?;
-        let mut client = connection.client().lease_client();
-        // The call ends with the first reply, whose ttl is that of the grant.
-        let failure = match timeout_at(until, client.keep_alive(self.id)).await {
-            Ok(Ok(_)) => {
-                connection.note_reply();
-                return Ok(Some(self.lease.borrow().newest().0));
-            }
-            Ok(Err(error)) => Failure::of(error),
-            Err(_) => Failure::TimedOut,
-        };
-        match failure {
-            Failure::NoLease => Ok(None),
-            failure => {
-                failed(connections, &connection, &failure);
-                Err(failure)
             }
         }
     }
-}
-
-/// A member that answers no keep-alive is not used any more.
-fn failed(connections: &Connections, connection: &Connection, failure: &Failure) {
-    if matches!(failure, Failure::TimedOut) {
-        connection.close();
-    }
-    connections.failed(connection, failure);
 }
 
 /// The ttl of a reply; `None` for a lease that does not exist.

@@ -129,7 +129,7 @@ impl Watcher {
     }
 
     async fn open(&self, connections: &Arc<Connections>, first: (i64, String)) -> Result<WatchStream, ()> {
-        let until = Instant::now() + connections.shared.attempt();
+        let until = connections.shared.until();
         let connection = connections.get(until).await.map_err(drop)?;
         WatchStream::open(connection, first, until).await.map_err(|(connection, failure)| {
             broken(connections, &connection, &failure);
@@ -262,8 +262,9 @@ async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i6
     let options = |queue: &str| GetOptions::new().with_range(range_end(queue)).with_keys_only();
     let places = |get: &GetResponse| get.kvs().iter().map(|kv| (kv.key().to_vec(), kv.create_revision())).collect();
     if let [queue] = &queues[..] {
-        let get = connections.send_repeatable(until, |client| {
-            let (queue, options) = (queue.clone(), options(queue));
+        let queue = queue.clone();
+        let get = connections.send_repeatable(until, move |client| {
+            let (queue, options) = (queue.clone(), options(&queue));
             async move {
                 client.kv_client().max_decoding_message_size(Connection::max_reply()).get(queue, Some(options)).await
             }
@@ -274,7 +275,7 @@ async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i6
     }
     let gets: Vec<_> = queues.iter().map(|queue| TxnOp::get(queue.as_str(), Some(options(queue)))).collect();
     let txn = Txn::new().and_then(gets);
-    let reply = connections.send_repeatable(until, |client| {
+    let reply = connections.send_repeatable(until, move |client| {
         let txn = txn.clone();
         async move { client.kv_client().max_decoding_message_size(Connection::max_reply()).txn(txn).await }
     });
