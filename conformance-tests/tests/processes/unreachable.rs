@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
+use leasehold_core::backend::TtlScope;
 
 use super::environment::{
     CALL, Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
@@ -113,6 +114,10 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
         Duration::ZERO => {
             let late = LOSS_SLACK + environment.lag_monitor().allowance();
             (Duration::from_micros(at).saturating_sub(late), Duration::from_micros(at) + CALL)
+        }
+        // The session would keep the lease, so the client releases it. That request arrives.
+        _ if environment.ttl_scope() == TtlScope::Session => {
+            (Duration::from_micros(at), Duration::from_micros(at) + TTL)
         }
         // Its renewals arrived, so the server grants the lock later, and then at once.
         _ => environment.lease_ends(),

@@ -198,8 +198,9 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
     let once = cost("once").await;
     fixture.path(PathFault::Double).await;
     let twice = cost("twice").await;
-    if ann.capabilities().ttl_scope == TtlScope::Connection {
-        // The client answers the second release of a claim whose connection has ended.
+    if ann.capabilities().ttl_scope != TtlScope::Lease {
+        // The client answers the second release of a claim whose connection has ended, and confirms the session of a claim that is
+        // granted again.
         assert!(twice > once, "{WHAT}: {once} requests without it, {twice} with it");
         return;
     }

@@ -1,0 +1,16 @@
+//! Leasehold on real etcd servers: the suite on one member, for a user with the least permissions, and then the tests that are specific to
+//! etcd.
+
+mod etcd {
+    #[expect(dead_code, reason = "only the tests of three members measure time")]
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fixture;
+    mod one_member;
+    mod queues;
+    mod stored;
+    mod support;
+    mod tls;
+
+    leasehold_conformance::suite!(one_member::OneMember);
+}

@@ -1,0 +1,31 @@
+//! Real etcd servers: every function of the starter has its effect, within a bound.
+
+mod cluster;
+mod operator;
+mod server;
+mod stored;
+mod tls;
+mod users;
+
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::harness::LagMonitor;
+
+/// Runs `call`, which may take as long as this on an idle machine.
+fn within<T>(bound: Duration, call: impl FnOnce() -> T) -> T {
+    let lag_monitor = LagMonitor::start();
+    let start = Instant::now();
+    let result = call();
+    let (took, allowed) = (start.elapsed(), bound + lag_monitor.allowance());
+    assert!(took <= allowed, "it took {took:?}, and {allowed:?} are allowed");
+    result
+}
+
+/// Waits until `condition` is true, at most for this time.
+fn wait_until(bound: Duration, condition: impl Fn() -> bool) {
+    within(bound, || {
+        while !condition() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
