@@ -90,6 +90,9 @@ pub trait Fixture: Send + Sync + 'static {
     async fn deliver(&self);
 
     /// Injects or ends a fault of the server.
+    ///
+    /// # Errors
+    /// [`Unsupported::because`] if the backend cannot have the fault, [`Unsupported::withheld`] if the server is not the fixture's own.
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported>;
 
     /// Changes the server's record of a lock without its clients.

@@ -1,6 +1,6 @@
-//! Compares the scripts of Redis and the statements of MySQL with the record of the memory store, which the model checks exhaustively. A test runs random
-//! sequences of acquires, renewals, releases, withdraws and clock steps on both, and compares every reply, every push and the state
-//! after every step.
+//! Compares the scripts of Redis and the statements of MySQL with the record of the memory store, which the model checks exhaustively. A test
+//! runs random sequences of acquires, renewals, releases, withdraws and clock steps on both, and compares every reply, every push and the
+//! state after every step. With `SELECT … FOR UPDATE` connections end and leases are broken instead of clock steps.
 //!
 //! A sequence is one seed: `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --features mysql,redis --test same_rules keeps`
 

@@ -402,3 +402,36 @@ pub(crate) const LOCK_HELD: Sized = sized!(lock_held);
 
 /// The names of locks that have a row, whether each is held, and its last token. Binds names.
 pub(crate) const POLL: Sized = sized!(poll);
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// What only some versions of MySQL or MariaDB have.
+    const NOT_PORTABLE: [&str; 7] =
+        ["RETURNING", "VALUES(", " AS new", "FOR SHARE", "MD5(", "NOWAIT", "MAX_EXECUTION_TIME"];
+
+    fn check(folder: &Path, checked: &mut usize) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                check(&path, checked);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap().lines();
+            for line in code.filter(|line| !line.trim_start().starts_with("//") && !line.starts_with("--")) {
+                let found = NOT_PORTABLE.iter().find(|word| line.contains(**word));
+                assert!(found.is_none(), "{} has {found:?}: {line}", path.display());
+                *checked += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn the_sql_is_that_of_every_supported_server() {
+        let mut checked = 0;
+        check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut checked);
+        assert!(checked > 2_000, "{checked} lines");
+    }
+}

@@ -36,13 +36,14 @@ async fn until_refused(client: &LockClient) -> Vec<LockGuard> {
     taken
 }
 
-/// Renewals and releases of held locks need no room. When there is room again, locks are granted again.
+/// Renewals and releases of held locks need no room, nor do grants of locks that have rows. When there is room again, locks are granted again.
 async fn on_a_full_disk(fixture: &MySqlFixture) {
     let (ann, bob) = (client(fixture, TTL).await, client(fixture, TTL).await);
     let (held, released) = (hold(&ann, "held").await, hold(&ann, "released").await);
     fixture.own(|server| server.fill_disk().expect("a small disk"));
     let taken = until_refused(&bob).await;
     released.release().await.expect("a release needs no room");
+    let again = hold(&bob, "released").await;
     let renewed = ann.stats().renewed;
     tokio::time::sleep(TTL * 2).await;
     assert!(held.is_held() && taken.iter().all(LockGuard::is_held), "a lease was lost, because the server is full");
@@ -52,7 +53,7 @@ async fn on_a_full_disk(fixture: &MySqlFixture) {
 
     fixture.own(|server| server.empty_disk().expect("a full disk"));
     let name = long_name(taken.len());
-    let (guard, again) = (hold(&bob, &name).await, hold(&bob, "released").await);
+    let guard = hold(&bob, &name).await;
     assert!(held.is_held() && guard.is_held() && again.is_held());
     for guard in taken.into_iter().chain([held, guard, again]) {
         guard.release().await.expect("a release");
