@@ -94,6 +94,10 @@ impl StoreUnderTest for Environment {
         Duration::from_millis(2_500)
     }
 
+    fn short_ttl(&self) -> &'static str {
+        "1s"
+    }
+
     fn ends_lost_leases(&self) -> bool {
         true
     }

@@ -58,6 +58,11 @@ pub(crate) trait StoreUnderTest {
         Duration::from_millis(700)
     }
 
+    /// A ttl of which much is over in that pause.
+    fn short_ttl(&self) -> &'static str {
+        "400ms"
+    }
+
     /// Whether a client ends a lease at the store that it has lost by its clock, because other leases keep it alive.
     fn ends_lost_leases(&self) -> bool {
         false

@@ -72,7 +72,8 @@ fn processes_that_are_killed_at_work_never_overlap() {
     let environment = Environment::new();
     let folder = folder("leasehold-counter-").unwrap();
     let file = folder.path().join("counter");
-    let arguments = ["--count", "1000000", "--counter", file.to_str().unwrap(), "--work", "2ms", "--ttl", "400ms"];
+    let (counter, ttl) = (file.to_str().unwrap(), environment.short_ttl());
+    let arguments = ["--count", "1000000", "--counter", counter, "--work", "2ms", "--ttl", ttl];
     let mut lock_holders: Vec<LockHolder> = (0..4).map(|_| environment.lock_holder(&arguments)).collect();
     let mut events = Vec::new();
     let begin = Instant::now();

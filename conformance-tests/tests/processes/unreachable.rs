@@ -69,7 +69,8 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     environment.happened("the loss was reported", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
     // Its renewals arrived, so the server grants the lock later, and then at once. Where the holder ends its lease, that arrives as well.
     let (earliest, latest) = match environment.ends_lost_leases() {
-        true => (Duration::from_micros(at), Duration::from_micros(at) + TTL),
+        // At the same moment as it is notified.
+        true => (Duration::from_micros(at).saturating_sub(LOSS_SLACK), Duration::from_micros(at) + TTL),
         false => environment.lease_ends(),
     };
     let (at, next) = waiter.acquired(SOON).unwrap();
