@@ -8,6 +8,7 @@ mod etcd {
     mod fixture;
     mod one_member;
     mod queues;
+    mod resource_counts;
     mod stored;
     mod support;
     mod tls;

@@ -5,6 +5,7 @@ mod etcd {
     mod common;
     mod fixture;
     mod member_faults;
+    mod resource_counts;
     mod stored;
     mod three_members;
 

@@ -6,7 +6,7 @@ use leasehold_conformance::{Direct, Fixture, Route};
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, PlaceNumber, RenewReply, RenewRequest};
 use leasehold_core::{LockClient, LockGuard, LockName};
 
-use super::common::{SOON, eventually, hold};
+use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::PREFIX;
 use super::one_member::OneMember;
 use super::stored::Stored;
@@ -60,8 +60,10 @@ fn a_compaction_does_not_disturb_a_waiter() {
             compact(&fixture);
             eventually("bob waits", || leases(&fixture, "compacted").len() == 2).await;
             guard.release().await.expect("a release");
-            let next = tokio::time::timeout(AT_ONCE * 4, waiter).await.expect("bob gets the lock at once");
-            next.expect("no panic").release().await.expect("a release");
+            let stopwatch = Stopwatch::start();
+            let next = waiter.await.expect("no panic");
+            stopwatch.within(AT_ONCE, "bob gets the lock at once");
+            next.release().await.expect("a release");
         }
         assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0));
     });
@@ -81,13 +83,13 @@ fn a_revoked_waiter_loses_its_place_at_once() {
         // After its watch has told it that it waits.
         tokio::time::sleep(AT_ONCE).await;
         fixture.deployment().side().revoke(before[1]).expect("it is revoked");
-        let begin = std::time::Instant::now();
+        let stopwatch = Stopwatch::start();
         eventually("bob has another place", || {
             let now = leases(&fixture, "revoked");
             now.len() == 3 && now[..2] == [before[0], before[2]] && now[2] != before[1]
         })
         .await;
-        assert!(begin.elapsed() < TTL / 4, "bob learned of it by a renewal, after {:?}", begin.elapsed());
+        stopwatch.within(AT_ONCE, "bob learns of it by his watch and not by a renewal");
         guard.release().await.expect("a release");
         let carols = carols.await.expect("no panic");
         assert!(!bobs.is_finished(), "bob overtook carol");
@@ -104,8 +106,10 @@ fn a_revoked_holder_is_notified_at_once() {
         tokio::time::sleep(AT_ONCE).await;
         let lease = leases(&fixture, "one")[0];
         fixture.deployment().side().revoke(lease).expect("it is revoked");
+        let stopwatch = Stopwatch::start();
         for guard in [&one, &two] {
-            tokio::time::timeout(AT_ONCE, guard.lost()).await.expect("the loss is pushed");
+            guard.lost().await;
+            stopwatch.within(AT_ONCE, "the loss is pushed");
         }
         // The client opens another session.
         assert!(hold(&ann, "three").await.is_held());
@@ -138,7 +142,8 @@ fn names_that_are_prefixes_of_each_other_are_different_locks() {
         let (ann, bob) = (client(&fixture).await, client(&fixture).await);
         let mut guards = Vec::new();
         for name in names {
-            guards.push(tokio::time::timeout(AT_ONCE * 4, hold(&ann, name)).await.expect("no other name holds it"));
+            let guard = ann.lock(name).try_acquire().await.expect("nothing is broken");
+            guards.push(guard.unwrap_or_else(|| panic!("another name holds {name:?}")));
         }
         let mut waiters: Vec<_> = names.iter().map(|name| waits(&bob, name)).collect();
         for name in names {
@@ -181,9 +186,10 @@ fn ten_thousand_names_are_watched_on_one_stream() {
         bob.take_events();
         let middle = &holders[holders.len() / 2];
         ann.release(middle, Delivery::Confirmed).await.expect("a release");
-        let begin = std::time::Instant::now();
+        let stopwatch = Stopwatch::start();
         let mut events = Vec::new();
-        while events.is_empty() && begin.elapsed() < AT_ONCE * 4 {
+        while events.is_empty() {
+            stopwatch.within(AT_ONCE * 4, "the next claim is notified");
             tokio::time::sleep(Duration::from_millis(5)).await;
             events = bob.take_events();
         }

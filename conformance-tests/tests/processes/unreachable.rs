@@ -117,7 +117,7 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
         }
         // The session would keep the lease, so the client releases it. That request arrives.
         _ if environment.ttl_scope() == TtlScope::Session => {
-            (Duration::from_micros(at), Duration::from_micros(at) + TTL)
+            (Duration::from_micros(at).saturating_sub(LOSS_SLACK), Duration::from_micros(at) + TTL)
         }
         // Its renewals arrived, so the server grants the lock later, and then at once.
         _ => environment.lease_ends(),
