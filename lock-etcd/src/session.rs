@@ -192,6 +192,10 @@ impl Session {
 
     /// Sends a keep-alive, for as long as the confirmation is wanted.
     async fn keep(&self, connections: &Arc<Connections>, Wanted { since, until }: Wanted) {
+        // The keep-alive before it may have confirmed this as well.
+        if !matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
+            return;
+        }
         let (id, clock) = (self.id, self.core.clone());
         let kept = connections.send_repeatable(until, move |client| {
             let sent = clock.stamp();

@@ -175,7 +175,11 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     }
     assert!(arrived.is_some(), "Fixture::deliver: it has returned, and a held request has not arrived");
     assert!(fixture.served().await > served, "Fixture::served: a request that was delivered does not count");
-    let reply = ann.acquire(&first, ttl).await;
+    let mut reply = ann.acquire(&first, ttl).await;
+    if ann.capabilities().ttl_scope == TtlScope::Session && matches!(reply, Ok(AcquireOutcome::Queued { .. })) {
+        // Requests of one session may share a connection whose server processes them at the same time.
+        reply = ann.acquire(&second, ttl).await;
+    }
     assert!(
         matches!(reply, Ok(AcquireOutcome::Granted(_))),
         "Fixture::deliver: requests have not arrived in the order in which they were sent: {reply:?}"
