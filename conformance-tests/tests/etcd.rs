@@ -2,7 +2,6 @@
 //! etcd.
 
 mod etcd {
-    #[expect(dead_code, reason = "only the tests of three members measure time")]
     #[path = "../support/mod.rs"]
     mod common;
     mod fixture;
