@@ -123,7 +123,25 @@ impl Store {
 
     /// Whether a lease ends with its process.
     pub(crate) fn ends_leases_with_processes(&self) -> bool {
-        matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
+        self.is_etcd() || matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
+    }
+
+    /// Whether the store keeps nothing of a lock that is free.
+    pub(crate) fn forgets_free_locks(&self) -> bool {
+        self.is_etcd()
+    }
+
+    /// Whether the store reports at once that a lease was ended behind its holder's back.
+    pub(crate) fn pushes_losses(&self) -> bool {
+        self.is_etcd()
+    }
+
+    fn is_etcd(&self) -> bool {
+        match self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether locks can be inspected after [`stop_replying`](Self::stop_replying).
