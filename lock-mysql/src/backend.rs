@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::SCHEMA;
 use crate::capabilities;
-use crate::connections::{Connections, Use};
+use crate::connections::{Connections, TEST_AFTER, Use};
 use crate::for_update::ForUpdate;
 use crate::maintenance::Maintenance;
 use crate::pool::{Limit, Pool};
@@ -96,7 +96,7 @@ impl MySqlBackend {
 
     /// For one new connection, which needs no table.
     pub(crate) fn single(&self) -> Pool {
-        Pool::new(self.shared.clone(), SetUp::default(), Limit::Calls(1), None)
+        Pool::new(self.shared.clone(), SetUp::default(), Limit::Calls(1), TEST_AFTER)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use leasehold_core::Result;
 use leasehold_core::backend::{CoreHandle, PerRuntime};
@@ -14,6 +15,12 @@ use crate::session::SetUp;
 use crate::settings::Strategy;
 use crate::shared::Shared;
 use crate::statements::{ACQUIRE, ACQUIRE_FREE, RELEASE, RENEW, WITHDRAW};
+
+/// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is repeated.
+pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
+
+/// The same for other runtimes. So a caller seldom sees that a connection has ended, and calls in quick succession are not slower.
+const TEST_SOON: Duration = Duration::from_millis(10);
 
 /// The most claims of a client that wait for named locks at once. Others poll.
 const MOST_TURNS: usize = 64;
@@ -102,9 +109,15 @@ impl Connections {
     }
 
     fn pool_of(&self, group: &Group, runtime: &Handle) -> Arc<Pool> {
-        let make =
-            || RuntimePool::new(Pool::new(self.shared.clone(), group.set_up, group.limit, Some(runtime.id())), runtime);
+        let make = || {
+            let test_after = if self.is_keepers(runtime) { TEST_AFTER } else { TEST_SOON };
+            RuntimePool::new(Pool::new(self.shared.clone(), group.set_up, group.limit, test_after), runtime)
+        };
         group.pools.read(runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone())
+    }
+
+    fn is_keepers(&self, runtime: &Handle) -> bool {
+        self.shared.core.core().is_ok_and(|core| core.keeper_runtime().id() == runtime.id())
     }
 
     /// Opens a connection of the keeper's runtime, once for each use: the first withdrawal or renewal then takes one round trip.

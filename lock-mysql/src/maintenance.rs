@@ -10,6 +10,7 @@ use std::time::Duration;
 use leasehold_core::backend::CoreHandle;
 use tokio::time::Instant;
 
+use crate::connections::TEST_AFTER;
 use crate::errors::Failure;
 use crate::for_update;
 use crate::pool::{Limit, Pool};
@@ -58,7 +59,7 @@ async fn run(shared: Weak<Shared>, core: CoreHandle, long: Duration) {
         let (after_name, retention) = (std::mem::take(&mut after), shared.settings.retention);
         let until = Instant::now() + shared.settings.timeout;
         // Its connection is closed after the step.
-        let pool = |set_up| Pool::new(shared.clone(), set_up, Limit::Calls(1), None);
+        let pool = |set_up| Pool::new(shared.clone(), set_up, Limit::Calls(1), TEST_AFTER);
         let done = match shared.settings.strategy {
             Strategy::Row => step(&pool(SetUp::default()), &after_name, retention, until).await,
             Strategy::ForUpdate => {

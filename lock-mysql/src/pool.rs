@@ -16,7 +16,7 @@ use leasehold_core::{Error, ErrorKind};
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlQueryResult, MySqlRow};
 use sqlx::query::Query;
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -27,12 +27,6 @@ use crate::shared::{Shared, lock};
 
 /// An idle connection is closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is repeated.
-const TEST_AFTER: Duration = Duration::from_secs(5);
-
-/// The same for other runtimes. So a caller seldom sees that a connection has ended, and calls in quick succession are not slower.
-const TEST_SOON: Duration = Duration::from_millis(10);
 
 /// All idle connections but one are closed after this time.
 const SURPLUS_TIMEOUT: Duration = Duration::from_millis(300);
@@ -91,8 +85,8 @@ pub(crate) struct Pool {
     shared: Arc<Shared>,
     set_up: SetUp,
     limit: Limit,
-    /// The runtime that uses the pool, if there are pools of several.
-    runtime: Option<Id>,
+    /// A connection that was idle for longer is tested before it is used. The server, or a proxy, may have closed it.
+    test_after: Duration,
     permits: Semaphore,
     /// For connections whose statements are slow.
     slow: Semaphore,
@@ -108,7 +102,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A pool of at most so many connections. It opens them when they are needed.
-    pub(crate) fn new(shared: Arc<Shared>, set_up: SetUp, limit: Limit, runtime: Option<Id>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, set_up: SetUp, limit: Limit, test_after: Duration) -> Self {
         let (size, slow) = match limit {
             Limit::Calls(size) => (size, size * MAX_SLOW),
             Limit::Leases(size) => (size, 0),
@@ -117,7 +111,7 @@ impl Pool {
             shared,
             set_up,
             limit,
-            runtime,
+            test_after,
             permits: Semaphore::new(size),
             slow: Semaphore::new(slow),
             opening: Semaphore::new(MAX_OPENING),
@@ -172,7 +166,7 @@ impl Pool {
         loop {
             let idle = lock(&self.idle).pop();
             let Some(mut session) = idle else { break };
-            let is_usable = match session.is_idle_for(self.test_after()) {
+            let is_usable = match session.is_idle_for(self.test_after) {
                 true => session.replies(until).await.ok_or(Failure::TimedOut)?,
                 false => true,
             };
@@ -185,15 +179,6 @@ impl Pool {
         let _turn = turn.map_err(|_| Failure::NotSent(no_connection(&self.shared.address)))?;
         let session = Session::open(&self.shared, self.set_up, until).await.map_err(Failure::NotSent)?;
         Ok(Checkout { pool: self, session: Some(session), permit })
-    }
-
-    /// A connection that was idle for longer is tested before it is used. The server, or a proxy, may have closed it.
-    fn test_after(&self) -> Duration {
-        let Some(runtime) = self.runtime else { return TEST_AFTER };
-        match self.shared.core.core() {
-            Ok(core) if core.keeper_runtime().id() == runtime => TEST_AFTER,
-            _ => TEST_SOON,
-        }
     }
 
     async fn permit(&self, until: Instant) -> Result<SemaphorePermit<'_>, Error> {
