@@ -112,6 +112,14 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
 const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite"];
 
+/// How many cases run at a time, where the default is too many: each of these starts three servers.
+fn threads(program: &Program) -> Vec<String> {
+    match &*program.target {
+        "etcd_cluster" => vec!["--test-threads=3".to_owned()],
+        _ => Vec::new(),
+    }
+}
+
 fn takes_url(program: &Program, store: &str) -> bool {
     let is_fenced = match store {
         "etcd" => program.target == "example-fenced_etcd",
@@ -190,7 +198,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report::reset()?;
     for program in &programs {
         parts.run(&program.name(), || {
-            let outcome = program.run(&args.filters, &mut run.said)?;
+            let outcome = program.run(&[&args.filters[..], &threads(program)].concat(), &mut run.said)?;
             if is_suite(program) {
                 run.counts.add(&program.target, outcome.count());
             }
