@@ -48,9 +48,6 @@ const _: () = {
     is_cheap::<Error>();
 };
 
-#[cfg(feature = "etcd")]
-const _: () = moves::<leasehold::etcd::EtcdBackend>();
-
 #[cfg(feature = "mysql")]
 const _: () = moves::<leasehold::mysql::MySqlBackend>();
 

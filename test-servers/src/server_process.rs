@@ -23,7 +23,6 @@ pub struct ServerProcess {
     folder: TempDir,
     clock: Option<ClockStep>,
     process: Option<ChildProcess>,
-    is_paused: bool,
     started: Instant,
 }
 
@@ -32,8 +31,7 @@ impl ServerProcess {
     pub(crate) fn new(name: &'static str, has_steppable_clock: bool) -> io::Result<Self> {
         let folder = folder(&format!("leasehold-{name}-"))?;
         let clock = has_steppable_clock.then(|| ClockStep::new(folder.path())).transpose()?;
-        let port = Port::free()?;
-        Ok(Self { name, port, folder, clock, process: None, is_paused: false, started: Instant::now() })
+        Ok(Self { name, port: Port::free()?, folder, clock, process: None, started: Instant::now() })
     }
 
     /// Its address.
@@ -46,27 +44,12 @@ impl ServerProcess {
         self.process.as_ref().map(ChildProcess::id)
     }
 
-    /// Whether it runs and is not paused.
-    pub fn is_running(&self) -> bool {
-        self.process.is_some() && !self.is_paused
-    }
-
     /// Stops it in an orderly way.
     ///
     /// # Errors
     /// If it does not run, or does not end within ten seconds.
     pub fn stop(&mut self) -> io::Result<()> {
         self.running()?.terminate()?;
-        self.process = None;
-        Ok(())
-    }
-
-    /// Stops it in an orderly way, and ends it with SIGKILL if that takes longer than `grace`.
-    ///
-    /// # Errors
-    /// If it does not run.
-    pub fn stop_within(&mut self, grace: Duration) -> io::Result<()> {
-        self.running()?.terminate_within(grace)?;
         self.process = None;
         Ok(())
     }
@@ -86,9 +69,7 @@ impl ServerProcess {
     /// # Errors
     /// If it does not run.
     pub fn pause(&mut self) -> io::Result<()> {
-        self.running()?.pause()?;
-        self.is_paused = true;
-        Ok(())
+        self.running()?.pause()
     }
 
     /// SIGCONT.
@@ -96,9 +77,7 @@ impl ServerProcess {
     /// # Errors
     /// If it does not run.
     pub fn resume(&mut self) -> io::Result<()> {
-        self.running()?.resume()?;
-        self.is_paused = false;
-        Ok(())
+        self.running()?.resume()
     }
 
     /// Steps its wall clock by `micros`, at once: forward, or back if negative.
@@ -141,7 +120,7 @@ impl ServerProcess {
     }
 
     /// Chooses another port.
-    pub(crate) fn change_port(&mut self) -> io::Result<()> {
+    fn change_port(&mut self) -> io::Result<()> {
         self.port = Port::free()?;
         Ok(())
     }
@@ -156,7 +135,6 @@ impl ServerProcess {
             command.envs(clock.variables());
         }
         self.process = Some(ChildProcess::spawn(command)?);
-        self.is_paused = false;
         self.started = Instant::now();
         Ok(())
     }
@@ -177,9 +155,7 @@ impl ServerProcess {
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(10)..].join("\n");
-        // Go's libraries write it in lower case.
-        let is_taken = end.to_lowercase().contains("address already in use");
-        let kind = if is_taken { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
+        let kind = if end.contains("Address already in use") { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
         Err(io::Error::new(kind, format!("{} does not start ({how}); the end of its log:\n{end}", self.name)))
     }
 
@@ -198,15 +174,15 @@ impl ServerProcess {
     }
 }
 
-/// Starts a server. If another process takes one of its ports before the server binds it, starts it on other ones.
-pub(crate) fn start_on_free_ports<S>(
+/// Starts a server. If another process takes its port before the server binds it, starts it on another one.
+pub(crate) fn start_on_a_free_port<S>(
     server: &mut S,
     run: impl Fn(&mut S) -> io::Result<()>,
-    change_ports: impl Fn(&mut S) -> io::Result<()>,
+    process: impl Fn(&mut S) -> &mut ServerProcess,
 ) -> io::Result<()> {
     for _ in 0..10 {
         match run(server) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => change_ports(server)?,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => process(server).change_port()?,
             other => return other,
         }
     }
