@@ -15,6 +15,9 @@ use super::stored::Stored;
 /// How late a takeover may be after the lease has ended: the server looks for ended leases twice a second.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(600);
 
+/// A client ends a lease at the store that it has lost by its clock, because other leases may keep it alive.
+pub(crate) const ENDS_LOST_LEASES: bool = true;
+
 const PREFIX: &str = "leasehold/";
 
 pub(crate) struct Environment {
@@ -96,10 +99,6 @@ impl StoreUnderTest for Environment {
 
     fn short_ttl(&self) -> &'static str {
         "1s"
-    }
-
-    fn ends_lost_leases(&self) -> bool {
-        true
     }
 
     fn lag_monitor(&self) -> &LagMonitor {

@@ -19,6 +19,9 @@ pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(250);
 /// The connections of a lock holder that waits: its own, and that of its keeper, which polls.
 const OF_A_WAITER: usize = 2;
 
+/// Whether a client ends a lease at the store that it has lost by its clock.
+pub(crate) const ENDS_LOST_LEASES: bool = false;
+
 pub(crate) struct Environment {
     pub(crate) server: MySqlServer,
     pub(crate) proxy: FaultProxy,

@@ -63,11 +63,6 @@ pub(crate) trait StoreUnderTest {
         "400ms"
     }
 
-    /// Whether a client ends a lease at the store that it has lost by its clock, because other leases keep it alive.
-    fn ends_lost_leases(&self) -> bool {
-        false
-    }
-
     /// The URL of the lock holders.
     fn url(&self) -> String {
         with_call(&self.store())

@@ -14,6 +14,9 @@ use super::stored::Stored;
 /// How late a takeover may be after the lease has ended.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(50);
 
+/// Whether a client ends a lease at the store that it has lost by its clock.
+pub(crate) const ENDS_LOST_LEASES: bool = false;
+
 pub(crate) struct Environment {
     pub(crate) server: RedisServer,
     pub(crate) proxy: FaultProxy,

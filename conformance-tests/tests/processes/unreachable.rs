@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 
-use super::environment::{Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, is_held};
+use super::environment::{
+    ENDS_LOST_LEASES, Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, is_held,
+};
 
 /// A holder behind the proxy, and a waiter with a direct connection.
 fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder) {
@@ -68,7 +70,7 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     // A renewal may have got its reply between our read and the fault.
     environment.happened("the loss was reported", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
     // Its renewals arrived, so the server grants the lock later, and then at once. Where the holder ends its lease, that arrives as well.
-    let (earliest, latest) = match environment.ends_lost_leases() {
+    let (earliest, latest) = match ENDS_LOST_LEASES {
         // At the same moment as it is notified.
         true => (Duration::from_micros(at).saturating_sub(LOSS_SLACK), Duration::from_micros(at) + TTL),
         false => environment.lease_ends(),
