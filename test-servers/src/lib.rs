@@ -6,6 +6,7 @@ mod links;
 mod mysql;
 mod program;
 mod redis;
+mod relays;
 mod server_process;
 mod sockets;
 

@@ -175,7 +175,8 @@ impl ServerProcess {
         };
         self.process = None;
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
+        // Without the traces of Java.
+        let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("\tat ")).collect();
         let end = lines[lines.len().saturating_sub(10)..].join("\n");
         // Go's libraries write it in lower case.
         let is_taken = end.to_lowercase().contains("address already in use");
@@ -201,8 +202,8 @@ impl ServerProcess {
 /// Starts a server. If another process takes one of its ports before the server binds it, starts it on other ones.
 pub(crate) fn start_on_free_ports<S>(
     server: &mut S,
-    run: impl Fn(&mut S) -> io::Result<()>,
-    change_ports: impl Fn(&mut S) -> io::Result<()>,
+    mut run: impl FnMut(&mut S) -> io::Result<()>,
+    mut change_ports: impl FnMut(&mut S) -> io::Result<()>,
 ) -> io::Result<()> {
     for _ in 0..10 {
         match run(server) {

@@ -11,7 +11,7 @@ use super::side::{EtcdSide, number};
 const FILL: usize = 1 << 20;
 
 /// The most values with which a server is filled.
-const MOST_FILLS: usize = 100;
+const MOST_FILLS: usize = 20;
 
 /// The state of a member, as it sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -147,7 +147,7 @@ impl EtcdSide {
     /// Writes keys with this prefix until the server is full. Start it with the option `quota-backend-bytes`.
     ///
     /// # Errors
-    /// The same, and if a hundred megabytes do not fill it.
+    /// The same, and if twenty megabytes do not fill it.
     pub fn fill(&self, prefix: &str) -> io::Result<()> {
         let value = vec![b'x'; FILL];
         for number in 0..MOST_FILLS {
@@ -157,7 +157,7 @@ impl EtcdSide {
                 Err(error) => return Err(error),
             }
         }
-        Err(io::Error::other("a hundred megabytes do not fill the server: start it with `quota-backend-bytes`"))
+        Err(io::Error::other("twenty megabytes do not fill the server: start it with `quota-backend-bytes`"))
     }
 
     /// Ends [`fill`](Self::fill).

@@ -1,15 +1,21 @@
 //! A cluster of real etcd servers for one test.
 
 use std::io;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::Path;
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::Data;
 use leasehold_conformance::harness::FaultProxy;
 
-use super::relays::Relays;
+use tokio::net::{TcpStream, UnixListener};
+
 use super::server::{Membership, socket_of};
 use super::{EtcdServer, EtcdSettings, EtcdSide};
 use crate::links::Links;
+use crate::relays::{Relay, Relays, serve};
 use crate::server_process::start_on_free_ports;
 
 /// How long the members may take to agree on a leader. They usually take some tenths of a second.
@@ -37,10 +43,11 @@ impl EtcdCluster {
         let (mut links, mut routes) = (Links::default(), Vec::new());
         for (from, member) in members.iter().enumerate() {
             for (to, other) in members.iter().enumerate().filter(|(to, _)| *to != from) {
-                routes.push((member.folder().join(socket_of(to)), links.add(from, to, other.peer_addr())?));
+                let proxy = links.add(from, to, other.peer_addr())?;
+                routes.push(relay(&member.folder().join(socket_of(to)), proxy)?);
             }
         }
-        let relays = Relays::start(&routes)?;
+        let relays = Relays::start(routes)?;
         let proxies = members.iter().map(|member| FaultProxy::start(member.addr())).collect::<io::Result<_>>()?;
         let mut cluster = Self { members, links, _relays: relays, proxies };
         cluster.run()?;
@@ -186,7 +193,7 @@ impl EtcdCluster {
         self.links.refuse();
         self.members.iter_mut().try_for_each(EtcdServer::spawn)?;
         for (index, member) in self.members.iter_mut().enumerate() {
-            let (links, proxy) = (&self.links, &self.proxies[index]);
+            let (links, proxy) = (&mut self.links, &self.proxies[index]);
             let start = |member: &mut EtcdServer| {
                 if member.id().is_none() {
                     member.spawn()?;
@@ -194,8 +201,9 @@ impl EtcdCluster {
                 member.await_peers_port()
             };
             start_on_free_ports(member, start, |member| {
+                let old = member.peer_addr();
                 member.change_ports()?;
-                links.redirect(index, member.peer_addr());
+                links.redirect(old, member.peer_addr());
                 proxy.redirect(member.addr());
                 Ok(())
             })?;
@@ -203,4 +211,23 @@ impl EtcdCluster {
         self.links.heal();
         self.await_members()
     }
+}
+
+/// Relays connections from a socket to the proxy of a link.
+///
+/// All members know a member by the same URL, so TCP alone cannot say which of them connects. A URL such as `unix://member1:1` names a
+/// file in the folder in which the connecting member runs. So each member has files of its own.
+fn relay(file: &Path, proxy: SocketAddr) -> io::Result<Relay> {
+    let listener = StdListener::bind(file)?;
+    listener.set_nonblocking(true)?;
+    Ok(Box::pin(async move {
+        let Ok(listener) = UnixListener::from_std(listener) else { return };
+        let accept = |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(client, _)| client);
+        serve(accept, |mut client| async move {
+            let mut server = TcpStream::connect(proxy).await?;
+            server.set_nodelay(true)?;
+            tokio::io::copy_bidirectional(&mut client, &mut server).await.map(drop)
+        })
+        .await;
+    }))
 }

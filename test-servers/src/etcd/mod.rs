@@ -3,7 +3,6 @@
 mod admin;
 mod cluster;
 mod keys;
-mod relays;
 mod server;
 mod side;
 mod statistics;

@@ -176,16 +176,20 @@ fn clients_reach_each_member_through_a_proxy() {
 #[test]
 fn users_log_in_at_every_member() {
     let mut cluster = cluster();
-    let side = cluster.member(0).side();
+    // It learns later that users have to log in.
+    let late = others(cluster.leader().unwrap()).next().unwrap();
+    cluster.member_mut(late).pause().unwrap();
+    let side = cluster.side().unwrap();
     side.enable_users().unwrap();
     side.set_user("locker", "pass-word", &[(EtcdAccess::ReadWrite, EtcdKeys::with_prefix("locks/"))]).unwrap();
-    for index in 0..EtcdCluster::MEMBERS {
+    cluster.member_mut(late).resume().unwrap();
+    for index in [late, (late + 1) % 3, (late + 2) % 3] {
         cluster.member(index).side().put("a", "1", 0).unwrap();
     }
-    cluster.member_mut(0).kill().unwrap();
-    cluster.start_again(0).unwrap();
+    cluster.member_mut(late).kill().unwrap();
+    cluster.start_again(late).unwrap();
     cluster.await_members().unwrap();
-    assert_eq!(value(cluster.member(0).side()), b"1");
+    assert_eq!(value(cluster.member(late).side()), b"1");
 }
 
 #[test]

@@ -21,11 +21,12 @@ fn within<T>(bound: Duration, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Waits until `condition` is true, at most for this time.
+/// Waits until `condition` is true, for as long as this on an idle machine.
 fn wait_until(bound: Duration, condition: impl Fn() -> bool) {
-    within(bound, || {
-        while !condition() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    });
+    let lag_monitor = LagMonitor::start();
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() <= bound + lag_monitor.allowance(), "it is not so within {bound:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

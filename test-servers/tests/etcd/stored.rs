@@ -12,7 +12,7 @@ use super::wait_until;
 const SOON: Duration = Duration::from_secs(2);
 
 /// Watches a key as a client that uses the JSON gateway. The watch is on a stream of its own, and ends with the connection.
-pub(crate) fn watch(server: &EtcdServer, key: &str) -> TcpStream {
+fn watch(server: &EtcdServer, key: &str) -> TcpStream {
     let body = format!(r#"{{"create_request":{{"key":"{}"}}}}"#, base64(key));
     let mut stream = TcpStream::connect(server.addr()).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
