@@ -28,6 +28,17 @@ pub(crate) const MARIADB_INSTALL_DB: Need =
 
 pub(crate) const ETCD: Need = Need { program: "etcd", package: "etcd-server", variable: Some("LEASEHOLD_ETCD_SERVER") };
 
+/// Runs ZooKeeper.
+pub(crate) const JAVA: Need =
+    Need { program: "java", package: "default-jre-headless", variable: Some("LEASEHOLD_JAVA") };
+
+/// A file that Java runs, where its package installs it.
+pub(crate) const ZOOKEEPER: Need = Need {
+    program: "/usr/share/java/zookeeper.jar",
+    package: "libzookeeper-java",
+    variable: Some("LEASEHOLD_ZOOKEEPER_JAR"),
+};
+
 /// For the certificates of the TLS tests: those of MySQL and etcd, and that of lock-redis, which runs with all backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 

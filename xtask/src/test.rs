@@ -46,8 +46,9 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server, etcd-server and openssl. LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER and
-/// LEASEHOLD_ETCD_SERVER name other programs than redis-server, mariadbd and etcd. The number of cases that ran is compared with conformance-tests/counts.toml.
+/// The tests need redis-server, mariadb-server, etcd-server, default-jre-headless, libzookeeper-java and openssl. LEASEHOLD_REDIS_SERVER,
+/// LEASEHOLD_MARIADB_SERVER, LEASEHOLD_ETCD_SERVER, LEASEHOLD_JAVA and LEASEHOLD_ZOOKEEPER_JAR name other programs than redis-server,
+/// mariadbd, etcd, java and Debian's zookeeper.jar. The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The backends whose suite is run: memory, mysql, redis, sqlite.
@@ -96,7 +97,7 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
 }
 
 /// The programs that the tests of [`own`] start.
-const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::OPENSSL];
+const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::JAVA, needs::OPENSSL, needs::ZOOKEEPER];
 
 /// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {

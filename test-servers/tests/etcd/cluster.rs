@@ -7,7 +7,7 @@ use leasehold_conformance::Data;
 use leasehold_conformance::harness::Fault;
 use leasehold_test_servers::{EtcdAccess, EtcdCluster, EtcdKeys, EtcdSettings, EtcdSide};
 
-use super::{wait_until, within};
+use super::support::{wait_until, within};
 
 /// A start usually takes half a second, and ten seconds beside a hundred other servers.
 const START: Duration = Duration::from_secs(20);

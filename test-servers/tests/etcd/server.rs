@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::Data;
 use leasehold_test_servers::{EtcdServer, EtcdSettings};
 
-use super::{wait_until, within};
+use super::support::{wait_until, within};
 
 /// A start usually takes a tenth of a second.
 const START: Duration = Duration::from_secs(5);

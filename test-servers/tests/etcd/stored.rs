@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_test_servers::{EtcdServer, EtcdSettings};
 
-use super::wait_until;
+use super::support::wait_until;
 
 const SOON: Duration = Duration::from_secs(2);
 

@@ -1,0 +1,66 @@
+//! The process of one server.
+
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::Data;
+use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings};
+
+use super::support::within;
+
+/// A start usually takes half a second, most of it work of a processor.
+const START: Duration = Duration::from_secs(10);
+
+pub(crate) fn server() -> ZooKeeperServer {
+    ZooKeeperSettings::new().start().unwrap()
+}
+
+#[test]
+fn it_keeps_its_nodes_over_kill_and_start() {
+    let mut server = within(START, server);
+    let addr = server.addr();
+    server.side().create("/a", "1", ZooKeeperLife::Persistent).unwrap();
+    let node = server.side().get("/a").unwrap();
+    server.kill().unwrap();
+    let error = server.side().get("/a").unwrap_err();
+    assert!(
+        [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe].contains(&error.kind()),
+        "{error:?}"
+    );
+    assert_eq!(server.side().get("/a").unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    within(START, || server.start_again(Data::Kept)).unwrap();
+    assert_eq!(server.side().get("/a").unwrap(), node);
+    within(START, || server.stop()).unwrap();
+    within(START, || server.start_again(Data::Lost)).unwrap();
+    assert_eq!((server.side().get("/a").unwrap(), server.addr()), (None, addr));
+    assert!(server.start_again(Data::Kept).is_err(), "it still runs");
+}
+
+#[test]
+fn paused_it_accepts_connections_and_replies_to_nobody() {
+    let mut server = server();
+    server.side().create("/a", "1", ZooKeeperLife::Persistent).unwrap();
+    server.pause().unwrap();
+    TcpStream::connect(server.addr()).unwrap();
+    let start = Instant::now();
+    let error = within(Duration::from_secs(6), || server.side().get("/a")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+    assert!(start.elapsed() > Duration::from_secs(4), "{error}");
+    server.resume().unwrap();
+    assert_eq!(server.side().get("/a").unwrap().unwrap().data, b"1");
+}
+
+#[test]
+fn six_start_at_the_same_time() {
+    std::thread::scope(|scope| {
+        let starts: Vec<_> = (0..6).map(|_| scope.spawn(server)).collect();
+        let servers: Vec<_> = starts.into_iter().map(|start| start.join().unwrap()).collect();
+        for (index, server) in servers.iter().enumerate() {
+            server.side().create("/a", index.to_string(), ZooKeeperLife::Persistent).unwrap();
+        }
+        for (index, server) in servers.iter().enumerate() {
+            assert_eq!(server.side().get("/a").unwrap().unwrap().data, index.to_string().as_bytes());
+        }
+    });
+}
