@@ -6,7 +6,7 @@ use std::io;
 /// The state of an established connection.
 const ESTABLISHED: &str = "01";
 
-/// An established TCP connection over IPv4.
+/// An established TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub(crate) local: u16,
@@ -22,7 +22,9 @@ pub(crate) fn sockets_of(id: u32) -> io::Result<Vec<Socket>> {
             own.extend(number_of(&target.to_string_lossy()).map(str::to_owned));
         }
     }
-    let table = std::fs::read_to_string(format!("/proc/{id}/net/tcp"))?;
+    // A program may use sockets of IPv6 for addresses of IPv4.
+    let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{id}/net/{table}")));
+    let table = tables.into_iter().filter_map(Result::ok).collect::<String>();
     Ok(table.lines().filter_map(|line| established(line, &own)).collect())
 }
 

@@ -13,7 +13,7 @@ use leasehold_conformance::harness::FaultProxy;
 use tokio::net::{TcpStream, UnixListener};
 
 use super::server::{Membership, socket_of};
-use super::{EtcdServer, EtcdSettings, EtcdSide};
+use super::{EtcdServer, EtcdSettings, EtcdSide, EtcdStatus};
 use crate::links::Links;
 use crate::relays::{Relay, Relays, serve};
 use crate::server_process::start_on_free_ports;
@@ -109,15 +109,8 @@ impl EtcdCluster {
         loop {
             let statuses = self.running().filter_map(|(index, member)| Some((index, member.side().status().ok()?)));
             let statuses: Vec<_> = statuses.collect();
-            // A member that was cut off may still take itself for the leader.
-            let newest = statuses.iter().map(|(_, status)| status.term).max();
-            let newest: Vec<_> = statuses.iter().filter(|(_, status)| Some(status.term) == newest).collect();
-            let leader = newest.iter().find(|(_, status)| status.leads());
-            if let Some((index, leader)) = leader
-                && is_awaited(*index)
-                && newest.iter().filter(|(_, status)| status.leader == leader.leader).count() > Self::MEMBERS / 2
-            {
-                return Ok(*index);
+            if let Some(leader) = leader_of(&statuses).filter(|leader| is_awaited(*leader)) {
+                return Ok(leader);
             }
             if Instant::now() > until {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no leader within {ELECTION_BOUND:?}")));
@@ -213,6 +206,16 @@ impl EtcdCluster {
     }
 }
 
+/// The member that leads a majority.
+fn leader_of(statuses: &[(usize, EtcdStatus)]) -> Option<usize> {
+    // A member that was cut off may still take itself for the leader.
+    let newest = statuses.iter().map(|(_, status)| status.term).max()?;
+    let newest = || statuses.iter().filter(|(_, status)| status.term == newest);
+    let (index, leader) = newest().find(|(_, status)| status.leads())?;
+    let followers = newest().filter(|(_, status)| status.leader == leader.leader).count();
+    (followers > EtcdCluster::MEMBERS / 2).then_some(*index)
+}
+
 /// Relays connections from a socket to the proxy of a link.
 ///
 /// All members know a member by the same URL, so TCP alone cannot say which of them connects. A URL such as `unix://member1:1` names a
@@ -230,4 +233,25 @@ fn relay(file: &Path, proxy: SocketAddr) -> io::Result<Relay> {
         })
         .await;
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the member `index` knows of a leader.
+    fn status(index: u64, leader: u64, term: u64) -> (usize, EtcdStatus) {
+        let header = format!(r#"{{"member_id":"{index}"}}"#);
+        let text = format!(r#"{{"header":{header},"leader":"{leader}","raftTerm":"{term}"}}"#);
+        (usize::try_from(index).unwrap(), serde_json::from_str(&text).unwrap())
+    }
+
+    #[test]
+    fn the_newest_leader_of_a_majority_leads() {
+        assert_eq!(leader_of(&[status(1, 2, 5), status(2, 2, 5), status(3, 2, 5)]), Some(2));
+        assert_eq!(leader_of(&[status(1, 1, 4), status(2, 2, 5), status(3, 2, 5)]), Some(2));
+        assert_eq!(leader_of(&[status(1, 1, 4), status(2, 2, 5), status(3, 0, 5)]), None);
+        assert_eq!(leader_of(&[status(1, 0, 5), status(2, 0, 5)]), None);
+        assert_eq!(leader_of(&[status(2, 2, 5)]), None);
+    }
 }

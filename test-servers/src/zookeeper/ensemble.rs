@@ -98,6 +98,15 @@ impl Peers {
     }
 }
 
+/// The server that leads a majority.
+fn leader_of(modes: &[(usize, (Mode, u64))]) -> Option<usize> {
+    let followers = modes.iter().filter(|(_, (mode, _))| *mode == Mode::Follows).count();
+    // A server that was cut off may still take itself for the leader.
+    let leaders = modes.iter().filter(|(_, (mode, _))| *mode == Mode::Leads);
+    let leader = leaders.max_by_key(|(_, (_, epoch))| *epoch).map(|(index, _)| *index);
+    leader.filter(|_| followers + 1 > ZooKeeperEnsemble::SERVERS / 2)
+}
+
 /// The number of a server for the others.
 fn number(index: usize) -> usize {
     index + 1
@@ -185,11 +194,7 @@ impl ZooKeeperEnsemble {
         loop {
             let running = self.servers.iter().enumerate().filter(|(_, server)| server.is_running());
             let modes: Vec<_> = running.filter_map(|(index, server)| Some((index, server.mode()?))).collect();
-            let followers = modes.iter().filter(|(_, (mode, _))| *mode == Mode::Follows).count();
-            // A server that was cut off may still take itself for the leader.
-            let leaders = modes.iter().filter(|(_, (mode, _))| *mode == Mode::Leads);
-            let leader = leaders.max_by_key(|(_, (_, epoch))| *epoch).map(|(index, _)| *index);
-            if let Some(leader) = leader.filter(|leader| is_awaited(*leader) && followers + 1 > Self::SERVERS / 2) {
+            if let Some(leader) = leader_of(&modes).filter(|leader| is_awaited(*leader)) {
                 return Ok(leader);
             }
             if Instant::now() > until {
@@ -263,5 +268,39 @@ impl ZooKeeperEnsemble {
             })?;
         }
         self.await_servers()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sockets::sockets_of;
+
+    #[test]
+    fn the_newest_leader_of_a_majority_leads() {
+        let (leads, follows) = (Mode::Leads, Mode::Follows);
+        assert_eq!(leader_of(&[(0, (follows, 1)), (1, (leads, 1))]), Some(1));
+        assert_eq!(leader_of(&[(0, (leads, 1)), (1, (leads, 2)), (2, (follows, 2))]), Some(1));
+        assert_eq!(leader_of(&[(0, (leads, 2)), (1, (leads, 1)), (2, (follows, 2))]), Some(0));
+        assert_eq!(leader_of(&[(0, (leads, 1))]), None);
+        assert_eq!(leader_of(&[(0, (follows, 1)), (1, (follows, 1))]), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn no_connection_between_servers_bypasses_its_proxy() {
+        let mut ensemble = ZooKeeperSettings::new().start_ensemble().unwrap();
+        // Each server returns once, as that with the smallest number and as that with the largest one.
+        for index in 0..ZooKeeperEnsemble::SERVERS {
+            ensemble.server_mut(index).kill().unwrap();
+            ensemble.start_again(index, Data::Kept).unwrap();
+            ensemble.await_servers().unwrap();
+            let own = |ports: &PeerPorts| [ports.quorum.number(), ports.election.number()];
+            let own: Vec<_> = ensemble.peers.own.iter().flat_map(own).collect();
+            let opened = |server: &ZooKeeperServer| sockets_of(server.id().unwrap()).unwrap();
+            let opened: Vec<_> = ensemble.servers.iter().flat_map(opened).map(|socket| socket.remote).collect();
+            assert!(!opened.iter().any(|port| own.contains(port)), "{opened:?} {own:?}");
+            assert!(opened.len() > 4, "the servers are connected: {opened:?}");
+        }
     }
 }

@@ -5,6 +5,7 @@ mod ensemble;
 mod server;
 mod session;
 mod side;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod wire;

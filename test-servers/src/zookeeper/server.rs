@@ -15,6 +15,7 @@ use sha1::{Digest as _, Sha1};
 
 use super::session::word;
 use super::side::OwnSessions;
+use super::snapshot::Snapshot;
 use super::{ZooKeeperEnsemble, ZooKeeperSide};
 use crate::program::Program;
 use crate::server_process::{ServerProcess, start_on_free_ports};
@@ -179,6 +180,17 @@ impl ZooKeeperServer {
     pub fn start_again(&mut self, data: Data) -> io::Result<()> {
         self.forget(data)?;
         self.run()
+    }
+
+    /// Sets the counter of a node's children, from which the server takes the numbers of sequential nodes, while the server does not
+    /// run. It starts and stops the server once, because a server writes its data when it starts.
+    ///
+    /// # Errors
+    /// If it still runs or does not start, or has no such node.
+    pub fn set_counter(&mut self, path: &str, counter: i32) -> io::Result<()> {
+        self.start_again(Data::Kept)?;
+        self.stop()?;
+        Snapshot::newest(&self.data().join("version-2"))?.set_counter(path, counter)
     }
 
     /// Prepares another start.

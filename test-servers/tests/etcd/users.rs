@@ -1,9 +1,12 @@
 //! Users and their roles.
 
+use std::time::Duration;
+
 use leasehold_conformance::Data;
 use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSettings};
 
 use super::stored::{base64, request};
+use super::support::wait_until;
 
 const PASSWORD: &str = "pass-word";
 
@@ -92,5 +95,18 @@ fn users_survive_a_restart_with_data_and_end_with_the_data() {
     server.kill().unwrap();
     server.start_again(Data::Lost).unwrap();
     may_write(&server, None, "other").unwrap();
+    server.side().put("other", "", 0).unwrap();
+}
+
+#[test]
+fn the_test_logs_in_again_when_its_token_has_expired() {
+    let server = EtcdSettings::new().option("auth-token-ttl=1").start().unwrap();
+    guarded(&server);
+    let token = log_in(&server, "locker").unwrap();
+    server.side().put("other", "", 0).unwrap();
+    wait_until(Duration::from_secs(10), || {
+        std::thread::sleep(Duration::from_secs(2));
+        may_write(&server, Some(&token), "locks/a").is_err()
+    });
     server.side().put("other", "", 0).unwrap();
 }

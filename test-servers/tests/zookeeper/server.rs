@@ -64,3 +64,25 @@ fn six_start_at_the_same_time() {
         }
     });
 }
+
+#[test]
+fn the_numbers_of_sequential_nodes_can_be_near_their_end() {
+    let mut server = server();
+    let create = |server: &ZooKeeperServer| server.side().create("/a/n-", "data", ZooKeeperLife::Sequential).unwrap();
+    server.side().create("/a", "data", ZooKeeperLife::Persistent).unwrap();
+    server.side().create("/b", "data", ZooKeeperLife::Persistent).unwrap();
+    assert_eq!(create(&server), "/a/n-0000000000");
+    server.kill().unwrap();
+    server.set_counter("/a", i32::MAX - 1).unwrap();
+    assert!(server.set_counter("/c", 1).unwrap_err().to_string().contains("/c"));
+    server.start_again(Data::Kept).unwrap();
+    assert_eq!(create(&server), "/a/n-2147483646");
+    assert_eq!(create(&server), "/a/n-2147483647");
+    // ZooKeeper 3.8 then gives every node the last number.
+    let again = server.side().create("/a/n-", "data", ZooKeeperLife::Sequential);
+    assert!(again.unwrap_err().to_string().contains("node exists"));
+    assert_eq!(server.side().create("/a/m-", "data", ZooKeeperLife::Sequential).unwrap(), "/a/m-2147483647");
+    let tree = server.side().tree("/a").unwrap();
+    assert!(tree.iter().all(|node| node.data == b"data"), "{tree:?}");
+    assert_eq!(server.side().get("/b").unwrap().unwrap().children_version, 0);
+}
