@@ -105,8 +105,8 @@ mod tests {
     /// The pairs between which a byte and its reply pass.
     fn passes(routes: &[(usize, usize, SocketAddr)]) -> Vec<(usize, usize)> {
         let replies = std::thread::scope(|scope| {
-            let asked: Vec<_> = routes.iter().map(|&(.., addr)| scope.spawn(move || reply(addr))).collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+            let requests: Vec<_> = routes.iter().map(|&(.., addr)| scope.spawn(move || reply(addr))).collect();
+            requests.into_iter().map(|request| request.join().unwrap()).collect::<Vec<_>>()
         });
         let passed = routes.iter().zip(replies).filter(|((_, to, _), reply)| *reply == u8::try_from(*to).ok());
         passed.map(|(&(from, to, _), _)| (from, to)).collect()

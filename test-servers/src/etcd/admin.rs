@@ -97,7 +97,7 @@ impl EtcdSide {
         self.call::<Value>("kv/compaction", "Compact", &body).map(drop)
     }
 
-    /// Returns the unused part of the file of this member's data to the system. It serves nobody meanwhile.
+    /// Returns the unused part of the file of this member's data to the system. It serves no request meanwhile.
     ///
     /// # Errors
     /// The same.

@@ -181,8 +181,8 @@ impl EtcdCluster {
 
     /// Starts all members and waits until they serve clients.
     fn run(&mut self) -> io::Result<()> {
-        // A new member asks the others whether it has been in the cluster before, and waits a second for each that accepts a connection
-        // and does not reply, as one that asks too.
+        // A new member requests from the others whether it has been in the cluster before. It waits a second for each that accepts a
+        // connection and does not reply, and a member does not reply while it waits itself.
         self.links.refuse();
         self.members.iter_mut().try_for_each(EtcdServer::spawn)?;
         for (index, member) in self.members.iter_mut().enumerate() {

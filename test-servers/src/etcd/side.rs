@@ -137,7 +137,7 @@ impl EtcdSide {
 
     /// Whether the member of this name replies.
     pub(super) fn replies_as(&self, name: &str) -> io::Result<bool> {
-        // Without a user: a member without a leader can log nobody in.
+        // Without a user: no user can log in at a member without a leader.
         let list = self.call_once("cluster/member/list", "MemberList", &json!({}))?;
         let list = list.map_err(|error| io::Error::other(error.error))?;
         let own = &list["header"]["member_id"];

@@ -31,7 +31,7 @@ impl EtcdAccess {
 
 /// Users.
 impl EtcdSide {
-    /// From now on, clients must log in. Calls of the test log in as root, with a password that nobody else knows.
+    /// From now on, clients must log in. Calls of the test log in as root, with a random password.
     ///
     /// # Errors
     /// The server's, and those of the connection.

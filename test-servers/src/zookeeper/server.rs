@@ -280,7 +280,7 @@ impl ZooKeeperServer {
         says("srvr", "Mode:") && says("conf", &format!("dataDir={}/", self.data().display()))
     }
 
-    /// Whether it leads an ensemble, and in which epoch; `None` if it serves nobody.
+    /// Whether it leads an ensemble, and in which epoch; `None` if it serves no clients.
     pub(super) fn mode(&self) -> Option<(Mode, u64)> {
         mode(&word(self.addr(), "srvr", MODE_BOUND).ok()?)
     }

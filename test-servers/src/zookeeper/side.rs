@@ -188,8 +188,8 @@ impl ZooKeeperSide {
         Ok(found)
     }
 
-    /// Ends a session, as if its client had been silent for its ttl: the server deletes its ephemeral nodes. The client learns it when
-    /// it sends something next.
+    /// Ends a session, as if its client had been silent for its ttl: the server deletes its ephemeral nodes. The server notifies the
+    /// client when it sends something next.
     ///
     /// # Errors
     /// The same, also if the session has ended.

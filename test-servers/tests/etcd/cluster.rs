@@ -98,7 +98,7 @@ fn a_leader_that_is_cut_off_is_replaced_and_writes_nothing() {
 }
 
 #[test]
-fn a_follower_that_is_cut_off_serves_nobody_and_the_others_do() {
+fn a_follower_that_is_cut_off_stops_to_serve_and_the_others_do_not() {
     let mut cluster = cluster();
     let leader = cluster.leader().unwrap();
     let follower = others(leader).next().unwrap();

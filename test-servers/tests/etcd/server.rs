@@ -34,7 +34,7 @@ fn it_keeps_its_keys_over_kill_and_start() {
 }
 
 #[test]
-fn paused_it_accepts_connections_and_replies_to_nobody() {
+fn paused_it_accepts_connections_and_does_not_reply() {
     let mut server = server();
     server.side().put("a", "1", 0).unwrap();
     server.pause().unwrap();

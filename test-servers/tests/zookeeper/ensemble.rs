@@ -90,7 +90,7 @@ fn a_leader_that_is_cut_off_is_replaced_and_writes_nothing() {
 }
 
 #[test]
-fn a_follower_that_is_cut_off_from_the_leader_serves_nobody_in_the_end() {
+fn a_follower_that_is_cut_off_from_the_leader_stops_to_serve() {
     let mut ensemble = ensemble();
     let leader = ensemble.leader().unwrap();
     let follower = others(leader).next().unwrap();

@@ -38,7 +38,7 @@ fn it_keeps_its_nodes_over_kill_and_start() {
 }
 
 #[test]
-fn paused_it_accepts_connections_and_replies_to_nobody() {
+fn paused_it_accepts_connections_and_does_not_reply() {
     let mut server = server();
     server.side().create("/a", "1", ZooKeeperLife::Persistent).unwrap();
     server.pause().unwrap();
