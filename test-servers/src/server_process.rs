@@ -166,9 +166,14 @@ impl ServerProcess {
     /// # Errors
     /// If the process has ended, or takes too long. The text has the end of its log.
     pub(crate) fn await_start(&mut self) -> io::Result<()> {
+        self.await_since(self.started)
+    }
+
+    /// The same for another event, which is awaited since `begin`.
+    pub(crate) fn await_since(&mut self, begin: Instant) -> io::Result<()> {
         let ended = self.running()?.try_wait()?.map(|exit| exit.to_string());
-        let failed = ended
-            .or_else(|| (self.started.elapsed() > START_BOUND).then(|| format!("no reply within {START_BOUND:?}")));
+        let failed =
+            ended.or_else(|| (begin.elapsed() > START_BOUND).then(|| format!("no reply within {START_BOUND:?}")));
         let Some(how) = failed else {
             std::thread::sleep(Duration::from_millis(1));
             return Ok(());
@@ -182,6 +187,12 @@ impl ServerProcess {
         let is_taken = end.to_lowercase().contains("address already in use");
         let kind = if is_taken { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
         Err(io::Error::new(kind, format!("{} does not start ({how}); the end of its log:\n{end}", self.name)))
+    }
+
+    /// Makes it older by this time.
+    #[cfg(test)]
+    pub(crate) fn age(&mut self, by: Duration) {
+        self.started = self.started.checked_sub(by).expect("the machine runs for longer");
     }
 
     /// # Errors

@@ -293,10 +293,11 @@ impl EtcdServer {
 
     /// Waits until it serves clients, which needs a leader. A port that listens proves nothing.
     pub(super) fn await_clients_port(&mut self) -> io::Result<()> {
+        let begin = Instant::now();
         // Another server could reply on this port.
         let name = self.membership.name(self.membership.index);
-        while !(self.side.replies_as(&name).unwrap_or(false) && self.side.is_healthy().unwrap_or(false)) {
-            self.process.await_start()?;
+        while !(self.side.replies_as(&name).unwrap_or(false) && self.side.serves().unwrap_or(false)) {
+            self.process.await_since(begin)?;
         }
         Ok(())
     }
@@ -361,6 +362,28 @@ mod tests {
     fn a_server_that_does_not_start_shows_its_log() {
         let error = EtcdSettings::new().option("election-timeout=1").start().unwrap_err();
         assert!(error.to_string().contains("election"), "{error}");
+    }
+
+    #[test]
+    fn a_full_server_starts_again() {
+        let mut server = EtcdSettings::new().start().unwrap();
+        server.side().enable_users().unwrap();
+        server.side().raise_no_space().unwrap();
+        assert!(!server.side().is_healthy().unwrap());
+        server.kill().unwrap();
+        server.start_again(Data::Kept).unwrap();
+        assert!(!server.side().is_healthy().unwrap());
+    }
+
+    #[test]
+    fn an_old_server_is_awaited_as_long_as_a_new_one() {
+        let mut cluster = EtcdSettings::new().start_cluster().unwrap();
+        let leader = cluster.leader().unwrap();
+        cluster.member_mut(leader).kill().unwrap();
+        let follower = cluster.member_mut((leader + 1) % EtcdCluster::MEMBERS);
+        follower.process.age(Duration::from_secs(600));
+        // Another leader is elected meanwhile.
+        follower.await_clients_port().unwrap();
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl EtcdSide {
         Ok(String::from_utf8_lossy(reply.as_bytes()).into_owned())
     }
 
-    /// Whether it can serve reads and writes: there is a leader.
+    /// Whether it takes itself for healthy: there is a leader, and no alarm is active.
     ///
     /// # Errors
     /// If it does not reply.
@@ -143,6 +143,18 @@ impl EtcdSide {
         let own = &list["header"]["member_id"];
         let mut members = list["members"].as_array().into_iter().flatten();
         Ok(members.any(|member| member["ID"] == *own && member["name"] == name))
+    }
+
+    /// Whether it serves clients: there is a leader, and it serves reads.
+    pub(super) fn serves(&self) -> io::Result<bool> {
+        let status = self.call_once("maintenance/status", "Status", &json!({}))?;
+        // Without a leader, a read takes seconds.
+        if !status.is_ok_and(|status| status["leader"].is_string()) {
+            return Ok(false);
+        }
+        let read = self.call_once("kv/range", "Range", &json!({ "key": encoded([0]), "count_only": true }))?;
+        // The test need not have logged in for that.
+        Ok(read.map_or_else(|error| error.error.contains("user name is empty"), |_| true))
     }
 
     /// Logs in as root, if users have to log in and the test has not.

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -267,8 +267,9 @@ impl ZooKeeperServer {
 
     /// Waits until it serves clients, for which an ensemble needs a leader. The reply to `ruok` proves nothing.
     pub(super) fn await_clients(&mut self) -> io::Result<()> {
+        let begin = Instant::now();
         while !self.serves() {
-            self.process.await_start()?;
+            self.process.await_since(begin)?;
         }
         Ok(())
     }

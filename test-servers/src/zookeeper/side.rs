@@ -197,7 +197,7 @@ impl ZooKeeperSide {
         Session::take_over(self.addr, session)?.close()
     }
 
-    /// The sessions of clients. A server that is neither alone nor the leader knows those of its own clients only.
+    /// The sessions of clients. The leader of an ensemble has those of other servers a moment later. A server that is neither alone nor the leader knows those of its own clients only.
     ///
     /// # Errors
     /// Those of the connection.
