@@ -80,6 +80,25 @@ impl Store {
         }
     }
 
+    /// Whether the record of a lock outlives its lease.
+    pub(crate) fn keeps_free_records(&self) -> bool {
+        match self.kind {
+            // Tokens are revisions of the store.
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Whether a holder learns at once that its lease was ended.
+    pub(crate) fn pushes_losses(&self) -> bool {
+        match self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(_) => true,
+            _ => false,
+        }
+    }
+
     /// Whether locks can be inspected after [`stop_replying`](Self::stop_replying).
     pub(crate) fn stays_readable(&self) -> bool {
         matches!(self.kind, Kind::Sqlite(_))
