@@ -14,6 +14,8 @@ pub const SCHEMES: &[Row] = &[
     ("memory", "", true),
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ("mysql", "mysql", cfg!(feature = "mysql")),
+    ("etcd", "etcd", cfg!(feature = "etcd")),
+    ("etcds", "etcd-tls", cfg!(feature = "etcd-tls")),
     ("redis", "redis", cfg!(feature = "redis")),
     ("redis+unix", "redis", cfg!(feature = "redis")),
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
@@ -27,6 +29,7 @@ pub const SCHEMES: &[Row] = &[
 ///   `redis-tls`): one Redis server. It is connected to and checked before this returns.
 /// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The table of locks must
 ///   exist: `MySqlBackend::create_schema` creates it.
+/// - `etcd://[user:password@]host[:port][,host[:port]…][/prefix][?…]`, `etcds://…` (features `etcd`, `etcd-tls`): an etcd cluster.
 /// - `sqlite:///path/locks.db[?…]`, `sqlite://` for a file in the user's state folder (feature `sqlite`): a file for the
 ///   processes of this machine. It is made when it is not there, and checked before this returns.
 ///
@@ -38,7 +41,7 @@ pub const SCHEMES: &[Row] = &[
 ///   [`Unsupported`](leasehold_core::ErrorKind::Unsupported), [`Capacity`](leasehold_core::ErrorKind::Capacity): the server cannot
 ///   be reached or used.
 ///
-/// Makes one attempt, and ends within the backend's call bound: for Redis and SQLite `timeout` in the URL, 1 s by default. Only a
+/// Makes one attempt, and ends within the backend's call bound: for a server and SQLite `timeout` in the URL, 1 s by default. Only a
 /// slow disk under a SQLite file is given 10 s. A program that may start before its store uses [`connect_lazy`]. No error shows
 /// a password.
 ///
@@ -57,6 +60,8 @@ pub async fn connect(url: &str) -> Result<LockClient> {
 /// Dropped, it leaves nothing behind.
 pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
     match &*scheme(url)? {
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => Ok(LockClient::builder(leasehold_etcd::EtcdBackend::connect(url).await?)),
         #[cfg(feature = "mysql")]
         "mysql" => Ok(LockClient::builder(leasehold_mysql::MySqlBackend::connect(url).await?)),
         #[cfg(feature = "redis")]
@@ -93,6 +98,8 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
             static STORE: OnceLock<MemoryStore> = OnceLock::new();
             Ok(LockClient::builder(MemoryBackend::new(STORE.get_or_init(MemoryStore::default))))
         }
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => Ok(LockClient::builder(leasehold_etcd::EtcdBackend::connect_lazy(url)?)),
         #[cfg(feature = "mysql")]
         "mysql" => Ok(LockClient::builder(leasehold_mysql::MySqlBackend::connect_lazy(url)?)),
         #[cfg(feature = "redis")]
@@ -104,6 +111,11 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
 }
 
 fn scheme(url: &str) -> Result<String> {
+    // Several hosts are no valid URL, so only the backend parses the rest.
+    let several = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "etcd" | "etcds"));
+    if let Some((scheme, _)) = several {
+        return Ok(scheme.to_owned());
+    }
     let parsed = Url::parse(url).map_err(|why| {
         Error::invalid(format!(
             "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"

@@ -24,6 +24,8 @@
 //! | feature | URLs | module |
 //! |---|---|---|
 //! | | `memory://` | [`memory`] |
+//! | `etcd` | `etcd://` | `etcd` |
+//! | `etcd-tls` | `etcds://` | `etcd` |
 //! | `mysql` | `mysql://` | `mysql` |
 //! | `mysql-tls` | `mysql://` of a host that is not loopback | `mysql` |
 //! | `redis` | `redis://`, `redis+unix://` | `redis` |
@@ -38,6 +40,9 @@ pub use connect::{connect, connect_builder, connect_builder_lazy, connect_lazy};
 #[doc(inline)]
 pub use leasehold_core::*;
 
+#[cfg(feature = "etcd")]
+#[doc(inline)]
+pub use leasehold_etcd as etcd;
 #[cfg(feature = "mysql")]
 #[doc(inline)]
 pub use leasehold_mysql as mysql;

@@ -1,6 +1,6 @@
 //! `docs/backends.md` says what each backend promises. It is written from the backends' `Capabilities`, which the
 //! conformance suite holds to the truth.
-#![cfg(all(feature = "mysql", feature = "redis", feature = "sqlite"))]
+#![cfg(all(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
 
 use std::fmt::Write;
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Capabilities, LockBackend, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
+use leasehold_etcd::EtcdBackend;
 use leasehold_mysql::MySqlBackend;
 use leasehold_redis::RedisBackend;
 use leasehold_sqlite::SqliteBackend;
@@ -20,9 +21,10 @@ fn the_page_says_what_the_backends_promise() {
     let redis = RedisBackend::connect_lazy("redis://127.0.0.1").unwrap().capabilities();
     let mysql = MySqlBackend::connect_lazy("mysql://127.0.0.1/locks").unwrap().capabilities();
     let for_update = MySqlBackend::connect_lazy("mysql://127.0.0.1/locks?strategy=for-update").unwrap().capabilities();
+    let etcd = EtcdBackend::connect_lazy("etcd://127.0.0.1").unwrap().capabilities();
     let sqlite = SqliteBackend::connect_lazy("sqlite:///tmp/locks.db").unwrap().capabilities();
     let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
-    let page = page(&[redis, mysql, for_update, sqlite, memory]);
+    let page = page(&[redis, mysql, for_update, etcd, sqlite, memory]);
     if std::env::var_os(UPDATE).is_some() {
         std::fs::write(&path, &page).unwrap();
     }

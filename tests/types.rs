@@ -48,6 +48,9 @@ const _: () = {
     is_cheap::<Error>();
 };
 
+#[cfg(feature = "etcd")]
+const _: () = moves::<leasehold::etcd::EtcdBackend>();
+
 #[cfg(feature = "mysql")]
 const _: () = moves::<leasehold::mysql::MySqlBackend>();
 

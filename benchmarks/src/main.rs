@@ -6,6 +6,7 @@
 
 mod commands;
 mod embedded;
+mod etcd;
 mod handoff;
 mod held;
 mod mysql;
@@ -71,6 +72,8 @@ enum Workload {
     HeldMemory,
     /// 100,000 held leases on Redis.
     HeldRedis,
+    /// Locks on etcd: pairs, handoffs, 10,000 held leases, takeovers.
+    Etcd,
     /// Locks on MariaDB: pairs, 10,000 held leases, 100 waiters, handoffs.
     Mysql,
     /// A holder that is killed, and one that loses its lease.
@@ -150,6 +153,7 @@ fn only(workload: Workload) -> Result<()> {
         Workload::Handoff => runtime()?.block_on(handoff::run()),
         Workload::HeldMemory => runtime()?.block_on(held::memory()),
         Workload::HeldRedis => runtime()?.block_on(held::redis()),
+        Workload::Etcd => runtime()?.block_on(etcd::run()),
         Workload::Mysql => runtime()?.block_on(mysql::run()),
         Workload::Takeover => runtime()?.block_on(takeover::run()),
         Workload::Startup => startup::run(),

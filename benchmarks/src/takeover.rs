@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use leasehold_conformance::harness::{ChildProcess, LagMonitor};
 use leasehold_core::{KeeperRuntime, LockClient};
+use leasehold_etcd::EtcdBackend;
 use leasehold_test_servers::RedisSettings;
 
 use crate::report::{Figure, Goal, Unit};
@@ -142,9 +143,10 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
     let ttl = Duration::from_millis(ttl.parse()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let client = match leasehold_mysql::SCHEMES.iter().any(|scheme| url.starts_with(scheme)) {
-            true => mysql::connect(url, KeeperRuntime::OwnThread).await?,
-            false => peers::client(url, KeeperRuntime::OwnThread).await?,
+        let client = match url.split_once(':').map(|(scheme, _)| scheme) {
+            Some("mysql") => mysql::connect(url, KeeperRuntime::OwnThread).await?,
+            Some("etcd") => LockClient::new(EtcdBackend::connect(url).await?),
+            _ => peers::client(url, KeeperRuntime::OwnThread).await?,
         };
         let guard = client.lock(name).ttl(ttl).acquire().await?;
         println!("held");

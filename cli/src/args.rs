@@ -27,7 +27,7 @@ const MORE: &str = "See `leasehold help COMMAND` or the man page of a command fo
 /// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// URL of the store: `sqlite:///PATH`, `redis://HOST` or `mysql://HOST/DATABASE` [env: LEASEHOLD_STORE] [default: sqlite://]
+    /// URL of the store: `sqlite:///PATH`, `redis://HOST`, `mysql://HOST/DATABASE` or `etcd://HOST,HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
     ///
     /// `sqlite://` is a file in your state folder, so each user has a different one: give cron jobs and services a path. Every user
     /// of this machine can read a password on the command line (`ps`): put a URL with a password into LEASEHOLD_STORE instead. An
@@ -88,7 +88,7 @@ pub(crate) enum Command {
     },
     /// Print the least permissions that a user of the store needs
     #[command(subcommand)]
-    #[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
+    #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
     Acl(Acl),
     /// Check whether the store is fit for locks
     ///
@@ -136,9 +136,24 @@ pub(crate) enum SqlStore {
 }
 
 /// The stores that have permissions.
-#[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub(crate) enum Acl {
+    /// Print the commands that create a role of etcd
+    ///
+    /// `leasehold acl etcd | sh` creates it, and `etcdctl user grant-role USER leasehold` gives it to a user.
+    #[cfg(feature = "etcd")]
+    Etcd {
+        /// Only the permissions of `status`, `ls` and `watch`
+        #[arg(long)]
+        read_only: bool,
+        /// The path in the URL of the store
+        #[arg(long, value_name = "PREFIX", default_value = "leasehold")]
+        prefix: String,
+        /// Name of the role
+        #[arg(long, value_name = "NAME", default_value = "leasehold")]
+        role: String,
+    },
     /// Print the grant of a MySQL or MariaDB user
     ///
     /// The table of locks must exist: `leasehold schema mysql | mysql DATABASE` creates it.

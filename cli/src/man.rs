@@ -58,6 +58,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "etcd",
+        &[(
+            "Create a role and give it to a user:",
+            "leasehold acl etcd | sh && etcdctl user grant-role locks leasehold",
+        )],
+    ),
+    (
         "mysql",
         &[(
             "Let a user acquire locks in the database `app`:",

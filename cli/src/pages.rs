@@ -1,7 +1,7 @@
 //! Subcommands that need no store: completions, schema and permissions.
 
 use crate::args;
-#[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
 use crate::args::Acl;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 use crate::args::SqlStore;
@@ -27,9 +27,14 @@ pub(crate) fn schema(store: SqlStore) -> Result<Exit, Failure> {
 }
 
 /// `acl STORE`.
-#[cfg(any(feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
 pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
     match store {
+        #[cfg(feature = "etcd")]
+        Acl::Etcd { read_only, prefix, role } => print(&match read_only {
+            true => leasehold::etcd::read_only_role(prefix, role),
+            false => leasehold::etcd::role(prefix, role),
+        }),
         #[cfg(feature = "mysql")]
         Acl::Mysql { read_only, database, user } => {
             let grants = match read_only {

@@ -85,19 +85,40 @@ pub enum Tamper {
 pub struct Unsupported {
     /// The reason, for the report.
     pub reason: &'static str,
-    /// The backend can have the fault, and this fixture may not cause it. Then a case that needs the fault proves nothing, and the report
-    /// lists it.
-    pub is_withheld: bool,
+    why: Why,
 }
 
 impl Unsupported {
     /// A fault that the backend cannot have, for this reason.
     pub const fn because(reason: &'static str) -> Self {
-        Self { reason, is_withheld: false }
+        Self { reason, why: Why::Backend }
     }
 
-    /// A fault that the backend can have, and that this fixture may not cause, for this reason: others use its server too.
-    pub const fn withheld(reason: &'static str) -> Self {
-        Self { reason, is_withheld: true }
+    /// A fault that no server of this kind can have, for this reason.
+    pub const fn by_nature(reason: &'static str) -> Self {
+        Self { reason, why: Why::Nature }
     }
+
+    /// A fault that the backend can have, and that this fixture may not cause, for this reason: others use its server too. A case that needs
+    /// the fault proves nothing then, and the report lists it.
+    pub const fn withheld(reason: &'static str) -> Self {
+        Self { reason, why: Why::Withheld }
+    }
+
+    /// Whether no server of this kind can have it.
+    pub const fn is_by_nature(&self) -> bool {
+        matches!(self.why, Why::Nature)
+    }
+
+    /// Whether the backend can have it, and this fixture may not cause it.
+    pub const fn is_withheld(&self) -> bool {
+        matches!(self.why, Why::Withheld)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Backend,
+    Nature,
+    Withheld,
 }

@@ -98,6 +98,11 @@ pub trait Fixture: Send + Sync + 'static {
     /// Changes the server's record of a lock without its clients.
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported>;
 
+    /// The step to which [`record`](Self::record) rounds up what is left of a lease, if the server counts in steps.
+    fn record_step(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Reads the server's own record of a lock, under the frozen encoding of its name.
     async fn record(&self, name: &LockName) -> Record;
 

@@ -153,6 +153,10 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         self.0.tamper(&prefixed(name), tamper).await
     }
 
+    fn record_step(&self) -> Duration {
+        self.0.record_step()
+    }
+
     async fn record(&self, name: &LockName) -> Record {
         self.0.record(&prefixed(name)).await
     }

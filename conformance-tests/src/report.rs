@@ -109,6 +109,10 @@ impl<F: Fixture> Fixture for Reported<F> {
         self.unsupported(&format!("{tamper:?}"), self.fixture.tamper(name, tamper).await)
     }
 
+    fn record_step(&self) -> Duration {
+        self.fixture.record_step()
+    }
+
     async fn record(&self, name: &LockName) -> Record {
         self.fixture.record(name).await
     }

@@ -1,12 +1,20 @@
 #![doc = include_str!("../README.md")]
 
 mod certificates;
+mod etcd;
+mod links;
 mod mysql;
 mod program;
 mod redis;
+mod relays;
 mod server_process;
+mod sockets;
 
-pub use certificates::certificates;
+pub use certificates::{certificates, client_certificate};
+pub use etcd::{
+    EtcdAccess, EtcdAlarm, EtcdCluster, EtcdKey, EtcdKeys, EtcdLease, EtcdServer, EtcdSettings, EtcdSide,
+    EtcdStatistics, EtcdStatus, EtcdTls,
+};
 pub use mysql::{
     Contents, MySqlDatabase, MySqlServer, MySqlSettings, Sql, SqlConnection, TextRow, URL_VARIABLE,
     can_have_small_disks, is_named,

@@ -23,6 +23,7 @@ pub struct ServerProcess {
     folder: TempDir,
     clock: Option<ClockStep>,
     process: Option<ChildProcess>,
+    is_paused: bool,
     started: Instant,
 }
 
@@ -31,7 +32,8 @@ impl ServerProcess {
     pub(crate) fn new(name: &'static str, has_steppable_clock: bool) -> io::Result<Self> {
         let folder = folder(&format!("leasehold-{name}-"))?;
         let clock = has_steppable_clock.then(|| ClockStep::new(folder.path())).transpose()?;
-        Ok(Self { name, port: Port::free()?, folder, clock, process: None, started: Instant::now() })
+        let port = Port::free()?;
+        Ok(Self { name, port, folder, clock, process: None, is_paused: false, started: Instant::now() })
     }
 
     /// Its address.
@@ -44,12 +46,27 @@ impl ServerProcess {
         self.process.as_ref().map(ChildProcess::id)
     }
 
+    /// Whether it runs and is not paused.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some() && !self.is_paused
+    }
+
     /// Stops it in an orderly way.
     ///
     /// # Errors
     /// If it does not run, or does not end within ten seconds.
     pub fn stop(&mut self) -> io::Result<()> {
         self.running()?.terminate()?;
+        self.process = None;
+        Ok(())
+    }
+
+    /// Stops it in an orderly way, and ends it with SIGKILL if that takes longer than `grace`.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn stop_within(&mut self, grace: Duration) -> io::Result<()> {
+        self.running()?.terminate_within(grace)?;
         self.process = None;
         Ok(())
     }
@@ -69,7 +86,9 @@ impl ServerProcess {
     /// # Errors
     /// If it does not run.
     pub fn pause(&mut self) -> io::Result<()> {
-        self.running()?.pause()
+        self.running()?.pause()?;
+        self.is_paused = true;
+        Ok(())
     }
 
     /// SIGCONT.
@@ -77,7 +96,9 @@ impl ServerProcess {
     /// # Errors
     /// If it does not run.
     pub fn resume(&mut self) -> io::Result<()> {
-        self.running()?.resume()
+        self.running()?.resume()?;
+        self.is_paused = false;
+        Ok(())
     }
 
     /// Steps its wall clock by `micros`, at once: forward, or back if negative.
@@ -120,7 +141,7 @@ impl ServerProcess {
     }
 
     /// Chooses another port.
-    fn change_port(&mut self) -> io::Result<()> {
+    pub(crate) fn change_port(&mut self) -> io::Result<()> {
         self.port = Port::free()?;
         Ok(())
     }
@@ -135,6 +156,7 @@ impl ServerProcess {
             command.envs(clock.variables());
         }
         self.process = Some(ChildProcess::spawn(command)?);
+        self.is_paused = false;
         self.started = Instant::now();
         Ok(())
     }
@@ -144,19 +166,33 @@ impl ServerProcess {
     /// # Errors
     /// If the process has ended, or takes too long. The text has the end of its log.
     pub(crate) fn await_start(&mut self) -> io::Result<()> {
+        self.await_since(self.started)
+    }
+
+    /// The same for another event, which is awaited since `begin`.
+    pub(crate) fn await_since(&mut self, begin: Instant) -> io::Result<()> {
         let ended = self.running()?.try_wait()?.map(|exit| exit.to_string());
-        let failed = ended
-            .or_else(|| (self.started.elapsed() > START_BOUND).then(|| format!("no reply within {START_BOUND:?}")));
+        let failed =
+            ended.or_else(|| (begin.elapsed() > START_BOUND).then(|| format!("no reply within {START_BOUND:?}")));
         let Some(how) = failed else {
             std::thread::sleep(Duration::from_millis(1));
             return Ok(());
         };
         self.process = None;
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
+        // Without the traces of Java.
+        let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("\tat ")).collect();
         let end = lines[lines.len().saturating_sub(10)..].join("\n");
-        let kind = if end.contains("Address already in use") { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
+        // Go's libraries write it in lower case.
+        let is_taken = end.to_lowercase().contains("address already in use");
+        let kind = if is_taken { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
         Err(io::Error::new(kind, format!("{} does not start ({how}); the end of its log:\n{end}", self.name)))
+    }
+
+    /// Makes it older by this time.
+    #[cfg(test)]
+    pub(crate) fn age(&mut self, by: Duration) {
+        self.started = self.started.checked_sub(by).expect("the machine runs for longer");
     }
 
     /// # Errors
@@ -174,15 +210,15 @@ impl ServerProcess {
     }
 }
 
-/// Starts a server. If another process takes its port before the server binds it, starts it on another one.
-pub(crate) fn start_on_a_free_port<S>(
+/// Starts a server. If another process takes one of its ports before the server binds it, starts it on other ones.
+pub(crate) fn start_on_free_ports<S>(
     server: &mut S,
-    run: impl Fn(&mut S) -> io::Result<()>,
-    process: impl Fn(&mut S) -> &mut ServerProcess,
+    mut run: impl FnMut(&mut S) -> io::Result<()>,
+    mut change_ports: impl FnMut(&mut S) -> io::Result<()>,
 ) -> io::Result<()> {
     for _ in 0..10 {
         match run(server) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => process(server).change_port()?,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => change_ports(server)?,
             other => return other,
         }
     }

@@ -13,7 +13,7 @@ use crate::process;
 /// a run on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, mysql, takeover,
+    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql, takeover,
     /// startup or sqlite.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
@@ -36,7 +36,9 @@ const END: &str = "<!-- end of figures -->\n";
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    needs::provide(&[needs::REDIS, needs::MARIADB, needs::MARIADB_INSTALL_DB], &args.install, "cargo xtask bench")?;
+    let servers = [needs::REDIS, needs::MARIADB, needs::MARIADB_INSTALL_DB, needs::ETCD];
+    let needs = [&servers[..], &[needs::PROTOC, needs::PROTOC_INCLUDE]].concat();
+    needs::provide(&needs, &args.install, "cargo xtask bench")?;
     if args.workloads.is_empty() || args.workloads.iter().any(|workload| workload == "startup") {
         process::show(&mut process::cargo(["build", "--release", "--quiet", "--locked", "--package=leasehold-cli"]))?;
     }

@@ -26,7 +26,16 @@ pub(crate) const MARIADB: Need =
 pub(crate) const MARIADB_INSTALL_DB: Need =
     Need { program: "mariadb-install-db", package: "mariadb-server", variable: Some("LEASEHOLD_MARIADB_INSTALL_DB") };
 
-/// For the certificates of the TLS tests: that of MySQL, and that of lock-redis, which runs with all backends.
+pub(crate) const ETCD: Need = Need { program: "etcd", package: "etcd-server", variable: Some("LEASEHOLD_ETCD_SERVER") };
+
+/// Generates the client of etcd when that is built.
+pub(crate) const PROTOC: Need = Need { program: "protoc", package: "protobuf-compiler", variable: None };
+
+/// Files that it includes, which it finds by its own path.
+pub(crate) const PROTOC_INCLUDE: Need =
+    Need { program: "../include/google/protobuf/descriptor.proto", package: "libprotobuf-dev", variable: None };
+
+/// For the certificates of the TLS tests: those of MySQL and etcd, and that of lock-redis, which runs with all backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 
 /// The option `--install`.
@@ -70,7 +79,7 @@ impl Need {
 pub(crate) fn provide(needs: &[Need], install: &Install, command: &str) -> Result<()> {
     let mut missing = Vec::new();
     for need in needs {
-        if need.find()?.is_none() {
+        if need.find()?.is_none() && !missing.contains(need) {
             missing.push(*need);
         }
     }

@@ -29,6 +29,7 @@ impl Server {
         std::fs::create_dir_all(&folder)?;
         match store {
             "redis" => Self::redis(folder),
+            "etcd" => Self::etcd(folder),
             "mysql" => Self::mysql(folder),
             "sqlite" => {
                 let url = format!("sqlite://{}", folder.join("locks.db").display());
@@ -36,6 +37,29 @@ impl Server {
             }
             _ => bail!("there is no starter for {store}"),
         }
+    }
+
+    fn etcd(folder: PathBuf) -> Result<Self> {
+        // Another process may take them until the server binds them, which then ends with an error.
+        let port = || Ok::<_, anyhow::Error>(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port());
+        let (client, peer) = (port()?, port()?);
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let mut command = Command::new(needs::ETCD.find()?.context("etcd is not installed")?);
+        command.args(["--name=examples", "--heartbeat-interval=10", "--election-timeout=100"]);
+        command.arg(format!("--data-dir={}", folder.join("data").display()));
+        for option in ["listen-client-urls", "advertise-client-urls"] {
+            command.arg(format!("--{option}={}", url(client)));
+        }
+        for option in ["listen-peer-urls", "initial-advertise-peer-urls"] {
+            command.arg(format!("--{option}={}", url(peer)));
+        }
+        command.arg(format!("--initial-cluster=examples={}", url(peer)));
+        command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Some(command.spawn().context("cannot start etcd")?);
+        let mut server = Self { process, folder, url: format!("etcd://127.0.0.1:{client}") };
+        // A port that listens proves nothing: the server needs a leader first.
+        server.wait_until("etcd", |_| is_healthy(client).unwrap_or(false))?;
+        Ok(server)
     }
 
     fn mysql(folder: PathBuf) -> Result<Self> {
@@ -110,6 +134,17 @@ impl Server {
     fn answers(&self) -> bool {
         std::os::unix::net::UnixStream::connect(self.folder.join("redis.sock")).is_ok()
     }
+}
+
+/// Whether an etcd serves requests.
+fn is_healthy(port: u16) -> Result<bool> {
+    use std::io::{Read, Write};
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    Ok(reply.contains("\"health\":\"true\""))
 }
 
 impl Drop for Server {

@@ -38,6 +38,13 @@ impl Backend {
 const BACKENDS: &[Backend] = &[
     Backend { name: "memory", feature: None, targets: &["memory"], needs: &[], named_server: None },
     Backend {
+        name: "etcd",
+        feature: Some("etcd"),
+        targets: &["etcd", "etcd_cluster", "etcd_processes"],
+        needs: &[needs::PROTOC, needs::PROTOC_INCLUDE, needs::ETCD, needs::OPENSSL],
+        named_server: None,
+    },
+    Backend {
         name: "mysql",
         feature: Some("mysql"),
         targets: &["mysql", "mysql_for_update", "mysql_for_update_processes", "mysql_processes"],
@@ -71,15 +78,17 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server and openssl. LEASEHOLD_REDIS_SERVER and LEASEHOLD_MARIADB_SERVER name other programs than
-/// redis-server and mariadbd. LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or MariaDB that exists already, for the
-/// suites of both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs none. The URL is that of an
-/// administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to be set up.
+/// The tests need redis-server, mariadb-server, etcd-server, openssl, and protoc to build.
+/// LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER and LEASEHOLD_ETCD_SERVER name other programs than
+/// redis-server, mariadbd and etcd. LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or
+/// MariaDB that exists already, for the suites of both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs
+/// none. The URL is that of an administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to
+/// be set up.
 ///
 /// The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backends whose suite is run: memory, mysql, redis, sqlite.
+    /// The backends whose suite is run: memory, etcd, mysql, redis, sqlite.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
     #[command(flatten)]
@@ -103,10 +112,22 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 }
 
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
-const EXAMPLE_STORES: &[&str] = &["mysql", "redis", "sqlite"];
+const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite"];
+
+/// How many cases run at a time, where the default is too many: each of these starts three servers.
+fn threads(program: &Program) -> Vec<String> {
+    match &*program.target {
+        "etcd_cluster" => vec!["--test-threads=3".to_owned()],
+        _ => Vec::new(),
+    }
+}
 
 fn takes_url(program: &Program, store: &str) -> bool {
-    let is_fenced = store == "mysql" && program.target == "example-fenced_sql";
+    let is_fenced = match store {
+        "etcd" => program.target == "example-fenced_etcd",
+        "mysql" => program.target == "example-fenced_sql",
+        _ => false,
+    };
     is_fenced || ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
 }
 
@@ -123,6 +144,9 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
     let excluded = metadata::unpublished(metadata).map(|package| format!("--exclude={}", package.name));
     ["--workspace".to_owned(), "--all-features".to_owned()].into_iter().chain(excluded).collect()
 }
+
+/// The programs that the tests of [`own`] start.
+const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::OPENSSL];
 
 /// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {
@@ -147,7 +171,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
     // A whole run has more that starts servers.
     let selected = |backend: &&Backend| backend.selected(|variable| !whole && is_named(variable));
-    let needs: Vec<_> = backends.iter().flat_map(|backend| selected(backend).1).copied().collect();
+    let own_needs = if whole { OWN_NEEDS } else { &[] };
+    let needs: Vec<_> = backends.iter().flat_map(|backend| selected(backend).1).chain(own_needs).copied().collect();
     needs::provide(&needs, &args.install, "cargo xtask test")?;
 
     for backend in backends.iter().filter(|_| !whole) {
@@ -175,7 +200,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report::reset()?;
     for program in &programs {
         parts.run(&program.name(), || {
-            let outcome = program.run(&args.filters, &mut run.said)?;
+            let outcome = program.run(&[&args.filters[..], &threads(program)].concat(), &mut run.said)?;
             if is_suite(program) {
                 run.counts.add(&program.target, outcome.count());
             }

@@ -4,6 +4,10 @@
 /// Makes each of these functions a test on each store.
 macro_rules! on_every_store {
     ($($name:ident),* $(,)?) => {
+        #[cfg(feature = "etcd")]
+        mod etcd {
+            $(#[test] fn $name() { super::$name(&crate::store::Store::etcd()) })*
+        }
         mod mysql {
             $(#[test] fn $name() { super::$name(&crate::store::Store::mysql()) })*
         }

@@ -50,7 +50,8 @@ fn status_shows_who_holds(store: &Store) {
     gate.open();
     assert_eq!(run.end().0, 0);
     let free = json(store, &["status", "x", "--json"]);
-    assert_eq!((&free["held"], &free["last_token"]), (&false.into(), &holder["token"]));
+    let last_token = if store.forgets_free_locks() { &Value::Null } else { &holder["token"] };
+    assert_eq!((&free["held"], &free["last_token"]), (&false.into(), last_token));
 }
 
 fn ls_shows_what_is_held(store: &Store) {
@@ -69,16 +70,17 @@ fn ls_shows_what_is_held(store: &Store) {
         locks.iter().map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(names(&["ls", "--json"]), ["jobs/ä {1}"]);
-    assert_eq!(names(&["ls", "--json", "--all"]), ["jobs/free", "jobs/ä {1}", "other"]);
-    assert_eq!(names(&["ls", "--json", "--all", "--prefix", "jobs/"]), ["jobs/free", "jobs/ä {1}"]);
+    let known = |names: &[&'static str]| -> Vec<&'static str> {
+        names.iter().copied().filter(|name| *name == "jobs/ä {1}" || !store.forgets_free_locks()).collect()
+    };
+    assert_eq!(names(&["ls", "--json", "--all"]), known(&["jobs/free", "jobs/ä {1}", "other"]));
+    assert_eq!(names(&["ls", "--json", "--all", "--prefix", "jobs/"]), known(&["jobs/free", "jobs/ä {1}"]));
     assert_eq!(names(&["ls", "--json", "--prefix", "jobs/f"]), [""; 0]);
     let (_, text, _) = outcome(store, &["ls"]);
     assert!(text.starts_with("jobs/ä {1}: held by ") && text.contains(", me)"), "{text}");
     let (_, text, _) = outcome(store, &["ls", "--all", "--limit", "1"]);
-    assert!(
-        text.starts_with("jobs/ä {1}: held") && text.ends_with("there are more: use --limit or --prefix"),
-        "{text}"
-    );
+    let are_more = text.ends_with("there are more: use --limit or --prefix");
+    assert!(text.starts_with("jobs/ä {1}: held") && are_more != store.forgets_free_locks(), "{text}");
     assert_eq!(outcome(store, &["ls", "--limit", "0"]).0, 2);
     gate.open();
     assert_eq!(run.end().0, 0);
@@ -95,7 +97,8 @@ fn ls_counts_its_limit_after_filtering(store: &Store) {
         let listing = json(store, &["ls", "--json", "--limit", limit]);
         assert_eq!((listing["locks"].as_array().unwrap().len(), &listing["whole"]), (1, &true.into()), "{listing}");
         let listing = json(store, &["ls", "--json", "--all", "--limit", limit]);
-        let (shown, whole) = (limit.parse::<usize>().unwrap().min(3), matches!(limit, "3" | "4"));
+        let (limit, locks) = (limit.parse().unwrap(), if store.forgets_free_locks() { 1 } else { 3 });
+        let (shown, whole) = (locks.min(limit), limit >= locks);
         assert_eq!(
             (listing["locks"].as_array().unwrap().len(), &listing["whole"]),
             (shown, &whole.into()),
@@ -173,7 +176,10 @@ fn break_without_a_terminal_needs_yes(store: &Store) {
     };
     assert_eq!(code, 0);
     assert!(text.contains("broken") && text.contains("may still be writing"), "{text}");
-    gate.open();
+    // The command has ended already where the loss is reported at once.
+    if !store.pushes_losses() {
+        gate.open();
+    }
     run.end();
 }
 

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use leasehold::mysql::{SCHEMA, grants};
 use leasehold_conformance::Data;
 use leasehold_conformance::harness::folder;
+#[cfg(feature = "etcd")]
+use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSettings};
 use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
 use rustix::fs::OFlags;
 
@@ -20,6 +22,8 @@ pub(crate) struct Store {
 }
 
 enum Kind {
+    #[cfg(feature = "etcd")]
+    Etcd(Box<RefCell<EtcdServer>>),
     MySql(Box<RefCell<MySqlServer>>, Strategy),
     Redis(Box<RefCell<RedisServer>>),
     Sqlite(RefCell<Option<rusqlite::Connection>>),
@@ -54,6 +58,17 @@ impl Store {
     /// One of the stores, for tests that do not depend on it.
     pub(crate) fn any() -> Self {
         Self::sqlite()
+    }
+
+    /// An etcd whose user has only the permissions of clients.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn etcd() -> Self {
+        let server = EtcdSettings::new().start().unwrap();
+        server.side().enable_users().unwrap();
+        let keys = EtcdKeys::with_prefix("leasehold/");
+        server.side().set_user("locker", "hunter2", &[(EtcdAccess::ReadWrite, keys)]).unwrap();
+        let url = format!("etcd://locker:hunter2@{}", server.addr());
+        Self { url, folder: own_folder(), kind: Kind::Etcd(Box::new(RefCell::new(server))) }
     }
 
     pub(crate) fn mysql() -> Self {
@@ -99,6 +114,8 @@ impl Store {
     /// Whether the store knows its waiters.
     pub(crate) fn has_queue(&self) -> bool {
         match self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(_) => true,
             Kind::Redis(_) | Kind::MySql(_, Strategy::ForUpdate) => true,
             Kind::MySql(_, Strategy::Row) | Kind::Sqlite(_) => false,
         }
@@ -106,7 +123,25 @@ impl Store {
 
     /// Whether a lease ends with its process.
     pub(crate) fn ends_leases_with_processes(&self) -> bool {
-        matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
+        self.is_etcd() || matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
+    }
+
+    /// Whether the store keeps nothing of a lock that is free.
+    pub(crate) fn forgets_free_locks(&self) -> bool {
+        self.is_etcd()
+    }
+
+    /// Whether the store reports at once that a lease was ended behind its holder's back.
+    pub(crate) fn pushes_losses(&self) -> bool {
+        self.is_etcd()
+    }
+
+    fn is_etcd(&self) -> bool {
+        match self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether locks can be inspected after [`stop_replying`](Self::stop_replying).
@@ -134,6 +169,10 @@ impl Store {
     /// Removes the record of every lock, or ends the connections of its leases, as an operator could.
     pub(crate) fn remove_records(&self) {
         match &self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(server) => {
+                server.borrow().side().delete_all("leasehold/").unwrap();
+            }
             Kind::MySql(server, Strategy::Row) => {
                 server.borrow().query("DELETE FROM locks.leasehold_locks").unwrap();
             }
@@ -168,7 +207,7 @@ impl Store {
     pub(crate) fn stop_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().kill().unwrap(),
-            Kind::MySql(..) | Kind::Sqlite(_) => panic!("only a Redis is stopped"),
+            _ => panic!("only a Redis is stopped"),
         }
     }
 
@@ -176,7 +215,7 @@ impl Store {
     pub(crate) fn start_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().start_again(Data::Lost).unwrap(),
-            Kind::MySql(..) | Kind::Sqlite(_) => panic!("only a Redis is started"),
+            _ => panic!("only a Redis is started"),
         }
     }
 
@@ -191,6 +230,17 @@ impl Store {
     /// Replaces the record of a lock by one of a newer format.
     pub(crate) fn set_newer_format(&self, name: &str) {
         match &self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(server) => {
+                let queue = format!("leasehold/{}/", name.replace('/', "%2F"));
+                let first =
+                    server.borrow().side().keys(&queue).unwrap().into_iter().min_by_key(|key| key.create_revision);
+                let (key, lease) = match first {
+                    Some(first) => (first.key, first.lease),
+                    None => (format!("{queue}{}", "0".repeat(32)).into_bytes(), 0),
+                };
+                server.borrow().side().put(key, "2\thost", lease).unwrap();
+            }
             Kind::MySql(server, strategy) => {
                 let table = strategy.table();
                 let rows = server.borrow().query(&format!(
@@ -227,6 +277,8 @@ impl Store {
     /// Makes the store stop answering, or at least stop answering writes.
     pub(crate) fn stop_replying(&self) {
         match &self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(server) => server.borrow_mut().pause().unwrap(),
             Kind::MySql(server, _) => server.borrow_mut().pause().unwrap(),
             Kind::Redis(server) => server.borrow_mut().pause().unwrap(),
             Kind::Sqlite(held) => {
@@ -241,6 +293,8 @@ impl Store {
     /// Makes the store answer again.
     pub(crate) fn reply_again(&self) {
         match &self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(server) => server.borrow_mut().resume().unwrap(),
             Kind::MySql(server, _) => server.borrow_mut().resume().unwrap(),
             Kind::Redis(server) => server.borrow_mut().resume().unwrap(),
             Kind::Sqlite(held) => *held.borrow_mut() = None,

@@ -18,7 +18,7 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("down");
     if let Err(unsupported) = fixture.server(ServerFault::Stop).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     // A server may be stopped within milliseconds. The outcome of a request on a connection that was used just before is unknown then.
     tokio::time::sleep(AT_ONCE / 2).await;
@@ -40,7 +40,7 @@ pub async fn an_acquire_outlives_a_restart(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("comes back");
     if let Err(unsupported) = fixture.server(ServerFault::Stop).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     let lock = ann.lock(name.as_str()).wait(PATIENCE);
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -69,7 +69,7 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     let ttl = steady_ttl(fixture);
     let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
     if let Err(unsupported) = fixture.server(end).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     start(fixture, Data::Kept).await;
     let lock = bob.lock(name.as_str());
@@ -98,11 +98,11 @@ pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
     let ttl = fixture.ttl();
     let guard = hold(&ann, &name).await;
     if let Err(unsupported) = fixture.server(ServerFault::Kill).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     if let Err(unsupported) = fixture.server(ServerFault::Start(Data::Lost)).await {
         start(fixture, Data::Kept).await;
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     let next = bob.lock(name.as_str()).wait(PATIENCE);
     let granted = tokio::spawn(async move { next.acquire().await.expect("the lock is granted") });
@@ -120,7 +120,7 @@ pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     let (name, ttl) = (name("paused"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     if let Err(unsupported) = fixture.server(ServerFault::Pause).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     tokio::time::sleep(AT_ONCE / 2).await;
     let lock = bob.lock(name.as_str()).wait(ttl / 2);
@@ -262,7 +262,7 @@ async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: Er
     let (ann, name) = (long_client(fixture, Route::Clear).await, name("refused"));
     let guard = hold(&ann, &name).await;
     if let Err(unsupported) = fixture.server(fault).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     // A new client: open connections may still work.
     let bob = long_client(fixture, Route::Clear).await;
@@ -289,7 +289,7 @@ pub async fn a_read_only_server_grants_nothing(fixture: &dyn Fixture) {
     let name = name("read-only");
     hold(&ann, &name).await.release().await.expect("a release");
     if let Err(unsupported) = fixture.server(ServerFault::ReadOnly).await {
-        return in_process(&ann, unsupported);
+        return in_process(fixture, &ann, unsupported);
     }
     let refused = ann.lock(name.as_str()).try_acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "{refused:?}");
@@ -345,7 +345,7 @@ async fn stepped(fixture: &dyn Fixture, step: ServerFault) {
         assert!(!unsupported.reason.is_empty());
         let is_by_wall_clock = ann.capabilities().clock == StoreClock::ServerWall;
         assert!(
-            !is_by_wall_clock || unsupported.is_withheld,
+            !is_by_wall_clock || unsupported.is_withheld(),
             "{}, but its leases end by a wall clock",
             unsupported.reason
         );
@@ -385,13 +385,17 @@ async fn start(fixture: &dyn Fixture, data: Data) {
     fixture.server(ServerFault::Start(data)).await.expect("a stopped server can be started");
 }
 
-/// Asserts that a fault is unsupported because the backend has no server, or because others use the server.
-fn in_process(client: &leasehold_core::LockClient, unsupported: Unsupported) {
-    let Unsupported { reason, is_withheld } = unsupported;
+/// Asserts that a fault is unsupported because the backend has no server, because no such server can have it, or because others use the
+/// server.
+fn in_process(fixture: &dyn Fixture, client: &leasehold_core::LockClient, unsupported: Unsupported) {
+    let reason = unsupported.reason;
     assert!(!reason.is_empty(), "a fault is unsupported without a reason");
+    if unsupported.is_by_nature() {
+        return fixture.empty(reason);
+    }
     let scope = client.capabilities().scope;
     assert!(
-        scope != leasehold_core::backend::Scope::Network || is_withheld,
+        scope != leasehold_core::backend::Scope::Network || unsupported.is_withheld(),
         "a server on the network can have this fault; the reason was: {reason}"
     );
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest, Scope};
+use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest, Restart, Scope};
 
 use crate::clients::{LONG, client, hold, long_client};
 use crate::direct::Direct;
@@ -121,8 +121,15 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
     if let Err(unsupported) = restarted {
         // Without a server there is no restart. The data end with the process, and the capabilities state that.
         assert!(!unsupported.reason.is_empty());
-        let is_process = ann.capabilities().scope == Scope::Process;
-        assert!(is_process || unsupported.is_withheld, "{}", unsupported.reason);
+        let (capabilities, reason) = (ann.capabilities(), unsupported.reason);
+        if unsupported.is_by_nature() {
+            // Tokens count what the store keeps, and nobody can begin anew in its place.
+            assert_eq!(capabilities.restart, Restart::KeepsAll, "{reason}");
+            assert!(!capabilities.limits_of_exclusion.is_empty(), "{reason}");
+            fixture.server(ServerFault::Start(Data::Kept)).await.expect("a killed server can be started");
+            return fixture.empty("a store without its data is another store, and the limits of exclusion name it");
+        }
+        assert!(capabilities.scope == Scope::Process || unsupported.is_withheld(), "{reason}");
         return;
     }
     drop(guard);

@@ -68,6 +68,18 @@ impl ChildProcess {
         self.wait(SIGNAL_BOUND)
     }
 
+    /// SIGTERM, and SIGKILL if it has not ended after `grace`.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn terminate_within(&mut self, grace: Duration) -> io::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        match self.wait(grace) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => self.kill(),
+            other => other,
+        }
+    }
+
     /// SIGSTOP. No thread of it runs any more when this returns.
     ///
     /// # Errors
@@ -172,6 +184,8 @@ fn guardian(id: u32) -> io::Result<Child> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
 
     fn alive(id: u32) -> bool {
@@ -209,6 +223,23 @@ mod tests {
         drop(process.guardian.stdin.take());
         let exit = process.wait(Duration::from_secs(10)).unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&exit), Some(9));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn one_that_does_not_end_in_time_is_killed() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let grace = Duration::from_millis(50);
+        let mut ignores_it = Command::new("sh");
+        ignores_it.args(["-c", r#"trap "" TERM; echo; exec sleep 600"#]).stdout(Stdio::piped());
+        let mut process = ChildProcess::spawn(&mut ignores_it).unwrap();
+        // From its first byte on, it ignores the signal.
+        process.take_pipes().1.unwrap().read_exact(&mut [0]).unwrap();
+        let start = Instant::now();
+        assert_eq!(process.terminate_within(grace).unwrap().signal(), Some(9));
+        assert!(start.elapsed() > grace);
+        assert_eq!(sleeper().terminate_within(SIGNAL_BOUND).unwrap().signal(), Some(15));
     }
 
     #[test]

@@ -197,6 +197,10 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
         self.sound.tamper(name, tamper).await
     }
 
+    fn record_step(&self) -> Duration {
+        self.sound.record_step()
+    }
+
     async fn record(&self, name: &LockName) -> Record {
         self.saboteur.record(self.sound.record(name).await)
     }

@@ -54,7 +54,7 @@ pub(crate) trait StoreUnderTest {
     /// Measures how late the machine is.
     fn lag_monitor(&self) -> &LagMonitor;
 
-    /// What ends a lease besides its release: its ttl alone, or also the end of the connection that keeps it.
+    /// What a lease shares its end with: nothing, the other leases of its session, or the connection that keeps it.
     fn ttl_scope(&self) -> TtlScope {
         TtlScope::Lease
     }
@@ -62,6 +62,11 @@ pub(crate) trait StoreUnderTest {
     /// The ttl of cases that do not wait for the end of a lease.
     fn shortest_ttl(&self) -> Duration {
         Duration::from_millis(400)
+    }
+
+    /// The pause between two kills: in it, what a killed process has left at the store ends.
+    fn kill_pause(&self) -> Duration {
+        Duration::from_millis(700)
     }
 
     /// The URL of the lock holders.

@@ -81,7 +81,7 @@ fn processes_that_are_killed_at_work_never_overlap() {
     // Continues until there was enough work between the kills, however slow the machine is.
     while kills < 10 || steps < 100 {
         assert!(begin.elapsed() < Duration::from_secs(120), "only {steps} steps with {kills} kills");
-        std::thread::sleep(Duration::from_millis(700));
+        std::thread::sleep(environment.kill_pause());
         let lock_holder = &mut lock_holders[kills % 4];
         lock_holder.process().kill().unwrap();
         lock_holder.wait(SOON).unwrap();

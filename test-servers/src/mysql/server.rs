@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::side::Reconnecting;
 use super::{Sql, SqlConnection, TextRow, small_disk};
 use crate::program::Program;
-use crate::server_process::{ServerProcess, start_on_a_free_port};
+use crate::server_process::{ServerProcess, start_on_free_ports};
 
 const PROGRAM: Program = Program { name: "mariadbd", package: "mariadb-server", variable: "LEASEHOLD_MARIADB_SERVER" };
 
@@ -135,7 +135,7 @@ impl MySqlServer {
             None => copy_folder(server.template.path(), &server.data())?,
             Some(_) => std::fs::create_dir(server.data())?,
         }
-        start_on_a_free_port(&mut server, Self::run, |server| &mut server.process)?;
+        start_on_free_ports(&mut server, Self::run, |server| server.process.change_port())?;
         Ok(server)
     }
 

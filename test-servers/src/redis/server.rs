@@ -12,7 +12,7 @@ use leasehold_conformance::Data;
 
 use super::{Monitor, Reply, SideConnection};
 use crate::program::Program;
-use crate::server_process::{ServerProcess, start_on_a_free_port};
+use crate::server_process::{ServerProcess, start_on_free_ports};
 
 const PROGRAM: Program = Program { name: "redis-server", package: "redis-server", variable: "LEASEHOLD_REDIS_SERVER" };
 
@@ -111,7 +111,7 @@ impl RedisServer {
             settings,
             side: Mutex::new(None),
         };
-        start_on_a_free_port(&mut server, Self::run, |server| &mut server.process)?;
+        start_on_free_ports(&mut server, Self::run, |server| server.process.change_port())?;
         Ok(server)
     }
 

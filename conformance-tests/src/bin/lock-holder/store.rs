@@ -1,4 +1,4 @@
-//! Access to the store: a client, fenced writes on Redis and MySQL, and an optional fault proxy.
+//! Access to the store: a client, fenced writes on etcd, MySQL and Redis, and an optional fault proxy.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -26,6 +26,9 @@ pub(crate) struct Store {
 /// How the store checks a lease and writes in one step.
 enum Writes {
     Redis(Arc<RedisBackend>, FencedScript),
+    /// By the address of the server.
+    #[cfg(feature = "etcd")]
+    Etcd(String),
     /// By the URL of the database.
     MySql(String),
     Unsupported,
@@ -62,9 +65,11 @@ impl Store {
                 proxy,
             });
         }
-        let writes = match url.starts_with("mysql") {
-            true => Writes::MySql(url.split('?').next().unwrap_or_default().to_owned()),
-            false => Writes::Unsupported,
+        let writes = match url.split_once("://") {
+            #[cfg(feature = "etcd")]
+            Some(("etcd", rest)) => Writes::Etcd(rest.split(['/', ',', '?']).next().unwrap_or_default().to_owned()),
+            Some(("mysql", _)) => Writes::MySql(url.split('?').next().unwrap_or_default().to_owned()),
+            _ => Writes::Unsupported,
         };
         Ok(Self { client: leasehold::connect(&url).await?, writes, proxy })
     }
@@ -79,9 +84,11 @@ impl Store {
                 fence.run(append, &[&key], &[format!("{} {text}", guard.fencing_token())]).await?;
                 Ok(key)
             }
+            #[cfg(feature = "etcd")]
+            Writes::Etcd(address) => put(address, guard, text).await,
             Writes::MySql(url) => insert(url, guard, text).await,
             Writes::Unsupported => {
-                let text = "only Redis and MySQL check the lease and write in one step here";
+                let text = "only etcd, MySQL and Redis check the lease and write in one step here";
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
         }
@@ -103,6 +110,28 @@ impl Store {
     }
 }
 
+/// Puts a key in a fenced transaction. The keys show the order in which etcd accepted the writes.
+#[cfg(feature = "etcd")]
+async fn put(address: &str, guard: &LockGuard, text: &str) -> Result<String> {
+    use leasehold::etcd::etcd_client::{Client, Txn, TxnOp};
+    let failed = |error| Error::new(ErrorKind::Unavailable, "the write fails").with_source(error);
+    let mut client = Client::connect([address], None).await.map_err(failed)?.kv_client();
+    let key = format!("written/{:032x}", rand_of_time());
+    let value = format!("{} {text}", guard.fencing_token());
+    let write = Txn::new().when([leasehold::etcd::fence(guard)?]).and_then([TxnOp::put(key, value, None)]);
+    match client.txn(write).await.map_err(failed)?.succeeded() {
+        true => Ok("written".to_owned()),
+        false => Err(Error::new(ErrorKind::Lost, "the lease is not current any more")),
+    }
+}
+
+/// A number that no other write has.
+#[cfg(feature = "etcd")]
+fn rand_of_time() -> u128 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() << 32 | u128::from(std::process::id())
+}
+
 /// Inserts a row in a fenced transaction.
 async fn insert(url: &str, guard: &LockGuard, text: &str) -> Result<String> {
     let failed = |error| Error::new(ErrorKind::Unavailable, "the write fails").with_source(error);
@@ -118,8 +147,9 @@ async fn insert(url: &str, guard: &LockGuard, text: &str) -> Result<String> {
 
 /// A proxy in front of the server of a URL, and the URL through it.
 fn behind_a_proxy(url: &str) -> Result<(String, Option<FaultProxy>)> {
-    let unfit = || Error::invalid("a proxy goes in front of redis://[user:password@]host:port only");
-    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| *scheme == "redis").ok_or_else(unfit)?;
+    let unfit = || Error::invalid("a proxy goes in front of redis:// and etcd://[user:password@]host:port only");
+    let is_fit = |scheme: &str| matches!(scheme, "etcd" | "redis");
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| is_fit(scheme)).ok_or_else(unfit)?;
     let (authority, path) = rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at));
     let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
     let server: SocketAddr = host.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(unfit)?;

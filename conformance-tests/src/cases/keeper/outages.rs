@@ -188,7 +188,7 @@ pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Clear).await, steady_ttl(fixture));
     let poisoned = name("lease 500");
     let guards = many(&ann, LEASES, ttl).await;
-    let reads_records = ann.capabilities().ttl_scope != TtlScope::Connection;
+    let reads_records = ann.capabilities().ttl_scope == TtlScope::Lease;
     if !reads_records || fixture.tamper(&poisoned, Tamper::Corrupt).await.is_err() {
         // If no record can be made unreadable, or renewals read none, it can be removed.
         fixture.tamper(&poisoned, Tamper::Remove).await.expect("a record can be corrupted or removed");

@@ -1,0 +1,283 @@
+//! Locks of an etcd of one member, against raw requests on a client of their own.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use leasehold_conformance::harness::{ChildProcess, LagMonitor};
+use leasehold_core::{KeeperRuntime, LockClient, LockGuard};
+use leasehold_etcd::EtcdBackend;
+use leasehold_etcd::etcd_client::{
+    Client, Compare, CompareOp, GetOptions, KvClient, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+};
+use leasehold_test_servers::{EtcdServer, EtcdSettings};
+
+use crate::report::{Figure, Goal, Unit};
+use crate::rounds::{self, Round, median};
+use crate::usage;
+
+const WORKLOAD: &str = "etcd";
+const ROUNDS: usize = 7;
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Tasks, and the goal of a pair against a raw put and delete.
+const TASKS: [(usize, f64); 3] = [(1, 0.8), (16, 0.45), (256, 0.3)];
+
+/// The goal of a pair against a bare transaction and a delete.
+const OF_BARE: f64 = 0.85;
+
+const LEASES: usize = 10_000;
+const TTL: Duration = Duration::from_secs(30);
+const WATCHED: Duration = Duration::from_secs(30);
+
+/// With 1,000, client and server on two cores do not keep up: each change of the queue goes to every client.
+const CLIENTS: [usize; 3] = [2, 10, 100];
+const HANDOFFS: usize = 300;
+
+const SHORT: Duration = Duration::from_secs(2);
+const KILLS: usize = 10;
+
+pub(crate) async fn run() -> Result<Vec<Figure>> {
+    // As in production, but for the folder.
+    let server = EtcdSettings::new().option("heartbeat-interval=100").option("election-timeout=1000").start()?;
+    let mut figures = pairs(&server).await?;
+    figures.extend(handoffs(&server).await?);
+    figures.extend(held(&server).await?);
+    figures.extend(takeovers(&server).await?);
+    Ok(figures)
+}
+
+fn url(server: &EtcdServer) -> String {
+    format!("etcd://{}/", server.addr())
+}
+
+async fn client(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
+    Ok(LockClient::builder(EtcdBackend::connect(url).await?).keeper(keeper).wait(Duration::MAX).build()?)
+}
+
+async fn raw(server: &EtcdServer) -> Result<Client> {
+    Ok(Client::connect([server.url()], None).await?)
+}
+
+async fn put_and_delete(mut kv: KvClient, task: usize) -> Result<()> {
+    let key = format!("raw/{task}");
+    kv.put(key.as_str(), "1", None).await?;
+    ensure!(kv.delete(key, None).await?.deleted() == 1);
+    Ok(())
+}
+
+/// The transaction of an acquire, and the delete of a release.
+async fn bare_transaction(mut kv: KvClient, task: usize, lease: i64) -> Result<()> {
+    let (queue, end, key) = (format!("bare/{task}/"), format!("bare/{task}0"), format!("bare/{task}/claim"));
+    let first = GetOptions::new().with_range(end).with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1);
+    let is_new = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
+    let is_current = Compare::mod_revision("bare/epoch", CompareOp::Equal, 0);
+    let put = TxnOp::put(key.as_str(), "1", Some(PutOptions::new().with_lease(lease)));
+    let txn = Txn::new().when([is_current, is_new]).and_then([put, TxnOp::get(queue, Some(first))]);
+    ensure!(kv.txn(txn).await?.succeeded());
+    ensure!(kv.delete(key, None).await?.deleted() == 1);
+    Ok(())
+}
+
+async fn pairs(server: &EtcdServer) -> Result<Vec<Figure>> {
+    let client = client(&url(server), KeeperRuntime::OwnThread).await?;
+    let raw = raw(server).await?;
+    let lease = raw.lease_client().grant(3_600, None).await?.id();
+    let mut figures = Vec::new();
+    for (tasks, goal) in TASKS {
+        let own = || {
+            let client = client.clone();
+            rounds::run(tasks, PERIOD, move |task| {
+                let lock = client.lock(format!("bench/{task}"));
+                async move { Ok(lock.acquire().await?.release().await?) }
+            })
+        };
+        let put = || {
+            let kv = raw.kv_client();
+            rounds::run(tasks, PERIOD, move |task| put_and_delete(kv.clone(), task))
+        };
+        let bare = || {
+            let kv = raw.kv_client();
+            rounds::run(tasks, PERIOD, move |task| bare_transaction(kv.clone(), task, lease))
+        };
+        own().await?;
+        let mut rounds: Vec<[Round; 3]> = Vec::new();
+        for number in 0..ROUNDS {
+            rounds.push(match number % 3 {
+                0 => [own().await?, put().await?, bare().await?],
+                1 => {
+                    let (put, bare) = (put().await?, bare().await?);
+                    [own().await?, put, bare]
+                }
+                _ => {
+                    let bare = bare().await?;
+                    [own().await?, put().await?, bare]
+                }
+            });
+        }
+        let against = |index: usize| median(rounds.iter().map(|round| round[0].per_second / round[index].per_second));
+        let scale = median(rounds.iter().map(|round| round[0].per_second));
+        let what = |peer: &str| format!("pairs/s with {tasks} tasks, against {peer}");
+        figures.push(Figure::new(WORKLOAD, what("a raw put and delete"), against(1), Unit::Ratio, Goal::AtLeast(goal)));
+        let peer = what("a bare transaction and delete");
+        figures.push(Figure::new(WORKLOAD, peer, against(2), Unit::Ratio, Goal::AtLeast(OF_BARE)));
+        figures.push(Figure::plain(WORKLOAD, format!("pairs with {tasks} tasks, here"), scale, Unit::PerSecond));
+    }
+    Ok(figures)
+}
+
+/// The time from a release to the next grant, against a raw put.
+async fn handoffs(server: &EtcdServer) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    let raw = raw(server).await?;
+    for clients in CLIENTS {
+        let mut ratios = Vec::new();
+        for _ in 0..3 {
+            let put = put_p50(raw.kv_client()).await?;
+            ratios.push(handoff_p50(server, clients).await? / put);
+        }
+        let what = format!("p50 of a handoff with {clients} clients, against that of a raw put");
+        figures.push(Figure::new(WORKLOAD, what, median(ratios), Unit::Ratio, Goal::AtMost(1.7)));
+    }
+    Ok(figures)
+}
+
+async fn put_p50(mut kv: KvClient) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..500 {
+        let begin = Instant::now();
+        kv.put("raw/p50", "1", None).await?;
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    Ok(median(times))
+}
+
+async fn handoff_p50(server: &EtcdServer, count: usize) -> Result<f64> {
+    #[derive(Default)]
+    struct Shared {
+        released: Mutex<Option<Instant>>,
+        times: Mutex<Vec<f64>>,
+        stop: AtomicBool,
+        waiting: AtomicU64,
+    }
+    let shared = Arc::new(Shared::default());
+    let first = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
+    let guard = first.lock("handoff").acquire().await?;
+    let mut tasks = Vec::new();
+    for _ in 0..count {
+        // Many clients in one process stand for many processes, so their keepers share its runtime.
+        let client = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
+        let shared = shared.clone();
+        tasks.push(tokio::spawn(async move {
+            let lock = client.lock("handoff");
+            shared.waiting.fetch_add(1, Ordering::Relaxed);
+            while !shared.stop.load(Ordering::Relaxed) {
+                let guard = lock.acquire().await?;
+                let now = Instant::now();
+                if let Some(released) = shared.released.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    shared.times.lock().unwrap_or_else(PoisonError::into_inner).push((now - released).as_secs_f64());
+                }
+                *shared.released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                // A release without a reply goes on in the background.
+                let _ = guard.release().await;
+            }
+            anyhow::Ok(())
+        }));
+    }
+    while shared.waiting.load(Ordering::Relaxed) < count as u64 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    guard.release().await?;
+    let times = || shared.times.lock().unwrap_or_else(PoisonError::into_inner);
+    while times().len() < HANDOFFS {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    shared.stop.store(true, Ordering::Relaxed);
+    let p50 = median(times().iter().copied());
+    for task in tasks {
+        task.await??;
+    }
+    Ok(p50)
+}
+
+fn processor(server: &EtcdServer) -> Result<Duration> {
+    usage::processor_of(&server.id().context("the server has ended")?.to_string())
+}
+
+/// The processor time that a server uses while it holds leases, beyond what it uses without.
+async fn held(server: &EtcdServer) -> Result<Vec<Figure>> {
+    let idle = {
+        let before = processor(server)?;
+        tokio::time::sleep(WATCHED / 3).await;
+        (processor(server)? - before) * 3
+    };
+    let client = client(&url(server), KeeperRuntime::OwnThread).await?;
+    let mut tasks = Vec::new();
+    for task in 0..16 {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut guards = Vec::new();
+            for lease in (task..LEASES).step_by(16) {
+                guards.push(client.lock(format!("held/{lease}")).ttl(TTL).acquire().await?);
+            }
+            anyhow::Ok(guards)
+        }));
+    }
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.extend(task.await??);
+    }
+    // Their watches are opened meanwhile.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (renewed, before) = (client.stats().renewed, processor(server)?);
+    tokio::time::sleep(WATCHED).await;
+    let used = (processor(server)? - before).saturating_sub(idle);
+    ensure!(guards.iter().all(LockGuard::is_held), "a lease was lost");
+    ensure!(client.stats().renewed - renewed > 2 * LEASES as u64, "the leases were not renewed");
+    let percent = 100.0 * used.as_secs_f64() / WATCHED.as_secs_f64();
+    drop(guards);
+    let _ = client.shutdown().await;
+    let what = "server's processor for 10,000 held leases";
+    Ok(vec![Figure::new(WORKLOAD, what, percent, Unit::Percent, Goal::AtMost(2.0))])
+}
+
+/// How long after the ttl a waiter of a killed holder holds.
+async fn takeovers(server: &EtcdServer) -> Result<Vec<Figure>> {
+    let client = client(&url(server), KeeperRuntime::OwnThread).await?;
+    let lag_monitor = LagMonitor::start();
+    let mut late = Vec::new();
+    for round in 0..KILLS {
+        let name = format!("killed/{round}");
+        let mut holder = holder(&url(server), &name)?;
+        let lock = client.lock(&name).ttl(SHORT);
+        let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, Instant::now())) });
+        tokio::time::sleep(SHORT / 3 + SHORT.mul_f64(round as f64 / KILLS as f64 / 3.0)).await;
+        holder.kill()?;
+        // The last keep-alive was sent before.
+        let kill = Instant::now();
+        let (guard, held) = waiter.await??;
+        let after = (held - kill).as_secs_f64() - SHORT.as_secs_f64();
+        late.push(1000.0 * (after - lag_monitor.lag_since(kill).as_secs_f64()));
+        guard.release().await?;
+    }
+    let worst = late.iter().copied().fold(f64::MIN, f64::max);
+    let what = "a killed holder's waiter holds, after the kill and the ttl (worst, less the machine's lag)";
+    Ok(vec![Figure::new(WORKLOAD, what, worst, Unit::Milliseconds, Goal::AtMost(600.0))])
+}
+
+/// A process that holds a lock.
+fn holder(url: &str, name: &str) -> Result<ChildProcess> {
+    let ttl = SHORT.as_millis().to_string();
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--hold", url, name, &ttl]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut process = ChildProcess::spawn(&mut command)?;
+    let (_, output, _) = process.take_pipes();
+    let mut line = String::new();
+    BufReader::new(output.context("the holder has no output")?).read_line(&mut line)?;
+    ensure!(line.trim() == "held", "the holder does not hold: {line:?}");
+    Ok(process)
+}

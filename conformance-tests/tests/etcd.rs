@@ -1,0 +1,16 @@
+//! Leasehold on real etcd servers: the suite on one member, for a user with the least permissions, and then the tests that are specific to
+//! etcd.
+
+mod etcd {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fixture;
+    mod one_member;
+    mod queues;
+    mod resource_counts;
+    mod stored;
+    mod support;
+    mod tls;
+
+    leasehold_conformance::suite!(one_member::OneMember);
+}

@@ -1,0 +1,109 @@
+//! A server, a proxy in front of it, and lock holders.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder, machine_now};
+use leasehold_core::FencingToken;
+use leasehold_core::backend::TtlScope;
+use leasehold_test_servers::{EtcdServer, EtcdSettings};
+
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
+use super::bounds::{start, with_call};
+use super::stored::Stored;
+
+/// How late a takeover may be after the lease has ended: the server looks for ended leases twice a second.
+pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(600);
+
+const PREFIX: &str = "leasehold/";
+
+pub(crate) struct Environment {
+    pub(crate) server: EtcdServer,
+    pub(crate) proxy: FaultProxy,
+    lag_monitor: LagMonitor,
+}
+
+impl Environment {
+    pub(crate) fn new() -> Self {
+        let server = EtcdSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
+        let proxy = FaultProxy::start(server.addr()).unwrap();
+        Self { server, proxy, lag_monitor: LagMonitor::start() }
+    }
+
+    fn url_of(addr: SocketAddr) -> String {
+        format!("etcd://{addr}/")
+    }
+
+    fn stored(&self) -> Stored<'_> {
+        Stored { side: self.server.side(), prefix: PREFIX }
+    }
+
+    /// A lock holder that reaches the server through the proxy.
+    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
+        start(&with_call(&Self::url_of(self.proxy.addr())), more)
+    }
+
+    /// A lock holder that is in the queue and watches it.
+    pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
+        let watches = || self.server.side().statistics().unwrap().watches();
+        let (waiting, watched) = (self.record().waiting(), watches());
+        let lock_holder = self.lock_holder(more);
+        eventually("the waiter is in the queue", || self.record().waiting() == waiting + 1);
+        eventually("the waiter watches the queue", || watches() > watched);
+        lock_holder
+    }
+
+    /// The fenced writes that the server accepted, in order: token and text.
+    pub(crate) fn accepted(&self, prefix: &str) -> Vec<(FencingToken, String)> {
+        let mut keys = self.server.side().keys(format!("{prefix}/")).unwrap();
+        keys.sort_by_key(|key| key.create_revision);
+        let entry = |value: &[u8]| {
+            let text = String::from_utf8_lossy(value).into_owned();
+            let (token, what) = text.split_once(' ').expect("a token and a text");
+            (FencingToken::new(token.parse().expect("a token")), what.to_owned())
+        };
+        keys.iter().map(|key| entry(&key.value)).collect()
+    }
+}
+
+impl StoreUnderTest for Environment {
+    fn store(&self) -> String {
+        Self::url_of(self.server.addr())
+    }
+
+    fn record(&self) -> Record {
+        self.stored().record(&name())
+    }
+
+    /// The server counts in whole seconds, so this waits until a second is over.
+    fn lease_ends(&self) -> (Duration, Duration) {
+        let lease = self.stored().queue(&name()).first().expect("a client holds the lock").lease;
+        let left = || self.server.side().lease(lease).unwrap().map_or(Duration::ZERO, |lease| lease.left);
+        let mut before = (machine_now(), left());
+        loop {
+            let read = (machine_now(), left());
+            if read.1 < before.1 {
+                return (before.0 + before.1, machine_now() + before.1);
+            }
+            before = read;
+        }
+    }
+
+    /// The shortest ttl is a second.
+    fn kill_pause(&self) -> Duration {
+        Duration::from_millis(2_500)
+    }
+
+    fn ttl_scope(&self) -> TtlScope {
+        TtlScope::Session
+    }
+
+    fn shortest_ttl(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn lag_monitor(&self) -> &LagMonitor {
+        &self.lag_monitor
+    }
+}

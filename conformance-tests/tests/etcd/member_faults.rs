@@ -1,0 +1,187 @@
+//! One member of three fails, or the leader, while a client acquires, waits, holds or releases: it shows as a short delay.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use leasehold_conformance::{DEADLINE, Direct, Fixture, PathFault, Route, run};
+use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::{LockClient, LockGuard, LockName};
+use leasehold_test_servers::EtcdCluster;
+
+use super::common::{SOON, Stopwatch, eventually, hold};
+use super::fixture::PREFIX;
+use super::stored::Stored;
+use super::three_members::ThreeMembers;
+
+/// Longer than an election, the bound of two calls and the pauses between them.
+const TTL: Duration = Duration::from_secs(12);
+
+/// A call that is not answered, an election, and the calls after it.
+const DELAY: Duration = Duration::from_secs(6);
+
+/// A fault of one member.
+#[derive(Clone, Copy, Debug)]
+enum MemberFault {
+    Kill,
+    Pause,
+    /// Its traffic with the other members is cut. Clients still reach it.
+    Cut,
+    /// Another member becomes the leader.
+    MoveLeader,
+}
+
+impl MemberFault {
+    fn apply(self, cluster: &mut EtcdCluster, member: usize) -> io::Result<()> {
+        match self {
+            Self::Kill => cluster.member_mut(member).kill(),
+            Self::Pause => cluster.member_mut(member).pause(),
+            Self::Cut => {
+                cluster.cut(member);
+                Ok(())
+            }
+            Self::MoveLeader => cluster.move_leader((member + 1) % EtcdCluster::MEMBERS),
+        }
+    }
+
+    fn end(self, cluster: &mut EtcdCluster, member: usize) -> io::Result<()> {
+        match self {
+            Self::Kill => cluster.start_again(member),
+            Self::Pause => cluster.member_mut(member).resume(),
+            Self::Cut => {
+                cluster.heal();
+                Ok(())
+            }
+            Self::MoveLeader => Ok(()),
+        }?;
+        cluster.await_members()
+    }
+}
+
+/// Which member fails. A client begins with the first one of its URL.
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    TheClients,
+    TheLeader,
+}
+
+fn case<C, F>(case: C)
+where
+    C: FnOnce(ThreeMembers) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    run(DEADLINE * 3, || async { case(ThreeMembers::new().await).await });
+}
+
+async fn client(fixture: &ThreeMembers) -> LockClient {
+    LockClient::builder(fixture.backend(Route::Clear).await).ttl(TTL).wait(SOON).build().expect("a client")
+}
+
+fn waits(client: &LockClient, name: &str) -> tokio::task::JoinHandle<LockGuard> {
+    let lock = client.lock(name);
+    tokio::spawn(async move { lock.acquire().await.expect("the lock is granted") })
+}
+
+fn places(fixture: &ThreeMembers, name: &str) -> usize {
+    let deployment = fixture.deployment();
+    let side = deployment.side().expect("a leader");
+    Stored { side, prefix: PREFIX }.queue(&LockName::new(name).expect("a name")).len()
+}
+
+/// Injects a fault, and returns the member that has it.
+fn inject(fixture: &ThreeMembers, fault: MemberFault, which: Which) -> usize {
+    let mut deployment = fixture.deployment();
+    let leader = deployment.leader().expect("a leader");
+    let member = match which {
+        Which::TheClients => 0,
+        Which::TheLeader => leader,
+    };
+    fault.apply(&mut deployment, member).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+    member
+}
+
+fn end(fixture: &ThreeMembers, fault: MemberFault, member: usize) {
+    fault.end(&mut fixture.deployment(), member).unwrap_or_else(|error| panic!("{fault:?} does not end: {error}"));
+}
+
+/// A fault during each phase of a lock, one after the other.
+fn shows_as_a_delay(fault: MemberFault, which: Which) {
+    case(async move |fixture| {
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        hold(&ann, "warm").await.release().await.expect("a release");
+        hold(&bob, "warm").await.release().await.expect("a release");
+
+        // While it acquires.
+        let (member, stopwatch) = (inject(&fixture, fault, which), Stopwatch::start());
+        let guard = hold(&ann, "acquired").await;
+        stopwatch.within(DELAY, "an acquire is delayed");
+        end(&fixture, fault, member);
+
+        // While it holds: until more than the ttl is over.
+        let (member, begin) = (inject(&fixture, fault, which), Instant::now());
+        while begin.elapsed() < TTL * 5 / 4 {
+            assert!(guard.is_held(), "the lease was lost after {:?}", begin.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        end(&fixture, fault, member);
+
+        // While another client waits.
+        let waiter = waits(&bob, "acquired");
+        eventually("bob waits", || places(&fixture, "acquired") == 2).await;
+        let (member, stopwatch) = (inject(&fixture, fault, which), Stopwatch::start());
+        // Without a reply, the client goes on to release.
+        let _ = guard.release().await;
+        let next = waiter.await.expect("no panic");
+        stopwatch.within(DELAY, "a handoff is delayed");
+        end(&fixture, fault, member);
+
+        // While it releases.
+        let (member, stopwatch) = (inject(&fixture, fault, which), Stopwatch::start());
+        let _ = next.release().await;
+        let again = hold(&ann, "acquired").await;
+        stopwatch.within(DELAY, "a release is delayed");
+        end(&fixture, fault, member);
+        again.release().await.expect("a release");
+        assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0), "a lease was lost");
+    });
+}
+
+macro_rules! faults {
+    ($($name:ident: $fault:ident, $which:ident;)*) => {
+        $(#[test]
+        fn $name() {
+            shows_as_a_delay(MemberFault::$fault, Which::$which);
+        })*
+    };
+}
+
+faults! {
+    the_clients_member_is_killed: Kill, TheClients;
+    the_clients_member_is_paused: Pause, TheClients;
+    the_clients_member_is_cut_off: Cut, TheClients;
+    the_leader_is_killed: Kill, TheLeader;
+    the_leader_is_paused: Pause, TheLeader;
+    the_leader_is_cut_off: Cut, TheLeader;
+    the_leader_moves: MoveLeader, TheLeader;
+}
+
+/// A request that is stuck on the way to one member arrives after the claim was withdrawn by another member.
+#[test]
+fn a_late_transaction_after_a_withdraw_has_no_effect() {
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Faulty).await;
+        let bob = Direct::warm(&fixture, Route::Clear).await;
+        for round in 0..3 {
+            let name = LockName::new(format!("late {round}")).expect("a name");
+            let claim = ann.claim(&name);
+            fixture.path(PathFault::Hold).await;
+            assert!(ann.acquire(&claim, TTL).await.is_err(), "the request was held");
+            fixture.heal().await;
+            // The next member serves it.
+            ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
+            fixture.deliver().await;
+            assert_eq!(places(&fixture, name.as_str()), 0, "the late request took effect");
+            let reply = bob.acquire(&bob.claim(&name), TTL).await;
+            assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
+        }
+    });
+}

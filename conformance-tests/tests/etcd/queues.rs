@@ -1,0 +1,198 @@
+//! Queues and watches: what the suite does not know of etcd.
+
+use std::time::Duration;
+
+use leasehold_conformance::{Direct, Fixture, Route};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Event, PlaceNumber, RenewReply, RenewRequest};
+use leasehold_core::{LockClient, LockGuard, LockName};
+
+use super::common::{SOON, Stopwatch, eventually, hold};
+use super::fixture::PREFIX;
+use super::one_member::OneMember;
+use super::stored::Stored;
+use super::support::case;
+
+/// A long ttl.
+const TTL: Duration = Duration::from_secs(20);
+
+/// A message of the server, and no renewal.
+const AT_ONCE: Duration = Duration::from_millis(300);
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).expect("a name")
+}
+
+async fn client(fixture: &OneMember) -> LockClient {
+    LockClient::builder(fixture.backend(Route::Clear).await).ttl(TTL).wait(SOON).build().expect("a client")
+}
+
+fn waits(client: &LockClient, name: &str) -> tokio::task::JoinHandle<LockGuard> {
+    let lock = client.lock(name);
+    tokio::spawn(async move { lock.acquire().await.expect("the lock is granted") })
+}
+
+/// The etcd leases of a queue, in its order.
+fn leases(fixture: &OneMember, name: &str) -> Vec<i64> {
+    let deployment = fixture.deployment();
+    let stored = Stored { side: deployment.side(), prefix: PREFIX };
+    stored.queue(&self::name(name)).iter().map(|key| key.lease).collect()
+}
+
+fn compact(fixture: &OneMember) {
+    let deployment = fixture.deployment();
+    let revision = deployment.side().revision().expect("a revision");
+    deployment.side().compact(revision).expect("it is compacted");
+}
+
+#[test]
+fn a_compaction_does_not_disturb_a_waiter() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        for round in 0..5 {
+            let guard = hold(&ann, "compacted").await;
+            let waiter = waits(&bob, "compacted");
+            // Before its watch is open, and after.
+            if round % 2 == 0 {
+                eventually("bob waits", || leases(&fixture, "compacted").len() == 2).await;
+            }
+            compact(&fixture);
+            hold(&ann, "another").await.release().await.expect("a release");
+            compact(&fixture);
+            eventually("bob waits", || leases(&fixture, "compacted").len() == 2).await;
+            guard.release().await.expect("a release");
+            let stopwatch = Stopwatch::start();
+            let next = waiter.await.expect("no panic");
+            stopwatch.within(AT_ONCE, "bob gets the lock at once");
+            next.release().await.expect("a release");
+        }
+        assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0));
+    });
+}
+
+/// A waiter whose lease an operator has revoked knows it at once. It requests another place, and blocks nobody until then.
+#[test]
+fn a_revoked_waiter_loses_its_place_at_once() {
+    case(async |fixture| {
+        let (ann, bob, carol) = (client(&fixture).await, client(&fixture).await, client(&fixture).await);
+        let guard = hold(&ann, "revoked").await;
+        let bobs = waits(&bob, "revoked");
+        eventually("bob waits", || leases(&fixture, "revoked").len() == 2).await;
+        let carols = waits(&carol, "revoked");
+        eventually("carol waits", || leases(&fixture, "revoked").len() == 3).await;
+        let before = leases(&fixture, "revoked");
+        // After its watch has told it that it waits.
+        tokio::time::sleep(AT_ONCE).await;
+        fixture.deployment().side().revoke(before[1]).expect("it is revoked");
+        let stopwatch = Stopwatch::start();
+        eventually("bob has another place", || {
+            let now = leases(&fixture, "revoked");
+            now.len() == 3 && now[..2] == [before[0], before[2]] && now[2] != before[1]
+        })
+        .await;
+        stopwatch.within(AT_ONCE, "bob learns of it by his watch and not by a renewal");
+        guard.release().await.expect("a release");
+        let carols = carols.await.expect("no panic");
+        assert!(!bobs.is_finished(), "bob overtook carol");
+        carols.release().await.expect("a release");
+        bobs.await.expect("no panic").release().await.expect("a release");
+    });
+}
+
+#[test]
+fn a_revoked_holder_is_notified_at_once() {
+    case(async |fixture| {
+        let ann = client(&fixture).await;
+        let (one, two) = (hold(&ann, "one").await, hold(&ann, "two").await);
+        tokio::time::sleep(AT_ONCE).await;
+        let lease = leases(&fixture, "one")[0];
+        fixture.deployment().side().revoke(lease).expect("it is revoked");
+        let stopwatch = Stopwatch::start();
+        for guard in [&one, &two] {
+            guard.lost().await;
+            stopwatch.within(AT_ONCE, "the loss is pushed");
+        }
+        // The client opens another session.
+        assert!(hold(&ann, "three").await.is_held());
+        assert_ne!(leases(&fixture, "three"), [lease]);
+    });
+}
+
+#[test]
+fn two_claims_on_one_lease_are_two_owners() {
+    case(async |fixture| {
+        let ann = Direct::new(&fixture, Route::Clear).await;
+        let (first, second) = (ann.claim(&name("shared")), ann.claim(&name("shared")));
+        ann.granted(&first, TTL / 2).await;
+        let place = ann.not_granted(&second, TTL / 2).await;
+        let both = leases(&fixture, "shared");
+        assert!(both.len() == 2 && both[0] == both[1], "the claims have different sessions");
+        ann.release(&second, Delivery::Confirmed).await.expect("a release");
+        assert_eq!(leases(&fixture, "shared").len(), 1, "the second claim ended the first one");
+        let renewed = ann.renew(RenewRequest::new(second, place, TTL / 2)).await;
+        assert!(matches!(renewed, RenewReply::Lost), "{renewed:?}");
+        ann.release(&first, Delivery::Confirmed).await.expect("a release");
+        assert_eq!(leases(&fixture, "shared").len(), 0);
+    });
+}
+
+#[test]
+fn names_that_are_prefixes_of_each_other_are_different_locks() {
+    case(async |fixture| {
+        let names = ["jo", "job", "job/", "job/1", "job/10", "job0", "job%", "job%2F"];
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        let mut guards = Vec::new();
+        for name in names {
+            let guard = ann.lock(name).try_acquire().await.expect("nothing is broken");
+            guards.push(guard.unwrap_or_else(|| panic!("another name holds {name:?}")));
+        }
+        let mut waiters: Vec<_> = names.iter().map(|name| waits(&bob, name)).collect();
+        for name in names {
+            eventually("bob waits", || leases(&fixture, name).len() == 2).await;
+        }
+        for index in (0..names.len()).rev() {
+            guards.remove(index).release().await.expect("a release");
+            let next = waiters.remove(index).await.expect("no panic");
+            assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "{:?} released another lock", names[index]);
+            drop(next);
+        }
+    });
+}
+
+#[test]
+fn ten_thousand_names_are_watched_on_one_stream() {
+    const NAMES: u64 = 10_000;
+    case(async |fixture| {
+        let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+        let (ann, bob) = (std::sync::Arc::new(ann), std::sync::Arc::new(bob));
+        let names: Vec<_> = (0..NAMES).map(|index| name(&format!("name {index}"))).collect();
+        let claims =
+            |client: &std::sync::Arc<Direct>| -> Vec<_> { names.iter().map(|name| client.claim(name)).collect() };
+        let (holders, waiters) = (claims(&ann), claims(&bob));
+        for (holders, waiters) in holders.chunks(100).zip(waiters.chunks(100)) {
+            let mut tasks = tokio::task::JoinSet::new();
+            for (holder, waiter) in holders.iter().cloned().zip(waiters.iter().cloned()) {
+                let (ann, bob) = (ann.clone(), bob.clone());
+                tasks.spawn(async move {
+                    ann.granted(&holder, TTL * 100).await;
+                    let reply = bob.acquire(&waiter, TTL * 100).await;
+                    assert!(matches!(reply, Ok(AcquireOutcome::Queued { .. })), "{reply:?}");
+                });
+            }
+            tasks.join_all().await;
+        }
+        let statistics = || fixture.deployment().side().statistics().expect("statistics");
+        eventually("every name is watched", || statistics().watches() >= NAMES).await;
+        assert!(statistics().open_streams()["Watch"] <= 2, "more than one stream for each client");
+        bob.take_events();
+        let middle = &holders[holders.len() / 2];
+        ann.release(middle, Delivery::Confirmed).await.expect("a release");
+        let stopwatch = Stopwatch::start();
+        let mut events = Vec::new();
+        while events.is_empty() {
+            stopwatch.within(AT_ONCE * 4, "the next claim is notified");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            events = bob.take_events();
+        }
+        assert!(matches!(&events[..], [Event::Granted { place, .. }] if *place > PlaceNumber::NONE), "{events:?}");
+    });
+}

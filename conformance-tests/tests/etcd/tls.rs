@@ -1,0 +1,43 @@
+//! TLS to a real server, with a private authority and a client's certificate.
+
+use leasehold::ErrorKind;
+use leasehold_conformance::{DEADLINE, run};
+use leasehold_test_servers::{EtcdSettings, EtcdTls, certificates};
+
+#[test]
+fn a_lock_over_tls() {
+    run(DEADLINE, || async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        let own = format!("ca={ca}&cert={cert}&key={key}");
+        for clients_need_certificates in [false, true] {
+            let tls = EtcdTls { folder: folder.path().to_owned(), clients_need_certificates };
+            let server = EtcdSettings::new().tls(tls).start().unwrap_or_else(|error| panic!("{error}"));
+            let connect = async |scheme: &str, more: &str| {
+                leasehold::connect(&format!("{scheme}://localhost:{}/?{more}", server.addr().port())).await
+            };
+            let locks = async |scheme: &str, more: &str| {
+                let client = connect(scheme, more).await?;
+                client.lock("job").acquire().await?.release().await?;
+                client.shutdown().await
+            };
+            locks("etcds", &own).await.expect("the client has a certificate");
+            // A file alone means TLS, too.
+            locks("etcd", &own).await.expect("the client has a certificate");
+            let anonymous = locks("etcds", &format!("ca={ca}")).await;
+            assert_eq!(anonymous.is_ok(), !clients_need_certificates, "{anonymous:?}");
+            for (scheme, more) in [("etcd", ""), ("etcds", "")] {
+                let refused =
+                    locks(scheme, more).await.expect_err("plain text, or an authority that is not one of the world's");
+                assert!(matches!(refused.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate), "{refused:?}");
+            }
+            let missing = connect("etcds", "ca=nowhere.pem").await.expect_err("there is no such file");
+            assert!(
+                missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"),
+                "{missing}"
+            );
+        }
+    });
+}

@@ -1,0 +1,13 @@
+//! Leasehold on real etcd clusters of three members: the suite, and then what happens when one member or the leader fails.
+
+mod etcd {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fixture;
+    mod member_faults;
+    mod resource_counts;
+    mod stored;
+    mod three_members;
+
+    leasehold_conformance::suite!(three_members::ThreeMembers);
+}

@@ -1,0 +1,222 @@
+//! The backend.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use etcd_client::GetOptions;
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Delivery, Extensions, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewRequest,
+};
+use leasehold_core::{Error, Result};
+use tokio::task::AbortHandle;
+
+use crate::acquire::{Attempt, revoke};
+use crate::capabilities;
+use crate::connections::{AllConnections, Connections};
+use crate::errors::Failure;
+use crate::keys::range_end;
+use crate::renewal;
+use crate::session::Session;
+use crate::sessions::Sessions;
+use crate::settings::parse_url;
+use crate::shared::{Shared, lock};
+use crate::slot::Slot;
+use crate::transactions;
+use crate::watcher::Watcher;
+
+/// Locks on an etcd cluster, version 3.4 or later.
+pub struct EtcdBackend {
+    pub(crate) inner: Arc<Inner>,
+    capabilities: Capabilities,
+    /// The task of the watcher.
+    watching: Mutex<Option<AbortHandle>>,
+}
+
+/// What the parts of the backend share.
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) connections: AllConnections,
+    pub(crate) sessions: Sessions,
+    pub(crate) watcher: Arc<Watcher>,
+}
+
+impl Inner {
+    /// The connection of the keeper's runtime: it has the keep-alives and the watches.
+    pub(crate) fn keeper(&self, core: &CoreHandle) -> Arc<Connections> {
+        self.connections.of(&self.shared, core.keeper_runtime())
+    }
+
+    /// The connection of the calling runtime.
+    pub(crate) fn caller(&self) -> Result<Arc<Connections>> {
+        self.connections.of_caller(&self.shared)
+    }
+}
+
+impl EtcdBackend {
+    /// Connects to the cluster of a URL, `etcd://user:password@host:2379,host:2379/prefix`.
+    ///
+    /// # Errors
+    /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
+    /// - `Unavailable`: no member can be reached within [`timeout`](crate::Settings::timeout).
+    /// - `Auth`: the server refuses the user, or the user may not read the keys of locks.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let backend = Self::connect_lazy(url)?;
+        leasehold_core::backend::require_timers()?;
+        let (inner, until) = (&backend.inner, backend.inner.shared.until());
+        // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd that serves this user.
+        let prefix = inner.shared.keys.names_with("").unwrap_or_default();
+        let options = GetOptions::new().with_range(range_end(&prefix)).with_keys_only().with_limit(1);
+        let connections = inner.caller()?;
+        let read = connections.send_repeatable(until, move |client| {
+            let (prefix, options) = (prefix.clone(), options.clone());
+            async move { client.kv_client().get(prefix, Some(options)).await }
+        });
+        read.await.map_err(Failure::without_effect)?;
+        Ok(backend)
+    }
+
+    /// Parses a URL and sends nothing. The first call connects, and calls fail while no member can be reached.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.
+    pub fn connect_lazy(url: &str) -> Result<Self> {
+        let (target, settings) = parse_url(url)?;
+        let capabilities = capabilities::of(&settings);
+        let inner = Inner {
+            shared: Arc::new(Shared::new(target, settings)),
+            connections: AllConnections::default(),
+            sessions: Sessions::default(),
+            watcher: Arc::default(),
+        };
+        Ok(Self { inner: Arc::new(inner), capabilities, watching: Mutex::default() })
+    }
+
+    async fn try_release(&self, request: &ReleaseRequest) -> Result<bool, Failure> {
+        let (inner, claim, until) = (&self.inner, &request.claim, self.inner.shared.until());
+        let core = inner.shared.core.core().map_err(Failure::NotSent)?;
+        let connections = inner.caller().map_err(Failure::NotSent)?;
+        let slot = Slot::of(claim);
+        // Its end is no loss.
+        inner.watcher.remove(claim);
+        if request.delivery == Delivery::InDoubt {
+            slot.withdraw();
+        }
+        let sessions = slot.sessions();
+        let key = inner.shared.keys.claim(claim);
+        let mut was_held = false;
+        let mut ended = sessions.is_empty();
+        if request.delivery == Delivery::InDoubt {
+            for session in &sessions {
+                match self.withdraw(&connections, &key, session, until).await {
+                    Ok(deleted) => was_held |= deleted,
+                    // The session has ended, and with it everything that was attached to it.
+                    Err(Failure::NoLease) => continue,
+                    Err(failure) => return Err(failure),
+                }
+                ended = true;
+            }
+        }
+        if !ended {
+            let deleted = connections.send(until, |client| {
+                let key = key.clone();
+                async move { client.kv_client().delete(key, None).await }
+            });
+            was_held = deleted.await?.deleted() > 0;
+        }
+        if let Some(of_claim) = slot.key().filter(|of_claim| of_claim.is_fixed) {
+            revoke(inner, core, &of_claim.session);
+        }
+        slot.has_no_key();
+        Ok(was_held)
+    }
+
+    /// Makes sure that no request of this session that was sent before takes effect any more.
+    async fn withdraw(
+        &self,
+        connections: &Arc<Connections>,
+        key: &str,
+        session: &Session,
+        until: tokio::time::Instant,
+    ) -> Result<bool, Failure> {
+        let epoch_key = self.inner.shared.keys.epoch(session.id);
+        let txn = transactions::withdraw(key, &epoch_key, session.id);
+        let reply = connections.send(until, |client| {
+            let txn = txn.clone();
+            async move { client.kv_client().txn(txn).await }
+        });
+        let (epoch, deleted) = transactions::withdrawn(&reply.await?)?;
+        session.note_epoch(epoch);
+        Ok(deleted)
+    }
+}
+
+#[async_trait]
+impl LockBackend for EtcdBackend {
+    fn attach(&self, core: CoreHandle) {
+        let inner = &self.inner;
+        if inner.shared.core.attach(core.clone()) {
+            let keeper = inner.keeper(&core);
+            keeper.warm_up();
+            let task = core.keeper_runtime().spawn(inner.watcher.clone().run(keeper, core.clone()));
+            *lock(&self.watching) = Some(task.abort_handle());
+        }
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let inner = &self.inner;
+        let (core, until) = (inner.shared.core.core()?, inner.shared.until());
+        let (connections, begin) = (inner.caller()?, core.stamp());
+        let attempt = Attempt { inner, core, connections, request, begin, until };
+        Ok(attempt.run().await?)
+    }
+
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        let (inner, until) = (&self.inner, self.inner.shared.until());
+        let connections = inner.shared.core.core().and_then(|core| Ok((core, inner.caller()?)));
+        match connections {
+            Ok((core, connections)) => renewal::renew(inner, core, &connections, requests, replies, until).await,
+            Err(error) => replies.fail_rest(&error),
+        }
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let was_held = self.try_release(request).await.map_err(Error::from)?;
+        Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut extensions = Extensions::default();
+        extensions.inspect = Some(self);
+        extensions.list = Some(self);
+        extensions.break_lock = Some(self);
+        extensions.examine = Some(self);
+        extensions
+    }
+}
+
+impl Drop for EtcdBackend {
+    fn drop(&mut self) {
+        if let Some(task) = lock(&self.watching).take() {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for EtcdBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<_> = self.inner.shared.members.all().iter().map(|member| &*member.address).collect();
+        f.debug_struct("EtcdBackend")
+            .field("members", &addresses)
+            .field("settings", &self.inner.shared.settings)
+            .finish_non_exhaustive()
+    }
+}

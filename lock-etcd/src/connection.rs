@@ -1,0 +1,160 @@
+//! One connection to one member. Opening and using it take bounded time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Channel, Client, ConnectOptions};
+use leasehold_core::{Error, ErrorKind};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::errors::{Failure, not_connected};
+use crate::shared::Shared;
+
+/// A request runs at most for so long after its caller has given up. It is not cancelled before: the server may have begun with it, and the
+/// client crate need not handle a future that is dropped.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// The most requests in flight. The server gains nothing from more, and each would take longer than its bound.
+const MOST_IN_FLIGHT: usize = 256;
+
+/// The longest reply, in bytes: the keys of a long queue.
+const LONGEST_REPLY: usize = 256 << 20;
+
+pub(crate) struct Connection {
+    client: Client,
+    /// The index of the member.
+    pub(crate) member: usize,
+    is_closed: watch::Sender<bool>,
+    /// How many replies have arrived.
+    replies: AtomicU64,
+    in_flight: Arc<Semaphore>,
+}
+
+impl Connection {
+    /// Connects to a member and logs in.
+    pub(crate) async fn open(shared: &Arc<Shared>, member: usize, until: Instant) -> Result<Self, Failure> {
+        let bound = until.saturating_duration_since(Instant::now());
+        let target = &shared.members.all()[member];
+        let connected = timeout_at(until, target.endpoint(bound.max(shared.attempt())).connect()).await;
+        let channel = match connected {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => {
+                let cause = Error::new(ErrorKind::Unavailable, "the connection failed").with_source(Texts::of(&error));
+                return Err(not_connected(&target.address, Some(cause)));
+            }
+            Err(_) => return Err(not_connected(&target.address, None)),
+        };
+        // With it, a member without a leader refuses requests at once and ends its streams.
+        let mut options = ConnectOptions::new().with_require_leader(true);
+        if let Some((user, password)) = &shared.user {
+            options = options.with_user(user, password).with_auto_token_refresh(true);
+        }
+        let login = Client::from_channel(Channel::Tonic(channel), Some(options));
+        match timeout_at(until, login).await {
+            Ok(Ok(client)) => {
+                let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
+                Ok(Self { client, member, is_closed: watch::Sender::new(false), replies: AtomicU64::new(0), in_flight })
+            }
+            // Nothing was requested yet but a token.
+            Ok(Err(error)) => Err(match Failure::of(error) {
+                Failure::Refused(error) => Failure::Refused(error),
+                failure => not_connected(&target.address, Some(failure.without_effect())),
+            }),
+            Err(_) => Err(not_connected(&target.address, None)),
+        }
+    }
+
+    /// The client of this connection, for streams.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.is_closed.borrow()
+    }
+
+    /// Lets no new request use this connection.
+    pub(crate) fn close(&self) {
+        self.is_closed.send_replace(true);
+    }
+
+    /// Resolves when no new request may use this connection.
+    pub(crate) async fn closed(&self) {
+        let mut is_closed = self.is_closed.subscribe();
+        // The sender lives as long as `self`.
+        let _ = is_closed.wait_for(|is_closed| *is_closed).await;
+    }
+
+    /// A reply has arrived.
+    pub(crate) fn note_reply(&self) {
+        self.replies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sends a request, and waits for its reply until `until`.
+    pub(crate) async fn call<T, F>(&self, request: F, until: Instant) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        if self.is_closed() {
+            return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
+        }
+        let Ok(Ok(permit)) = timeout_at(until, self.in_flight.clone().acquire_owned()).await else {
+            let text = "the client has too many requests in flight";
+            return Err(Failure::Refused(Error::new(ErrorKind::Unavailable, text)));
+        };
+        let replies = self.replies.load(Ordering::Relaxed);
+        let task = tokio::spawn(timeout(LINGER, async move {
+            let _permit = permit;
+            request.await
+        }));
+        match timeout_at(until, task).await {
+            Ok(Ok(Ok(Ok(reply)))) => {
+                self.note_reply();
+                Ok(reply)
+            }
+            Ok(Ok(Ok(Err(error)))) => Err(Failure::of(error)),
+            // The runtime shuts down, or the request took longer than any bound.
+            Ok(Ok(Err(_)) | Err(_)) => Err(Failure::TimedOut),
+            Err(_) => {
+                // If other replies arrived meanwhile, the member is only slow.
+                if self.replies.load(Ordering::Relaxed) == replies {
+                    self.close();
+                }
+                Err(Failure::TimedOut)
+            }
+        }
+    }
+
+    /// The longest reply that is accepted, in bytes.
+    pub(crate) const fn max_reply() -> usize {
+        LONGEST_REPLY
+    }
+}
+
+/// The texts of an error and its causes. The errors of the transport print no cause.
+#[derive(Debug)]
+struct Texts(String);
+
+impl Texts {
+    fn of(error: &dyn std::error::Error) -> Self {
+        let mut texts = error.to_string();
+        let mut source = error.source();
+        while let Some(error) = source {
+            texts.push_str(": ");
+            texts.push_str(&error.to_string());
+            source = error.source();
+        }
+        Self(texts)
+    }
+}
+
+impl std::fmt::Display for Texts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Texts {}

@@ -1,0 +1,314 @@
+//! The connection of one runtime: opened when it is needed, to the first member that serves it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use etcd_client::Client;
+use leasehold_core::backend::PerRuntime;
+use leasehold_core::{Error, ErrorKind, Result};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::connection::Connection;
+use crate::errors::{Failure, not_connected};
+use crate::shared::{Shared, lock};
+
+/// The pause between two attempts of a request that no member serves now.
+const PAUSE: Duration = Duration::from_millis(20);
+
+type Outcome = Option<Result<Arc<Connection>, Failure>>;
+
+/// The connection of one runtime.
+pub(crate) struct Connections {
+    pub(crate) shared: Arc<Shared>,
+    runtime: Handle,
+    state: Mutex<State>,
+    is_stopped: Arc<AtomicBool>,
+    /// Sees the end of the runtime.
+    watchdog: AbortHandle,
+}
+
+#[derive(Default)]
+struct State {
+    current: Option<Arc<Connection>>,
+    opening: Option<watch::Receiver<Outcome>>,
+}
+
+/// Sets its flag when it is dropped.
+struct Flag(Arc<AtomicBool>);
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Connections {
+    pub(crate) fn new(shared: Arc<Shared>, runtime: &Handle) -> Arc<Self> {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let flag = Flag(is_stopped.clone());
+        let watchdog = runtime.spawn(async move {
+            let _flag = flag;
+            std::future::pending::<()>().await;
+        });
+        let watchdog = watchdog.abort_handle();
+        Arc::new(Self { shared, runtime: runtime.clone(), state: Mutex::default(), is_stopped, watchdog })
+    }
+
+    /// Whether its runtime has ended.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// A connection. Every caller of the runtime shares it.
+    pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Connection>, Failure> {
+        let mut opening = {
+            let mut state = lock(&self.state);
+            if let Some(current) = state.current.as_ref().filter(|current| !current.is_closed()) {
+                return Ok(current.clone());
+            }
+            state.current = None;
+            let is_new =
+                |opening: &&watch::Receiver<Outcome>| opening.borrow().is_none() && opening.has_changed().is_ok();
+            match state.opening.as_ref().filter(is_new) {
+                Some(opening) => opening.clone(),
+                None => state.opening.insert(self.open()).clone(),
+            }
+        };
+        let opened = timeout_at(until, opening.wait_for(Option::is_some)).await;
+        match opened {
+            Ok(Ok(outcome)) => outcome.clone().unwrap_or_else(|| Err(self.unreachable())),
+            // The runtime shuts down, or the bound is shorter than that of the attempt.
+            Ok(Err(_)) | Err(_) => Err(self.unreachable()),
+        }
+    }
+
+    /// Begins to connect, so that the first call finds a connection.
+    pub(crate) fn warm_up(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        if state.current.is_none() && state.opening.is_none() {
+            state.opening = Some(self.open());
+        }
+    }
+
+    fn unreachable(&self) -> Failure {
+        let addresses: Vec<_> = self.shared.members.all().iter().map(|member| &*member.address).collect();
+        not_connected(&addresses.join(", "), None)
+    }
+
+    fn open(self: &Arc<Self>) -> watch::Receiver<Outcome> {
+        let (sender, receiver) = watch::channel(None);
+        let this = Arc::downgrade(self);
+        let shared = self.shared.clone();
+        self.runtime.spawn(async move {
+            let outcome = open_any(&shared).await;
+            if let (Some(this), Ok(connection)) = (this.upgrade(), &outcome) {
+                lock(&this.state).current = Some(connection.clone());
+            }
+            sender.send_replace(Some(outcome));
+        });
+        receiver
+    }
+
+    /// Sends a request that must not be repeated when it may have had an effect.
+    pub(crate) async fn send<T, F>(
+        self: &Arc<Self>,
+        until: Instant,
+        request: impl Fn(Client) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut tokens_refused = 0;
+        loop {
+            let connection = match self.get(until).await {
+                Ok(connection) => connection,
+                // The members may be electing a leader. Without another member, a retry is the caller's.
+                Err(failure) if self.has_others() && failure.may_repeat() && Instant::now() < until => {
+                    pause(until).await;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            let failure = match connection.call(request(connection.client()), until).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            self.failed(&connection, &failure);
+            tokens_refused += u32::from(matches!(failure, Failure::Token(_)));
+            if !failure.may_repeat() || tokens_refused > 1 || Instant::now() >= until {
+                return Err(failure);
+            }
+            pause(until).await;
+        }
+    }
+
+    /// Sends a request that has the same effect when it is repeated, or none. If a member does not reply soon, the next one is asked as well:
+    /// the first reply counts. So a slow path is no fault, and a member that is paused is a short delay.
+    pub(crate) async fn send_repeatable<T, F, R>(self: &Arc<Self>, until: Instant, request: R) -> Result<T, Failure>
+    where
+        R: Fn(Client) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut attempts = JoinSet::new();
+        let (mut asked, mut last) = (0, None);
+        loop {
+            let begin = Instant::now();
+            let ask = |attempts: &mut JoinSet<_>, nth: usize| {
+                let (this, request) = (self.clone(), request.clone());
+                attempts.spawn(async move { this.attempt(nth, until, request).await });
+            };
+            ask(&mut attempts, asked);
+            asked += 1;
+            let next = match asked < self.shared.members.all().len() {
+                true => (begin + self.shared.attempt()).min(until),
+                false => until,
+            };
+            loop {
+                tokio::select! {
+                    ended = attempts.join_next(), if !attempts.is_empty() => match ended {
+                        Some(Ok(Ok((connection, reply)))) => {
+                            self.adopt(connection);
+                            return Ok(reply);
+                        }
+                        Some(Ok(Err(failure))) if !failure.may_try_another() => return Err(failure),
+                        Some(Ok(Err(failure))) => last = Some(failure),
+                        // The runtime shuts down.
+                        Some(Err(_)) | None => return Err(Failure::TimedOut),
+                    },
+                    () = sleep_until(next), if !attempts.is_empty() => break,
+                    else => break,
+                }
+            }
+            if Instant::now() >= until
+                || (attempts.is_empty() && !self.has_others() && last.as_ref().is_some_and(is_not_sent))
+            {
+                return Err(last.unwrap_or(Failure::TimedOut));
+            }
+            if attempts.is_empty() {
+                asked = 0;
+                pause(until).await;
+            }
+        }
+    }
+
+    /// Asks one member: the present one, or the `nth` after it.
+    async fn attempt<T, F, R>(
+        self: &Arc<Self>,
+        nth: usize,
+        until: Instant,
+        request: R,
+    ) -> Result<(Arc<Connection>, T), Failure>
+    where
+        R: Fn(Client) -> F,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut is_refused = false;
+        loop {
+            let connection = match self.shared.members.order().nth(nth).filter(|_| nth > 0) {
+                Some(member) => Arc::new(Connection::open(&self.shared, member, until).await?),
+                None => self.get(until).await?,
+            };
+            match connection.call(request(connection.client()), until).await {
+                Ok(reply) => return Ok((connection, reply)),
+                Err(failure) => {
+                    self.failed(&connection, &failure);
+                    if !matches!(failure, Failure::Token(_)) || std::mem::replace(&mut is_refused, true) {
+                        return Err(failure);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stays with the connection that served a request.
+    fn adopt(&self, connection: Arc<Connection>) {
+        let mut state = lock(&self.state);
+        if state.current.as_ref().is_none_or(|current| !Arc::ptr_eq(current, &connection)) {
+            self.shared.members.prefer(connection.member);
+            if let Some(former) = state.current.replace(connection) {
+                former.close();
+            }
+        }
+    }
+
+    fn has_others(&self) -> bool {
+        self.shared.members.all().len() > 1
+    }
+
+    /// A request or a stream on this connection failed.
+    pub(crate) fn failed(&self, connection: &Connection, failure: &Failure) {
+        if failure.ends_connection() {
+            connection.close();
+        }
+        if connection.is_closed() && !matches!(failure, Failure::Token(_)) {
+            self.shared.members.avoid(connection.member);
+        }
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.watchdog.abort();
+    }
+}
+
+async fn pause(until: Instant) {
+    sleep_until((Instant::now() + PAUSE).min(until)).await;
+}
+
+fn is_not_sent(failure: &Failure) -> bool {
+    matches!(failure, Failure::NotSent(_))
+}
+
+/// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.
+async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
+    let until = shared.until();
+    let (mut attempts, mut last) = (JoinSet::new(), None);
+    let mut members = shared.members.order();
+    loop {
+        if let Some(member) = members.next() {
+            let shared = shared.clone();
+            attempts.spawn(async move { Connection::open(&shared, member, until).await });
+        }
+        let next = Instant::now() + shared.attempt();
+        tokio::select! {
+            ended = attempts.join_next() => match ended {
+                Some(Ok(Ok(connection))) => {
+                    shared.members.prefer(connection.member);
+                    return Ok(Arc::new(connection));
+                }
+                Some(Ok(Err(failure @ Failure::Refused(_)))) => return Err(failure),
+                Some(Ok(Err(failure))) => last = Some(failure),
+                Some(Err(_)) => {}
+                None => {
+                    let none = || Failure::NotSent(Error::new(ErrorKind::Unavailable, "the URL names no host"));
+                    return Err(last.unwrap_or_else(none));
+                }
+            },
+            () = sleep_until(next) => {}
+        }
+    }
+}
+
+/// The connections of all runtimes that call the backend.
+#[derive(Default)]
+pub(crate) struct AllConnections(PerRuntime<Arc<Connections>>);
+
+impl AllConnections {
+    /// The connection of the calling runtime.
+    pub(crate) fn of_caller(&self, shared: &Arc<Shared>) -> Result<Arc<Connections>> {
+        Ok(self.of(shared, &PerRuntime::<()>::caller()?))
+    }
+
+    pub(crate) fn of(&self, shared: &Arc<Shared>, runtime: &Handle) -> Arc<Connections> {
+        let make = || Connections::new(shared.clone(), runtime);
+        self.0.read(runtime, |it| !it.is_stopped(), make, Arc::clone)
+    }
+}

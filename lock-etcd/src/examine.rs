@@ -1,0 +1,171 @@
+//! Checks whether the cluster is fit for locks.
+
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use etcd_client::{AlarmAction, AlarmType, GetOptions, StatusResponse};
+use leasehold_core::Result;
+use leasehold_core::admin::{Check, CheckStatus};
+use leasehold_core::backend::Examine;
+use tokio::time::Instant;
+
+use crate::backend::EtcdBackend;
+use crate::connection::Connection;
+use crate::errors::Failure;
+use crate::keys::range_end;
+
+/// The first versions of each line without the known defects of leases.
+const FIXED: [(u32, u32, u32); 3] = [(3, 4, 38), (3, 5, 23), (3, 6, 5)];
+
+#[async_trait]
+impl Examine for EtcdBackend {
+    async fn examine(&self) -> Result<Vec<Check>> {
+        let shared = &self.inner.shared;
+        let addresses: Vec<_> = shared.members.all().iter().map(|member| &*member.address).collect();
+        let mut checks = vec![Check::new("server", addresses.join(", "), CheckStatus::Ok)];
+        // All at once, because each may be silent until the bound.
+        let until = shared.until();
+        let members = (0..shared.members.all().len()).map(|member| {
+            let shared = shared.clone();
+            tokio::spawn(async move { status_of(&shared, member, until).await })
+        });
+        let members: Vec<_> = members.collect();
+        let (mut states, mut down) = (Vec::new(), Vec::new());
+        for (member, task) in members.into_iter().enumerate() {
+            match task.await {
+                Ok(Ok(status)) => states.push(status),
+                Ok(Err(failure)) => down.push((member, Some(failure.without_effect()))),
+                Err(_) => down.push((member, None)),
+            }
+        }
+        checks.push(reachable(&addresses, &down));
+        if !states.is_empty() {
+            checks.push(versions(&states));
+            checks.push(leader(&states));
+            checks.push(database(&states));
+        }
+        checks.push(self.alarms().await);
+        checks.push(self.locks().await);
+        Ok(checks)
+    }
+}
+
+async fn status_of(
+    shared: &std::sync::Arc<crate::shared::Shared>,
+    member: usize,
+    until: Instant,
+) -> Result<StatusResponse, Failure> {
+    let connection = Connection::open(shared, member, until).await?;
+    let client = connection.client();
+    connection.call(async move { client.maintenance_client().status().await }, until).await
+}
+
+fn reachable(addresses: &[&str], down: &[(usize, Option<leasehold_core::Error>)]) -> Check {
+    if down.is_empty() {
+        let found = format!("{} of {} reachable", addresses.len(), addresses.len());
+        return Check::new("members", found, CheckStatus::Ok);
+    }
+    let names: Vec<_> = down.iter().map(|(member, _)| addresses[*member]).collect();
+    let why = down.iter().find_map(|(_, error)| error.as_ref()).map(|error| format!(": {error}")).unwrap_or_default();
+    let found = format!("{} of {} down: {}{why}", down.len(), addresses.len(), names.join(", "));
+    let status = match down.len() == addresses.len() {
+        true => CheckStatus::Error("start the members, or correct the addresses in the URL".to_owned()),
+        false => CheckStatus::Warning(
+            "start them: a cluster grants no lock without a majority, and a client connects to one member at a time"
+                .to_owned(),
+        ),
+    };
+    Check::new("members", found, status)
+}
+
+fn versions(states: &[StatusResponse]) -> Check {
+    let versions: BTreeSet<_> = states.iter().map(StatusResponse::version).collect();
+    let found = versions.iter().copied().collect::<Vec<_>>().join(", ");
+    let status = match versions.iter().all(|version| is_fixed(version)) {
+        true => CheckStatus::Ok,
+        false => CheckStatus::Warning(
+            "these versions can revoke a lease early, or confirm one that was revoked: use 3.4.38, 3.5.23, 3.6.5 or later"
+                .to_owned(),
+        ),
+    };
+    Check::new("server version", found, status)
+}
+
+/// Whether a version has no known defect of leases.
+fn is_fixed(version: &str) -> bool {
+    let mut numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().unwrap_or_default());
+    let mut next = || numbers.next().unwrap_or_default();
+    let version = (next(), next(), next());
+    let same_line = FIXED.iter().find(|fixed| (fixed.0, fixed.1) == (version.0, version.1));
+    same_line.map_or(version > FIXED[2], |fixed| version >= *fixed)
+}
+
+fn leader(states: &[StatusResponse]) -> Check {
+    if states.iter().any(|state| state.leader() != 0) {
+        return Check::new("leader", "elected", CheckStatus::Ok);
+    }
+    let hint = "a majority of the members must be running and able to reach each other".to_owned();
+    Check::new("leader", "none", CheckStatus::Error(hint))
+}
+
+fn database(states: &[StatusResponse]) -> Check {
+    let largest = states.iter().map(StatusResponse::db_size).max().unwrap_or_default();
+    Check::new("database", format!("{} KiB", largest >> 10), CheckStatus::Ok)
+}
+
+impl EtcdBackend {
+    async fn alarms(&self) -> Check {
+        let until = self.inner.shared.until();
+        let listed = async {
+            let connections = self.inner.caller().map_err(Failure::NotSent)?;
+            let list = connections.send_repeatable(until, move |client| async move {
+                client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
+            });
+            list.await
+        };
+        match listed.await {
+            Ok(reply) if reply.alarms().is_empty() => Check::new("alarms", "none", CheckStatus::Ok),
+            Ok(reply) => {
+                let names: BTreeSet<_> = reply.alarms().iter().map(|alarm| format!("{:?}", alarm.alarm())).collect();
+                let hint =
+                    "the server grants no lock: compact and defragment it, then `etcdctl alarm disarm`".to_owned();
+                let found = names.into_iter().collect::<Vec<_>>().join(", ");
+                Check::new("alarms", found, CheckStatus::Error(hint))
+            }
+            Err(failure) => Check::failed("alarms", &failure.without_effect()),
+        }
+    }
+
+    async fn locks(&self) -> Check {
+        let until = self.inner.shared.until();
+        let counted = async {
+            let connections = self.inner.caller().map_err(Failure::NotSent)?;
+            let prefix = self.inner.shared.keys.names_with("").unwrap_or_default();
+            let options = GetOptions::new().with_range(range_end(&prefix)).with_count_only();
+            let count = connections.send_repeatable(until, move |client| {
+                let (prefix, options) = (prefix.clone(), options.clone());
+                async move { client.kv_client().get(prefix, Some(options)).await }
+            });
+            count.await
+        };
+        match counted.await {
+            Ok(reply) => Check::new("locks", format!("{} keys", reply.count()), CheckStatus::Ok),
+            Err(failure) => Check::failed("locks", &failure.without_effect()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_with_known_defects_are_named() {
+        for version in ["3.4.38", "3.4.40", "3.5.23", "3.6.5", "3.7.0", "4.0.0", "3.6.6-rc.1"] {
+            assert!(is_fixed(version), "{version}");
+        }
+        for version in ["3.4.23", "3.4.37", "3.5.22", "3.6.4", "3.3.27", "", "3"] {
+            assert!(!is_fixed(version), "{version}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The members of a cluster. A client stays with one, and moves to the next one when that does not serve it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold_core::{Error, Result};
+use tonic::transport::Endpoint;
+
+/// The server closes a connection with more frequent pings, or with pings while no request is in flight.
+const PING_INTERVAL: Duration = Duration::from_secs(6);
+
+/// One member.
+#[derive(Clone)]
+pub(crate) struct Member {
+    /// Host and port, for errors and logs.
+    pub(crate) address: String,
+    endpoint: Endpoint,
+}
+
+/// The files that a URL names.
+#[derive(Clone, Default)]
+pub(crate) struct TlsFiles {
+    pub(crate) ca: Option<String>,
+    pub(crate) cert: Option<String>,
+    pub(crate) key: Option<String>,
+}
+
+impl TlsFiles {
+    pub(crate) fn is_any(&self) -> bool {
+        self.ca.is_some() || self.cert.is_some() || self.key.is_some()
+    }
+}
+
+impl Member {
+    pub(crate) fn new(host: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Self> {
+        let address = format!("{host}:{port}");
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let invalid = |error| Error::invalid("a host in the URL of an etcd cannot be used").with_source(error);
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(invalid)?;
+        let endpoint = match tls {
+            Some(files) => encrypted(endpoint, files)?,
+            None => endpoint,
+        };
+        let endpoint = endpoint.tcp_nodelay(true).http2_keep_alive_interval(PING_INTERVAL).keep_alive_while_idle(false);
+        Ok(Self { address, endpoint })
+    }
+
+    /// How to connect, if a ping may stay without a reply for so long.
+    pub(crate) fn endpoint(&self, bound: Duration) -> Endpoint {
+        self.endpoint.clone().connect_timeout(bound).keep_alive_timeout(bound)
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn encrypted(_endpoint: Endpoint, _files: &TlsFiles) -> Result<Endpoint> {
+    Err(Error::invalid("TLS needs the feature `tls` of leasehold-etcd, which is `etcd-tls` of leasehold"))
+}
+
+#[cfg(feature = "tls")]
+fn encrypted(endpoint: Endpoint, files: &TlsFiles) -> Result<Endpoint> {
+    use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+    let read = |path: &String| {
+        std::fs::read(path).map_err(|error| {
+            Error::invalid(format!("the file {path} in the URL of an etcd cannot be read")).with_source(error)
+        })
+    };
+    let mut config = ClientTlsConfig::new();
+    config = match &files.ca {
+        Some(path) => config.ca_certificate(Certificate::from_pem(read(path)?)),
+        None => config.with_native_roots(),
+    };
+    match (&files.cert, &files.key) {
+        (Some(cert), Some(key)) => config = config.identity(Identity::from_pem(read(cert)?, read(key)?)),
+        (None, None) => {}
+        _ => return Err(Error::invalid("`cert` and `key` in the URL of an etcd belong together")),
+    }
+    let invalid = |error| Error::invalid("the files in the URL of an etcd are not valid PEM").with_source(error);
+    endpoint.tls_config(config).map_err(invalid)
+}
+
+/// The members, and the one that clients stay with.
+pub(crate) struct Members {
+    list: Vec<Member>,
+    preferred: AtomicUsize,
+}
+
+impl Members {
+    pub(crate) fn new(list: Vec<Member>) -> Self {
+        Self { list, preferred: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn all(&self) -> &[Member] {
+        &self.list
+    }
+
+    /// The members to try, beginning with the preferred one.
+    pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
+        let (first, count) = (self.preferred.load(Ordering::Relaxed), self.list.len());
+        (0..count).map(move |index| (first + index) % count)
+    }
+
+    /// This member has served a client.
+    pub(crate) fn prefer(&self, member: usize) {
+        self.preferred.store(member, Ordering::Relaxed);
+    }
+
+    /// This member has not served a client: the next one is tried first from now on.
+    pub(crate) fn avoid(&self, member: usize) {
+        let next = (member + 1) % self.list.len();
+        let _ = self.preferred.compare_exchange(member, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_stay_with_a_member_until_it_fails() {
+        let members = Members::new([1, 2, 3].map(|port| Member::new("localhost", port, None).unwrap()).to_vec());
+        let order = || members.order().collect::<Vec<_>>();
+        assert_eq!((order(), order()), (vec![0, 1, 2], vec![0, 1, 2]));
+        members.avoid(0);
+        // Another task reports the same failure.
+        members.avoid(0);
+        assert_eq!(order(), [1, 2, 0]);
+        members.prefer(2);
+        members.avoid(2);
+        assert_eq!(order(), [0, 1, 2]);
+    }
+}

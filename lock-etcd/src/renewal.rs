@@ -1,0 +1,304 @@
+//! Renewals. Most are answered from the newest keep-alive of the session and from what the watch has delivered, without a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{GetOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse};
+use leasehold_core::FencingToken;
+use leasehold_core::backend::{Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::acquire::{entry, number_of};
+use crate::backend::Inner;
+use crate::connections::Connections;
+use crate::errors::Failure;
+use crate::keys::range_end;
+use crate::mirror::Position;
+use crate::session::{Session, Unconfirmed};
+use crate::sessions::Sessions;
+use crate::slot::{ClaimKey, Slot};
+use crate::transactions::{self, Attached};
+
+/// A confirmation that is older than this part of the ttl is renewed. It is less than a third, so that leases that were granted at
+/// different times are renewed together from then on.
+const AGE: u32 = 6;
+
+/// The most claims that one request reads. Each takes two operations, and the server takes 128 in a transaction.
+const MAX_READS: usize = 50;
+
+/// A claim that is to be renewed.
+struct Item {
+    index: usize,
+    request: RenewRequest,
+    key: ClaimKey,
+    position: Position,
+}
+
+/// Renews leases and places.
+pub(crate) async fn renew(
+    inner: &Arc<Inner>,
+    core: &CoreHandle,
+    connections: &Arc<Connections>,
+    requests: &[RenewRequest],
+    replies: &RenewReplies,
+    until: Instant,
+) {
+    let begin = core.stamp();
+    let mut items = Vec::with_capacity(requests.len());
+    let mut unknown = Vec::new();
+    for (index, request) in requests.iter().enumerate() {
+        let Some(key) = Slot::of(&request.claim).key() else {
+            replies.put(index, RenewReply::Lost);
+            continue;
+        };
+        let position = inner.watcher.position(request.claim.name(), request.claim.owner());
+        key.session.refresh(begin, age_of(&key, position), until);
+        let item = Item { index, request: request.clone(), key, position };
+        if position == Position::Unknown { unknown.push(item) } else { items.push(item) }
+    }
+    let call = Call { inner: inner.clone(), core: core.clone(), connections: connections.clone(), begin, until };
+    let mut ready = JoinSet::new();
+    call.reply(items, replies, &mut ready);
+    let mut reads = JoinSet::new();
+    let mut unknown = unknown.into_iter().peekable();
+    while unknown.peek().is_some() {
+        let chunk: Vec<_> = unknown.by_ref().take(MAX_READS).collect();
+        reads.spawn(read(inner.clone(), connections.clone(), chunk, until));
+    }
+    loop {
+        tokio::select! {
+            Some(read) = reads.join_next() => match read {
+                Ok((items, None)) => call.reply(items, replies, &mut ready),
+                Ok((items, Some(failure))) => {
+                    let error = failure.without_effect();
+                    for item in items {
+                        replies.put(item.index, RenewReply::Unknown(error.clone()));
+                    }
+                }
+                // The runtime shuts down.
+                Err(_) => {}
+            },
+            Some(answered) = ready.join_next() => {
+                for (index, reply) in answered.into_iter().flatten() {
+                    replies.put(index, reply);
+                }
+            }
+            else => return,
+        }
+    }
+}
+
+/// One renew call.
+#[derive(Clone)]
+struct Call {
+    inner: Arc<Inner>,
+    core: CoreHandle,
+    connections: Arc<Connections>,
+    begin: Stamp,
+    until: Instant,
+}
+
+type Answered = Vec<(usize, RenewReply)>;
+
+/// How old a confirmation of a lease may be.
+fn age_of(key: &ClaimKey, position: Position) -> Duration {
+    match position {
+        // A fixed lease is renewed once, to its whole ttl.
+        Position::First if !key.is_fixed => key.session.newest(number_of(key.revision)).ttl / AGE,
+        // A waiter wants to know the state of now: the watch may have been silent.
+        _ => Duration::ZERO,
+    }
+}
+
+impl Call {
+    /// Replies to requests whose positions are known. What has to wait goes to `ready`: the claims of one session wait together, and for
+    /// no other session.
+    fn reply(&self, items: Vec<Item>, replies: &RenewReplies, ready: &mut JoinSet<Answered>) {
+        let mut waiting: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
+        for item in items {
+            if item.position == Position::Gone {
+                replies.put(item.index, lost(&self.inner, &item.request.claim));
+                continue;
+            }
+            if item.position == Position::First && item.key.session.ttl < item.request.ttl {
+                ready.spawn(self.clone().prolong(item));
+                continue;
+            }
+            let since = self.begin.minus(age_of(&item.key, item.position));
+            if let Some(confirmation) = item.key.session.confirmed_since(since, number_of(item.key.revision)) {
+                replies.put(item.index, reply_of(&item.key, item.position, confirmation));
+                continue;
+            }
+            match waiting.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &item.key.session)) {
+                Some((_, items)) => items.push(item),
+                None => waiting.push((item.key.session.clone(), vec![item])),
+            }
+        }
+        for (_, items) in waiting {
+            let call = self.clone();
+            ready.spawn(async move {
+                let mut answered = Vec::with_capacity(items.len());
+                for item in items {
+                    let reply = call.confirmed(&item.request.claim, &item.key, item.position).await;
+                    answered.push((item.index, reply));
+                }
+                answered
+            });
+        }
+    }
+
+    /// Attaches the key of a lease to a session with the ttl that is wanted.
+    async fn prolong(self, item: Item) -> Answered {
+        let Item { index, request, key, .. } = item;
+        let claim = &request.claim;
+        let attached = attach(&self.inner, &self.core, &self.connections, claim, &key, request.ttl, self.until);
+        let reply = match attached.await {
+            Ok(Some(key)) => self.confirmed(claim, &key, Position::First).await,
+            Ok(None) => lost(&self.inner, claim),
+            Err(failure) => RenewReply::Unknown(failure.into()),
+        };
+        vec![(index, reply)]
+    }
+
+    /// The reply to one request, as soon as its session is confirmed.
+    async fn confirmed(&self, claim: &Claim, key: &ClaimKey, position: Position) -> RenewReply {
+        let since = self.begin.minus(age_of(key, position));
+        match key.session.confirm(since, number_of(key.revision), self.until).await {
+            Ok(confirmation) => reply_of(key, position, confirmation),
+            Err(Unconfirmed::Gone) => {
+                self.inner.sessions.forget(&key.session);
+                lost(&self.inner, claim)
+            }
+            Err(Unconfirmed::Failed(failure)) => RenewReply::Unknown(failure.without_effect()),
+        }
+    }
+}
+
+fn reply_of(key: &ClaimKey, position: Position, confirmation: Confirmation) -> RenewReply {
+    match position {
+        Position::First if key.has_waited => {
+            RenewReply::Granted(Grant::new(FencingToken::new(confirmation.place.get()), confirmation))
+        }
+        Position::First => RenewReply::Renewed(confirmation),
+        _ => RenewReply::Waiting { confirmation, retry_after: confirmation.ttl },
+    }
+}
+
+fn lost(inner: &Inner, claim: &Claim) -> RenewReply {
+    inner.watcher.remove(claim);
+    Slot::of(claim).has_no_key();
+    RenewReply::Lost
+}
+
+/// Attaches the key of a claim to a session with a longer ttl. `None` if the key is gone.
+pub(crate) async fn attach(
+    inner: &Arc<Inner>,
+    core: &CoreHandle,
+    connections: &Arc<Connections>,
+    claim: &Claim,
+    key: &ClaimKey,
+    ttl: Duration,
+    until: Instant,
+) -> Result<Option<ClaimKey>, Failure> {
+    let slot = Slot::of(claim);
+    loop {
+        let keeper = inner.keeper(core);
+        let session = match key.is_fixed {
+            true => Sessions::own(&keeper, core, ttl, until).await?,
+            false => inner.sessions.shared(&keeper, core, ttl, until).await?,
+        };
+        // The key must not be attached to a session that is about to end: a late copy of the request could do that, too.
+        let fresh = core.stamp().minus(ttl / AGE);
+        match session.confirm(fresh, number_of(key.revision), until).await {
+            Ok(_) => {}
+            Err(Unconfirmed::Gone) => {
+                inner.sessions.forget(&session);
+                continue;
+            }
+            Err(Unconfirmed::Failed(failure)) => return Err(failure),
+        }
+        if !slot.begin(&session) {
+            return Ok(None);
+        }
+        let entry = entry(inner, claim, &session, None);
+        let txn = entry.attach(key.revision);
+        let sent = connections.send(until, |client| {
+            let txn = txn.clone();
+            async move { client.kv_client().txn(txn).await }
+        });
+        let reply = match sent.await {
+            Ok(reply) => reply,
+            Err(Failure::NoLease) => {
+                inner.sessions.forget(&session);
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        match transactions::attached(&reply, entry.lease.epoch)? {
+            Attached::Done => {
+                let attached = ClaimKey { session, ..key.clone() };
+                slot.has_key(attached.clone());
+                return Ok(Some(attached));
+            }
+            Attached::Gone => return Ok(None),
+            Attached::Epoch(epoch) if epoch < entry.lease.epoch => inner.sessions.forget(&session),
+            Attached::Epoch(epoch) => session.note_epoch(epoch),
+        }
+        if Instant::now() >= until {
+            return Err(Failure::TimedOut);
+        }
+    }
+}
+
+/// Reads the positions of claims that the watch has not delivered.
+async fn read(
+    inner: Arc<Inner>,
+    connections: Arc<Connections>,
+    mut items: Vec<Item>,
+    until: Instant,
+) -> (Vec<Item>, Option<Failure>) {
+    let mut gets = Vec::with_capacity(2 * items.len());
+    for item in &items {
+        let queue = inner.shared.keys.queue(item.request.claim.name());
+        let first = GetOptions::new()
+            .with_range(range_end(&queue))
+            .with_sort(SortTarget::Create, SortOrder::Ascend)
+            .with_limit(1)
+            .with_keys_only();
+        gets.push(TxnOp::get(&*item.key.key, Some(GetOptions::new().with_keys_only())));
+        gets.push(TxnOp::get(queue, Some(first)));
+    }
+    let txn = Txn::new().and_then(gets);
+    let reply = connections.send_repeatable(until, move |client| {
+        let txn = txn.clone();
+        async move { client.kv_client().txn(txn).await }
+    });
+    let reply = match reply.await {
+        Ok(reply) => reply,
+        Err(failure) => return (items, Some(failure)),
+    };
+    let ops = reply.op_responses();
+    for (item, ops) in items.iter_mut().zip(ops.chunks(2)) {
+        let place = |op: Option<&TxnOpResponse>| match op {
+            Some(TxnOpResponse::Get(get)) => get.kvs().first().map(transactions::place),
+            _ => None,
+        };
+        let (own, first) = (place(ops.first()), place(ops.get(1)));
+        let Some(own) = own.filter(|own| own.revision == item.key.revision) else {
+            item.position = Position::Gone;
+            continue;
+        };
+        item.position = match first {
+            Some(first) if first.revision == own.revision => Position::First,
+            _ => Position::Behind,
+        };
+        // A request to attach it to another session had no reply.
+        let slot = Slot::of(&item.request.claim);
+        if let Some(session) = slot.session_with(own.lease).filter(|session| !Arc::ptr_eq(session, &item.key.session)) {
+            item.key.session = session;
+            slot.has_key(item.key.clone());
+        }
+    }
+    (items, None)
+}

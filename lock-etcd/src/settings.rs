@@ -1,0 +1,169 @@
+//! Settings, and how a URL carries them.
+
+use std::time::Duration;
+
+use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::{Error, Result};
+
+use crate::members::{Member, TlsFiles};
+
+/// The schemes of URLs.
+pub const SCHEMES: &[&str] = &["etcd://", "etcds://"];
+
+/// The port of clients.
+const PORT: u16 = 2379;
+
+const DEFAULT_PREFIX: &str = "leasehold";
+
+/// The longest prefix, in bytes.
+const LONGEST_PREFIX: usize = 256;
+
+/// Settings of the backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
+    pub timeout: Duration,
+    /// What every key begins with, before a `/`. Default `leasehold`. It is the path of a URL.
+    pub prefix: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { timeout: CommonSettings::default().timeout, prefix: DEFAULT_PREFIX.to_owned() }
+    }
+}
+
+/// The members of a cluster, and how to connect to them.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) members: Vec<Member>,
+    /// User and password.
+    pub(crate) user: Option<(String, String)>,
+}
+
+/// Parses a URL. No error contains any part of a password.
+pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
+    let (text, others) = split_hosts(text)?;
+    let mut url = StoreUrl::parse(&text, "etcd", SCHEMES)?;
+    let timeout = url.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
+    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| url.take(name));
+    let url = url.finish()?;
+    CommonSettings { timeout, ..CommonSettings::default() }.check()?;
+
+    let files = TlsFiles { ca, cert, key };
+    let tls = (url.scheme() == "etcds" || files.is_any()).then_some(files);
+    let host = url.host_str().filter(|host| !host.is_empty());
+    let host = host.ok_or_else(|| Error::invalid("the URL of an etcd names a host, as in etcd://host:2379/prefix"))?;
+    let mut hosts = vec![(host.to_owned(), url.port().unwrap_or(PORT))];
+    for other in others {
+        let unreadable =
+            || Error::invalid("a host in the URL of an etcd cannot be read: write them as host:port,host:port");
+        let other = StoreUrl::parse(&format!("etcd://{other}"), "etcd", SCHEMES).map_err(|_| unreadable())?.finish()?;
+        let host = other.host_str().filter(|host| !host.is_empty() && other.username().is_empty());
+        hosts.push((host.ok_or_else(unreadable)?.to_owned(), other.port().unwrap_or(PORT)));
+    }
+    let members = hosts.iter().map(|(host, port)| Member::new(host, *port, tls.as_ref())).collect::<Result<_>>()?;
+    let user = match (url.username(), url.password()) {
+        ("", None) => None,
+        (user, password) => Some((decoded(user)?, decoded(password.unwrap_or_default())?)),
+    };
+    let prefix = decoded(url.path().trim_matches('/'))?;
+    let prefix = if prefix.is_empty() { DEFAULT_PREFIX.to_owned() } else { prefix };
+    if prefix.len() > LONGEST_PREFIX {
+        return Err(Error::invalid(format!("the prefix in the URL of an etcd has at most {LONGEST_PREFIX} bytes")));
+    }
+    Ok((Target { members, user }, Settings { timeout, prefix }))
+}
+
+/// The URL with its first host alone, and the other hosts: a URL has one host.
+fn split_hosts(text: &str) -> Result<(String, Vec<String>)> {
+    let Some((scheme, rest)) = text.split_once("://") else { return Ok((text.to_owned(), Vec::new())) };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, tail) = rest.split_at(end);
+    let (user, hosts) = match authority.rfind('@') {
+        Some(at) => authority.split_at(at + 1),
+        None => ("", authority),
+    };
+    let mut hosts = hosts.split(',');
+    let first = hosts.next().unwrap_or_default();
+    let others: Vec<_> = hosts.map(str::to_owned).collect();
+    if others.iter().any(String::is_empty) {
+        return Err(Error::invalid("the URL of an etcd names an empty host"));
+    }
+    Ok((format!("{scheme}://{user}{first}{tail}"), others))
+}
+
+fn decoded(text: &str) -> Result<String> {
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
+    decoded.map(Into::into).map_err(|_| Error::invalid("the URL of an etcd has a part that is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::ErrorKind;
+
+    use super::*;
+
+    fn addresses(url: &str) -> Vec<String> {
+        parse_url(url).unwrap().0.members.iter().map(|member| member.address.clone()).collect()
+    }
+
+    #[test]
+    fn a_url_carries_every_setting() {
+        let (target, settings) = parse_url("etcd://u:p%40,ss@one:1,two:2,[::1]/team%20a/locks?timeout=250ms").unwrap();
+        let addresses: Vec<_> = target.members.iter().map(|member| &*member.address).collect();
+        assert_eq!(addresses, ["one:1", "two:2", "[::1]:2379"]);
+        assert_eq!(target.user, Some(("u".to_owned(), "p@,ss".to_owned())));
+        assert_eq!(settings, Settings { timeout: Duration::from_millis(250), prefix: "team a/locks".to_owned() });
+        assert_eq!(parse_url("etcd://localhost").unwrap().1, Settings::default());
+        assert_eq!(addresses_of_default(), ["localhost:2379"]);
+    }
+
+    fn addresses_of_default() -> Vec<String> {
+        addresses("etcd://localhost/")
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_a_hint_and_without_the_password() {
+        let long = format!("etcd://u:hunter2@localhost/{}", "x".repeat(LONGEST_PREFIX + 1));
+        for (url, hint) in [
+            ("http://localhost", "etcd://"),
+            ("etcd://", "names a host"),
+            ("etcd://u:hunter2@one,,two", "empty host"),
+            ("etcd://u:hunter2@one,two:x", "host:port"),
+            ("etcd://u:hunter2@localhost?tiemout=1s", "`timeout`"),
+            ("etcd://u:hunter2@localhost?timeout=2m", "60s"),
+            ("etcd://u:hunter2@localhost/%ff", "UTF-8"),
+            (&*long, "256 bytes"),
+        ] {
+            let error = parse_url(url).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(hint), "{url}: {text}");
+            assert!(!text.contains("hunter2"), "{url}: {text}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_names_the_feature_that_it_needs() {
+        for url in ["etcds://localhost", "etcd://localhost?ca=ca.pem"] {
+            let error = parse_url(url).map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains("feature `tls`"), "{error}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn files_of_tls_are_read_at_once() {
+        parse_url("etcds://localhost").unwrap();
+        for (url, hint) in [
+            ("etcd://localhost?ca=/nowhere/ca.pem", "/nowhere/ca.pem"),
+            ("etcds://localhost?cert=/nowhere/cert.pem", "belong together"),
+        ] {
+            let error = parse_url(url).map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains(hint), "{error}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! State that all connections of one client share.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_core::backend::Attachment;
+use tokio::time::Instant;
+
+use crate::keys::Keys;
+use crate::members::Members;
+use crate::settings::{Settings, Target};
+
+/// A request that may be sent to several members gets this part of the bound of a call for each, with three members or more.
+const ATTEMPTS: u32 = 3;
+
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) keys: Keys,
+    pub(crate) members: Members,
+    pub(crate) user: Option<(String, String)>,
+    pub(crate) core: Attachment,
+}
+
+impl Shared {
+    pub(crate) fn new(target: Target, settings: Settings) -> Self {
+        let Target { members, user } = target;
+        let keys = Keys::new(&settings.prefix);
+        Self { settings, keys, members: Members::new(members), user, core: Attachment::new() }
+    }
+
+    /// The deadline of a call that starts now.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.settings.timeout
+    }
+
+    /// The bound of one attempt, if another member can be tried after it.
+    pub(crate) fn attempt(&self) -> Duration {
+        let members = u32::try_from(self.members.all().len()).unwrap_or(ATTEMPTS);
+        self.settings.timeout / members.clamp(1, ATTEMPTS)
+    }
+}
+
+/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,389 @@
+//! Watches the queues of a client's claims, and carries out what follows. One stream has the watches of all names.
+//!
+//! The task of the watcher runs on the keeper's runtime. It keeps the mirrors up to date, opens the stream again when it breaks, and reads
+//! each queue after its watch was opened. The queues that have to be read at one time share a request.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use etcd_client::{GetOptions, GetResponse, ResponseHeader, Txn, TxnOp, TxnOpResponse};
+use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber};
+use leasehold_core::{FencingToken, LockName};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::connection::Connection;
+use crate::connections::Connections;
+use crate::errors::Failure;
+use crate::keys::{Keys, range_end};
+use crate::mirror::{Decision, Member, Mirror, Position};
+use crate::shared::lock;
+use crate::slot::Slot;
+use crate::transactions;
+use crate::watch_stream::{Incoming, Outgoing, WatchStream};
+
+/// A lock that is released sooner than this after its grant is mostly not watched at all.
+const SHORT_HOLD: Duration = Duration::from_millis(20);
+
+/// A stream that was silent for so long is tested.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Pauses before the stream is opened again.
+const PAUSES: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_millis(250);
+
+/// The most queues that one request reads. The server takes 128 operations in a transaction.
+const MAX_READS: usize = 64;
+
+/// The queues that a client watches.
+#[derive(Default)]
+pub(crate) struct Watcher {
+    state: Mutex<State>,
+    work: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    mirrors: HashMap<LockName, Mirror<Claim>>,
+    /// The names of the watches.
+    watches: HashMap<i64, LockName>,
+    last_watch: i64,
+    to_open: Vec<LockName>,
+    /// Locks that were granted a short while ago, and when to watch them.
+    delayed: VecDeque<(Instant, LockName)>,
+    /// When the last lock was watched at once.
+    watched_at_once: Option<Instant>,
+    to_cancel: Vec<i64>,
+    /// Queues whose watches were just opened.
+    to_read: Vec<(LockName, i64)>,
+}
+
+impl Watcher {
+    /// Watches the queue of a claim that has a key.
+    pub(crate) fn add(&self, core: &CoreHandle, claim: &Claim, key: &str, revision: i64, holds: bool) {
+        let member = Member { key: key.as_bytes().to_vec(), revision, holds, of: claim.clone() };
+        let (decisions, has_work) = {
+            let mut state = lock(&self.state);
+            let mirror = state.mirrors.entry(claim.name().clone()).or_insert_with(Mirror::new);
+            let decisions = mirror.add(*claim.owner(), member);
+            let is_watched = mirror.watch().is_some();
+            (decisions, !is_watched && state.wants_watch(claim.name(), holds))
+        };
+        if has_work {
+            self.work.notify_one();
+        }
+        carry_out(core, decisions);
+    }
+
+    /// The claim has ended.
+    pub(crate) fn remove(&self, claim: &Claim) {
+        let mut state = lock(&self.state);
+        let Some(mirror) = state.mirrors.get_mut(claim.name()) else { return };
+        mirror.remove(claim.owner());
+        if state.end_if_empty(claim.name()) {
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    /// What the watch has delivered about a claim.
+    pub(crate) fn position(&self, name: &LockName, owner: &OwnerToken) -> Position {
+        lock(&self.state).mirrors.get(name).map_or(Position::Unknown, |mirror| mirror.position(owner))
+    }
+
+    /// Runs until it is aborted.
+    pub(crate) async fn run(self: Arc<Self>, connections: Arc<Connections>, core: CoreHandle) {
+        let mut pause = *PAUSES.start();
+        loop {
+            let first = loop {
+                if let Some(first) = lock(&self.state).next_to_open(&connections.shared.keys) {
+                    break first;
+                }
+                self.wait_for_work().await;
+            };
+            let opened = self.open(&connections, first).await;
+            match opened {
+                Ok(stream) => {
+                    pause = *PAUSES.start();
+                    self.serve(stream, &connections, &core).await;
+                }
+                Err(()) => {
+                    sleep(core.jitter(pause)).await;
+                    pause = (pause * 2).min(*PAUSES.end());
+                }
+            }
+            lock(&self.state).stream_ended();
+        }
+    }
+
+    /// Waits until a lock is to be watched.
+    async fn wait_for_work(&self) {
+        let next = lock(&self.state).delayed.front().map(|(at, _)| *at);
+        match next {
+            Some(at) => tokio::select! {
+                () = self.work.notified() => {}
+                () = sleep_until(at) => {}
+            },
+            None => self.work.notified().await,
+        }
+    }
+
+    async fn open(&self, connections: &Arc<Connections>, first: (i64, String)) -> Result<WatchStream, ()> {
+        let until = connections.shared.until();
+        let connection = connections.get(until).await.map_err(drop)?;
+        WatchStream::open(connection, first, until).await.map_err(|(connection, failure)| {
+            broken(connections, &connection, &failure);
+        })
+    }
+
+    /// Receives messages until the stream ends.
+    async fn serve(&self, mut stream: WatchStream, connections: &Arc<Connections>, core: &CoreHandle) {
+        let connection = stream.connection.clone();
+        let (bound, mut heard, mut asked) = (connections.shared.settings.timeout, Instant::now(), None);
+        let mut reads: Option<tokio::task::JoinHandle<Option<Reads>>> = None;
+        loop {
+            let next = self.send_requests(&stream, &connections.shared.keys);
+            if reads.is_none() {
+                reads = self.begin_reads(connections);
+            }
+            let silent_at = match asked {
+                None => heard + SILENCE,
+                Some(asked) => asked + bound,
+            };
+            let is_used = !lock(&self.state).mirrors.is_empty();
+            tokio::select! {
+                message = stream.next() => match message {
+                    Ok(message) => {
+                        (heard, asked) = (Instant::now(), None);
+                        carry_out(core, self.received(message));
+                    }
+                    Err(failure) => return broken(connections, &connection, &failure),
+                },
+                read = async { reads.as_mut().expect("it was begun").await }, if reads.is_some() => {
+                    reads = None;
+                    // Without a reply, the watches begin anew.
+                    let Ok(Some(read)) = read else { return };
+                    carry_out(core, self.read(read));
+                }
+                () = self.work.notified() => {}
+                () = async { sleep_until(next.expect("there is one")).await }, if next.is_some() => {}
+                () = sleep_until(silent_at), if is_used => match asked {
+                    None => {
+                        asked = Some(Instant::now());
+                        stream.send(Outgoing::Progress);
+                    }
+                    Some(_) => {
+                        connection.close();
+                        return broken(connections, &connection, &Failure::TimedOut);
+                    }
+                },
+                () = connection.closed() => return,
+            }
+        }
+    }
+
+    /// Opens and cancels watches. Returns when the next lock is to be watched.
+    fn send_requests(&self, stream: &WatchStream, keys: &Keys) -> Option<Instant> {
+        let mut state = lock(&self.state);
+        for watch in std::mem::take(&mut state.to_cancel) {
+            stream.send(Outgoing::Cancel(watch));
+        }
+        while let Some((number, queue)) = state.next_to_open(keys) {
+            stream.send(Outgoing::Watch { number, queue });
+        }
+        state.delayed.front().map(|(at, _)| *at)
+    }
+
+    fn received(&self, message: Incoming) -> Vec<Decision<Claim>> {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let watch = match &message {
+            Incoming::Created(watch) | Incoming::Cancelled(watch) | Incoming::Changes(watch, _) => *watch,
+            Incoming::Progress => return Vec::new(),
+        };
+        let Some(name) = state.watches.get(&watch).cloned() else { return Vec::new() };
+        let Some(mirror) = state.mirrors.get_mut(&name) else { return Vec::new() };
+        match message {
+            Incoming::Created(_) => {
+                if mirror.created(watch) {
+                    state.to_read.push((name, watch));
+                }
+                Vec::new()
+            }
+            Incoming::Cancelled(_) => {
+                mirror.closed();
+                state.watches.remove(&watch);
+                state.to_open.push(name);
+                Vec::new()
+            }
+            Incoming::Changes(_, changes) => {
+                let decisions = mirror.changed(watch, changes);
+                state.end_if_empty(&name);
+                decisions
+            }
+            Incoming::Progress => Vec::new(),
+        }
+    }
+
+    /// Begins to read the queues whose watches were just opened.
+    fn begin_reads(&self, connections: &Arc<Connections>) -> Option<tokio::task::JoinHandle<Option<Reads>>> {
+        let names: Vec<(LockName, i64)> = {
+            let mut state = lock(&self.state);
+            let count = state.to_read.len().min(MAX_READS);
+            state.to_read.drain(..count).collect()
+        };
+        if names.is_empty() {
+            return None;
+        }
+        let connections = connections.clone();
+        Some(tokio::spawn(async move {
+            let queues: Vec<_> = names.iter().map(|(name, _)| connections.shared.keys.queue(name)).collect();
+            let (revision, places) = read(&connections, queues).await.ok()?;
+            Some(Reads { revision, queues: names.into_iter().zip(places).collect() })
+        }))
+    }
+
+    fn read(&self, reads: Reads) -> Vec<Decision<Claim>> {
+        let mut state = lock(&self.state);
+        let mut decisions = Vec::new();
+        for ((name, watch), places) in reads.queues {
+            if let Some(mirror) = state.mirrors.get_mut(&name) {
+                decisions.extend(mirror.read(watch, reads.revision, places));
+                state.end_if_empty(&name);
+            }
+        }
+        decisions
+    }
+}
+
+/// Reads queues at one revision, which is returned too.
+async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i64, Vec<Places>), Failure> {
+    let until = connections.shared.until();
+    let options = |queue: &str| GetOptions::new().with_range(range_end(queue)).with_keys_only();
+    let places = |get: &GetResponse| get.kvs().iter().map(|kv| (kv.key().to_vec(), kv.create_revision())).collect();
+    if let [queue] = &queues[..] {
+        let queue = queue.clone();
+        let get = connections.send_repeatable(until, move |client| {
+            let (queue, options) = (queue.clone(), options(&queue));
+            async move {
+                client.kv_client().max_decoding_message_size(Connection::max_reply()).get(queue, Some(options)).await
+            }
+        });
+        let get = get.await?;
+        let revision = get.header().map(ResponseHeader::revision).ok_or(Failure::UnexpectedReply)?;
+        return Ok((revision, vec![places(&get)]));
+    }
+    let gets: Vec<_> = queues.iter().map(|queue| TxnOp::get(queue.as_str(), Some(options(queue)))).collect();
+    let txn = Txn::new().and_then(gets);
+    let reply = connections.send_repeatable(until, move |client| {
+        let txn = txn.clone();
+        async move { client.kv_client().max_decoding_message_size(Connection::max_reply()).txn(txn).await }
+    });
+    let reply = reply.await?;
+    let queues = reply.op_responses().into_iter().map(|response| match response {
+        TxnOpResponse::Get(get) => Ok(places(&get)),
+        _ => Err(Failure::UnexpectedReply),
+    });
+    Ok((transactions::revision(&reply)?, queues.collect::<Result<_, _>>()?))
+}
+
+/// The keys of a queue, and their create revisions.
+type Places = Vec<(Vec<u8>, i64)>;
+
+/// Queues that were read at one revision.
+struct Reads {
+    revision: i64,
+    queues: Vec<((LockName, i64), Places)>,
+}
+
+impl State {
+    /// Has a lock watched soon. Returns whether the task has to be woken for it.
+    fn wants_watch(&mut self, name: &LockName, holds: bool) -> bool {
+        let now = Instant::now();
+        let at_once = !holds || self.watched_at_once.is_none_or(|last| now >= last + SHORT_HOLD);
+        if at_once {
+            self.watched_at_once = Some(now);
+            self.to_open.push(name.clone());
+            return true;
+        }
+        self.delayed.push_back((now + SHORT_HOLD, name.clone()));
+        self.delayed.len() == 1
+    }
+
+    /// The next watch to open: its number and what it watches.
+    fn next_to_open(&mut self, keys: &Keys) -> Option<(i64, String)> {
+        let now = Instant::now();
+        while self.delayed.front().is_some_and(|(at, _)| *at <= now) {
+            self.to_open.extend(self.delayed.pop_front().map(|(_, name)| name));
+        }
+        while let Some(name) = self.to_open.pop() {
+            let Some(mirror) = self.mirrors.get_mut(&name) else { continue };
+            if mirror.is_empty() || mirror.watch().is_some() {
+                continue;
+            }
+            self.last_watch += 1;
+            mirror.opening(self.last_watch);
+            let queue = keys.queue(&name);
+            self.watches.insert(self.last_watch, name);
+            return Some((self.last_watch, queue));
+        }
+        None
+    }
+
+    /// Ends the watch of a lock of which no claim is left. Returns whether there was one.
+    fn end_if_empty(&mut self, name: &LockName) -> bool {
+        let Some(mirror) = self.mirrors.get(name).filter(|mirror| mirror.is_empty()) else { return false };
+        let watch = mirror.watch();
+        self.mirrors.remove(name);
+        if let Some(watch) = watch {
+            self.watches.remove(&watch);
+            self.to_cancel.push(watch);
+        }
+        watch.is_some()
+    }
+
+    /// Every watch has ended.
+    fn stream_ended(&mut self) {
+        self.to_cancel.clear();
+        self.to_read.clear();
+        self.watches.clear();
+        self.mirrors.retain(|_, mirror| !mirror.is_empty());
+        for (name, mirror) in &mut self.mirrors {
+            if mirror.watch().is_some() {
+                mirror.closed();
+                self.to_open.push(name.clone());
+            }
+        }
+    }
+}
+
+/// A stream broke, so its connection may be of no use.
+fn broken(connections: &Arc<Connections>, connection: &Connection, failure: &Failure) {
+    if matches!(failure, Failure::TimedOut) {
+        connection.close();
+    }
+    connections.failed(connection, failure);
+}
+
+/// Reports decisions to lock-core.
+fn carry_out(core: &CoreHandle, decisions: Vec<Decision<Claim>>) {
+    for decision in decisions {
+        match decision {
+            Decision::Granted { of: claim, revision } => {
+                let (Some(key), Ok(number)) = (Slot::of(&claim).key(), u64::try_from(revision)) else { continue };
+                let place = PlaceNumber::new(number);
+                core.event(Event::Granted {
+                    owner: *claim.owner(),
+                    place,
+                    token: FencingToken::new(number),
+                    // The key exists, so the session lives, and its newest confirmation is one of the lease.
+                    confirmation: Some(key.session.newest(place)),
+                });
+            }
+            Decision::Gone { of: claim, owner } => {
+                Slot::of(&claim).has_no_key();
+                core.event(Event::Gone { owner });
+            }
+        }
+    }
+}
