@@ -33,9 +33,9 @@ const LEASES: usize = 10_000;
 const TTL: Duration = Duration::from_secs(30);
 const WATCHED: Duration = Duration::from_secs(30);
 
-/// With 1,000, client and server on two cores do not keep up: each change of the queue goes to every client.
-const CLIENTS: [usize; 3] = [2, 10, 100];
-const HANDOFFS: usize = 300;
+/// Waiters, and the clients that they belong to. The server sends each change of a queue to each client that waits in it.
+const WAITERS: [(usize, usize); 5] = [(2, 2), (10, 10), (100, 10), (100, 100), (1_000, 10)];
+const HANDOFFS: usize = 1_000;
 
 const SHORT: Duration = Duration::from_secs(2);
 const KILLS: usize = 10;
@@ -133,13 +133,13 @@ async fn pairs(server: &EtcdServer) -> Result<Vec<Figure>> {
 async fn handoffs(server: &EtcdServer) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let raw = raw(server).await?;
-    for clients in CLIENTS {
+    for (waiters, clients) in WAITERS {
         let mut ratios = Vec::new();
         for _ in 0..3 {
             let put = put_p50(raw.kv_client()).await?;
-            ratios.push(handoff_p50(server, clients).await? / put);
+            ratios.push(handoff_p50(server, waiters, clients).await? / put);
         }
-        let what = format!("p50 of a handoff with {clients} clients, against that of a raw put");
+        let what = format!("p50 of a handoff with {waiters} waiters of {clients} clients, against that of a raw put");
         figures.push(Figure::new(WORKLOAD, what, median(ratios), Unit::Ratio, Goal::AtMost(1.7)));
     }
     Ok(figures)
@@ -155,7 +155,7 @@ async fn put_p50(mut kv: KvClient) -> Result<f64> {
     Ok(median(times))
 }
 
-async fn handoff_p50(server: &EtcdServer, count: usize) -> Result<f64> {
+async fn handoff_p50(server: &EtcdServer, waiters: usize, count: usize) -> Result<f64> {
     #[derive(Default)]
     struct Shared {
         released: Mutex<Option<Instant>>,
@@ -167,10 +167,13 @@ async fn handoff_p50(server: &EtcdServer, count: usize) -> Result<f64> {
     let first = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
     let guard = first.lock("handoff").acquire().await?;
     let mut tasks = Vec::new();
+    let mut clients = Vec::new();
     for _ in 0..count {
-        // Many clients in one process stand for many processes, so their keepers share its runtime.
-        let client = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
-        let shared = shared.clone();
+        // Several clients in one process stand for several processes, so their keepers share its runtime.
+        clients.push(client(&url(server), KeeperRuntime::CurrentRuntime).await?);
+    }
+    for client in clients.iter().cycle().take(waiters) {
+        let (client, shared) = (client.clone(), shared.clone());
         tasks.push(tokio::spawn(async move {
             let lock = client.lock("handoff");
             shared.waiting.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +190,7 @@ async fn handoff_p50(server: &EtcdServer, count: usize) -> Result<f64> {
             anyhow::Ok(())
         }));
     }
-    while shared.waiting.load(Ordering::Relaxed) < count as u64 {
+    while shared.waiting.load(Ordering::Relaxed) < waiters as u64 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
