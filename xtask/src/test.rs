@@ -117,7 +117,7 @@ const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite"];
 /// How many cases run at a time, where the default is too many: each of these starts three servers.
 fn threads(program: &Program) -> Vec<String> {
     match &*program.target {
-        "etcd_cluster" => vec!["--test-threads=3".to_owned()],
+        "etcd_cluster" => vec!["--test-threads=2".to_owned()],
         _ => Vec::new(),
     }
 }
