@@ -78,9 +78,9 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server, etcd-server, openssl, and protoc to build.
-/// LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER and LEASEHOLD_ETCD_SERVER name other programs than
-/// redis-server, mariadbd and etcd. LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or
+/// The tests need redis-server, mariadb-server, etcd-server, default-jre-headless, libzookeeper-java, openssl, and protoc to build.
+/// LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER, LEASEHOLD_ETCD_SERVER, LEASEHOLD_JAVA and LEASEHOLD_ZOOKEEPER_JAR name other programs than
+/// redis-server, mariadbd, etcd, java and Debian's zookeeper.jar. LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or
 /// MariaDB that exists already, for the suites of both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs
 /// none. The URL is that of an administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to
 /// be set up.
@@ -146,7 +146,7 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
 }
 
 /// The programs that the tests of [`own`] start.
-const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::OPENSSL];
+const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::JAVA, needs::OPENSSL, needs::ZOOKEEPER];
 
 /// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {
