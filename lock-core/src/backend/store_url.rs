@@ -51,6 +51,28 @@ impl StoreUrl {
         Ok(Self { url, store, parameters, known: Vec::new() })
     }
 
+    /// Splits a URL of several hosts, `scheme://user@host1:1,host2:2/path`, which is no URL. Returns the URL with its first host alone,
+    /// and the other hosts.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an empty host.
+    pub fn split_hosts(text: &str, store: &str) -> Result<(String, Vec<String>)> {
+        let Some((scheme, rest)) = text.split_once("://") else { return Ok((text.to_owned(), Vec::new())) };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, tail) = rest.split_at(end);
+        let (user, hosts) = match authority.rfind('@') {
+            Some(at) => authority.split_at(at + 1),
+            None => ("", authority),
+        };
+        let mut hosts = hosts.split(',');
+        let first = hosts.next().unwrap_or_default();
+        let others: Vec<_> = hosts.map(str::to_owned).collect();
+        if others.iter().any(String::is_empty) {
+            return Err(Error::invalid(format!("the URL of a {store} names an empty host")));
+        }
+        Ok((format!("{scheme}://{user}{first}{tail}"), others))
+    }
+
     /// The whole URL, with its parameters.
     pub const fn url(&self) -> &Url {
         &self.url

@@ -7,12 +7,17 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use sha1::{Digest as _, Sha1};
+
 use super::session::{REPLY_BOUND, Refused, Session, word};
 use super::wire::{Reply, Request};
 
 const DELETE: i32 = 2;
 const GET_DATA: i32 = 4;
 const SET_DATA: i32 = 5;
+const SET_ACL: i32 = 7;
 const GET_CHILDREN: i32 = 12;
 const CREATE: i32 = 15;
 const CREATE_CONTAINER: i32 = 19;
@@ -22,6 +27,8 @@ const TTL: Duration = Duration::from_secs(600);
 
 /// All permissions.
 const ALL: i32 = 31;
+
+const READ_AND_CREATE: i32 = 1 | 4;
 
 /// Calls of the test beside the library under test, as a user who may do everything. Each blocks for at most five seconds for each
 /// request. An error with [`io::ErrorKind::Other`] is the server's.
@@ -65,6 +72,10 @@ pub struct ZooKeeperNode {
     pub created: i64,
     /// The transaction that changed its data last.
     pub changed: i64,
+    /// When it was created, by the server's clock: the time since 1970.
+    pub created_at: Duration,
+    /// When its data were changed last.
+    pub changed_at: Duration,
     /// How often its data were changed.
     pub version: i32,
     /// How often its children were changed.
@@ -120,6 +131,19 @@ impl ZooKeeperSide {
         self.call(SET_DATA, |request| request.text(path).bytes(data.as_ref()).int(-1)).map(drop)
     }
 
+    /// Lets nobody use a node but one user, who may create and list its children, and the test.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn permit(&self, path: &str, user: &str, password: &str) -> io::Result<()> {
+        let digest = STANDARD.encode(Sha1::digest(format!("{user}:{password}")));
+        let body = |request: Request| {
+            let request = request.text(path).int(1).int(READ_AND_CREATE);
+            request.text("digest").text(&format!("{user}:{digest}")).int(-1)
+        };
+        self.call(SET_ACL, body).map(drop)
+    }
+
     /// Deletes a node without children, as an operator does. Returns whether it existed.
     ///
     /// # Errors
@@ -149,12 +173,25 @@ impl ZooKeeperSide {
             return Ok(None);
         };
         let data = reply.bytes()?;
-        let (created, changed, _ctime, _mtime) = (reply.long()?, reply.long()?, reply.long()?, reply.long()?);
+        let (created, changed) = (reply.long()?, reply.long()?);
+        let mut time = || io::Result::Ok(Duration::from_millis(u64::try_from(reply.long()?).unwrap_or(0)));
+        let (created_at, changed_at) = (time()?, time()?);
         let (version, children_version, _acl_version) = (reply.int()?, reply.int()?, reply.int()?);
         let (session, _length, children) = (reply.long()?, reply.int()?, reply.int()?);
         let children = u64::try_from(children).unwrap_or(0);
         let path = path.to_owned();
-        Ok(Some(ZooKeeperNode { path, data, created, changed, version, children_version, session, children }))
+        Ok(Some(ZooKeeperNode {
+            path,
+            data,
+            created,
+            changed,
+            created_at,
+            changed_at,
+            version,
+            children_version,
+            session,
+            children,
+        }))
     }
 
     /// The names of the children of a node, in order; none if there is no such node.
