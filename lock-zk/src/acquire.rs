@@ -13,7 +13,7 @@ use crate::backend::Inner;
 use crate::capabilities::LONGEST_PLACE;
 use crate::errors::{Failure, withdrawn};
 use crate::link::Link;
-use crate::nodes::{VERSION, data};
+use crate::nodes::{VERSION, data, parse_all};
 use crate::queue::{Position, delete, position, position_in};
 use crate::session::{Session, Unconfirmed, create_root};
 use crate::slot::{Node, Slot, Stage};
@@ -84,12 +84,20 @@ impl Attempt<'_> {
         &self.request.claim
     }
 
+    /// When the lease ends by itself.
+    fn ends(&self, sent: Stamp, session: &Session) -> Option<Stamp> {
+        (self.request.kind == LeaseKind::Fixed).then(|| sent.plus(session.ttl()))
+    }
+
     /// Creates the node and reads the queue. `None` if the node is gone again.
     async fn enter(&self, session: &Arc<Session>) -> Result<Option<AcquireOutcome>, Failure> {
         let (slot, shared) = (self.slot(), &self.inner.shared);
         let link = session.link(self.until).await?;
         let lock: Arc<str> = shared.nodes.lock(self.claim().name()).into();
         // The first request of this client for a lock creates its node, too.
+        if self.request.on_contention == OnContention::Fail && self.is_held(&link, &lock).await? {
+            return Ok(Some(AcquireOutcome::Contended { retry_after: self.request.ttl / 3 }));
+        }
         let (mut has_parent, mut has_root) = (self.inner.known.contains(&lock), true);
         loop {
             let Entered { created, listed, sent } = self.send(session, &link, &lock, has_parent).await?;
@@ -123,7 +131,7 @@ impl Attempt<'_> {
                 session: session.clone(),
                 sent,
                 stage: Stage::Waits,
-                is_fixed: self.request.kind == LeaseKind::Fixed,
+                ends: self.ends(sent, session),
             };
             slot.has_node(self.claim(), node.clone());
             slot.settled(session);
@@ -132,6 +140,17 @@ impl Attempt<'_> {
                 Err(_) => position(&link, &node, self.until).await,
             };
             return self.entered(&link, node, position).await;
+        }
+    }
+
+    /// Whether the lock is held. A claim that does not wait costs a read then, and no write.
+    async fn is_held(&self, link: &Link, lock: &str) -> Result<bool, Failure> {
+        match link.call(|client| client.list_children(lock), self.until).await {
+            Ok(names) => parse_all(&names).map(|children| !children.is_empty()),
+            Err(Failure::NoNode) => Ok(false),
+            Err(failure @ (Failure::Refused(_) | Failure::NoSession)) => Err(failure),
+            // A read is never in doubt.
+            Err(failure) => Err(failure.not_sent()),
         }
     }
 
@@ -192,11 +211,17 @@ impl Attempt<'_> {
                 Err(Failure::Refused(error))
             }
             Err(failure) => Err(failure.in_doubt()),
-            Ok(position) => self.outcome(link, node, position).await,
+            Ok(position) => self.outcome(link, node, position, true).await,
         }
     }
 
-    async fn outcome(&self, link: &Link, node: Node, position: Position) -> Result<Option<AcquireOutcome>, Failure> {
+    async fn outcome(
+        &self,
+        link: &Link,
+        node: Node,
+        position: Position,
+        is_new: bool,
+    ) -> Result<Option<AcquireOutcome>, Failure> {
         let (slot, claim) = (self.slot(), self.claim());
         if slot.is_withdrawn() {
             return Err(withdrawn());
@@ -207,12 +232,17 @@ impl Attempt<'_> {
                 Ok(None)
             }
             Position::First => {
+                let confirmation = match node.is_fixed() && is_new {
+                    true => Confirmation { ttl: node.session.ttl(), sent: node.sent, place: node.place() },
+                    false => node.confirmation(),
+                };
                 match slot.becomes(&node, Stage::Holds) {
                     None => return Ok(None),
-                    Some(true) => turn::watch_own(self.inner, self.core, claim, &node),
+                    Some(true) => turn::holds(self.inner, self.core, claim, &node),
                     Some(false) => {}
                 }
-                Ok(Some(AcquireOutcome::Granted(Grant::new(node.token(), node.confirmation()))))
+                slot.lasts_until(&node, confirmation.sent.plus(confirmation.ttl));
+                Ok(Some(AcquireOutcome::Granted(Grant::new(node.token(), confirmation))))
             }
             Position::Behind(_) if self.request.on_contention == OnContention::Fail => {
                 self.leave(link, &node).await?;
@@ -240,10 +270,15 @@ impl Attempt<'_> {
         }
     }
 
-    /// The claim has a node from an earlier call. Confirms it for the whole ttl. `None` if it is gone.
+    /// The claim has a node from an earlier call. Confirms it for the ttl that is requested. `None` if it is gone.
     async fn again(&self, node: Node) -> Result<Option<AcquireOutcome>, Failure> {
         let slot = self.slot();
-        match node.session.confirm(self.begin, self.until).await {
+        let since = self.begin.minus(node.session.ttl().saturating_sub(self.request.ttl));
+        let confirmed = match node.sent >= since {
+            true => Ok(()),
+            false => node.session.confirm(since, self.until).await,
+        };
+        match confirmed {
             Ok(()) => {}
             Err(Unconfirmed::Gone) => {
                 slot.has_no_node(self.claim());
@@ -255,7 +290,7 @@ impl Attempt<'_> {
         let link = node.session.link(self.until).await.map_err(Failure::in_doubt)?;
         let position = position(&link, &node, self.until).await;
         match position {
-            Ok(position) => self.outcome(&link, node, position).await,
+            Ok(position) => self.outcome(&link, node, position, false).await,
             Err(failure @ Failure::Refused(_)) => Err(failure),
             Err(failure) => Err(failure.in_doubt()),
         }
@@ -288,7 +323,7 @@ impl Attempt<'_> {
                 session: session.clone(),
                 sent,
                 stage: Stage::Waits,
-                is_fixed: self.request.kind == LeaseKind::Fixed,
+                ends: self.ends(sent, session),
             };
             slot.has_node(claim, node);
         }

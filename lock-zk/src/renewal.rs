@@ -83,7 +83,7 @@ pub(crate) async fn renew(
 impl Call {
     /// How old a confirmation may be.
     fn since(&self, node: &Node) -> Stamp {
-        match node.is_fixed {
+        match node.is_fixed() {
             // It is renewed once, to its whole ttl.
             true => self.begin,
             false => self.begin.minus(age(node.session.ttl())),
@@ -92,7 +92,12 @@ impl Call {
 
     async fn lease(&self, item: &Item) -> RenewReply {
         match item.node.session.confirm(self.since(&item.node), self.until).await {
-            Ok(()) if Slot::of(&item.request.claim).has(&item.node) => reply_of(&item.node),
+            Ok(()) if Slot::of(&item.request.claim).has(&item.node) => {
+                let confirmation = item.node.confirmation();
+                let end = confirmation.sent.plus(confirmation.ttl);
+                Slot::of(&item.request.claim).lasts_until(&item.node, end);
+                reply_of(&item.node)
+            }
             Ok(()) => RenewReply::Lost,
             Err(Unconfirmed::Gone) => self.lost(item),
             Err(Unconfirmed::Failed(failure)) => RenewReply::Unknown(failure.without_effect()),
@@ -112,7 +117,7 @@ impl Call {
             Ok(Position::First) => match Slot::of(claim).becomes(&item.node, Stage::HoldsAfterWait) {
                 None => return RenewReply::Lost,
                 Some(true) => {
-                    turn::watch_own(&self.inner, &self.core, claim, &item.node);
+                    turn::holds(&self.inner, &self.core, claim, &item.node);
                     let Some(node) = Slot::of(claim).node() else { return RenewReply::Lost };
                     return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
                 }

@@ -483,39 +483,52 @@ impl Session {
         prefix: &str,
         until: Instant,
     ) -> Result<Option<(Vec<String>, Stamp)>, Failure> {
-        let link = match self.link(until).await {
-            Ok(link) => link,
-            Err(Failure::NoSession) if self.gone(until).await => return Ok(None),
-            Err(failure) => return Err(failure.not_sent()),
-        };
+        loop {
+            let link = match self.link(until).await {
+                Ok(link) => link,
+                Err(Failure::NoSession) if self.gone(until).await => return Ok(None),
+                Err(failure) => return Err(failure.not_sent()),
+            };
+            match self.settled_on(&link, lock_path, prefix, until).await {
+                Err(Failure::NoSession) => {
+                    return if self.gone(until).await { Ok(None) } else { Err(Failure::TimedOut) };
+                }
+                // It changes nothing, so it can be repeated on another link.
+                Err(Failure::Disconnected(_) | Failure::NotSent(_)) if Instant::now() < until => {
+                    drop(link);
+                    tokio::time::sleep(PAUSES.0).await;
+                }
+                settled => return settled.map(Some),
+            }
+        }
+    }
+
+    async fn settled_on(
+        &self,
+        link: &Link,
+        lock_path: &str,
+        prefix: &str,
+        until: Instant,
+    ) -> Result<(Vec<String>, Stamp), Failure> {
         let (path, sent) = (self.shared.nodes.session(self.number), self.core.stamp());
         let options = CreateMode::Ephemeral.with_acls(self.shared.acls());
-        // Requests of a session take effect in the order in which they are sent. An older link of it is closed by the server before a newer
-        // one is used. A write through the leader comes after all writes before it, whether it succeeds or not.
-        let listed = {
-            let write = link.client().create(&path, VERSION, &options);
-            let list = link.client().list_children(lock_path);
-            let both = async {
-                let (written, listed) = tokio::join!(write, list);
-                (written.map(drop).map_err(Failure::of), listed.map_err(Failure::of))
-            };
-            link.wait(both, until).await?
-        };
-        match listed {
-            (Err(Failure::NoSession), _) | (_, Err(Failure::NoSession)) => match self.gone(until).await {
-                true => Ok(None),
-                false => Err(Failure::TimedOut),
-            },
-            (Ok(()) | Err(Failure::NodeExists | Failure::NoNode | Failure::Refused(_)), Ok(names)) => {
-                if matches!(listed.0, Ok(()) | Err(Failure::NodeExists)) {
-                    self.has_node.store(true, Ordering::Relaxed);
-                }
-                Ok(Some((names.into_iter().filter(|name| name.starts_with(prefix)).collect(), sent)))
-            }
-            (Ok(()) | Err(Failure::NodeExists | Failure::NoNode | Failure::Refused(_)), Err(Failure::NoNode)) => {
-                Ok(Some((Vec::new(), sent)))
-            }
-            (Err(failure), _) | (_, Err(failure)) => Err(failure),
+        if link.is_closed() {
+            return Err(link.not_sent());
+        }
+        // Requests of a session take effect in the order in which they are sent. The server closes an older link of it before a newer one is
+        // used. A write through the leader comes after all writes before it, whether it succeeds or not.
+        let write = link.client().create(&path, VERSION, &options);
+        let list = link.client().list_children(lock_path);
+        let (written, listed) = link.wait(async { tokio::join!(write, list) }, until).await?;
+        match written.map_err(Failure::of) {
+            Ok(_) | Err(Failure::NodeExists) => self.has_node.store(true, Ordering::Relaxed),
+            Err(Failure::NoNode | Failure::Refused(_)) => {}
+            Err(failure) => return Err(failure),
+        }
+        match listed.map_err(Failure::of) {
+            Ok(names) => Ok((names.into_iter().filter(|name| name.starts_with(prefix)).collect(), sent)),
+            Err(Failure::NoNode) => Ok((Vec::new(), sent)),
+            Err(failure) => Err(failure),
         }
     }
 }

@@ -43,8 +43,8 @@ pub(crate) struct Node {
     /// When the request was sent that created it, or found it.
     pub(crate) sent: Stamp,
     pub(crate) stage: Stage,
-    /// The lease is not renewed.
-    pub(crate) is_fixed: bool,
+    /// When a lease ends that is not renewed. Its session may live on.
+    pub(crate) ends: Option<Stamp>,
 }
 
 /// What a node is for its claim.
@@ -74,6 +74,10 @@ impl Node {
     /// The newest confirmation.
     pub(crate) fn confirmation(&self) -> Confirmation {
         self.session.newest(self.sent, self.place())
+    }
+
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.ends.is_some()
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {
@@ -156,6 +160,14 @@ impl Slot {
             known.stage = stage;
         }
         Some(is_new)
+    }
+
+    /// A lease that is not renewed lasts until then, at least.
+    pub(crate) fn lasts_until(&self, node: &Node, end: Stamp) {
+        let mut state = lock(&self.state);
+        if let Some(ends) = state.node.as_mut().filter(|known| known.is(node)).and_then(|known| known.ends.as_mut()) {
+            *ends = end.max(*ends);
+        }
     }
 
     /// The server has no node of the claim. Returns whether it had one, as far as was known.

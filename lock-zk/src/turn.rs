@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::backend::Inner;
 use crate::errors::Failure;
-use crate::queue::{Position, position};
+use crate::queue::{Position, delete, position};
 use crate::shared::lock;
 use crate::slot::{Node, Slot, Stage};
 
@@ -85,7 +85,43 @@ fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
         let (owner, place, token) = (*claim.owner(), node.place(), node.token());
         // The node exists, so the session lives, and its newest confirmation is one of the lease.
         core.event(Event::Granted { owner, place, token, confirmation: Some(node.confirmation()) });
-        watch_own(inner, core, claim, node);
+        slot.lasts_until(node, node.session.newest(node.sent, place).sent.plus(node.session.ttl()));
+        holds(inner, core, claim, node);
+    }
+}
+
+/// The claim holds the lock from now on.
+pub(crate) fn holds(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
+    watch_own(inner, core, claim, node);
+    if node.is_fixed() {
+        core.keeper_runtime().spawn(end_in_time(inner.clone(), core.clone(), claim.clone(), node.clone()));
+    }
+}
+
+/// Deletes the node of a lease that is not renewed when its ttl is over. Others may keep its session alive. If that fails, it is tried again
+/// until the session has ended.
+async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node) {
+    let slot = Slot::of(&claim);
+    loop {
+        let Some(ends) = slot.node().filter(|known| known.is(&node)).and_then(|known| known.ends) else { return };
+        let left = ends.since(core.stamp());
+        if left.is_zero() {
+            break;
+        }
+        tokio::time::sleep(left).await;
+    }
+    slot.has_no_node(&claim);
+    loop {
+        let link = match node.session.link(Instant::now() + node.session.ttl()).await {
+            Ok(link) => link,
+            Err(Failure::NoSession) => return,
+            Err(_) => continue,
+        };
+        if delete(&link, &node.path(), inner.shared.until()).await.is_ok() {
+            return;
+        }
+        drop(link);
+        tokio::time::sleep(core.jitter(PAUSE)).await;
     }
 }
 
@@ -100,7 +136,7 @@ fn gone(core: &CoreHandle, claim: &Claim, node: &Node) {
 }
 
 /// Watches the node of a lease, if it is held for longer than a moment.
-pub(crate) fn watch_own(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
+fn watch_own(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     let mut state = lock(&inner.delayed.0);
     state.due.push_back((Instant::now() + SHORT_HOLD, claim.clone(), node.clone()));
     if !std::mem::replace(&mut state.is_running, true) {

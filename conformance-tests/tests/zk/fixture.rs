@@ -1,5 +1,6 @@
 //! The fixture of ZooKeeper: Leasehold on a real ZooKeeper, of one server or of several.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -83,6 +84,14 @@ pub(super) struct ZkFixture<D: Deployment> {
     path: D::Path,
     /// The number of writes when it was set up.
     writes_before: AtomicU64,
+    sessions: Mutex<Sessions>,
+}
+
+/// The nodes of sessions. The server deletes each with its session.
+#[derive(Default)]
+struct Sessions {
+    seen: BTreeSet<String>,
+    deleted: u64,
 }
 
 impl<D: Deployment> ZkFixture<D> {
@@ -110,6 +119,16 @@ impl<D: Deployment> ZkFixture<D> {
 
     fn writes(&self) -> u64 {
         self.statistic(&format!("cnt_{NAMESPACE}_write_per_namespace"))
+    }
+
+    /// How many nodes of sessions the server has deleted.
+    fn ended_sessions(&self) -> u64 {
+        let names = self.deployment().side().children(ROOT).unwrap_or_else(|error| panic!("no nodes: {error}"));
+        let now: BTreeSet<_> = names.into_iter().filter(|name| name.starts_with('.')).collect();
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.deleted += sessions.seen.difference(&now).count() as u64;
+        sessions.seen = now;
+        sessions.deleted
     }
 }
 
@@ -150,7 +169,12 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
             side.create(path, "", ZooKeeperLife::Persistent).unwrap_or_else(|error| panic!("no root: {error}"));
         }
         permit(side, USER).unwrap_or_else(|error| panic!("no user: {error}"));
-        let fixture = Self { deployment: Mutex::new(deployment), path, writes_before: AtomicU64::new(0) };
+        let fixture = Self {
+            deployment: Mutex::new(deployment),
+            path,
+            writes_before: AtomicU64::new(0),
+            sessions: Mutex::default(),
+        };
         fixture.writes_before.store(fixture.writes(), Ordering::Relaxed);
         fixture
     }
@@ -281,6 +305,7 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
     }
 
     async fn served(&self) -> u64 {
-        self.writes().saturating_sub(self.writes_before.load(Ordering::Relaxed))
+        let (ended, writes) = (self.ended_sessions(), self.writes());
+        (writes - ended).saturating_sub(self.writes_before.load(Ordering::Relaxed))
     }
 }
