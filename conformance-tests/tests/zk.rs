@@ -6,8 +6,10 @@ mod zk {
     mod common;
     mod fixture;
     mod one_server;
+    mod queues;
     mod resource_counts;
     mod stored;
+    mod support;
 
     leasehold_conformance::suite!(one_server::OneServer);
 }

@@ -252,7 +252,7 @@ impl Attempt<'_> {
                 if !slot.has_task() {
                     turn::wait(self.inner, self.core, claim, &node, before);
                 }
-                let confirmation = of_place(node.confirmation(), self.core.stamp());
+                let confirmation = of_place(node.confirmation(), self.begin);
                 Ok(Some(AcquireOutcome::Queued { confirmation, retry_after: confirmation.ttl }))
             }
         }
@@ -332,13 +332,11 @@ impl Attempt<'_> {
     }
 }
 
-/// The confirmation of a place, counted from now: it lasts as long as its session.
-pub(crate) fn of_place(confirmation: Confirmation, now: Stamp) -> Confirmation {
-    let left = confirmation.ttl.saturating_sub(now.since(confirmation.sent));
-    match left > LONGEST_PLACE || confirmation.ttl > LONGEST_PLACE {
-        true => Confirmation { ttl: left.min(LONGEST_PLACE), sent: now, ..confirmation },
-        false => confirmation,
-    }
+/// The confirmation of a place, counted from a later request whose reply proves the state of the queue.
+pub(crate) fn of_place(confirmation: Confirmation, sent: Stamp) -> Confirmation {
+    let sent = sent.max(confirmation.sent);
+    let left = confirmation.ttl.saturating_sub(sent.since(confirmation.sent));
+    Confirmation { ttl: left.min(LONGEST_PLACE), sent, ..confirmation }
 }
 
 /// How long a session may go without a write, as a part of its ttl.

@@ -132,7 +132,7 @@ impl Call {
         }
         match item.node.session.confirm(self.since(&item.node), self.until).await {
             Ok(()) => {
-                let confirmation = of_place(item.node.confirmation(), self.core.stamp());
+                let confirmation = of_place(item.node.confirmation(), self.begin);
                 RenewReply::Waiting { confirmation, retry_after: confirmation.ttl }
             }
             Err(Unconfirmed::Gone) => self.lost(item),
