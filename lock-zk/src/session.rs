@@ -152,6 +152,12 @@ impl Session {
         sent.max(*lock(&self.used)).plus(ttl)
     }
 
+    /// Whether it is too late to connect again. A server whose replies are lost prolongs the session with each attempt, and the leases of the
+    /// session are not valid for much longer.
+    fn is_too_late(&self) -> bool {
+        self.has_ended() || self.core.stamp() >= self.ends_at().minus(self.ttl() / 8)
+    }
+
     /// Whether its ttl has passed since the newest confirmation, or it has ended.
     pub(crate) fn is_overdue(&self, now: Stamp) -> bool {
         self.has_ended() || now >= self.ends_at()
@@ -298,8 +304,11 @@ impl Session {
         let mut pause = PAUSES.0;
         let mut is_first = true;
         loop {
-            if self.is_overdue(self.core.stamp()) {
-                self.end();
+            if self.is_too_late() {
+                tokio::select! {
+                    () = self.overdue() => self.end(),
+                    () = self.ended() => {}
+                }
                 self.report_gone();
                 self.end_at_server().await;
                 return None;
@@ -338,10 +347,14 @@ impl Session {
         link
     }
 
-    /// Ends the session at the server, although there is no link: connects again for this.
+    /// Makes sure that the server has ended the session, although there is no link. Usually it has, as soon as the ttl is over.
     async fn end_at_server(&self) {
-        let until = Instant::now() + GONE_BY.max(self.ttl() * 2);
+        let pause = self.ttl() + self.shared.settings.tick * 2;
+        let until = Instant::now() + GONE_BY.max(pause * 2);
+        let mut next = pause;
         while Instant::now() < until {
+            tokio::time::sleep(self.core.jitter(next)).await;
+            let begin = Instant::now();
             match self.try_link().await {
                 Ok(link) => {
                     if Arc::new(link).close().await {
@@ -349,9 +362,10 @@ impl Session {
                     }
                 }
                 Err(NoLink::Expired) => break,
-                Err(NoLink::Failed(_)) => {}
+                // A server that is silent may have prolonged it.
+                Err(NoLink::Failed(_)) if begin.elapsed() >= self.shared.attempt() / 2 => next = pause,
+                Err(NoLink::Failed(_)) => next = PAUSES.1,
             }
-            tokio::time::sleep(self.core.jitter(PAUSES.1)).await;
         }
         self.expired();
     }

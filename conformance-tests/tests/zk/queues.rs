@@ -200,20 +200,21 @@ fn a_node_without_a_reply_is_found_again() {
     case(async |fixture| {
         let ann = Direct::warm(&fixture, Route::Faulty).await;
         let bob = Direct::warm(&fixture, Route::Clear).await;
-        let name = name("no reply");
+        // A session with this ttl is open.
+        let (name, ttl) = (name("no reply"), fixture.ttl() * 20);
         let claim = ann.claim(&name);
         fixture.path(PathFault::LoseReplies).await;
-        assert!(ann.acquire(&claim, TTL).await.is_err(), "the reply was lost");
+        assert!(ann.acquire(&claim, ttl).await.is_err(), "the reply was lost");
         assert_eq!(queue(&fixture, &name), 1);
         fixture.heal().await;
         let token = Stored { side: fixture.deployment().side(), root: ROOT }.record(&name).last_token;
-        match ann.acquire(&claim, TTL).await {
+        match ann.acquire(&claim, ttl).await {
             Ok(AcquireOutcome::Granted(grant)) => assert_eq!(Some(grant.token), token, "it is another node"),
             other => panic!("the node was not found again: {other:?}"),
         }
         assert_eq!(queue(&fixture, &name), 1, "the claim has two nodes");
         ann.release(&claim, Delivery::InDoubt).await.expect("a release");
-        let reply = bob.acquire(&bob.claim(&name), TTL).await;
+        let reply = bob.acquire(&bob.claim(&name), ttl).await;
         assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
     });
 }
@@ -226,7 +227,15 @@ fn an_ended_session_is_reported_once_and_replaced() {
         let name = name("expired");
         let session_of =
             |index: usize| Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name)[index].session;
-        let expire = |session: i64| fixture.deployment().side().expire(session).expect("the session lives");
+        // Its client connects again meanwhile, which may end the connection that is to end the session.
+        let expire = |session: i64| {
+            let stopwatch = Stopwatch::start();
+            let lives = || fixture.deployment().side().sessions().expect("the sessions").contains(&session);
+            while lives() {
+                let _ = fixture.deployment().side().expire(session);
+                stopwatch.within(SOON, "the session ends");
+            }
+        };
 
         // While it holds.
         let guard = hold(&ann, name.as_str()).await;
