@@ -7,7 +7,7 @@ use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp,
 };
 use tokio::time::{Instant, timeout_at};
-use zookeeper_client::{CreateMode, CreateSequence, Error as ClientError, Stat};
+use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError, Stat};
 
 use crate::backend::Inner;
 use crate::capabilities::LONGEST_PLACE;
@@ -145,7 +145,13 @@ impl Attempt<'_> {
 
     /// Whether the lock is held. A claim that does not wait costs a read then, and no write.
     async fn is_held(&self, link: &Link, lock: &str) -> Result<bool, Failure> {
-        match link.call(|client| client.list_children(lock), self.until).await {
+        let read = async |client: &Client| {
+            // A follower may not know the newest release yet.
+            let (sync, list) = (client.sync(lock), client.list_children(lock));
+            let (synced, names) = tokio::join!(sync, list);
+            synced.and(names)
+        };
+        match link.call(read, self.until).await {
             Ok(names) => parse_all(&names).map(|children| !children.is_empty()),
             Err(Failure::NoNode) => Ok(false),
             Err(failure @ (Failure::Refused(_) | Failure::NoSession)) => Err(failure),

@@ -63,7 +63,11 @@ impl Inner {
             None => self.session(core, READER, until).await?,
         };
         session.use_since(now);
-        session.link(until).await
+        let link = session.link(until).await?;
+        // A follower may be behind the leader.
+        let root = self.shared.nodes.root();
+        link.call(|client| client.sync(root), until).await?;
+        Ok(link)
     }
 }
 

@@ -65,6 +65,13 @@ const BACKENDS: &[Backend] = &[
         needs: &[],
         named_server: None,
     },
+    Backend {
+        name: "zk",
+        feature: Some("zk"),
+        targets: &["zk", "zk_ensemble", "zk_processes"],
+        needs: &[needs::JAVA, needs::ZOOKEEPER],
+        named_server: None,
+    },
 ];
 
 /// Runs the tests.
@@ -88,7 +95,7 @@ const BACKENDS: &[Backend] = &[
 /// The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backends whose suite is run: memory, etcd, mysql, redis, sqlite.
+    /// The backends whose suite is run: memory, etcd, mysql, redis, sqlite, zk.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
     #[command(flatten)]
@@ -112,12 +119,12 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 }
 
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
-const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite"];
+const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 
 /// How many cases run at a time, where the default is too many: each of these starts three servers.
 fn threads(program: &Program) -> Vec<String> {
     match &*program.target {
-        "etcd_cluster" => vec!["--test-threads=3".to_owned()],
+        "etcd_cluster" | "zk_ensemble" => vec!["--test-threads=3".to_owned()],
         _ => Vec::new(),
     }
 }
@@ -126,6 +133,7 @@ fn takes_url(program: &Program, store: &str) -> bool {
     let is_fenced = match store {
         "etcd" => program.target == "example-fenced_etcd",
         "mysql" => program.target == "example-fenced_sql",
+        "zk" => program.target == "example-fenced_zk",
         _ => false,
     };
     is_fenced || ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
