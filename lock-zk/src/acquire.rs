@@ -92,12 +92,12 @@ impl Attempt<'_> {
     /// Creates the node and reads the queue. `None` if the node is gone again.
     async fn enter(&self, session: &Arc<Session>) -> Result<Option<AcquireOutcome>, Failure> {
         let (slot, shared) = (self.slot(), &self.inner.shared);
-        let link = session.link(self.until).await?;
         let lock: Arc<str> = shared.nodes.lock(self.claim().name()).into();
         // The first request of this client for a lock creates its node, too.
-        if self.request.on_contention == OnContention::Fail && self.is_held(&link, &lock).await? {
+        if self.request.on_contention == OnContention::Fail && self.is_held(session, &lock).await? {
             return Ok(Some(AcquireOutcome::Contended { retry_after: self.request.ttl / 3 }));
         }
+        let link = session.link(self.until).await?;
         let (mut has_parent, mut has_root) = (self.inner.known.contains(&lock), true);
         loop {
             let Entered { created, listed, sent } = self.send(session, &link, &lock, has_parent).await?;
@@ -144,19 +144,26 @@ impl Attempt<'_> {
     }
 
     /// Whether the lock is held. A claim that does not wait costs a read then, and no write.
-    async fn is_held(&self, link: &Link, lock: &str) -> Result<bool, Failure> {
+    async fn is_held(&self, session: &Session, lock: &str) -> Result<bool, Failure> {
         let read = async |client: &Client| {
             // A follower may not know the newest release yet.
             let (sync, list) = (client.sync(lock), client.list_children(lock));
             let (synced, names) = tokio::join!(sync, list);
             synced.and(names)
         };
-        match link.call(read, self.until).await {
-            Ok(names) => parse_all(&names).map(|children| !children.is_empty()),
-            Err(Failure::NoNode) => Ok(false),
-            Err(failure @ (Failure::Refused(_) | Failure::NoSession)) => Err(failure),
-            // A read is never in doubt.
-            Err(failure) => Err(failure.not_sent()),
+        loop {
+            let link = session.link(self.until).await?;
+            return match link.call(read, self.until).await {
+                Ok(names) => parse_all(&names).map(|children| !children.is_empty()),
+                Err(Failure::NoNode) => Ok(false),
+                Err(failure @ (Failure::Refused(_) | Failure::NoSession)) => Err(failure),
+                // It had no effect, so it can be sent again.
+                Err(Failure::Disconnected(_)) if Instant::now() < self.until => {
+                    link.kill();
+                    continue;
+                }
+                Err(failure) => Err(failure.not_sent()),
+            };
         }
     }
 

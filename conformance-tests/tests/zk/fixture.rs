@@ -123,6 +123,7 @@ impl<D: Deployment> ZkFixture<D> {
 
     /// How many nodes of sessions the server has deleted.
     fn ended_sessions(&self) -> u64 {
+        self.deployment().side().sync().unwrap_or_else(|error| panic!("no sync: {error}"));
         let names = self.deployment().side().children(ROOT).unwrap_or_else(|error| panic!("no nodes: {error}"));
         let now: BTreeSet<_> = names.into_iter().filter(|name| name.starts_with('.')).collect();
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);

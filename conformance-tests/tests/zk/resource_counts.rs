@@ -8,6 +8,7 @@ impl Stored<'_> {
     /// Counts all nodes under the root. A node that is not Leasehold's fails the case.
     pub(super) fn resource_counts(&self) -> ResourceCounts {
         let mut counts = ResourceCounts::default();
+        self.side.sync().unwrap_or_else(|error| panic!("no sync: {error}"));
         for name in self.side.children(self.root).unwrap_or_else(|error| panic!("no nodes: {error}")) {
             if name.starts_with('.') {
                 // It ends with its session, which has a connection.

@@ -27,6 +27,7 @@ impl Stored<'_> {
 
     /// The nodes of a lock, in the order of their creation.
     pub(super) fn queue(&self, name: &LockName) -> Vec<ZooKeeperNode> {
+        self.side.sync().unwrap_or_else(|error| panic!("no sync: {error}"));
         let nodes = self.side.tree(&self.lock(name)).unwrap_or_else(|error| panic!("no nodes: {error}"));
         let mut queue: Vec<_> = nodes.into_iter().skip(1).collect();
         queue.sort_by_key(|node| node.created);

@@ -15,6 +15,9 @@ use super::fixture::{Deployment, ServersPath, ZkFixture, settings};
 
 pub(super) type ThreeServers = ZkFixture<ZooKeeperEnsemble>;
 
+/// Servers that were all paused for two seconds do not miss each other.
+const SYNC_LIMIT: &str = "syncLimit=40";
+
 /// A path to each server.
 pub(super) struct Paths {
     servers: Vec<TcpPath>,
@@ -25,7 +28,7 @@ impl Deployment for ZooKeeperEnsemble {
     type Path = Paths;
 
     fn start() -> io::Result<(Self, Paths)> {
-        let ensemble = settings().start_ensemble()?;
+        let ensemble = settings().line(SYNC_LIMIT).start_ensemble()?;
         let servers = (0..Self::SERVERS).map(|index| TcpPath::start(ensemble.server(index).addr()));
         let paths = Paths { servers: servers.collect::<io::Result<_>>()?, is_broken: AtomicBool::new(false) };
         Ok((ensemble, paths))

@@ -18,6 +18,7 @@ const DELETE: i32 = 2;
 const GET_DATA: i32 = 4;
 const SET_DATA: i32 = 5;
 const SET_ACL: i32 = 7;
+const SYNC: i32 = 9;
 const GET_CHILDREN: i32 = 12;
 const CREATE: i32 = 15;
 const CREATE_CONTAINER: i32 = 19;
@@ -162,6 +163,14 @@ impl ZooKeeperSide {
             self.delete(&node.path)?;
         }
         Ok(())
+    }
+
+    /// Waits until this server has everything that any server of its ensemble has replied to.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn sync(&self) -> io::Result<()> {
+        self.call(SYNC, |request| request.text("/")).map(drop)
     }
 
     /// Reads a node.
