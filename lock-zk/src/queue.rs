@@ -103,7 +103,7 @@ pub(crate) async fn shown(link: &Link, lock: &str, until: Instant) -> Result<Opt
 }
 
 /// The name of the node that is just behind another one.
-pub(crate) fn next_after<'a>(children: &'a [Child], number: i64) -> Option<&'a Child> {
+pub(crate) fn next_after(children: &[Child], number: i64) -> Option<&Child> {
     let behind = children.iter().filter(|child| compare(child.number, number).is_gt());
     behind.reduce(|one, other| if compare(other.number, one.number).is_lt() { other } else { one })
 }

@@ -17,6 +17,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{CreateMode, SessionInfo};
 
@@ -89,7 +90,7 @@ pub(crate) enum Unconfirmed {
 }
 
 impl Session {
-    /// Opens a session. Call this on the keeper's runtime.
+    /// Opens a session. Call this on the keeper's runtime. If a server is silent, the next one is tried beside it.
     pub(crate) async fn open(
         shared: &Arc<Shared>,
         core: &CoreHandle,
@@ -97,17 +98,32 @@ impl Session {
         until: Instant,
     ) -> Result<Arc<Self>, Failure> {
         let mut last = Failure::TimedOut;
-        for _ in 0..shared.target.addresses.len() {
-            let (server, sent) = (shared.server(), core.stamp());
-            match Link::open(shared, server, None, ttl, until.min(Instant::now() + shared.attempt())).await {
-                Ok(link) => return Ok(Self::begin(shared, core, ttl, link, sent)),
-                Err(NoLink::Failed(failure @ Failure::Refused(_))) => return Err(failure),
-                Err(NoLink::Failed(failure)) => last = failure,
-                Err(NoLink::Expired) => {}
+        let mut attempts = JoinSet::new();
+        let (first, servers) = (shared.server(), shared.target.addresses.len());
+        let mut next = 0;
+        loop {
+            if next < servers {
+                let (shared, server, sent) = (shared.clone(), (first + next) % servers, core.stamp());
+                next += 1;
+                attempts.spawn(async move {
+                    let opened = Link::open(&shared, server, None, ttl, until).await;
+                    (server, sent, opened)
+                });
             }
-            shared.leave_server(server);
+            let stagger = if next < servers { Instant::now() + shared.attempt() } else { until };
+            match timeout_at(stagger, attempts.join_next()).await {
+                Ok(Some(Ok((_, sent, Ok(link))))) => return Ok(Self::begin(shared, core, ttl, link, sent)),
+                Ok(Some(Ok((_, _, Err(NoLink::Failed(failure @ Failure::Refused(_))))))) => return Err(failure),
+                Ok(Some(Ok((server, _, Err(NoLink::Failed(failure)))))) => {
+                    shared.leave_server(server);
+                    last = failure;
+                }
+                Ok(Some(Ok((.., Err(NoLink::Expired))) | Err(_))) => {}
+                Err(_) if next < servers => {}
+                Ok(None) if next < servers => {}
+                Ok(None) | Err(_) => return Err(last),
+            }
         }
-        Err(last)
     }
 
     fn begin(shared: &Arc<Shared>, core: &CoreHandle, requested: Duration, link: Link, sent: Stamp) -> Arc<Self> {
@@ -301,7 +317,7 @@ impl Session {
 
     /// Opens another link. `None` if the session has ended.
     async fn reconnect(self: &Arc<Self>) -> Option<Arc<Link>> {
-        let mut pause = PAUSES.0;
+        let (mut pause, mut bound) = (PAUSES.0, self.shared.attempt());
         let mut is_first = true;
         loop {
             if self.is_too_late() {
@@ -317,7 +333,7 @@ impl Session {
                 tokio::time::sleep(self.core.jitter(pause)).await;
                 pause = (pause * 2).min(PAUSES.1);
             }
-            match self.try_link().await {
+            match self.try_link(&mut bound).await {
                 Ok(link) => {
                     let link = Arc::new(link);
                     self.phase.send_if_modified(|phase| {
@@ -338,11 +354,15 @@ impl Session {
         }
     }
 
-    async fn try_link(&self) -> Result<Link, NoLink> {
-        let (server, until) = (self.shared.server(), Instant::now() + self.shared.attempt());
-        let link = Link::open(&self.shared, server, Some(&self.info), self.requested, until).await;
+    /// Tries once, for at most `bound`, which grows if the server is silent.
+    async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
+        let (server, begin) = (self.shared.server(), Instant::now());
+        let link = Link::open(&self.shared, server, Some(&self.info), self.requested, begin + *bound).await;
         if link.is_err() {
             self.shared.leave_server(server);
+            if begin.elapsed() >= *bound {
+                *bound = (*bound * 2).min(self.shared.settings.timeout);
+            }
         }
         link
     }
@@ -355,7 +375,7 @@ impl Session {
         while Instant::now() < until {
             tokio::time::sleep(self.core.jitter(next)).await;
             let begin = Instant::now();
-            match self.try_link().await {
+            match self.try_link(&mut self.shared.attempt()).await {
                 Ok(link) => {
                     if Arc::new(link).close().await {
                         break;

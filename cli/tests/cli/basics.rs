@@ -103,7 +103,7 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
     let command = id_of(&store.file("id"));
     until("the command has ended", || !is_running(command));
     // Where the lease ends with its process, the run itself waits.
-    let stays = if store.ends_leases_with_processes() {
+    let stays = if store.ends_holds_with_processes() {
         Some(job)
     } else {
         assert_eq!(job.end(), (0, String::new(), String::new()));

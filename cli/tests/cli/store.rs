@@ -137,9 +137,14 @@ impl Store {
         }
     }
 
-    /// Whether a lease ends with its process.
+    /// Whether a lease that was released within its shortest hold ends with its process.
+    pub(crate) fn ends_holds_with_processes(&self) -> bool {
+        self.has_sessions() || self.ends_leases_with_processes()
+    }
+
+    /// Whether a lease ends with its process, and not by its ttl.
     pub(crate) fn ends_leases_with_processes(&self) -> bool {
-        self.has_sessions() || matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
+        matches!(self.kind, Kind::MySql(_, Strategy::ForUpdate))
     }
 
     /// Whether the store keeps nothing of a lock that is free.
