@@ -10,6 +10,7 @@ mod zk {
     mod resource_counts;
     mod stored;
     mod support;
+    mod tls;
 
     leasehold_conformance::suite!(one_server::OneServer);
 }

@@ -33,12 +33,12 @@ mod tests {
     #[test]
     fn a_bounded_number_of_paths_is_remembered() {
         let known = Known::default();
-        let path = |index: usize| Arc::from(format!("/root/{index}"));
+        let path = |index: usize| Arc::from(format!("/locks/{index}"));
         for index in 0..MOST + 1 {
             known.add(&path(index));
             known.add(&path(index));
         }
-        assert!(known.contains("/root/4096") && !known.contains("/root/0"));
+        assert!(known.contains("/locks/4096") && !known.contains("/locks/0"));
         assert_eq!(lock(&known.0).len(), 1);
     }
 }

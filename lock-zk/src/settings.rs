@@ -127,8 +127,13 @@ fn target(
     if !is_tls {
         return Ok(Target { addresses, user, tls: None });
     }
+    // The client crate panics if several providers are compiled in and none is chosen.
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Another thread may have chosen one meanwhile.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    }
     let Some(ca) = ca else { return Err(Error::invalid("`zks://` needs `ca`: the file of the authority")) };
-    let mut options = TlsOptions::no_ca().with_pem_ca_certs(&read(&ca)?).map_err(unfit)?;
+    let mut options = TlsOptions::new().with_pem_ca(&read(&ca)?).map_err(unfit)?;
     options = match (cert, key) {
         (Some(cert), Some(key)) => options.with_pem_identity(&read(&cert)?, &read(&key)?).map_err(unfit)?,
         (None, None) => options,

@@ -69,7 +69,7 @@ const BACKENDS: &[Backend] = &[
         name: "zk",
         feature: Some("zk"),
         targets: &["zk", "zk_ensemble", "zk_processes"],
-        needs: &[needs::JAVA, needs::ZOOKEEPER],
+        needs: &[needs::JAVA, needs::ZOOKEEPER, needs::OPENSSL],
         named_server: None,
     },
 ];

@@ -27,11 +27,14 @@ impl Stored<'_> {
 
     /// The nodes of a lock, in the order of their creation.
     pub(super) fn queue(&self, name: &LockName) -> Vec<ZooKeeperNode> {
-        self.side.sync().unwrap_or_else(|error| panic!("no sync: {error}"));
-        let nodes = self.side.tree(&self.lock(name)).unwrap_or_else(|error| panic!("no nodes: {error}"));
-        let mut queue: Vec<_> = nodes.into_iter().skip(1).collect();
+        self.try_queue(name).unwrap_or_else(|error| panic!("no nodes: {error}"))
+    }
+
+    pub(super) fn try_queue(&self, name: &LockName) -> std::io::Result<Vec<ZooKeeperNode>> {
+        self.side.sync()?;
+        let mut queue: Vec<_> = self.side.tree(&self.lock(name))?.into_iter().skip(1).collect();
         queue.sort_by_key(|node| node.created);
-        queue
+        Ok(queue)
     }
 
     /// What is left of a lease, by the clock of the server, which is that of this machine. A session lasts for its ttl after its last
