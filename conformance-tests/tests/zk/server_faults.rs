@@ -167,3 +167,38 @@ faults! {
     the_leader_is_paused: Pause, TheLeader;
     the_leader_is_cut_off: Cut, TheLeader;
 }
+
+/// A follower that is cut off from the leader still replies to pings and reads. They confirm no lease: the holder loses it before the leader
+/// gives the lock to another client.
+#[test]
+fn a_follower_that_is_cut_off_confirms_no_lease() {
+    const SHORT: Duration = Duration::from_secs(2);
+    run(DEADLINE, || async {
+        let fixture = ThreeServers::new().await;
+        let (follower, url) = {
+            let deployment = fixture.deployment();
+            let follower = (deployment.leader().expect("a leader") + 1) % ZooKeeperEnsemble::SERVERS;
+            let all = fixture.url(Route::Clear, "");
+            let (user, rest) = all.split_once('@').expect("a user");
+            let (_, root) = rest.split_once('/').expect("a root");
+            (follower, format!("{user}@{}/{root}", deployment.server(follower).addr()))
+        };
+        let ann = leasehold::connect_builder(&url).await.expect("a follower").ttl(SHORT).build().expect("a client");
+        let bob = client(&fixture).await;
+        hold(&bob, "warm").await.release().await.expect("a release");
+        let guard = hold(&ann, "cut off").await;
+        tokio::time::sleep(SHORT).await;
+        assert!(guard.is_held() && ann.stats().renewed > 0, "the follower serves");
+        fixture.deployment().cut(follower);
+        let (stopwatch, waiting) = (Stopwatch::start(), bob.lock("cut off"));
+        let waiter = tokio::spawn(async move { waiting.acquire().await.expect("the leader ends the session") });
+        guard.lost().await;
+        stopwatch.within(SHORT, "the loss is reported");
+        let read = fixture.deployment().server(follower).side().get("/");
+        assert!(read.is_ok(), "the follower has already missed the leader, so this proved nothing: {read:?}");
+        assert!(!waiter.is_finished(), "another client held before the loss was reported");
+        let next = waiter.await.expect("no panic");
+        assert!(next.fencing_token() > guard.fencing_token());
+        fixture.deployment().heal();
+    });
+}

@@ -32,6 +32,9 @@ const SERVER: Program = Program {
 /// Writes the log to standard error. It is in a package that the server needs.
 const LOGGER: &str = "slf4j-simple.jar";
 
+/// What Debian's manifest leaves out, and a server with TLS needs.
+const CODEC: &str = "netty-codec.jar";
+
 const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
 
 /// A small virtual machine that starts fast.
@@ -252,7 +255,10 @@ impl ZooKeeperServer {
     fn libraries(&self) -> String {
         let folder = self.library.parent().unwrap_or(Path::new("/"));
         match self.library == Path::new(SERVER.name) {
-            true => format!("{}:{}", self.library.display(), folder.join(LOGGER).display()),
+            true => {
+                let (logger, codec) = (folder.join(LOGGER), folder.join(CODEC));
+                format!("{}:{}:{}", self.library.display(), logger.display(), codec.display())
+            }
             false => folder.join("*").display().to_string(),
         }
     }
