@@ -124,12 +124,14 @@ impl Attempt<'_> {
                 }
             };
             self.inner.known.add(&lock);
+            let ttl = session.confirmed(&link, sent);
             let node = Node {
                 lock,
                 name: format!("{}{number}", slot.prefix()).into(),
                 created: stat.czxid,
                 session: session.clone(),
                 sent,
+                ttl,
                 stage: Stage::Waits,
                 ends: self.ends(sent, session),
             };
@@ -246,7 +248,7 @@ impl Attempt<'_> {
             }
             Position::First => {
                 let confirmation = match node.is_fixed() && is_new {
-                    true => Confirmation { ttl: node.session.ttl(), sent: node.sent, place: node.place() },
+                    true => node.created_by(),
                     false => node.confirmation(),
                 };
                 match slot.becomes(&node, Stage::Holds) {
@@ -314,7 +316,7 @@ impl Attempt<'_> {
         let (slot, claim) = (self.slot(), self.claim());
         let (lock, prefix): (Arc<str>, _) = (self.inner.shared.nodes.lock(claim.name()).into(), slot.prefix());
         let settled = session.settled(&lock, &prefix, self.until).await;
-        let Some((mut names, sent)) = settled.map_err(Failure::in_doubt)? else {
+        let Some((mut names, sent, ttl)) = settled.map_err(Failure::in_doubt)? else {
             slot.settled(session);
             return Ok(());
         };
@@ -335,6 +337,7 @@ impl Attempt<'_> {
                 created: stat.czxid,
                 session: session.clone(),
                 sent,
+                ttl,
                 stage: Stage::Waits,
                 ends: self.ends(sent, session),
             };

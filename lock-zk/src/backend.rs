@@ -16,7 +16,7 @@ use crate::acquire::Attempt;
 use crate::capabilities;
 use crate::errors::Failure;
 use crate::known::Known;
-use crate::link::{Link, NoLink};
+use crate::link::{Link, NEVER, NoLink};
 use crate::release::release;
 use crate::renewal;
 use crate::session::Session;
@@ -94,7 +94,7 @@ impl ZkBackend {
         let mut last = Failure::TimedOut;
         for _ in 0..shared.target.addresses.len() {
             let (server, bound) = (shared.server(), until.min(Instant::now() + shared.attempt()));
-            last = match Link::open(shared, server, None, READER, bound).await {
+            last = match Link::open(shared, server, None, READER, NEVER, bound).await {
                 Ok(link) => {
                     let root = shared.nodes.root();
                     let listed = link.call(|client| client.list_children(root), until).await;

@@ -26,7 +26,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.fifo = true;
     it.max_place_ttl = LONGEST_PLACE;
     it.loss_notice = LossNotice::Pushed;
-    it.takeover_slack = settings.tick + settings.timeout;
+    // A session lasts two ticks longer than its leases, and ends with a tick.
+    it.takeover_slack = settings.tick * 3 + settings.timeout;
     it.fencing = "the transaction that created the claim's node";
     it.restart = Restart::KeepsAll;
     it.call_bound = settings.timeout;

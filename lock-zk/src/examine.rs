@@ -14,7 +14,7 @@ use zookeeper_client::Permission;
 
 use crate::backend::ZkBackend;
 use crate::errors::Failure;
-use crate::link::{Link, NoLink};
+use crate::link::{Link, NEVER, NoLink};
 use crate::nodes::is_lock;
 
 /// A session with such a ttl gets the shortest that a lock can have, or the longest that the server gives.
@@ -140,7 +140,7 @@ impl ZkBackend {
         let shared = &self.inner.shared;
         let mut limits = [Duration::ZERO; 2];
         for (limit, ttl) in limits.iter_mut().zip([SHORT, LONG]) {
-            let link = match Link::open(shared, shared.server(), None, ttl, until).await {
+            let link = match Link::open(shared, shared.server(), None, ttl, NEVER, until).await {
                 Ok(link) => link,
                 Err(NoLink::Failed(failure)) => {
                     shared.leave_server(shared.server());

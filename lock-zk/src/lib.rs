@@ -2,6 +2,7 @@
 #![warn(clippy::exhaustive_enums)]
 
 mod acquire;
+mod activity;
 mod admin;
 mod backend;
 mod capabilities;

@@ -10,14 +10,19 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use leasehold_core::backend::Stamp;
 use spawns_core::{Spawn, Task, enter};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, Error as ClientError, SessionInfo, SessionState};
 
+use crate::activity::Activity;
 use crate::errors::{Failure, not_connected};
 use crate::shared::{Shared, lock};
+
+/// For a link whose session has no leases.
+pub(crate) const NEVER: Stamp = Stamp::ZERO;
 
 /// A link that was closed has this long to end its session at the server.
 const LINGER: Duration = Duration::from_secs(10);
@@ -30,6 +35,7 @@ pub(crate) struct Link {
     /// How many replies have arrived.
     replies: AtomicU64,
     task: AbortHandle,
+    activity: Mutex<Activity>,
 }
 
 /// Why there is no link.
@@ -40,12 +46,13 @@ pub(crate) enum NoLink {
 }
 
 impl Link {
-    /// Connects to a server, for a new session or to continue one.
+    /// Connects to a server, for a new session or to continue one. `sent` is the time of now.
     pub(crate) async fn open(
         shared: &Shared,
         server: usize,
         session: Option<&SessionInfo>,
         ttl: Duration,
+        sent: Stamp,
         until: Instant,
     ) -> Result<Self, NoLink> {
         let address = &shared.target.addresses[server];
@@ -71,7 +78,8 @@ impl Link {
         match (connected, started) {
             (Ok(Ok(client)), Some(started)) => {
                 let Started { task, is_closed } = started;
-                Ok(Self { client, server, is_closed, replies: AtomicU64::new(0), task })
+                let activity = Mutex::new(Activity::new(shared.settings.tick, shared.settings.timeout, sent));
+                Ok(Self { client, server, is_closed, replies: AtomicU64::new(0), task, activity })
             }
             (Ok(Err(ClientError::SessionExpired)), _) if session.is_some() => Err(NoLink::Expired),
             (Ok(Err(error @ (ClientError::AuthFailed | ClientError::BadArguments(_)))), _) => {
@@ -94,6 +102,17 @@ impl Link {
     /// The ttl that the server gives to the session.
     pub(crate) fn ttl(&self) -> Duration {
         self.client.session_timeout()
+    }
+
+    /// A request that was sent then has a reply.
+    pub(crate) fn acknowledged(&self, sent: Stamp) {
+        lock(&self.activity).acknowledged(sent);
+    }
+
+    /// A write that was sent then has a reply. For how long the session lasts at least, counted from then.
+    pub(crate) fn proven(&self, sent: Stamp) -> Duration {
+        let since = lock(&self.activity).proven(sent);
+        self.ttl().saturating_sub(sent.since(since))
     }
 
     pub(crate) fn server(&self) -> usize {

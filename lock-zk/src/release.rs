@@ -54,7 +54,7 @@ pub(crate) async fn release(inner: &Inner, request: &ReleaseRequest, until: Inst
 /// Makes sure that no request of the claim in this session takes effect any more, and deletes its nodes.
 async fn withdraw(inner: &Inner, claim: &Claim, session: &Arc<Session>, until: Instant) -> Result<bool, Failure> {
     let (lock, prefix) = (inner.shared.nodes.lock(claim.name()), Slot::of(claim).prefix());
-    let Some((names, _)) = session.settled(&lock, &prefix, until).await? else { return Ok(false) };
+    let Some((names, ..)) = session.settled(&lock, &prefix, until).await? else { return Ok(false) };
     if names.is_empty() {
         return Ok(false);
     }

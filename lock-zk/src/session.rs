@@ -37,6 +37,8 @@ const GONE_BY: Duration = Duration::from_secs(60);
 pub(crate) struct Session {
     /// The ttl that was requested.
     pub(crate) requested: Duration,
+    /// The ttl of its leases.
+    ttl: Duration,
     pub(crate) shared: Arc<Shared>,
     pub(crate) core: CoreHandle,
     info: SessionInfo,
@@ -106,7 +108,7 @@ impl Session {
                 let (shared, server, sent) = (shared.clone(), (first + next) % servers, core.stamp());
                 next += 1;
                 attempts.spawn(async move {
-                    let opened = Link::open(&shared, server, None, ttl, until).await;
+                    let opened = Link::open(&shared, server, None, ttl + shared.more(), sent, until).await;
                     (server, sent, opened)
                 });
             }
@@ -127,9 +129,10 @@ impl Session {
     }
 
     fn begin(shared: &Arc<Shared>, core: &CoreHandle, requested: Duration, link: Link, sent: Stamp) -> Arc<Self> {
-        let (ttl, link) = (link.ttl(), Arc::new(link));
+        let (ttl, link) = (promised(shared, &link), Arc::new(link));
         let session = Arc::new(Self {
             requested,
+            ttl,
             shared: shared.clone(),
             core: core.clone(),
             info: link.session().clone(),
@@ -151,9 +154,16 @@ impl Session {
         self.number
     }
 
-    /// The ttl that the server gives.
+    /// The ttl of its leases. That of the session at the server is longer, because the leader learns late of what a client does.
     pub(crate) fn ttl(&self) -> Duration {
-        self.lease.borrow().newest().0
+        self.ttl
+    }
+
+    /// A write that was sent then on this link has a reply. For how long its leases last at least, counted from then.
+    pub(crate) fn confirmed(&self, link: &Link, sent: Stamp) -> Duration {
+        let proven = link.proven(sent);
+        link.acknowledged(sent);
+        proven.min(self.ttl)
     }
 
     /// A request was sent then that the session stays open for.
@@ -164,8 +174,7 @@ impl Session {
 
     /// When its ttl is over.
     fn ends_at(&self) -> Stamp {
-        let (ttl, sent) = self.lease.borrow().newest();
-        sent.max(*lock(&self.used)).plus(ttl)
+        self.lease.borrow().newest().1.max(*lock(&self.used)).plus(self.ttl)
     }
 
     /// Whether it is too late to connect again. A server whose replies are lost prolongs the session with each attempt, and the leases of the
@@ -263,6 +272,7 @@ impl Session {
                     false
                 }
                 () = self.ended() => false,
+                () = self.stay_active(&link) => false,
             };
             if is_expired {
                 link.kill();
@@ -286,6 +296,23 @@ impl Session {
                 Some(link) => link,
                 None => return,
             };
+        }
+    }
+
+    /// Reads again and again, so that each write proves a recent activity.
+    async fn stay_active(&self, link: &Link) {
+        let (path, pause) = (self.shared.nodes.root(), self.shared.settings.tick / 2);
+        // A server may be slow. A call that gets no reply ends the link sooner.
+        let bound = self.shared.settings.timeout.max(self.ttl / 4);
+        loop {
+            tokio::time::sleep(pause).await;
+            let sent = self.core.stamp();
+            let read = link.call(|client| client.check_stat(path), Instant::now() + bound).await;
+            match read {
+                Ok(_) | Err(Failure::NoNode | Failure::Refused(_)) => link.acknowledged(sent),
+                // The link has broken, or will.
+                Err(_) => tokio::time::sleep(pause).await,
+            }
         }
     }
 
@@ -356,8 +383,9 @@ impl Session {
 
     /// Tries once, for at most `bound`, which grows if the server is silent.
     async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
-        let (server, begin) = (self.shared.server(), Instant::now());
-        let link = Link::open(&self.shared, server, Some(&self.info), self.requested, begin + *bound).await;
+        let (server, begin, sent) = (self.shared.server(), Instant::now(), self.core.stamp());
+        let ttl = self.requested + self.shared.more();
+        let link = Link::open(&self.shared, server, Some(&self.info), ttl, sent, begin + *bound).await;
         if link.is_err() {
             self.shared.leave_server(server);
             if begin.elapsed() >= *bound {
@@ -401,10 +429,10 @@ impl Session {
 
 /// Confirmations.
 impl Session {
-    /// The newest confirmation, for a node that was created by a request that was sent then. Its reply confirmed the session, too.
-    pub(crate) fn newest(&self, created: Stamp, place: PlaceNumber) -> Confirmation {
+    /// The newest confirmation by a write of the session's node.
+    pub(crate) fn newest(&self, place: PlaceNumber) -> Confirmation {
         let (ttl, sent) = self.lease.borrow().newest();
-        Confirmation { ttl, sent: sent.max(created), place }
+        Confirmation { ttl, sent, place }
     }
 
     /// Writes the node unless the newest write is as young as `age`, and waits for nothing.
@@ -490,7 +518,7 @@ impl Session {
             match written {
                 Ok(()) => {
                     self.has_node.store(true, Ordering::Relaxed);
-                    return Ok((link.ttl(), sent));
+                    return Ok((self.confirmed(&link, sent), sent));
                 }
                 Err(Failure::NodeExists) => self.has_node.store(true, Ordering::Relaxed),
                 Err(Failure::NoNode) if self.has_node.swap(false, Ordering::Relaxed) => {}
@@ -516,7 +544,7 @@ impl Session {
         lock_path: &str,
         prefix: &str,
         until: Instant,
-    ) -> Result<Option<(Vec<String>, Stamp)>, Failure> {
+    ) -> Result<Option<(Vec<String>, Stamp, Duration)>, Failure> {
         loop {
             let link = match self.link(until).await {
                 Ok(link) => link,
@@ -543,7 +571,7 @@ impl Session {
         lock_path: &str,
         prefix: &str,
         until: Instant,
-    ) -> Result<(Vec<String>, Stamp), Failure> {
+    ) -> Result<(Vec<String>, Stamp, Duration), Failure> {
         let (path, sent) = (self.shared.nodes.session(self.number), self.core.stamp());
         let options = CreateMode::Ephemeral.with_acls(self.shared.acls());
         if link.is_closed() {
@@ -559,12 +587,18 @@ impl Session {
             Err(Failure::NoNode | Failure::Refused(_)) => {}
             Err(failure) => return Err(failure),
         }
+        let ttl = self.confirmed(link, sent);
         match listed.map_err(Failure::of) {
-            Ok(names) => Ok((names.into_iter().filter(|name| name.starts_with(prefix)).collect(), sent)),
-            Err(Failure::NoNode) => Ok((Vec::new(), sent)),
+            Ok(names) => Ok((names.into_iter().filter(|name| name.starts_with(prefix)).collect(), sent, ttl)),
+            Err(Failure::NoNode) => Ok((Vec::new(), sent, ttl)),
             Err(failure) => Err(failure),
         }
     }
+}
+
+/// The ttl of leases in the session of a link.
+fn promised(shared: &Shared, link: &Link) -> Duration {
+    link.ttl().saturating_sub(shared.more()).max(link.ttl() / 2)
 }
 
 /// Creates the root and the nodes above it.

@@ -29,8 +29,8 @@ const LONGEST_TICK: Duration = Duration::from_secs(60);
 pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
-    /// The `tickTime` of the servers, which end a session up to one tick after its ttl. Only the promised bound of a takeover depends on it.
-    /// Default 2 s, as that of a server. URL: `tick=`.
+    /// The `tickTime` of the servers, or more. A session lasts two of them longer than its leases, because the leader learns within a tick
+    /// what a client did. Default 2 s, as that of a server. URL: `tick=`.
     pub tick: Duration,
     /// The path of the node that has all locks, without its first slash. Default `leasehold`. It is the path of a URL.
     pub root: String,

@@ -1,6 +1,7 @@
 //! What the client knows of one claim at the server.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use leasehold_core::FencingToken;
 use leasehold_core::backend::{Claim, Confirmation, PlaceNumber, Stamp};
@@ -42,6 +43,8 @@ pub(crate) struct Node {
     pub(crate) session: Arc<Session>,
     /// When the request was sent that created it, or found it.
     pub(crate) sent: Stamp,
+    /// For how long the reply to that request confirmed it.
+    pub(crate) ttl: Duration,
     pub(crate) stage: Stage,
     /// When a lease ends that is not renewed. Its session may live on.
     pub(crate) ends: Option<Stamp>,
@@ -73,7 +76,13 @@ impl Node {
 
     /// The newest confirmation.
     pub(crate) fn confirmation(&self) -> Confirmation {
-        self.session.newest(self.sent, self.place())
+        let (own, newest) = (self.created_by(), self.session.newest(self.place()));
+        if newest.sent.plus(newest.ttl) > own.sent.plus(own.ttl) { newest } else { own }
+    }
+
+    /// The confirmation by the request that created it.
+    pub(crate) fn created_by(&self) -> Confirmation {
+        Confirmation { ttl: self.ttl, sent: self.sent, place: self.place() }
     }
 
     pub(crate) fn is_fixed(&self) -> bool {

@@ -85,7 +85,8 @@ fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
         let (owner, place, token) = (*claim.owner(), node.place(), node.token());
         // The node exists, so the session lives, and its newest confirmation is one of the lease.
         core.event(Event::Granted { owner, place, token, confirmation: Some(node.confirmation()) });
-        slot.lasts_until(node, node.session.newest(node.sent, place).sent.plus(node.session.ttl()));
+        let confirmation = node.confirmation();
+        slot.lasts_until(node, confirmation.sent.plus(confirmation.ttl));
         holds(inner, core, claim, node);
     }
 }
