@@ -55,7 +55,7 @@ impl Examine for ZkBackend {
             }
         }
         checks.push(match limits {
-            Ok((shortest, longest)) => session_limits(shortest, longest),
+            Ok((shortest, longest)) => session_limits(shortest, longest, shared.more()),
             Err(failure) => Check::failed("session limits", &failure.without_effect()),
         });
         checks.push(self.root(shared.until()).await);
@@ -114,10 +114,11 @@ fn is_new_enough(version: &str) -> bool {
     (next(), next(), next()) >= OLDEST
 }
 
-fn session_limits(shortest: Duration, longest: Duration) -> Check {
-    let found = format!("ttl of {shortest:?} to {longest:?}");
+/// A session lasts by `more` longer than its leases.
+fn session_limits(shortest: Duration, longest: Duration, more: Duration) -> Check {
+    let found = format!("ttl of {shortest:?} to {longest:?}, of which leases have {more:?} less");
     let default = leasehold_core::defaults::DEFAULT_TTL;
-    let status = match longest >= default {
+    let status = match longest >= default + more {
         true => CheckStatus::Ok,
         false => CheckStatus::Warning(format!(
             "a longer ttl, such as the default of {default:?}, becomes the longest one: raise `maxSessionTimeout`"
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn limits_below_the_default_ttl_are_named() {
         let seconds = Duration::from_secs;
-        assert_eq!(session_limits(seconds(4), seconds(40)).status, CheckStatus::Ok);
-        assert!(matches!(session_limits(seconds(1), seconds(20)).status, CheckStatus::Warning(_)));
+        assert_eq!(session_limits(seconds(4), seconds(40), seconds(4)).status, CheckStatus::Ok);
+        assert!(matches!(session_limits(seconds(4), seconds(33), seconds(4)).status, CheckStatus::Warning(_)));
     }
 }

@@ -189,6 +189,22 @@ mod tests {
 
     const SCHEMES: &[&str] = &["store://", "stores://"];
 
+    #[test]
+    fn a_url_of_several_hosts_is_split() {
+        let split = |text| StoreUrl::split_hosts(text, "store").unwrap();
+        assert_eq!(
+            split("store://u:a,b@one:1,two:2,[::1]/p,q?x=1,2"),
+            ("store://u:a,b@one:1/p,q?x=1,2".to_owned(), vec!["two:2".to_owned(), "[::1]".to_owned()])
+        );
+        for text in ["store://one", "store://one/a,b", "store://", "nonsense"] {
+            assert_eq!(split(text), (text.to_owned(), Vec::new()));
+        }
+        for text in ["store://u:hunter2@one,,two", "store://one,"] {
+            let error = StoreUrl::split_hosts(text, "store").unwrap_err();
+            assert!(error.to_string().contains("empty host") && !error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
     fn read(text: &str) -> Result<(CommonSettings, Option<u8>, Url)> {
         let mut url = StoreUrl::parse(text, "store", SCHEMES)?;
         let common = CommonSettings::take(&mut url)?;
