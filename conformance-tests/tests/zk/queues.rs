@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
 use leasehold_core::backend::{AcquireOutcome, Delivery};
 use leasehold_core::{KeeperRuntime, LockClient, LockName};
@@ -100,9 +101,11 @@ fn a_handoff_costs_the_same_with_many_waiters() {
             let holder = client(&fixture).await;
             let guard = hold(&holder, name.as_str()).await;
             let mut waiting = Vec::new();
+            // Many sessions, which are kept active as seldom as those of a server with the default tick.
+            let url = fixture.url(Route::Clear, "").replace("tick=100ms", "tick=2s");
             for _ in 0..waiters {
-                let backend = fixture.backend(Route::Clear).await;
-                let builder = LockClient::builder(backend).ttl(TTL * 20).wait(SOON * 20);
+                let builder =
+                    LockClient::builder(ZkBackend::connect_lazy(&url).expect("a URL")).ttl(TTL * 20).wait(SOON * 20);
                 let client = builder.keeper(KeeperRuntime::CurrentRuntime).build().expect("a client");
                 waiting.push(tokio::spawn(async move {
                     let guard = client.lock(name_of(waiters)).acquire().await.expect("its turn comes");
