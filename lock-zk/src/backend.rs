@@ -91,20 +91,24 @@ impl ZkBackend {
     /// Opens a session for a moment. Whatever listens there accepts a connection. A reply to a read proves that it serves this user.
     async fn try_connect(&self) -> Result<(), Failure> {
         let (shared, until) = (&self.inner.shared, self.inner.shared.until());
+        let link = self.any_link(READER, until).await?;
+        let root = shared.nodes.root();
+        let listed = link.call(|client| client.list_children(root), until).await;
+        tokio::spawn(Arc::new(link).close());
+        match listed {
+            Ok(_) | Err(Failure::NoNode) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// A link of a new session without leases, at the first server that replies.
+    pub(crate) async fn any_link(&self, ttl: Duration, until: Instant) -> Result<Link, Failure> {
+        let shared = &self.inner.shared;
         let mut last = Failure::TimedOut;
         for _ in 0..shared.target.addresses.len() {
             let (server, bound) = (shared.server(), until.min(Instant::now() + shared.attempt()));
-            last = match Link::open(shared, server, None, READER, NEVER, bound).await {
-                Ok(link) => {
-                    let root = shared.nodes.root();
-                    let listed = link.call(|client| client.list_children(root), until).await;
-                    tokio::spawn(Arc::new(link).close());
-                    match listed {
-                        Ok(_) | Err(Failure::NoNode) => return Ok(()),
-                        Err(failure @ Failure::Refused(_)) => return Err(failure),
-                        Err(failure) => failure,
-                    }
-                }
+            last = match Link::open(shared, server, None, ttl, NEVER, bound).await {
+                Ok(link) => return Ok(link),
                 Err(NoLink::Failed(failure @ Failure::Refused(_))) => return Err(failure),
                 Err(NoLink::Failed(failure)) => failure,
                 Err(NoLink::Expired) => Failure::NoSession,

@@ -32,11 +32,13 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.restart = Restart::KeepsAll;
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
-    it.limits_of_exclusion = &[DELETED, RESTORED];
+    it.limits_of_exclusion = &[DELETED, RESTORED, TICK];
     it
 }
 
 const DELETED: &str =
     "somebody deletes the claim's node or ends its session: the holder learns of it at once while it is connected";
+const TICK: &str =
+    "`tick` in the URL is shorter than the `tickTime` of the servers: they may end a session before its leases";
 const RESTORED: &str =
     "the servers are restored from a backup, or replaced by empty ones: tokens start again from an earlier transaction";

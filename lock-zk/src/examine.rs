@@ -14,7 +14,6 @@ use zookeeper_client::Permission;
 
 use crate::backend::ZkBackend;
 use crate::errors::Failure;
-use crate::link::{Link, NEVER, NoLink};
 use crate::nodes::is_lock;
 
 /// A session with such a ttl gets the shortest that a lock can have, or the longest that the server gives.
@@ -138,17 +137,9 @@ impl ZkBackend {
 
     /// The shortest and the longest ttl that the server gives.
     async fn limits(&self, until: Instant) -> Result<(Duration, Duration), Failure> {
-        let shared = &self.inner.shared;
         let mut limits = [Duration::ZERO; 2];
         for (limit, ttl) in limits.iter_mut().zip([SHORT, LONG]) {
-            let link = match Link::open(shared, shared.server(), None, ttl, NEVER, until).await {
-                Ok(link) => link,
-                Err(NoLink::Failed(failure)) => {
-                    shared.leave_server(shared.server());
-                    return Err(failure);
-                }
-                Err(NoLink::Expired) => return Err(Failure::NoSession),
-            };
+            let link = self.any_link(ttl, until).await?;
             *limit = link.ttl();
             tokio::spawn(std::sync::Arc::new(link).close());
         }

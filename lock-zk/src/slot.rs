@@ -27,8 +27,8 @@ struct State {
     /// Each session with a request to create a node that has no reply.
     in_doubt: Vec<Arc<Session>>,
     node: Option<Node>,
-    /// The task that waits for the turn of the claim.
-    waiting: Option<AbortHandle>,
+    /// The task that waits for the turn of the claim, or for the end of a lease that is not renewed.
+    task: Option<AbortHandle>,
 }
 
 /// The node of a claim.
@@ -131,17 +131,17 @@ impl Slot {
 
     /// No further request of the claim is sent, and its node counts no more. Returns the sessions in which it may have a node.
     pub(crate) fn withdraw(&self, claim: &Claim) -> Vec<Arc<Session>> {
-        let (node, waiting, sessions) = {
+        let (node, task, sessions) = {
             let mut state = lock(&self.state);
             state.is_withdrawn = true;
             let node = state.node.take();
             state.in_doubt.extend(node.as_ref().map(|node| node.session.clone()));
             state.in_doubt.sort_by_key(|session| session.number());
             state.in_doubt.dedup_by_key(|session| session.number());
-            (node, state.waiting.take(), state.in_doubt.clone())
+            (node, state.task.take(), state.in_doubt.clone())
         };
-        if let Some(waiting) = waiting {
-            waiting.abort();
+        if let Some(task) = task {
+            task.abort();
         }
         if let Some(node) = node {
             node.session.remove(claim);
@@ -181,12 +181,12 @@ impl Slot {
 
     /// The server has no node of the claim. Returns whether it had one, as far as was known.
     pub(crate) fn has_no_node(&self, claim: &Claim) -> bool {
-        let (node, waiting) = {
+        let (node, task) = {
             let mut state = lock(&self.state);
-            (state.node.take(), state.waiting.take())
+            (state.node.take(), state.task.take())
         };
-        if let Some(waiting) = waiting {
-            waiting.abort();
+        if let Some(task) = task {
+            task.abort();
         }
         if let Some(node) = &node {
             node.session.remove(claim);
@@ -200,8 +200,8 @@ impl Slot {
         let had = state.node.as_ref().is_some_and(|node| std::ptr::eq(&*node.session, session));
         if had {
             state.node = None;
-            if let Some(waiting) = state.waiting.take() {
-                waiting.abort();
+            if let Some(task) = state.task.take() {
+                task.abort();
             }
         }
         had
@@ -212,20 +212,20 @@ impl Slot {
         lock(&self.state).node.as_ref().is_some_and(|known| known.is(node))
     }
 
-    /// A task waits for the turn of the claim. The former one ends.
-    pub(crate) fn waits_by(&self, task: AbortHandle) {
-        let former = lock(&self.state).waiting.replace(task);
+    /// A task works for the claim until that has no node. The former one ends.
+    pub(crate) fn runs(&self, task: AbortHandle) {
+        let former = lock(&self.state).task.replace(task);
         if let Some(former) = former {
             former.abort();
         }
     }
 
-    /// The task is not to be aborted: the claim does not wait any more.
-    pub(crate) fn waits_no_more(&self) {
-        lock(&self.state).waiting = None;
+    /// The task is not to be aborted: it ends by itself.
+    pub(crate) fn leaves_task(&self) {
+        lock(&self.state).task = None;
     }
 
     pub(crate) fn has_task(&self) -> bool {
-        lock(&self.state).waiting.as_ref().is_some_and(|task| !task.is_finished())
+        lock(&self.state).task.as_ref().is_some_and(|task| !task.is_finished())
     }
 }

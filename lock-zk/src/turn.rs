@@ -46,7 +46,7 @@ enum Watched {
 pub(crate) fn wait(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node, before: String) {
     let task =
         core.keeper_runtime().spawn(wait_for_turn(inner.clone(), core.clone(), claim.clone(), node.clone(), before));
-    Slot::of(claim).waits_by(task.abort_handle());
+    Slot::of(claim).runs(task.abort_handle());
 }
 
 async fn wait_for_turn(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node, before: String) {
@@ -80,7 +80,7 @@ async fn wait_for_turn(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: 
 fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     let slot = Slot::of(claim);
     // This task ends by itself.
-    slot.waits_no_more();
+    slot.leaves_task();
     if slot.becomes(node, Stage::HoldsAfterWait) == Some(true) {
         let (owner, place, token) = (*claim.owner(), node.place(), node.token());
         // The node exists, so the session lives, and its newest confirmation is one of the lease.
@@ -95,7 +95,8 @@ fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
 pub(crate) fn holds(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     watch_own(inner, core, claim, node);
     if node.is_fixed() {
-        core.keeper_runtime().spawn(end_in_time(inner.clone(), core.clone(), claim.clone(), node.clone()));
+        let task = core.keeper_runtime().spawn(end_in_time(inner.clone(), core.clone(), claim.clone(), node.clone()));
+        Slot::of(claim).runs(task.abort_handle());
     }
 }
 
@@ -111,6 +112,7 @@ async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: No
         }
         tokio::time::sleep(left).await;
     }
+    slot.leaves_task();
     slot.has_no_node(&claim);
     loop {
         let link = match node.session.link(Instant::now() + node.session.ttl()).await {
@@ -129,7 +131,7 @@ async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: No
 /// The node is not there any more.
 fn gone(core: &CoreHandle, claim: &Claim, node: &Node) {
     let slot = Slot::of(claim);
-    slot.waits_no_more();
+    slot.leaves_task();
     if slot.has(node) {
         slot.has_no_node(claim);
         core.event(Event::Gone { owner: *claim.owner() });
