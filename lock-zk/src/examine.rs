@@ -54,7 +54,7 @@ impl Examine for ZkBackend {
             }
         }
         checks.push(match limits {
-            Ok((shortest, longest)) => session_limits(shortest, longest, shared.more()),
+            Ok((shortest, longest)) => session_limits(shortest, longest, shared.settings.tick),
             Err(failure) => Check::failed("session limits", &failure.without_effect()),
         });
         checks.push(self.root(shared.until()).await);
@@ -113,11 +113,17 @@ fn is_new_enough(version: &str) -> bool {
     (next(), next(), next()) >= OLDEST
 }
 
-/// A session lasts by `more` longer than its leases.
-fn session_limits(shortest: Duration, longest: Duration, more: Duration) -> Check {
+/// A session lasts two ticks longer than its leases.
+fn session_limits(shortest: Duration, longest: Duration, tick: Duration) -> Check {
+    let more = tick * 2;
     let found = format!("ttl of {shortest:?} to {longest:?}, of which leases have {more:?} less");
     let default = leasehold_core::defaults::DEFAULT_TTL;
     let status = match longest >= default + more {
+        // Without another setting, the shortest session lasts two ticks of the server.
+        true if shortest > SHORT.max(more) => CheckStatus::Warning(format!(
+            "a tick of the servers seems to take {:?}: `tick` in the URL must not be less than their `tickTime`",
+            shortest / 2
+        )),
         true => CheckStatus::Ok,
         false => CheckStatus::Warning(format!(
             "a longer ttl, such as the default of {default:?}, becomes the longest one: raise `maxSessionTimeout`"
@@ -195,7 +201,17 @@ mod tests {
     #[test]
     fn limits_below_the_default_ttl_are_named() {
         let seconds = Duration::from_secs;
-        assert_eq!(session_limits(seconds(4), seconds(40), seconds(4)).status, CheckStatus::Ok);
-        assert!(matches!(session_limits(seconds(4), seconds(33), seconds(4)).status, CheckStatus::Warning(_)));
+        assert_eq!(session_limits(seconds(4), seconds(40), seconds(2)).status, CheckStatus::Ok);
+        assert!(matches!(session_limits(seconds(4), seconds(33), seconds(2)).status, CheckStatus::Warning(_)));
+    }
+
+    #[test]
+    fn a_tick_of_the_servers_that_is_longer_than_that_of_the_url_is_named() {
+        let (seconds, tick) = (Duration::from_secs, Duration::from_millis(100));
+        assert_eq!(session_limits(seconds(1), seconds(600), tick).status, CheckStatus::Ok);
+        let CheckStatus::Warning(text) = session_limits(seconds(4), seconds(40), tick).status else {
+            panic!("no warning")
+        };
+        assert!(text.contains("2s"), "{text}");
     }
 }
