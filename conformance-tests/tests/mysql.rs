@@ -16,6 +16,7 @@ mod mysql {
     mod released;
     mod replicated;
     mod resource_counts;
+    mod row_locks;
     mod server_settings;
     mod sessions;
     mod set_up;

@@ -17,6 +17,7 @@ mod mysql_for_update {
     mod record_for_update;
     mod replicated;
     mod resource_counts;
+    mod row_locks;
     mod server_settings;
     mod set_up;
     mod stored;

@@ -3,26 +3,13 @@
 use std::time::Duration;
 
 use leasehold_core::LockGuard;
-use leasehold_test_servers::SqlConnection;
 
-use super::strategy::MySqlFixture;
-use super::support::{SOON, Stopwatch, case, client, eventually, hold};
+use super::row_locks::{eight_locked_rows, lock_rows, names};
+use super::support::{Stopwatch, case, client, hold};
 
-/// Opens a transaction that keeps the rows of these locks locked until the connection is closed.
-fn lock_rows(fixture: &MySqlFixture, names: &[String]) -> SqlConnection {
-    let side = fixture.server().side().expect("a connection");
-    side.query("START TRANSACTION").expect("a transaction");
-    for name in names {
-        // By the primary key, so that no other row is locked.
-        let found = side.query(&format!("SELECT 1 FROM leasehold_locks WHERE name = '{name}' LOCK IN SHARE MODE"));
-        assert_eq!(found.expect("the row can be locked").len(), 1);
-    }
-    side
-}
+const TABLE: &str = "leasehold_locks";
 
-fn names(prefix: &str, count: usize) -> Vec<String> {
-    (0..count).map(|index| format!("{prefix} {index:03}")).collect()
-}
+const AS_A_FENCED_WRITE: &str = "LOCK IN SHARE MODE";
 
 #[test]
 fn a_locked_row_costs_no_other_lease() {
@@ -34,7 +21,7 @@ fn a_locked_row_costs_no_other_lease() {
             guards.push(hold(&ann, &name).await);
         }
         let locked = guards.swap_remove(50);
-        let side = lock_rows(&fixture, &[locked.name().as_str().to_owned()]);
+        let side = lock_rows(&fixture, TABLE, &[locked.name().as_str().to_owned()], AS_A_FENCED_WRITE);
         let stopwatch = Stopwatch::start();
         while stopwatch.elapsed() < ttl * 2 {
             assert!(guards.iter().all(LockGuard::is_held), "a lease was lost, whose row nobody has locked");
@@ -51,30 +38,5 @@ fn a_locked_row_costs_no_other_lease() {
 
 #[test]
 fn eight_locked_rows_delay_no_other_lock() {
-    case(async |fixture| {
-        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
-        let locked = names("locked", 8);
-        for name in &locked {
-            hold(&bob, name).await.release().await.expect("a release");
-        }
-        let side = lock_rows(&fixture, &locked);
-        let waiters: Vec<_> = locked
-            .iter()
-            .map(|name| {
-                let lock = ann.lock(&**name).wait(SOON);
-                tokio::spawn(async move { lock.acquire().await })
-            })
-            .collect();
-        eventually("all of them are waited for", || ann.stats().waiting == 8).await;
-        for round in 0..40 {
-            let stopwatch = Stopwatch::start();
-            hold(&ann, &format!("other {round}")).await.release().await.expect("a release");
-            stopwatch.within(Duration::from_millis(400), "an acquire and a release of another lock");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        drop(side);
-        for waiter in waiters {
-            waiter.await.expect("no panic").expect("the lock is free").release().await.expect("a release");
-        }
-    });
+    case(async |fixture| eight_locked_rows(&fixture, TABLE, AS_A_FENCED_WRITE).await);
 }

@@ -8,7 +8,6 @@
 //! - Places have numbers of their client. A claim keeps its number.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::Direct;
@@ -22,7 +21,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::difference::Difference;
 use super::pair::{CLIENTS, Pair};
-use super::sequence::{Compared, Numbers, PUSHED, SLOTS, agree, inspect, near, who};
+use super::sequence::{Compared, Numbers, PUSHED, SLOTS, agree, claim, inspect, names, near, who};
 
 /// In milliseconds. They differ by more than a sequence takes.
 const TTLS: [u64; 4] = [120_000, 150_300, 180_000, 240_700];
@@ -65,8 +64,7 @@ impl<'a> Sequence<'a> {
     pub(super) fn new(pair: &'a Pair, seed: u64) -> Self {
         let (rng, locks, log, seen) = (StdRng::seed_from_u64(seed), Vec::new(), Vec::new(), BTreeMap::new());
         let mut sequence = Self { pair, rng, seed, drawn: 0, locks, log, seen };
-        for which in ["a", "b"] {
-            let name = LockName::new(format!("{which}{seed}")).expect("a name");
+        for name in names(seed) {
             let claims = (0..SLOTS).map(|_| sequence.draw(&name)).collect();
             let (had, ended, tokens) = Default::default();
             sequence.locks.push(Lock { name, claims, had, ended, tokens });
@@ -74,14 +72,9 @@ impl<'a> Sequence<'a> {
         sequence
     }
 
-    /// A new claim. Its owner encodes the client that it belongs to.
     fn draw(&mut self, name: &LockName) -> Claim {
         self.drawn += 1;
-        let holder = HolderInfo::of_this_process(&format!("claim {}", self.drawn)).expect("a label");
-        let mut owner = [0; 16];
-        owner[..8].copy_from_slice(&self.seed.to_be_bytes());
-        owner[8..].copy_from_slice(&self.drawn.to_be_bytes());
-        Claim::new(name.clone(), OwnerToken::from_bytes(owner), Arc::new(holder))
+        claim(name, self.seed, self.drawn)
     }
 
     /// Runs the sequence, and releases everything. The error names the difference and the steps before it.

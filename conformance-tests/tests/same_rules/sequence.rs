@@ -88,6 +88,20 @@ pub(super) fn near(what: &str, memory: Duration, server: Duration) -> Compared {
     }
 }
 
+/// The locks of a sequence.
+pub(super) fn names(seed: u64) -> [LockName; 2] {
+    ["a", "b"].map(|which| LockName::new(format!("{which}{seed}")).expect("a name"))
+}
+
+/// The claim with this number in a sequence. Its owner encodes the client that it belongs to.
+pub(super) fn claim(name: &LockName, seed: u64, number: u64) -> Claim {
+    let holder = HolderInfo::of_this_process(&format!("claim {number}")).expect("a label");
+    let mut owner = [0; 16];
+    owner[..8].copy_from_slice(&seed.to_be_bytes());
+    owner[8..].copy_from_slice(&number.to_be_bytes());
+    Claim::new(name.clone(), OwnerToken::from_bytes(owner), Arc::new(holder))
+}
+
 impl<'a> Sequence<'a> {
     pub(super) fn new(pair: &'a Pair, seed: u64) -> Self {
         let mut sequence = Self {
@@ -104,8 +118,7 @@ impl<'a> Sequence<'a> {
             log: Vec::new(),
             seen: BTreeMap::new(),
         };
-        for which in ["a", "b"] {
-            let name = LockName::new(format!("{which}{seed}")).expect("a name");
+        for name in names(seed) {
             let claims = (0..SLOTS).map(|_| sequence.draw(&name)).collect();
             let (place_pairs, token_pairs) = Default::default();
             sequence.locks.push(Lock { name, claims, places: HashMap::new(), place_pairs, token_pairs });
@@ -113,14 +126,9 @@ impl<'a> Sequence<'a> {
         sequence
     }
 
-    /// A new claim. Its owner encodes the client that it belongs to.
     fn draw(&mut self, name: &LockName) -> Claim {
         self.drawn += 1;
-        let holder = HolderInfo::of_this_process(&format!("claim {}", self.drawn)).expect("a label");
-        let mut owner = [0; 16];
-        owner[..8].copy_from_slice(&self.seed.to_be_bytes());
-        owner[8..].copy_from_slice(&self.drawn.to_be_bytes());
-        let claim = Claim::new(name.clone(), OwnerToken::from_bytes(owner), Arc::new(holder));
+        let claim = claim(name, self.seed, self.drawn);
         if self.rng.random_bool(0.1) || !self.pair.has_queue() {
             self.impatient.insert(*claim.owner());
         }
