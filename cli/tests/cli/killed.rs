@@ -6,7 +6,9 @@ use leasehold_conformance::harness::LagMonitor;
 use rustix::process::{Signal, kill_process};
 
 use crate::handoff::{HANDOFF, start_waiting};
-use crate::process::{BOUND, Running, id_of, is_running, line_of, outcome, pid, state, until, until_within, watcher};
+use crate::process::{
+    BOUND, Running, id_of, is_running, json, line_of, outcome, pid, state, until, until_within, watcher,
+};
 use crate::store::Store;
 
 on_every_store!(
@@ -46,8 +48,7 @@ fn killed_with_9_it_is_followed_when_its_lease_ends(store: &Store) {
 }
 
 fn ttl_left(store: &Store) -> Duration {
-    let (_, text, _) = outcome(store, &["status", "x", "--json"]);
-    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let status = json(store, &["status", "x", "--json"]);
     Duration::from_millis(status["holders"][0]["ttl_left_ms"].as_u64().unwrap())
 }
 

@@ -46,6 +46,13 @@ pub(crate) fn outcome(store: &Store, args: &[&str]) -> (i32, String, String) {
     outcome_of(&output(&mut leasehold(store, args)))
 }
 
+/// What a command prints with `--json`.
+pub(crate) fn json(store: &Store, args: &[&str]) -> serde_json::Value {
+    let (code, stdout, stderr) = outcome(store, args);
+    assert_eq!((code, &*stderr), (0, ""));
+    serde_json::from_str(&stdout).unwrap()
+}
+
 /// A run in the background. It does not outlive the test, even if the test panics.
 pub(crate) struct Running {
     process: ChildProcess,

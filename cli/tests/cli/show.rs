@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Running, id_of, is_running, leasehold, outcome, outcome_of, output, until};
+use crate::process::{Running, id_of, is_running, json, leasehold, outcome, outcome_of, output, until};
 use crate::store::Store;
 
 on_every_store!(
@@ -18,12 +18,6 @@ on_every_store!(
 );
 
 const WAITS: [&str; 3] = ["sh", "-c", "echo $$ > id; read line < gate"];
-
-fn json(store: &Store, args: &[&str]) -> Value {
-    let (code, stdout, stderr) = outcome(store, args);
-    assert_eq!((code, &*stderr), (0, ""));
-    serde_json::from_str(&stdout).unwrap()
-}
 
 fn status_shows_who_holds(store: &Store) {
     let free = json(store, &["status", "x", "--json"]);
