@@ -1,13 +1,10 @@
 //! Locks of an etcd of one member, against raw requests on a client of their own.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use leasehold_conformance::harness::{ChildProcess, LagMonitor};
 use leasehold_core::{KeeperRuntime, LockClient, LockGuard};
 use leasehold_etcd::EtcdBackend;
 use leasehold_etcd::etcd_client::{
@@ -17,6 +14,7 @@ use leasehold_test_servers::{EtcdServer, EtcdSettings};
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
+use crate::takeover::{self, Ends};
 use crate::usage;
 
 const WORKLOAD: &str = "etcd";
@@ -38,7 +36,6 @@ const WAITERS: [(usize, usize); 5] = [(2, 2), (10, 10), (100, 10), (100, 100), (
 const HANDOFFS: usize = 1_000;
 
 const SHORT: Duration = Duration::from_secs(2);
-const KILLS: usize = 10;
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     // As in production, but for the folder.
@@ -54,7 +51,8 @@ fn url(server: &EtcdServer) -> String {
     format!("etcd://{}/", server.addr())
 }
 
-async fn client(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
+/// A client that waits for a lock as long as it takes.
+pub(crate) async fn client(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
     Ok(LockClient::builder(EtcdBackend::connect(url).await?).keeper(keeper).wait(Duration::MAX).build()?)
 }
 
@@ -249,38 +247,9 @@ async fn held(server: &EtcdServer) -> Result<Vec<Figure>> {
 }
 
 /// How long after the ttl a waiter of a killed holder holds.
-async fn takeovers(server: &EtcdServer) -> Result<Vec<Figure>> {
-    let client = client(&url(server), KeeperRuntime::OwnThread).await?;
-    let lag_monitor = LagMonitor::start();
-    let mut late = Vec::new();
-    for round in 0..KILLS {
-        let name = format!("killed/{round}");
-        let mut holder = holder(&url(server), &name)?;
-        let lock = client.lock(&name).ttl(SHORT);
-        let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, Instant::now())) });
-        tokio::time::sleep(SHORT / 3 + SHORT.mul_f64(round as f64 / KILLS as f64 / 3.0)).await;
-        holder.kill()?;
-        // The last keep-alive was sent before.
-        let kill = Instant::now();
-        let (guard, held) = waiter.await??;
-        let after = (held - kill).as_secs_f64() - SHORT.as_secs_f64();
-        late.push(1000.0 * (after - lag_monitor.lag_since(kill).as_secs_f64()));
-        guard.release().await?;
-    }
-    let worst = late.iter().copied().fold(f64::MIN, f64::max);
-    let what = "a killed holder's waiter holds, after the kill and the ttl (worst, less the machine's lag)";
-    Ok(vec![Figure::new(WORKLOAD, what, worst, Unit::Milliseconds, Goal::AtMost(600.0))])
-}
-
-/// A process that holds a lock.
-fn holder(url: &str, name: &str) -> Result<ChildProcess> {
-    let ttl = SHORT.as_millis().to_string();
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--hold", url, name, &ttl]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut process = ChildProcess::spawn(&mut command)?;
-    let (_, output, _) = process.take_pipes();
-    let mut line = String::new();
-    BufReader::new(output.context("the holder has no output")?).read_line(&mut line)?;
-    ensure!(line.trim() == "held", "the holder does not hold: {line:?}");
-    Ok(process)
+async fn takeovers(server: &EtcdServer) -> Result<[Figure; 2]> {
+    let url = url(server);
+    let client = client(&url, KeeperRuntime::OwnThread).await?;
+    let samples = takeover::killed(&client, &url, SHORT, Ends::WithinTheTtl).await?;
+    Ok(takeover::figures(WORKLOAD, "a killed holder's waiter holds, after the kill and the ttl", &samples, 600.0))
 }

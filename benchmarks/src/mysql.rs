@@ -343,11 +343,11 @@ async fn handoffs(server: &MySqlServer, more: &str) -> Result<f64> {
 async fn takeovers(server: &MySqlServer) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (more, ends, what, bound) in [
-        ("", Ends::WithTheTtl, "a killed holder's waiter holds, after the deadline of its row", 100.0),
+        ("", Ends::AtTheDeadline, "a killed holder's waiter holds, after the deadline of its row", 100.0),
         ("&strategy=for-update", Ends::WithTheProcess, "the same with SELECT … FOR UPDATE, after the kill", 10.0),
     ] {
         let client = client(server, KeeperRuntime::OwnThread, more).await?;
-        let samples = takeover::killed(&client, &client_url(server, more), ends).await?;
+        let samples = takeover::killed(&client, &client_url(server, more), takeover::TTL, ends).await?;
         figures.extend(takeover::figures(WORKLOAD, what, &samples, bound));
     }
     Ok(figures)

@@ -7,22 +7,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use leasehold_conformance::harness::{ChildProcess, LagMonitor};
 use leasehold_core::{KeeperRuntime, LockClient};
-use leasehold_etcd::EtcdBackend;
 use leasehold_test_servers::RedisSettings;
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::median;
-use crate::{mysql, peers};
+use crate::{etcd, mysql, peers};
 
 const WORKLOAD: &str = "takeover";
 const ROUNDS: usize = 15;
-const TTL: Duration = Duration::from_secs(1);
+pub(crate) const TTL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     let mut server = RedisSettings::new().start()?;
     let client = peers::client(&server.url(), KeeperRuntime::OwnThread).await?;
     let lag_monitor = LagMonitor::start();
-    let killed = killed(&client, &server.url(), Ends::WithTheTtl).await?;
+    let killed = killed(&client, &server.url(), TTL, Ends::AtTheDeadline).await?;
     let (mut fixed, mut silent) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let guard = client.lock(format!("fixed/{round}")).ttl(TTL / 4).without_renewal().acquire().await?;
@@ -72,28 +71,31 @@ pub(crate) fn figures(workload: &str, what: &str, samples: &[Sample], bound: f64
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
     /// At the deadline of its record.
-    WithTheTtl,
+    AtTheDeadline,
+    /// One ttl after the kill at the latest: the last renewal was before.
+    WithinTheTtl,
     /// When the server notices that the connection is gone.
     WithTheProcess,
 }
 
 /// Kills holders that others wait for: how late the waiter holds after the lease has ended.
-pub(crate) async fn killed(client: &LockClient, url: &str, ends: Ends) -> Result<Vec<Sample>> {
+pub(crate) async fn killed(client: &LockClient, url: &str, ttl: Duration, ends: Ends) -> Result<Vec<Sample>> {
     let lag_monitor = LagMonitor::start();
     let mut samples = Vec::new();
     for round in 0..ROUNDS {
         let name = format!("killed/{round}");
-        let mut holder = holder(url, &name)?;
-        let waiter = client.lock(&name).ttl(TTL);
+        let mut holder = holder(url, &name, ttl)?;
+        let waiter = client.lock(&name).ttl(ttl);
         let waiter = tokio::spawn(async move { waiter.acquire().await.map(|guard| (guard, Instant::now())) });
         // Long enough for the waiter to queue, and each round at another distance from the holder's last renewal.
-        let pause = TTL / 3 + TTL.mul_f64(round as f64 / ROUNDS as f64 / 3.0);
+        let pause = ttl / 3 + ttl.mul_f64(round as f64 / ROUNDS as f64 / 3.0);
         tokio::time::sleep(pause).await;
         let before = Instant::now();
         holder.kill()?;
         let due = match ends {
             Ends::WithTheProcess => before,
-            Ends::WithTheTtl => {
+            Ends::WithinTheTtl => before + ttl,
+            Ends::AtTheDeadline => {
                 let kill = Instant::now();
                 // No request renews the lease any more, so the record has its last deadline.
                 let lease = client
@@ -125,8 +127,8 @@ impl Sample {
 }
 
 /// A process that holds a lock.
-fn holder(url: &str, name: &str) -> Result<ChildProcess> {
-    let ttl = TTL.as_millis().to_string();
+fn holder(url: &str, name: &str, ttl: Duration) -> Result<ChildProcess> {
+    let ttl = ttl.as_millis().to_string();
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--hold", url, name, &ttl]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut process = ChildProcess::spawn(&mut command)?;
@@ -145,7 +147,7 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
     runtime.block_on(async {
         let client = match url.split_once(':').map(|(scheme, _)| scheme) {
             Some("mysql") => mysql::connect(url, KeeperRuntime::OwnThread).await?,
-            Some("etcd") => LockClient::new(EtcdBackend::connect(url).await?),
+            Some("etcd") => etcd::client(url, KeeperRuntime::OwnThread).await?,
             _ => peers::client(url, KeeperRuntime::OwnThread).await?,
         };
         let guard = client.lock(name).ttl(ttl).acquire().await?;
