@@ -78,12 +78,13 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server, etcd-server, openssl, and protoc to build.
-/// LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER and LEASEHOLD_ETCD_SERVER name other programs than
-/// redis-server, mariadbd and etcd. LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or
-/// MariaDB that exists already, for the suites of both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs
-/// none. The URL is that of an administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to
-/// be set up.
+/// The tests need redis-server, mariadb-server, etcd-server, openssl, and protoc to build. LEASEHOLD_REDIS_SERVER,
+/// LEASEHOLD_MARIADB_SERVER and LEASEHOLD_ETCD_SERVER name other programs than redis-server, mariadbd and etcd.
+///
+/// LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or MariaDB that exists already, for the suites of
+/// both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs none. The URL is that of an
+/// administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to be set
+/// up.
 ///
 /// The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
