@@ -6,6 +6,16 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
+/// Polls a call in place. If the returned future is dropped between its first poll and its end, the call continues in the background: on
+/// the runtime of whoever drops it, or on `home` if that is none. A runtime that shuts down drops the call all the same.
+pub fn run_to_end<F>(home: &Handle, call: F) -> impl Future<Output = F::Output> + Send
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    RunToEnd::new(home, call, ())
+}
+
 /// A call that continues in the background when it is dropped between its first poll and its end: many clients of
 /// stores misbehave when a future is dropped in the middle of a request. It spawns a task only when it is dropped.
 ///

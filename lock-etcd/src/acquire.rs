@@ -111,16 +111,15 @@ impl Attempt<'_> {
                 session.refresh(self.core.stamp(), ttl / FRESH, self.until);
             }
             let entry = entry(self.inner, claim, &session, places.as_deref());
-            let txn = match how {
-                How::IfFree => entry.enter_if_free(),
-                How::Join => entry.join(),
-            };
             let sent = self.core.stamp();
-            let reply = self.connections.send(self.until, |client| {
-                let txn = txn.clone();
-                async move { client.kv_client().txn(txn).await }
+            let reply = self.connections.send(self.until, |mut kv| {
+                let txn = match how {
+                    How::IfFree => entry.enter_if_free(),
+                    How::Join => entry.join(),
+                };
+                async move { kv.txn(txn).await }
             });
-            let reply = match reply.await {
+            let reply = match self.slot().send(reply).await {
                 Ok(reply) => entry.entered(&reply)?,
                 // It does not say which one.
                 Err(Failure::NoLease) => {
@@ -154,6 +153,7 @@ impl Attempt<'_> {
                         places = places.filter(|session| !session.is_overdue(self.core.stamp()));
                     }
                     if is_current {
+                        self.slot().has_no_key();
                         self.end_own(&session);
                         let first = first.ok_or(Failure::UnexpectedReply)?;
                         return match keys::read_value(&first.value) {
@@ -215,11 +215,11 @@ impl Attempt<'_> {
 
     /// Deletes the key again.
     async fn leave(&self, key: &str) -> Result<(), Failure> {
-        let delete = self.connections.send(self.until, |client| {
+        let delete = self.connections.send(self.until, |mut kv| {
             let key = key.to_owned();
-            async move { client.kv_client().delete(key, None).await }
+            async move { kv.delete(key, None).await }
         });
-        delete.await.map(drop).map_err(|failure| match failure {
+        self.slot().send(delete).await.map(drop).map_err(|failure| match failure {
             Failure::NoLease => Failure::NoLease,
             // The key may be there.
             failure => Failure::Unknown(Error::from(failure).with_kind(ErrorKind::Indeterminate)),
@@ -297,7 +297,7 @@ pub(crate) fn entry(inner: &Inner, claim: &Claim, session: &Session, places: Opt
         |session: &Session| LeaseEpoch { lease: session.id, key: keys.epoch(session.id), epoch: session.epoch() };
     Entry {
         queue: keys.queue(claim.name()),
-        key: keys.claim(claim),
+        key: inner.key(claim),
         value: keys::value(claim),
         lease: lease(session),
         place: places.map(lease),

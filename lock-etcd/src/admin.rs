@@ -154,9 +154,9 @@ impl EtcdBackend {
         }
         let is_current = Compare::create_revision(first.key, CompareOp::Equal, first.revision);
         let txn = Txn::new().when([is_current]).and_then(deletes);
-        let reply = connections.send(until, |client| {
+        let reply = connections.send(until, |mut kv| {
             let txn = txn.clone();
-            async move { client.kv_client().txn(txn).await }
+            async move { kv.txn(txn).await }
         });
         Ok(reply.await?.succeeded().then(|| FencingToken::new(raised)))
     }

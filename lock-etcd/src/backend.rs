@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use etcd_client::GetOptions;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Delivery, Extensions, LockBackend, ReleaseOutcome,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, CoreHandle, Delivery, Extensions, LockBackend, ReleaseOutcome,
     ReleaseRequest, RenewReplies, RenewRequest,
 };
 use leasehold_core::{Error, Result};
@@ -16,6 +16,7 @@ use crate::acquire::{Attempt, revoke};
 use crate::capabilities;
 use crate::connections::{AllConnections, Connections};
 use crate::errors::Failure;
+use crate::key_ids::KeyIds;
 use crate::keys::range_end;
 use crate::renewal;
 use crate::session::Session;
@@ -40,12 +41,18 @@ pub(crate) struct Inner {
     pub(crate) connections: AllConnections,
     pub(crate) sessions: Sessions,
     pub(crate) watcher: Arc<Watcher>,
+    key_ids: Arc<KeyIds>,
 }
 
 impl Inner {
     /// The connection of the keeper's runtime: it has the keep-alives and the watches.
     pub(crate) fn keeper(&self, core: &CoreHandle) -> Arc<Connections> {
         self.connections.of(&self.shared, core.keeper_runtime())
+    }
+
+    /// The key of a claim.
+    pub(crate) fn key(&self, claim: &Claim) -> String {
+        self.shared.keys.claim(claim.name(), Slot::of(claim).id(&self.key_ids, claim))
     }
 
     /// The connection of the calling runtime.
@@ -92,6 +99,7 @@ impl EtcdBackend {
             connections: AllConnections::default(),
             sessions: Sessions::default(),
             watcher: Arc::default(),
+            key_ids: KeyIds::new(),
         };
         Ok(Self { inner: Arc::new(inner), capabilities, watching: Mutex::default() })
     }
@@ -107,12 +115,12 @@ impl EtcdBackend {
             slot.withdraw();
         }
         let sessions = slot.sessions();
-        let key = inner.shared.keys.claim(claim);
+        let key = inner.key(claim);
         let mut was_held = false;
         let mut ended = sessions.is_empty();
         if request.delivery == Delivery::InDoubt {
             for session in &sessions {
-                match self.withdraw(&connections, &key, session, until).await {
+                match slot.send(self.withdraw(&connections, &key, session, until)).await {
                     Ok(deleted) => was_held |= deleted,
                     // The session has ended, and with it everything that was attached to it.
                     Err(Failure::NoLease) => continue,
@@ -122,11 +130,11 @@ impl EtcdBackend {
             }
         }
         if !ended {
-            let deleted = connections.send(until, |client| {
+            let deleted = connections.send(until, |mut kv| {
                 let key = key.clone();
-                async move { client.kv_client().delete(key, None).await }
+                async move { kv.delete(key, None).await }
             });
-            was_held = deleted.await?.deleted() > 0;
+            was_held = slot.send(deleted).await?.deleted() > 0;
         }
         if let Some(of_claim) = slot.key().filter(|of_claim| of_claim.is_fixed) {
             revoke(inner, core, &of_claim.session);
@@ -144,10 +152,9 @@ impl EtcdBackend {
         until: tokio::time::Instant,
     ) -> Result<bool, Failure> {
         let epoch_key = self.inner.shared.keys.epoch(session.id);
-        let txn = transactions::withdraw(key, &epoch_key, session.id);
-        let reply = connections.send(until, |client| {
-            let txn = txn.clone();
-            async move { client.kv_client().txn(txn).await }
+        let reply = connections.send(until, |mut kv| {
+            let txn = transactions::withdraw(key, &epoch_key, session.id);
+            async move { kv.txn(txn).await }
         });
         let (epoch, deleted) = transactions::withdrawn(&reply.await?)?;
         session.note_epoch(epoch);

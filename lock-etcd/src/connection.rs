@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Channel, Client, ConnectOptions};
+use etcd_client::{Channel, Client, ConnectOptions, KvClient};
+use leasehold_core::backend::run_to_end;
 use leasehold_core::{Error, ErrorKind};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -30,6 +32,8 @@ pub(crate) struct Connection {
     /// How many replies have arrived.
     replies: AtomicU64,
     in_flight: Arc<Semaphore>,
+    /// The runtime of the connection.
+    home: Handle,
 }
 
 impl Connection {
@@ -55,7 +59,8 @@ impl Connection {
         match timeout_at(until, login).await {
             Ok(Ok(client)) => {
                 let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
-                Ok(Self { client, member, is_closed: watch::Sender::new(false), replies: AtomicU64::new(0), in_flight })
+                let (is_closed, replies, home) = (watch::Sender::new(false), AtomicU64::new(0), Handle::current());
+                Ok(Self { client, member, is_closed, replies, in_flight, home })
             }
             // Nothing was requested yet but a token.
             Ok(Err(error)) => Err(match Failure::of(error) {
@@ -69,6 +74,11 @@ impl Connection {
     /// The client of this connection, for streams.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// The client of keys alone, which is cheaper.
+    pub(crate) fn kv(&self) -> KvClient {
+        self.client.kv_client()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -93,7 +103,16 @@ impl Connection {
     }
 
     /// Sends a request, and waits for its reply until `until`.
-    pub(crate) async fn call<T, F>(&self, request: F, until: Instant) -> Result<T, Failure>
+    pub(crate) fn call<T, F>(&self, request: F, until: Instant) -> impl Future<Output = Result<T, Failure>> + Send
+    where
+        F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        // A request takes more than 10 KB.
+        self.run(Box::pin(request), until)
+    }
+
+    async fn run<T, F>(&self, request: F, until: Instant) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
         T: Send + 'static,
@@ -106,18 +125,18 @@ impl Connection {
             return Err(Failure::Refused(Error::new(ErrorKind::Unavailable, text)));
         };
         let replies = self.replies.load(Ordering::Relaxed);
-        let task = tokio::spawn(timeout(LINGER, async move {
+        let request = timeout(LINGER, async move {
             let _permit = permit;
             request.await
-        }));
-        match timeout_at(until, task).await {
-            Ok(Ok(Ok(Ok(reply)))) => {
+        });
+        match timeout_at(until, run_to_end(&self.home, request)).await {
+            Ok(Ok(Ok(reply))) => {
                 self.note_reply();
                 Ok(reply)
             }
-            Ok(Ok(Ok(Err(error)))) => Err(Failure::of(error)),
-            // The runtime shuts down, or the request took longer than any bound.
-            Ok(Ok(Err(_)) | Err(_)) => Err(Failure::TimedOut),
+            Ok(Ok(Err(error))) => Err(Failure::of(error)),
+            // The request took longer than any bound.
+            Ok(Err(_)) => Err(Failure::TimedOut),
             Err(_) => {
                 // If other replies arrived meanwhile, the member is only slow.
                 if self.replies.load(Ordering::Relaxed) == replies {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use etcd_client::Client;
+use etcd_client::{Client, KvClient};
 use leasehold_core::backend::PerRuntime;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
@@ -117,7 +117,7 @@ impl Connections {
     pub(crate) async fn send<T, F>(
         self: &Arc<Self>,
         until: Instant,
-        request: impl Fn(Client) -> F,
+        request: impl Fn(KvClient) -> F,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
@@ -134,7 +134,7 @@ impl Connections {
                 }
                 Err(failure) => return Err(failure),
             };
-            let failure = match connection.call(request(connection.client()), until).await {
+            let failure = match connection.call(request(connection.kv()), until).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };

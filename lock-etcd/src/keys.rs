@@ -5,14 +5,14 @@
 //! | `<prefix>/<name>/<claim>` | `1`, a tab, who holds or waits | the etcd lease of the claim |
 //! | `<prefix>/.epochs/<lease>` | nothing | that etcd lease |
 //!
-//! - `<name>` is the name of the lock, percent-encoded. `<claim>` is the owner token, `<lease>` the number of an etcd lease, both in
-//!   hexadecimal.
+//! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a number that no other claim has as long as the key exists, with 32
+//!   hexadecimal digits. `<lease>` is the number of an etcd lease, with 16.
 //! - The keys of a name are its queue, in the order of their create revisions. The first one is the lease. Its fencing token is its
 //!   create revision.
 //! - The epoch of an etcd lease is the mod revision of its second key, 0 while there is none. Every transaction that creates a key compares
 //!   the epoch. To withdraw a claim, a client changes the epoch: no transaction that it sent before has any effect after that.
 
-use leasehold_core::backend::{Claim, OwnerToken};
+use leasehold_core::backend::Claim;
 use leasehold_core::{HolderInfo, LockName};
 
 /// The longest encoded name: every byte takes three. So an encoded name is never a digest.
@@ -49,10 +49,8 @@ impl Keys {
         format!("{}{}/", self.prefix, name.encoded(LONGEST_NAME))
     }
 
-    pub(crate) fn claim(&self, claim: &Claim) -> String {
-        let mut key = self.queue(claim.name());
-        push_hex(&mut key, claim.owner());
-        key
+    pub(crate) fn claim(&self, name: &LockName, id: u128) -> String {
+        format!("{}{id:032x}", self.queue(name))
     }
 
     pub(crate) fn epoch(&self, lease: i64) -> String {
@@ -73,14 +71,6 @@ impl Keys {
         let (name, claim) = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?.split_once('/')?;
         let is_claim = claim.len() == 32 && claim.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         (!name.starts_with('.')).then_some(QueueKey { name, is_claim })
-    }
-}
-
-fn push_hex(key: &mut String, owner: &OwnerToken) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for byte in owner.as_bytes() {
-        key.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        key.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
 }
 
@@ -126,21 +116,25 @@ pub fn read_only_role(prefix: &str, role: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use leasehold_core::backend::OwnerToken;
+
     use super::*;
 
     fn claim(name: &str) -> Claim {
         let holder = Arc::new(HolderInfo::of_this_process("label").unwrap());
-        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes(*b"0123456789abcde\xff"), holder)
+        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([7; 16]), holder)
     }
+
+    const ID: u128 = 0x0012_3435_3637_3839_6162_6364_6566_00ff;
 
     #[test]
     fn the_format_is_frozen() {
         let keys = Keys::new("leasehold");
         for (name, key) in [
-            ("job", "leasehold/job/303132333435363738396162636465ff"),
-            ("a/b ü.%", "leasehold/a%2Fb%20%C3%BC%2E%25/303132333435363738396162636465ff"),
+            ("job", "leasehold/job/001234353637383961626364656600ff"),
+            ("a/b ü.%", "leasehold/a%2Fb%20%C3%BC%2E%25/001234353637383961626364656600ff"),
         ] {
-            assert_eq!(keys.claim(&claim(name)), key);
+            assert_eq!(keys.claim(&LockName::new(name).unwrap(), ID), key);
             let parsed = keys.parse(key.as_bytes()).unwrap();
             assert!(parsed.is_claim);
             assert_eq!(LockName::decode(parsed.name).unwrap().as_str(), name);

@@ -10,6 +10,7 @@ mod connections;
 mod errors;
 mod examine;
 mod fence;
+mod key_ids;
 mod keys;
 mod lease;
 mod members;

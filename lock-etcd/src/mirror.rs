@@ -81,6 +81,8 @@ pub(crate) struct Mirror<T> {
     applied: i64,
     /// Changes that arrived before the read.
     early: Vec<Change>,
+    /// A claim of this client had to wait, since the client had none.
+    is_contended: bool,
 }
 
 impl<T: Clone> Mirror<T> {
@@ -93,11 +95,13 @@ impl<T: Clone> Mirror<T> {
             read_at: 0,
             applied: 0,
             early: Vec::new(),
+            is_contended: false,
         }
     }
 
     /// Adds a claim whose key the server has created.
     pub(crate) fn add(&mut self, owner: OwnerToken, claim: Member<T>) -> Vec<Decision<T>> {
+        self.is_contended = !claim.holds || self.is_contended && !self.claims.is_empty();
         self.claims.insert(owner, claim);
         self.decide()
     }
@@ -214,10 +218,9 @@ impl<T: Clone> Mirror<T> {
                 Some((first, _)) if first == revision => Position::First,
                 _ => Position::Behind,
             },
-            // Another key of the same claim.
-            Some(_) => Position::Gone,
-            None if self.applied >= claim.revision => Position::Gone,
-            None => Position::Unknown,
+            // An earlier or later claim may have the same key.
+            _ if self.applied >= claim.revision => Position::Gone,
+            _ => Position::Unknown,
         }
     }
 
@@ -251,6 +254,12 @@ impl<T: Clone> Mirror<T> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.claims.is_empty()
+    }
+
+    /// Whether claims of this client had to wait, or others wait now.
+    pub(crate) fn is_contended(&self) -> bool {
+        // The key of the last claim may still be there.
+        self.is_contended || self.places.len() > 1
     }
 }
 

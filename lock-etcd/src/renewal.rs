@@ -222,12 +222,11 @@ pub(crate) async fn attach(
             return Ok(None);
         }
         let entry = entry(inner, claim, &session, None);
-        let txn = entry.attach(key.revision);
-        let sent = connections.send(until, |client| {
-            let txn = txn.clone();
-            async move { client.kv_client().txn(txn).await }
+        let sent = connections.send(until, |mut kv| {
+            let txn = entry.attach(key.revision);
+            async move { kv.txn(txn).await }
         });
-        let reply = match sent.await {
+        let reply = match slot.send(sent).await {
             Ok(reply) => reply,
             Err(Failure::NoLease) => {
                 inner.sessions.forget(&session);

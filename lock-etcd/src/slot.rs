@@ -1,9 +1,11 @@
 //! What the client knows of one claim at the server.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold_core::backend::Claim;
 
+use crate::errors::Failure;
+use crate::key_ids::{KeyId, KeyIds};
 use crate::session::Session;
 use crate::shared::lock;
 
@@ -16,8 +18,14 @@ struct State {
     is_withdrawn: bool,
     /// Every session to which a request of the claim may attach its key.
     sessions: Vec<Arc<Session>>,
+    /// The last part of its key.
+    id: Option<KeyId>,
     /// The key, as far as it is known.
     key: Option<ClaimKey>,
+    /// The server had no key after the newest request.
+    is_absent: bool,
+    /// How many requests that change the key have no reply.
+    unanswered: u32,
 }
 
 /// The key of a claim.
@@ -37,6 +45,24 @@ pub(crate) struct ClaimKey {
 impl Slot {
     pub(crate) fn of(claim: &Claim) -> &Self {
         claim.slot()
+    }
+
+    /// The last part of the key.
+    pub(crate) fn id(&self, ids: &Arc<KeyIds>, claim: &Claim) -> u128 {
+        lock(&self.0).id.get_or_insert_with(|| ids.next(claim.name())).get()
+    }
+
+    /// Sends a request that changes the key. One that fails may take effect later.
+    pub(crate) async fn send<T>(&self, request: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        {
+            let mut state = lock(&self.0);
+            (state.unanswered, state.is_absent) = (state.unanswered + 1, false);
+        }
+        let reply = request.await;
+        if reply.is_ok() {
+            lock(&self.0).unanswered -= 1;
+        }
+        reply
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
@@ -65,7 +91,8 @@ impl Slot {
 
     /// The server has no key of the claim.
     pub(crate) fn has_no_key(&self) {
-        lock(&self.0).key = None;
+        let mut state = lock(&self.0);
+        (state.key, state.is_absent) = (None, true);
     }
 
     pub(crate) fn session_with(&self, id: i64) -> Option<Arc<Session>> {
@@ -80,5 +107,14 @@ impl Slot {
     /// No further request of the claim is sent.
     pub(crate) fn withdraw(&self) {
         lock(&self.0).is_withdrawn = true;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = state.id.take() {
+            id.end(state.is_absent && state.unanswered == 0);
+        }
     }
 }

@@ -26,6 +26,10 @@ use crate::watch_stream::{Incoming, Outgoing, WatchStream};
 /// A lock that is released sooner than this after its grant is mostly not watched at all.
 const SHORT_HOLD: Duration = Duration::from_millis(20);
 
+/// A contended lock is watched for so long after the client's last claim has ended. The next claim then has its place in the queue without
+/// two more round trips.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// A stream that was silent for so long is tested.
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -44,7 +48,7 @@ pub(crate) struct Watcher {
 
 #[derive(Default)]
 struct State {
-    mirrors: HashMap<LockName, Mirror<Claim>>,
+    queues: HashMap<LockName, Queue>,
     /// The names of the watches.
     watches: HashMap<i64, LockName>,
     last_watch: i64,
@@ -53,9 +57,17 @@ struct State {
     delayed: VecDeque<(Instant, LockName)>,
     /// When the last lock was watched at once.
     watched_at_once: Option<Instant>,
+    /// Queues in which no claim is left, and when to end their watches.
+    idle: VecDeque<(Instant, LockName)>,
     to_cancel: Vec<i64>,
     /// Queues whose watches were just opened.
     to_read: Vec<(LockName, i64)>,
+}
+
+struct Queue {
+    mirror: Mirror<Claim>,
+    /// When its watch ends, if no claim is added until then.
+    ends: Option<Instant>,
 }
 
 impl Watcher {
@@ -64,9 +76,11 @@ impl Watcher {
         let member = Member { key: key.as_bytes().to_vec(), revision, holds, of: claim.clone() };
         let (decisions, has_work) = {
             let mut state = lock(&self.state);
-            let mirror = state.mirrors.entry(claim.name().clone()).or_insert_with(Mirror::new);
-            let decisions = mirror.add(*claim.owner(), member);
-            let is_watched = mirror.watch().is_some();
+            let make = || Queue { mirror: Mirror::new(), ends: None };
+            let queue = state.queues.entry(claim.name().clone()).or_insert_with(make);
+            queue.ends = None;
+            let decisions = queue.mirror.add(*claim.owner(), member);
+            let is_watched = queue.mirror.watch().is_some();
             (decisions, !is_watched && state.wants_watch(claim.name(), holds))
         };
         if has_work {
@@ -78,8 +92,8 @@ impl Watcher {
     /// The claim has ended.
     pub(crate) fn remove(&self, claim: &Claim) {
         let mut state = lock(&self.state);
-        let Some(mirror) = state.mirrors.get_mut(claim.name()) else { return };
-        mirror.remove(claim.owner());
+        let Some(queue) = state.queues.get_mut(claim.name()) else { return };
+        queue.mirror.remove(claim.owner());
         if state.end_if_empty(claim.name()) {
             drop(state);
             self.work.notify_one();
@@ -88,7 +102,7 @@ impl Watcher {
 
     /// What the watch has delivered about a claim.
     pub(crate) fn position(&self, name: &LockName, owner: &OwnerToken) -> Position {
-        lock(&self.state).mirrors.get(name).map_or(Position::Unknown, |mirror| mirror.position(owner))
+        lock(&self.state).queues.get(name).map_or(Position::Unknown, |queue| queue.mirror.position(owner))
     }
 
     /// Runs until it is aborted.
@@ -150,7 +164,7 @@ impl Watcher {
                 None => heard + SILENCE,
                 Some(asked) => asked + bound,
             };
-            let is_used = !lock(&self.state).mirrors.is_empty();
+            let is_used = !lock(&self.state).queues.is_empty();
             tokio::select! {
                 message = stream.next() => match message {
                     Ok(message) => {
@@ -182,16 +196,17 @@ impl Watcher {
         }
     }
 
-    /// Opens and cancels watches. Returns when the next lock is to be watched.
+    /// Opens and cancels watches. Returns when the next one is to be opened or cancelled.
     fn send_requests(&self, stream: &WatchStream, keys: &Keys) -> Option<Instant> {
         let mut state = lock(&self.state);
+        state.end_idle();
         for watch in std::mem::take(&mut state.to_cancel) {
             stream.send(Outgoing::Cancel(watch));
         }
         while let Some((number, queue)) = state.next_to_open(keys) {
             stream.send(Outgoing::Watch { number, queue });
         }
-        state.delayed.front().map(|(at, _)| *at)
+        [state.delayed.front(), state.idle.front()].into_iter().flatten().map(|(at, _)| *at).min()
     }
 
     fn received(&self, message: Incoming) -> Vec<Decision<Claim>> {
@@ -202,7 +217,7 @@ impl Watcher {
             Incoming::Progress => return Vec::new(),
         };
         let Some(name) = state.watches.get(&watch).cloned() else { return Vec::new() };
-        let Some(mirror) = state.mirrors.get_mut(&name) else { return Vec::new() };
+        let Some(Queue { mirror, .. }) = state.queues.get_mut(&name) else { return Vec::new() };
         match message {
             Incoming::Created(_) => {
                 if mirror.created(watch) {
@@ -247,8 +262,8 @@ impl Watcher {
         let mut state = lock(&self.state);
         let mut decisions = Vec::new();
         for ((name, watch), places) in reads.queues {
-            if let Some(mirror) = state.mirrors.get_mut(&name) {
-                decisions.extend(mirror.read(watch, reads.revision, places));
+            if let Some(queue) = state.queues.get_mut(&name) {
+                decisions.extend(queue.mirror.read(watch, reads.revision, places));
                 state.end_if_empty(&name);
             }
         }
@@ -317,7 +332,7 @@ impl State {
             self.to_open.extend(self.delayed.pop_front().map(|(_, name)| name));
         }
         while let Some(name) = self.to_open.pop() {
-            let Some(mirror) = self.mirrors.get_mut(&name) else { continue };
+            let Some(Queue { mirror, .. }) = self.queues.get_mut(&name) else { continue };
             if mirror.is_empty() || mirror.watch().is_some() {
                 continue;
             }
@@ -330,11 +345,36 @@ impl State {
         None
     }
 
-    /// Ends the watch of a lock of which no claim is left. Returns whether there was one.
+    /// Ends the watch of a lock of which no claim is left, now or soon. Returns whether the task has to be woken for it.
     fn end_if_empty(&mut self, name: &LockName) -> bool {
-        let Some(mirror) = self.mirrors.get(name).filter(|mirror| mirror.is_empty()) else { return false };
-        let watch = mirror.watch();
-        self.mirrors.remove(name);
+        let Some(queue) = self.queues.get_mut(name) else { return false };
+        if !queue.mirror.is_empty() || queue.ends.is_some() {
+            return false;
+        }
+        if queue.mirror.watch().is_some() && queue.mirror.is_contended() {
+            let ends = Instant::now() + LINGER;
+            queue.ends = Some(ends);
+            self.idle.push_back((ends, name.clone()));
+            return self.idle.len() == 1;
+        }
+        self.end(name)
+    }
+
+    /// Ends the watches of locks that no claim has used for some time.
+    fn end_idle(&mut self) {
+        let now = Instant::now();
+        while self.idle.front().is_some_and(|(ends, _)| *ends <= now) {
+            let Some((ends, name)) = self.idle.pop_front() else { return };
+            // A claim may have been added meanwhile, and have ended.
+            if self.queues.get(&name).is_some_and(|queue| queue.ends == Some(ends)) {
+                self.end(&name);
+            }
+        }
+    }
+
+    /// Forgets a queue. Returns whether it was watched.
+    fn end(&mut self, name: &LockName) -> bool {
+        let watch = self.queues.remove(name).and_then(|queue| queue.mirror.watch());
         if let Some(watch) = watch {
             self.watches.remove(&watch);
             self.to_cancel.push(watch);
@@ -347,8 +387,9 @@ impl State {
         self.to_cancel.clear();
         self.to_read.clear();
         self.watches.clear();
-        self.mirrors.retain(|_, mirror| !mirror.is_empty());
-        for (name, mirror) in &mut self.mirrors {
+        self.idle.clear();
+        self.queues.retain(|_, queue| !queue.mirror.is_empty());
+        for (name, Queue { mirror, .. }) in &mut self.queues {
             if mirror.watch().is_some() {
                 mirror.closed();
                 self.to_open.push(name.clone());

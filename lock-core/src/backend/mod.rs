@@ -44,6 +44,7 @@ pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
 use crate::error::Result;
+pub use crate::run_to_end::run_to_end;
 pub use crate::timers::require_timers;
 pub use crate::token::OwnerToken;
 

@@ -72,6 +72,21 @@ fn a_claim_is_first_only_when_its_own_key_was_delivered() {
     assert_eq!(mirror.changed(7, vec![deleted(1, 13)]), [granted(2, 12)]);
 }
 
+/// The next claim of a client has the key of the one before it.
+#[test]
+fn an_earlier_claim_with_the_same_key_is_another_one() {
+    let mut mirror = live(12, &[(1, 10), (2, 12)]);
+    let (_, claim) = waiting(1, 15);
+    // The mirror still has the key of the earlier claim, which was the first one.
+    assert_eq!(mirror.add(owner(9), claim), []);
+    assert_eq!(mirror.position(&owner(9)), Position::Unknown);
+    assert_eq!(mirror.changed(7, vec![deleted(1, 14)]), []);
+    assert_eq!(mirror.position(&owner(9)), Position::Unknown);
+    assert_eq!(mirror.changed(7, vec![put(1, 15)]), []);
+    assert_eq!(mirror.position(&owner(9)), Position::Behind);
+    assert_eq!(mirror.changed(7, vec![deleted(2, 16)]), [granted(1, 15)]);
+}
+
 #[test]
 fn a_claim_may_be_added_after_its_key_was_delivered() {
     let mut mirror = live(9, &[(1, 8)]);
