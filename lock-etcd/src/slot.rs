@@ -118,3 +118,64 @@ impl Drop for Slot {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use leasehold_core::backend::OwnerToken;
+    use leasehold_core::{HolderInfo, LockName};
+
+    use super::*;
+
+    fn claim() -> Claim {
+        let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
+        Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([1; 16]), holder)
+    }
+
+    /// The ids of two claims, one after the other. The requests of the first one had these outcomes.
+    async fn ids(outcomes: impl IntoIterator<Item = Result<(), Failure>>) -> [u128; 2] {
+        let ids = KeyIds::new();
+        let (first, second) = (claim(), claim());
+        let id = Slot::of(&first).id(&ids, &first);
+        for outcome in outcomes {
+            let _ = Slot::of(&first).send(ready(outcome)).await;
+        }
+        Slot::of(&first).has_no_key();
+        drop(first);
+        [id, Slot::of(&second).id(&ids, &second)]
+    }
+
+    #[tokio::test]
+    async fn a_key_is_used_again_only_if_every_request_has_a_reply() {
+        let [first, second] = ids([Ok(()), Ok(())]).await;
+        assert_eq!(first, second);
+        for outcomes in [[Ok(()), Err(Failure::TimedOut)], [Err(Failure::TimedOut), Ok(())]] {
+            let [first, second] = ids(outcomes).await;
+            assert_ne!(first, second);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_that_may_exist_is_not_used_again() {
+        let ids = KeyIds::new();
+        let (first, second) = (claim(), claim());
+        let id = Slot::of(&first).id(&ids, &first);
+        Slot::of(&first).has_no_key();
+        Slot::of(&first).send(ready(Ok(()))).await.unwrap();
+        drop(first);
+        assert_ne!(Slot::of(&second).id(&ids, &second), id);
+    }
+
+    #[tokio::test]
+    async fn a_dropped_request_has_no_reply() {
+        let ids = KeyIds::new();
+        let (first, second) = (claim(), claim());
+        let id = Slot::of(&first).id(&ids, &first);
+        let request = Slot::of(&first).send(std::future::pending::<Result<(), Failure>>());
+        assert!(tokio::time::timeout(std::time::Duration::ZERO, request).await.is_err());
+        Slot::of(&first).has_no_key();
+        drop(first);
+        assert_ne!(Slot::of(&second).id(&ids, &second), id);
+    }
+}

@@ -196,3 +196,53 @@ fn ten_thousand_names_are_watched_on_one_stream() {
         assert!(matches!(&events[..], [Event::Granted { place, .. }] if *place > PlaceNumber::NONE), "{events:?}");
     });
 }
+
+/// The server keeps a deleted key in its index, which each acquire reads, until the next compaction.
+#[test]
+fn a_client_uses_its_keys_again() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        let mut keys = std::collections::BTreeSet::new();
+        let deployment = fixture.deployment();
+        let stored = Stored { side: deployment.side(), prefix: PREFIX };
+        for round in 0..100 {
+            let guard = hold(&ann, "again").await;
+            let waiter = (round % 10 == 0).then(|| waits(&bob, "again"));
+            if waiter.is_some() {
+                eventually("bob waits", || leases(&fixture, "again").len() == 2).await;
+            }
+            keys.extend(stored.queue(&name("again")).into_iter().map(|key| key.key));
+            guard.release().await.expect("a release");
+            if let Some(waiter) = waiter {
+                waiter.await.expect("no panic").release().await.expect("a release");
+            }
+        }
+        // The next claim may begin before the last one has quite ended.
+        assert!(keys.len() <= 6, "two clients used {} keys", keys.len());
+    });
+}
+
+/// Otherwise, a handoff would take two more round trips.
+#[test]
+fn a_client_that_queues_again_soon_opens_no_watch() {
+    const CYCLES: u64 = 30;
+    const CLIENTS: u64 = 3;
+    case(async |fixture| {
+        let mut tasks = tokio::task::JoinSet::new();
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let client = client(&fixture).await;
+            clients.push(client.clone());
+            tasks.spawn(async move {
+                for _ in 0..CYCLES {
+                    hold(&client, "contended").await.release().await.expect("a release");
+                }
+            });
+        }
+        tasks.join_all().await;
+        let statistics = || fixture.deployment().side().statistics().expect("statistics");
+        let messages = statistics().requests().get("Watch").copied().unwrap_or_default();
+        assert!(messages < CLIENTS * CYCLES / 3, "{messages} messages for {} handoffs", CLIENTS * CYCLES);
+        eventually("no lock is watched any more", || statistics().watches() == 0).await;
+    });
+}
