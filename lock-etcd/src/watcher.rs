@@ -28,7 +28,7 @@ const SHORT_HOLD: Duration = Duration::from_millis(20);
 
 /// A contended lock is watched for so long after the client's last claim has ended. The next claim then has its place in the queue without
 /// two more round trips.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_millis(50);
 
 /// A stream that was silent for so long is tested.
 const SILENCE: Duration = Duration::from_secs(2);

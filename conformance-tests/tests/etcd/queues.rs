@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_conformance::{Direct, Fixture, Route};
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, PlaceNumber, RenewReply, RenewRequest};
 use leasehold_core::{LockClient, LockGuard, LockName};
+use leasehold_test_servers::EtcdKey;
 
 use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::PREFIX;
@@ -31,11 +32,15 @@ fn waits(client: &LockClient, name: &str) -> tokio::task::JoinHandle<LockGuard> 
     tokio::spawn(async move { lock.acquire().await.expect("the lock is granted") })
 }
 
-/// The etcd leases of a queue, in its order.
-fn leases(fixture: &OneMember, name: &str) -> Vec<i64> {
+fn queue(fixture: &OneMember, name: &str) -> Vec<EtcdKey> {
     let deployment = fixture.deployment();
     let stored = Stored { side: deployment.side(), prefix: PREFIX };
-    stored.queue(&self::name(name)).iter().map(|key| key.lease).collect()
+    stored.queue(&self::name(name))
+}
+
+/// The etcd leases of a queue, in its order.
+fn leases(fixture: &OneMember, name: &str) -> Vec<i64> {
+    queue(fixture, name).iter().map(|key| key.lease).collect()
 }
 
 fn compact(fixture: &OneMember) {
@@ -203,15 +208,13 @@ fn a_client_uses_its_keys_again() {
     case(async |fixture| {
         let (ann, bob) = (client(&fixture).await, client(&fixture).await);
         let mut keys = std::collections::BTreeSet::new();
-        let deployment = fixture.deployment();
-        let stored = Stored { side: deployment.side(), prefix: PREFIX };
         for round in 0..100 {
             let guard = hold(&ann, "again").await;
             let waiter = (round % 10 == 0).then(|| waits(&bob, "again"));
             if waiter.is_some() {
                 eventually("bob waits", || leases(&fixture, "again").len() == 2).await;
             }
-            keys.extend(stored.queue(&name("again")).into_iter().map(|key| key.key));
+            keys.extend(queue(&fixture, "again").into_iter().map(|key| key.key));
             guard.release().await.expect("a release");
             if let Some(waiter) = waiter {
                 waiter.await.expect("no panic").release().await.expect("a release");
