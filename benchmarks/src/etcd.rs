@@ -8,9 +8,12 @@ use anyhow::{Context, Result, ensure};
 use leasehold_core::{KeeperRuntime, LockClient, LockGuard};
 use leasehold_etcd::EtcdBackend;
 use leasehold_etcd::etcd_client::{
-    Client, Compare, CompareOp, GetOptions, KvClient, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+    Client, Compare, CompareOp, EventType, GetOptions, KvClient, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+    WatchOptions,
 };
 use leasehold_test_servers::{EtcdServer, EtcdSettings};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
@@ -137,10 +140,46 @@ async fn handoffs(server: &EtcdServer) -> Result<Vec<Figure>> {
             let put = put_p50(raw.kv_client()).await?;
             ratios.push(handoff_p50(server, waiters, clients).await? / put);
         }
+        let bare = notification_p50(server, clients).await? / put_p50(raw.kv_client()).await?;
         let what = format!("p50 of a handoff with {waiters} waiters of {clients} clients, against that of a raw put");
         figures.push(Figure::new(WORKLOAD, what, median(ratios), Unit::Ratio, Goal::AtMost(1.7)));
+        let what = format!("the same from a deletion to its event, with {clients} bare watches");
+        figures.push(Figure::plain(WORKLOAD, what, bare, Unit::Ratio));
     }
     Ok(figures)
+}
+
+/// The least that a handoff can take: the time from a deletion to its event, with bare watches of this many clients. Each watches the queue.
+async fn notification_p50(server: &EtcdServer, watches: usize) -> Result<f64> {
+    const QUEUE: &str = "watched/";
+    let (seen, mut events) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    for index in 0..watches {
+        let client = raw(server).await?;
+        let options = WatchOptions::new().with_prefix();
+        let mut stream = client.watch_client().watch(QUEUE, Some(options)).await?;
+        // The server sends the events one watch after the other.
+        let seen = (index == watches / 2).then(|| seen.clone());
+        tasks.spawn(async move {
+            while let Ok(Some(message)) = stream.message().await {
+                let is_deletion = message.events().iter().any(|event| event.event_type() == EventType::Delete);
+                if let Some(seen) = seen.as_ref().filter(|_| is_deletion) {
+                    let _ = seen.send(Instant::now());
+                }
+            }
+            drop(client);
+        });
+    }
+    let (mut kv, mut times) = (raw(server).await?.kv_client(), Vec::new());
+    for number in 0..HANDOFFS / 2 {
+        let key = format!("{QUEUE}{number}");
+        kv.put(key.as_str(), "1", None).await?;
+        let begin = Instant::now();
+        kv.delete(key, None).await?;
+        let seen = events.recv().await.context("the watches have ended")?;
+        times.push((seen - begin).as_secs_f64());
+    }
+    Ok(median(times))
 }
 
 async fn put_p50(mut kv: KvClient) -> Result<f64> {
