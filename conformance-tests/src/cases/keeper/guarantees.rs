@@ -25,6 +25,8 @@ struct Watched {
     /// Claims that the store may have a lease or place of, with their locks.
     open: Mutex<HashMap<OwnerToken, LockName>>,
     batches: Mutex<Vec<usize>>,
+    /// Claims that have waited, and whether one of their places was renewed.
+    places: Mutex<(HashSet<OwnerToken>, bool)>,
 }
 
 impl Watched {
@@ -50,6 +52,9 @@ impl Hooks for Watched {
         self.expect(is_valid(&claimed, ttl), || format!("an acquire for {ttl:?}"));
         lock(&self.open).insert(*claim.owner(), claim.name().clone());
         let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Queued { .. }) = &reply {
+            lock(&self.places).0.insert(*claim.owner());
+        }
         let without_effect = match &reply {
             Ok(AcquireOutcome::Contended { .. }) => true,
             Ok(_) => false,
@@ -69,6 +74,10 @@ impl Hooks for Watched {
         requests.iter().for_each(|request| self.ttl_is_within(request, &claimed));
         let claims: HashSet<_> = requests.iter().map(|request| *request.claim.owner()).collect();
         self.expect(claims.len() == requests.len(), || "a claim twice in one call".to_owned());
+        {
+            let (places, is_renewed) = &mut *lock(&self.places);
+            *is_renewed |= places.intersection(&claims).next().is_some();
+        }
         let replies = inner.renew(requests).await;
         for (index, reply) in &replies {
             if let RenewReply::Lost = reply {
@@ -122,6 +131,17 @@ pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture
     let all = renewed + guards.len() as u64;
     in_time(ttl, "every lease is renewed", async {
         while client.stats().renewed < all {
+            tokio::time::sleep(AT_ONCE / 20).await;
+        }
+    })
+    .await;
+    in_time(ttl, "the place is renewed", async {
+        // A store without a queue has none.
+        let is_awaited = || {
+            let (places, is_renewed) = &*lock(&watched.places);
+            !places.is_empty() && !is_renewed
+        };
+        while is_awaited() {
             tokio::time::sleep(AT_ONCE / 20).await;
         }
     })

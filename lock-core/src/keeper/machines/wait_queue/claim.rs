@@ -94,14 +94,9 @@ impl CurrentClaim {
         if self.confirmation.is_some() { self.place_ttl(max_place_ttl) } else { self.ttl }
     }
 
-    /// The ttl to request for a place.
-    fn place_ttl(&self, max_place_ttl: Duration) -> Duration {
+    /// The ttl to request for a place. A store may confirm another one, or what is left of it.
+    pub(super) fn place_ttl(&self, max_place_ttl: Duration) -> Duration {
         self.ttl.min(max_place_ttl)
-    }
-
-    /// The ttl that a renewal of the place asks for.
-    pub(super) fn ttl_to_renew(&self, max_place_ttl: Duration) -> Duration {
-        self.confirmation.map_or(self.place_ttl(max_place_ttl), |newest| newest.ttl)
     }
 
     /// A grant that was pushed and the newest confirmation of its very place are a lease together.

@@ -286,7 +286,7 @@ impl<T> WaitQueue<T> {
     }
 
     fn renewal_due(&mut self, rules: &Rules, renewal: Option<Stamp>, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
-        let ttl = self.claim.ttl_to_renew(rules.max_place_ttl);
+        let ttl = self.claim.place_ttl(rules.max_place_ttl);
         let bound = rules.call_bound.min(period(ttl));
         match renewal {
             Some(sent) if now < sent.plus(bound) => out.wake_at(sent.plus(bound)),

@@ -81,6 +81,19 @@ fn the_renewal_of_a_place_has_failed_when_its_bound_is_over_and_not_before() {
     assert!(outputs.iter().any(failed), "{outputs:?}");
 }
 
+/// A backend need not check whether the ttl of a request is one that it supports.
+#[test]
+fn the_renewal_of_a_place_asks_for_its_ttl_and_not_for_what_is_left() {
+    let (mut queue, mut out) = (queue(), Outputs::default());
+    let left = TTL - Duration::from_nanos(7);
+    let confirmation = Confirmation { ttl: left, sent: at(1000), place: PlaceNumber::new(1) };
+    queue.acquired(&rules(), Ok(AcquireOutcome::Queued { confirmation, retry_after: left }), at(1010), &mut out);
+    out.drain().for_each(drop);
+    queue.due(&rules(), at(2000), &mut out);
+    let outputs: Vec<_> = out.drain().collect();
+    assert!(matches!(&outputs[..], [QueueOutput::Renew { ttl: TTL, .. }, QueueOutput::Wake(_)]), "{outputs:?}");
+}
+
 /// The message of a grant confirms the place that it names, and no other.
 #[test]
 fn a_pushed_grant_needs_a_confirmation_of_its_place() {
