@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use leasehold_conformance::harness::{ChildProcess, LagMonitor};
 use leasehold_core::{KeeperRuntime, LockClient};
 use leasehold_test_servers::RedisSettings;
+use leasehold_zk::ZkBackend;
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::median;
@@ -148,6 +149,7 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
         let client = match url.split_once(':').map(|(scheme, _)| scheme) {
             Some("mysql") => mysql::connect(url, KeeperRuntime::OwnThread).await?,
             Some("etcd") => etcd::client(url, KeeperRuntime::OwnThread).await?,
+            Some("zk") => LockClient::new(ZkBackend::connect(url).await?),
             _ => peers::client(url, KeeperRuntime::OwnThread).await?,
         };
         let guard = client.lock(name).ttl(ttl).acquire().await?;

@@ -51,6 +51,28 @@ impl StoreUrl {
         Ok(Self { url, store, parameters, known: Vec::new() })
     }
 
+    /// Splits a URL of several hosts, `scheme://user@host1:1,host2:2/path`, which is no URL. Returns the URL with its first host alone,
+    /// and the other hosts.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an empty host.
+    pub fn split_hosts(text: &str, store: &str) -> Result<(String, Vec<String>)> {
+        let Some((scheme, rest)) = text.split_once("://") else { return Ok((text.to_owned(), Vec::new())) };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, tail) = rest.split_at(end);
+        let (user, hosts) = match authority.rfind('@') {
+            Some(at) => authority.split_at(at + 1),
+            None => ("", authority),
+        };
+        let mut hosts = hosts.split(',');
+        let first = hosts.next().unwrap_or_default();
+        let others: Vec<_> = hosts.map(str::to_owned).collect();
+        if others.iter().any(String::is_empty) {
+            return Err(Error::invalid(format!("the URL of a {store} names an empty host")));
+        }
+        Ok((format!("{scheme}://{user}{first}{tail}"), others))
+    }
+
     /// The whole URL, with its parameters.
     pub const fn url(&self) -> &Url {
         &self.url
@@ -166,6 +188,22 @@ mod tests {
     use crate::error::ErrorKind;
 
     const SCHEMES: &[&str] = &["store://", "stores://"];
+
+    #[test]
+    fn a_url_of_several_hosts_is_split() {
+        let split = |text| StoreUrl::split_hosts(text, "store").unwrap();
+        assert_eq!(
+            split("store://u:a,b@one:1,two:2,[::1]/p,q?x=1,2"),
+            ("store://u:a,b@one:1/p,q?x=1,2".to_owned(), vec!["two:2".to_owned(), "[::1]".to_owned()])
+        );
+        for text in ["store://one", "store://one/a,b", "store://", "nonsense"] {
+            assert_eq!(split(text), (text.to_owned(), Vec::new()));
+        }
+        for text in ["store://u:hunter2@one,,two", "store://one,"] {
+            let error = StoreUrl::split_hosts(text, "store").unwrap_err();
+            assert!(error.to_string().contains("empty host") && !error.to_string().contains("hunter2"), "{error}");
+        }
+    }
 
     fn read(text: &str) -> Result<(CommonSettings, Option<u8>, Url)> {
         let mut url = StoreUrl::parse(text, "store", SCHEMES)?;

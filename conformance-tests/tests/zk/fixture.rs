@@ -1,0 +1,312 @@
+//! The fixture of ZooKeeper: Leasehold on a real ZooKeeper, of one server or of several.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use leasehold::zk::ZkBackend;
+use leasehold_conformance::{
+    Data, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
+};
+use leasehold_core::LockName;
+use leasehold_core::backend::LockBackend;
+use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings, ZooKeeperSide};
+
+use super::stored::Stored;
+
+/// The time for clients to connect before a fault. They usually need some milliseconds.
+const CONNECT_BOUND: Duration = Duration::from_secs(2);
+
+/// For so long the number of connections does not change.
+const STABLE: Duration = Duration::from_millis(30);
+
+/// The least permissions, so that every case proves that they are enough.
+const USER: &str = "locker";
+const PASSWORD: &str = "pass-word";
+
+/// The path of all locks. In a URL, the space is encoded.
+pub(super) const ROOT: &str = "/team a/locks";
+
+/// What the server counts writes below the root under.
+const NAMESPACE: &str = "team a";
+
+const QUOTA: &str = "/zookeeper/quota/team a/locks";
+
+/// The settings of every server.
+pub(super) fn settings() -> ZooKeeperSettings {
+    ZooKeeperSettings::new().line("maxSessionTimeout=86400000").line("enforceQuota=true")
+}
+
+/// The servers, and the path from clients to them.
+pub(super) trait Deployment: Send + Sized + 'static {
+    /// The path.
+    type Path: ServersPath;
+
+    fn start() -> std::io::Result<(Self, Self::Path)>;
+
+    fn servers(&self) -> Vec<&ZooKeeperServer>;
+
+    /// Calls beside the library under test.
+    fn side(&self) -> &ZooKeeperSide;
+
+    fn stop(&mut self) -> std::io::Result<()>;
+
+    fn kill(&mut self) -> std::io::Result<()>;
+
+    fn start_again(&mut self) -> std::io::Result<()>;
+
+    fn pause(&mut self) -> std::io::Result<()>;
+
+    fn resume(&mut self) -> std::io::Result<()>;
+}
+
+/// The path from clients to the servers, whose faults affect all of them.
+pub(super) trait ServersPath: Send + Sync + 'static {
+    /// The hosts in a URL.
+    fn hosts(&self, route: Route) -> String;
+
+    fn is_broken(&self, route: Route) -> bool;
+
+    fn apply(&self, fault: PathFault);
+
+    fn heal(&self);
+
+    fn deliver(&self);
+
+    fn wrap(&self, backend: Arc<ZkBackend>, route: Route) -> Arc<dyn LockBackend>;
+}
+
+/// A ZooKeeper and the path to it.
+pub(super) struct ZkFixture<D: Deployment> {
+    deployment: Mutex<D>,
+    path: D::Path,
+    /// The number of writes when it was set up.
+    writes_before: AtomicU64,
+    sessions: Mutex<Sessions>,
+}
+
+/// The nodes of sessions. The server deletes each with its session.
+#[derive(Default)]
+struct Sessions {
+    seen: BTreeSet<String>,
+    deleted: u64,
+}
+
+impl<D: Deployment> ZkFixture<D> {
+    /// Synchronous on purpose: nothing may be awaited while it is locked, and every call has a time limit.
+    pub(super) fn deployment(&self) -> MutexGuard<'_, D> {
+        self.deployment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The URL of clients by this route, with these settings on top.
+    pub(super) fn url(&self, route: Route, more: &str) -> String {
+        format!("zk://{USER}:{PASSWORD}@{}/team%20a/locks?timeout=1s&tick=100ms{more}", self.path.hosts(route))
+    }
+
+    fn connections(&self) -> u64 {
+        let deployment = self.deployment();
+        let connected = deployment.servers().into_iter().map(|server| server.side().connected_sessions());
+        connected.map(|sessions| sessions.map_or(0, |sessions| sessions.len() as u64)).sum()
+    }
+
+    /// A number of the server's statistics; 0 if it has none of this name yet.
+    pub(super) fn statistic(&self, name: &str) -> u64 {
+        let statistics = self.deployment().side().statistics().unwrap_or_else(|error| panic!("no statistics: {error}"));
+        statistics.get(name).map_or(0, |number| *number as u64)
+    }
+
+    fn writes(&self) -> u64 {
+        self.statistic(&format!("cnt_{NAMESPACE}_write_per_namespace"))
+    }
+
+    /// How many nodes of sessions the server has deleted.
+    fn ended_sessions(&self) -> u64 {
+        self.deployment().side().sync().unwrap_or_else(|error| panic!("no sync: {error}"));
+        let names = self.deployment().side().children(ROOT).unwrap_or_else(|error| panic!("no nodes: {error}"));
+        let now: BTreeSet<_> = names.into_iter().filter(|name| name.starts_with('.')).collect();
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.deleted += sessions.seen.difference(&now).count() as u64;
+        sessions.seen = now;
+        sessions.deleted
+    }
+}
+
+fn permit(side: &ZooKeeperSide, user: &str) -> std::io::Result<()> {
+    side.permit(ROOT, user, PASSWORD)
+}
+
+/// Below this node the server enforces a quota of so many nodes, or does not.
+fn limit(side: &ZooKeeperSide, nodes: Option<u64>) -> std::io::Result<()> {
+    let limits = format!("{QUOTA}/zookeeper_limits");
+    match nodes {
+        None => {
+            side.delete(&limits)?;
+            side.delete(&format!("{QUOTA}/zookeeper_stats")).map(drop)
+        }
+        Some(nodes) => {
+            for (at, _) in QUOTA.match_indices('/').skip(2) {
+                if side.get(&QUOTA[..at])?.is_none() {
+                    side.create(&QUOTA[..at], "", ZooKeeperLife::Persistent)?;
+                }
+            }
+            if side.get(QUOTA)?.is_none() {
+                side.create(QUOTA, "", ZooKeeperLife::Persistent)?;
+            }
+            let limit = format!("count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit={nodes}");
+            side.create(&limits, limit, ZooKeeperLife::Persistent)?;
+            side.create(&format!("{QUOTA}/zookeeper_stats"), "count=0,bytes=0", ZooKeeperLife::Persistent).map(drop)
+        }
+    }
+}
+
+#[async_trait]
+impl<D: Deployment> Fixture for ZkFixture<D> {
+    async fn new() -> Self {
+        let (deployment, path) = D::start().unwrap_or_else(|error| panic!("{error}"));
+        let side = deployment.side();
+        for path in ["/team a", ROOT] {
+            side.create(path, "", ZooKeeperLife::Persistent).unwrap_or_else(|error| panic!("no root: {error}"));
+        }
+        permit(side, USER).unwrap_or_else(|error| panic!("no user: {error}"));
+        let fixture = Self {
+            deployment: Mutex::new(deployment),
+            path,
+            writes_before: AtomicU64::new(0),
+            sessions: Mutex::default(),
+        };
+        fixture.writes_before.store(fixture.writes(), Ordering::Relaxed);
+        fixture
+    }
+
+    /// Connects if possible, so that a following fault meets a request and not a first connection.
+    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
+        let backend = ZkBackend::connect_lazy(&self.url(route, ""));
+        self.path.wrap(Arc::new(backend.unwrap_or_else(|error| panic!("no backend: {error:?}"))), route)
+    }
+
+    async fn backend_with_retention(&self, _retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
+        Err(Unsupported::because(
+            "the server removes the node of a free lock by itself: tokens are transactions of the store",
+        ))
+    }
+
+    fn secrets(&self) -> Vec<String> {
+        vec![PASSWORD.to_owned()]
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn late_requests_arrive(&self) -> bool {
+        false
+    }
+
+    async fn connected(&self) {
+        let until = Instant::now() + CONNECT_BOUND;
+        let mut since = None;
+        while Instant::now() < until && !self.path.is_broken(Route::Faulty) {
+            let connections = self.connections();
+            let (seen, begin) = *since.get_or_insert((connections, Instant::now()));
+            if seen != connections {
+                since = None;
+            } else if begin.elapsed() > STABLE {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn path(&self, fault: PathFault) {
+        // The fault then meets a request and not the first connection.
+        self.connected().await;
+        self.path.apply(fault);
+    }
+
+    async fn heal(&self) {
+        self.path.heal();
+    }
+
+    async fn deliver(&self) {
+        self.path.deliver();
+        // The servers have processed what they read when they count nothing more.
+        let mut same = 0;
+        let mut before = None;
+        while same < 3 {
+            tokio::time::sleep(STABLE).await;
+            let now = self.served().await;
+            same = if before == Some(now) { same + 1 } else { 0 };
+            before = Some(now);
+        }
+    }
+
+    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
+        let mut deployment = self.deployment();
+        let done = match fault {
+            ServerFault::Stop => deployment.stop(),
+            ServerFault::Kill => deployment.kill(),
+            ServerFault::Start(Data::Kept) => deployment.start_again(),
+            ServerFault::Start(Data::Lost) => {
+                return Err(Unsupported::by_nature(
+                    "a ZooKeeper without its data is another one, whose transactions begin again",
+                ));
+            }
+            ServerFault::Pause => deployment.pause(),
+            ServerFault::Resume => deployment.resume(),
+            ServerFault::RefuseUser => permit(deployment.side(), "nobody"),
+            ServerFault::Fill(Room::Data) => limit(deployment.side(), Some(1)),
+            ServerFault::Restore => limit(deployment.side(), None).and_then(|()| permit(deployment.side(), USER)),
+            ServerFault::ReadOnly => return Err(Unsupported::by_nature("a server forwards writes to its leader")),
+            ServerFault::Fill(Room::Connections) => {
+                return Err(Unsupported::by_nature(
+                    "its limit of connections is set when it starts, and it closes those above it without a reason",
+                ));
+            }
+            ServerFault::FlushScripts => return Err(Unsupported::because("it runs no scripts")),
+            ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
+                return Err(Unsupported::because("its sessions end by a clock that is never stepped"));
+            }
+        };
+        done.unwrap_or_else(|error| panic!("the server cannot be {fault:?}: {error}"));
+        Ok(())
+    }
+
+    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
+        let deployment = self.deployment();
+        let side = deployment.side();
+        let stored = Stored { side, root: ROOT };
+        let lock = stored.lock(name);
+        let node = match tamper {
+            Tamper::Remove => {
+                for node in stored.queue(name) {
+                    side.delete(&node.path).unwrap_or_else(|error| panic!("not deleted: {error}"));
+                }
+                return Ok(());
+            }
+            Tamper::Corrupt => "??",
+            Tamper::OtherVersion => "2-0123456789abcdef0123456789abcdef-0000000001",
+        };
+        if side.get(&lock).unwrap_or_else(|error| panic!("no node: {error}")).is_none() {
+            side.create(&lock, "1", ZooKeeperLife::Container).unwrap_or_else(|error| panic!("not created: {error}"));
+        }
+        let created = side.create(&format!("{lock}/{node}"), "2\thost", ZooKeeperLife::Persistent);
+        created.unwrap_or_else(|error| panic!("not created: {error}"));
+        Ok(())
+    }
+
+    async fn record(&self, name: &LockName) -> Record {
+        Stored { side: self.deployment().side(), root: ROOT }.record(name)
+    }
+
+    async fn resource_counts(&self) -> ResourceCounts {
+        let counts = Stored { side: self.deployment().side(), root: ROOT }.resource_counts();
+        ResourceCounts { connections: self.connections(), other: self.statistic("watch_count"), ..counts }
+    }
+
+    async fn served(&self) -> u64 {
+        let (ended, writes) = (self.ended_sessions(), self.writes());
+        (writes - ended).saturating_sub(self.writes_before.load(Ordering::Relaxed))
+    }
+}

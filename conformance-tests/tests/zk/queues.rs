@@ -1,0 +1,276 @@
+//! Queues: what they cost and leave, their last numbers, and nodes of requests without a reply.
+
+use std::time::Duration;
+
+use leasehold::zk::ZkBackend;
+use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
+use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::{KeeperRuntime, LockClient, LockName};
+use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
+
+use super::common::{SOON, Stopwatch, eventually, hold};
+use super::fixture::ROOT;
+use super::one_server::OneServer;
+use super::stored::Stored;
+use super::support::case;
+
+const TTL: Duration = Duration::from_secs(30);
+
+async fn client(fixture: &OneServer) -> LockClient {
+    LockClient::builder(fixture.backend(Route::Clear).await).ttl(TTL).wait(SOON * 3).build().expect("a client")
+}
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).expect("a name")
+}
+
+fn queue(fixture: &OneServer, name: &LockName) -> usize {
+    Stored { side: fixture.deployment().side(), root: ROOT }.queue(name).len()
+}
+
+/// Names that are used once leave no nodes, as soon as the server has swept its containers.
+#[test]
+fn ten_thousand_names_leave_no_nodes() {
+    const NAMES: usize = 10_000;
+    run(DEADLINE * 3, || async {
+        let settings = ZooKeeperSettings::new()
+            .property("znode.container.checkIntervalMs=1000")
+            .property("znode.container.maxPerMinute=10000000");
+        let server: ZooKeeperServer = settings.start().unwrap_or_else(|error| panic!("{error}"));
+        let client = leasehold::connect(&format!("zk://{}/", server.addr())).await.expect("a client");
+        let tasks = (0..100).map(|task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for index in 0..NAMES / 100 {
+                    let guard = hold(&client, &format!("once/{task}/{index}")).await;
+                    guard.release().await.expect("a release");
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.expect("no panic");
+        }
+        let left = || {
+            let names = server.side().children("/leasehold").expect("the root");
+            names.iter().filter(|name| !name.starts_with('.')).count()
+        };
+        assert!(left() > 0, "the server has swept before this was read");
+        eventually("the server has deleted the nodes of all names", || left() == 0).await;
+        // A name is used again after its node was deleted.
+        hold(&client, "once/0/0").await.release().await.expect("a release");
+    });
+}
+
+/// Ten thousand contended cycles leave no watch behind.
+#[test]
+fn contended_cycles_leave_no_watches() {
+    const CLIENTS: usize = 4;
+    const CYCLES: usize = 10_000;
+    case(async |fixture| {
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let client = client(&fixture).await;
+            hold(&client, "contended").await.release().await.expect("a release");
+            clients.push(client);
+        }
+        let watches = || fixture.statistic("watch_count");
+        eventually("the watches of the first holds are gone", || watches() == 0).await;
+        let tasks = clients.iter().map(|client| {
+            let lock = client.lock("contended");
+            tokio::spawn(async move {
+                for _ in 0..CYCLES / CLIENTS {
+                    lock.acquire().await.expect("every client gets the lock").release().await.expect("a release");
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.expect("no panic");
+        }
+        eventually("no watch is left", || watches() == 0).await;
+    });
+}
+
+/// A handoff wakes one client, whatever the number of those who wait.
+#[test]
+fn a_handoff_costs_the_same_with_many_waiters() {
+    const HANDOFFS: u64 = 20;
+    case(async |fixture| {
+        let mut costs = Vec::new();
+        for waiters in [40, 1_000] {
+            let name = name(&format!("{waiters} waiters"));
+            let holder = client(&fixture).await;
+            let guard = hold(&holder, name.as_str()).await;
+            let mut waiting = Vec::new();
+            // Many sessions, which are kept active as seldom as those of a server with the default tick.
+            let url = fixture.url(Route::Clear, "").replace("tick=100ms", "tick=2s");
+            for _ in 0..waiters {
+                let builder =
+                    LockClient::builder(ZkBackend::connect_lazy(&url).expect("a URL")).ttl(TTL * 20).wait(SOON * 20);
+                let client = builder.keeper(KeeperRuntime::CurrentRuntime).build().expect("a client");
+                waiting.push(tokio::spawn(async move {
+                    let guard = client.lock(name_of(waiters)).acquire().await.expect("its turn comes");
+                    (client, guard)
+                }));
+            }
+            eventually("all wait", || queue(&fixture, &name) == waiters + 1).await;
+            eventually("all watch", || fixture.statistic("watch_count") > waiters as u64).await;
+            let requests = || {
+                fixture.statistic("cnt_team a_write_per_namespace") + fixture.statistic("cnt_team a_read_per_namespace")
+            };
+            let before = requests();
+            let (mut guard, mut clients) = (guard, Vec::new());
+            for _ in 0..HANDOFFS {
+                guard.release().await.expect("a release");
+                let done = next_of(&mut waiting).await;
+                clients.push(done.0);
+                guard = done.1;
+            }
+            costs.push(requests() - before);
+            waiting.iter().for_each(tokio::task::JoinHandle::abort);
+            guard.release().await.expect("a release");
+        }
+        // A deletion, a list of the queue, and a watch of the own node.
+        assert!(costs.iter().all(|cost| *cost <= HANDOFFS * 4), "{HANDOFFS} handoffs cost {costs:?} requests");
+    });
+}
+
+fn name_of(waiters: usize) -> String {
+    format!("{waiters} waiters")
+}
+
+type Holding = (LockClient, leasehold_core::LockGuard);
+
+/// The waiter that holds next.
+async fn next_of(waiting: &mut Vec<tokio::task::JoinHandle<Holding>>) -> Holding {
+    let stopwatch = Stopwatch::start();
+    loop {
+        if let Some(index) = waiting.iter().position(tokio::task::JoinHandle::is_finished) {
+            return waiting.swap_remove(index).await.expect("no panic");
+        }
+        stopwatch.within(SOON, "a waiter gets the lock");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The numbers of nodes have an end. Clients still hold in the order in which they came.
+#[test]
+fn the_last_numbers_keep_the_order() {
+    const CLIENTS: usize = 6;
+    case(async |fixture| {
+        let name = name("last numbers");
+        let first = client(&fixture).await;
+        hold(&first, name.as_str()).await.release().await.expect("a release");
+        drop(first);
+        {
+            let mut deployment = fixture.deployment();
+            let path = Stored { side: deployment.side(), root: ROOT }.lock(&name);
+            deployment.kill().expect("a kill");
+            deployment.set_counter(&path, i32::MAX - 2).expect("a counter");
+            deployment.start_again(Data::Kept).expect("a start");
+        }
+        let (order, mut tasks) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
+        let holder = client(&fixture).await;
+        let guard = hold(&holder, name.as_str()).await;
+        for index in 0..CLIENTS {
+            let (client, order) = (client(&fixture).await, order.clone());
+            let lock = client.lock(name.as_str());
+            tasks.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.expect("its turn comes");
+                order.lock().expect("no panic").push((index, guard.fencing_token()));
+                guard.release().await.expect("a release");
+            }));
+            eventually("the client waits", || queue(&fixture, &name) == index + 2).await;
+        }
+        let last = Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name);
+        let at_the_end = last.iter().filter(|node| node.path.ends_with("-2147483647")).count();
+        assert!(at_the_end >= 2, "the server goes on after its last number: {last:?}");
+        let mut token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        for (expected, (index, next)) in order.lock().expect("no panic").iter().enumerate() {
+            assert_eq!(*index, expected, "clients hold in their order");
+            assert!(*next > token, "tokens rise");
+            token = *next;
+        }
+    });
+}
+
+/// The reply to the creation of a node is lost. The claim finds its node again, and creates no second one.
+#[test]
+fn a_node_without_a_reply_is_found_again() {
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Faulty).await;
+        let bob = Direct::warm(&fixture, Route::Clear).await;
+        // A session with this ttl is open.
+        let (name, ttl) = (name("no reply"), fixture.ttl() * 20);
+        let claim = ann.claim(&name);
+        fixture.path(PathFault::LoseReplies).await;
+        assert!(ann.acquire(&claim, ttl).await.is_err(), "the reply was lost");
+        assert_eq!(queue(&fixture, &name), 1);
+        fixture.heal().await;
+        let token = Stored { side: fixture.deployment().side(), root: ROOT }.record(&name).last_token;
+        match ann.acquire(&claim, ttl).await {
+            Ok(AcquireOutcome::Granted(grant)) => assert_eq!(Some(grant.token), token, "it is another node"),
+            other => panic!("the node was not found again: {other:?}"),
+        }
+        assert_eq!(queue(&fixture, &name), 1, "the claim has two nodes");
+        ann.release(&claim, Delivery::InDoubt).await.expect("a release");
+        let reply = bob.acquire(&bob.claim(&name), ttl).await;
+        assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
+    });
+}
+
+/// The session ends at the server while its client holds, waits, or is about to release.
+#[test]
+fn an_ended_session_is_reported_once_and_replaced() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        let name = name("expired");
+        let session_of =
+            |index: usize| Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name)[index].session;
+        // Its client connects again meanwhile, which may end the connection that is to end the session.
+        let expire = |session: i64| {
+            let stopwatch = Stopwatch::start();
+            let lives = || fixture.deployment().side().sessions().expect("the sessions").contains(&session);
+            while lives() {
+                let _ = fixture.deployment().side().expire(session);
+                stopwatch.within(SOON, "the session ends");
+            }
+        };
+
+        // While it holds.
+        let guard = hold(&ann, name.as_str()).await;
+        expire(session_of(0));
+        let stopwatch = Stopwatch::start();
+        guard.lost().await;
+        stopwatch.within(Duration::from_secs(1), "the loss is reported");
+        assert_eq!(ann.stats().lost, 1);
+        drop(guard);
+        // A new session serves new locks.
+        let guard = hold(&ann, name.as_str()).await;
+
+        // While the other one waits: it gets another place.
+        let waiter = {
+            let lock = bob.lock(name.as_str());
+            tokio::spawn(async move { lock.acquire().await.expect("its turn comes") })
+        };
+        eventually("bob waits", || queue(&fixture, &name) == 2).await;
+        let former = session_of(1);
+        expire(former);
+        eventually("bob waits again", || queue(&fixture, &name) == 2 && session_of(1) != former).await;
+        let stopwatch = Stopwatch::start();
+        guard.release().await.expect("a release");
+        let next = waiter.await.expect("no panic");
+        stopwatch.within(Duration::from_millis(500), "the waiter holds");
+
+        // Just before its release, which has nothing to release.
+        expire(session_of(0));
+        let _ = next.release().await;
+        let stopwatch = Stopwatch::start();
+        hold(&ann, name.as_str()).await.release().await.expect("a release");
+        stopwatch.within(Duration::from_secs(1), "the lock is free");
+        assert_eq!(ann.stats().lost, 1, "one loss is reported once");
+    });
+}
