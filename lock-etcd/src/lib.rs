@@ -12,7 +12,6 @@ mod examine;
 mod fence;
 mod key_ids;
 mod keys;
-mod lease;
 mod members;
 mod mirror;
 mod renewal;

@@ -9,14 +9,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use etcd_client::LeaseGrantOptions;
-use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
+use leasehold_core::backend::{Confirmation, CoreHandle, Known, PlaceNumber, SessionLease, Stamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::capabilities::SECOND;
 use crate::connections::Connections;
 use crate::errors::Failure;
-use crate::lease::{Known, Lease};
 use crate::shared::lock;
 
 /// An etcd lease, to which the keys of claims are attached.
@@ -31,7 +30,7 @@ pub(crate) struct Session {
     /// Those of the keeper's runtime, while the backend lives. A claim may keep its session for longer.
     connections: Weak<Connections>,
     core: CoreHandle,
-    lease: watch::Sender<Lease>,
+    lease: watch::Sender<SessionLease>,
     keeping: Mutex<Keeping>,
 }
 
@@ -88,7 +87,7 @@ impl Session {
             is_ended: AtomicBool::new(false),
             connections: Arc::downgrade(connections),
             core: core.clone(),
-            lease: watch::Sender::new(Lease::granted(ttl_granted, sent)),
+            lease: watch::Sender::new(SessionLease::granted(ttl_granted, sent)),
             keeping: Mutex::default(),
         }))
     }

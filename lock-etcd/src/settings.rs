@@ -44,7 +44,7 @@ pub(crate) struct Target {
 
 /// Parses a URL. No error contains any part of a password.
 pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
-    let (text, others) = split_hosts(text)?;
+    let (text, others) = StoreUrl::split_hosts(text, "etcd")?;
     let mut url = StoreUrl::parse(&text, "etcd", SCHEMES)?;
     let timeout = url.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
     let [ca, cert, key] = ["ca", "cert", "key"].map(|name| url.take(name));
@@ -74,24 +74,6 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         return Err(Error::invalid(format!("the prefix in the URL of an etcd has at most {LONGEST_PREFIX} bytes")));
     }
     Ok((Target { members, user }, Settings { timeout, prefix }))
-}
-
-/// The URL with its first host alone, and the other hosts: a URL has one host.
-fn split_hosts(text: &str) -> Result<(String, Vec<String>)> {
-    let Some((scheme, rest)) = text.split_once("://") else { return Ok((text.to_owned(), Vec::new())) };
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, tail) = rest.split_at(end);
-    let (user, hosts) = match authority.rfind('@') {
-        Some(at) => authority.split_at(at + 1),
-        None => ("", authority),
-    };
-    let mut hosts = hosts.split(',');
-    let first = hosts.next().unwrap_or_default();
-    let others: Vec<_> = hosts.map(str::to_owned).collect();
-    if others.iter().any(String::is_empty) {
-        return Err(Error::invalid("the URL of an etcd names an empty host"));
-    }
-    Ok((format!("{scheme}://{user}{first}{tail}"), others))
 }
 
 fn decoded(text: &str) -> Result<String> {
@@ -132,7 +114,7 @@ mod tests {
             ("etcd://", "names a host"),
             ("etcd://u:hunter2@one,,two", "empty host"),
             ("etcd://u:hunter2@one,two:x", "host:port"),
-            ("etcd://u:hunter2@localhost?tiemout=1s", "`timeout`"),
+            ("etcd://u:hunter2@localhost?tiemout=1s", "in the URL of an etcd: there are `timeout`"),
             ("etcd://u:hunter2@localhost?timeout=2m", "60s"),
             ("etcd://u:hunter2@localhost/%ff", "UTF-8"),
             (&*long, "256 bytes"),

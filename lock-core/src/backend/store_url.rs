@@ -35,16 +35,16 @@ impl StoreUrl {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, or a parameter that is given twice.
     pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
         let url =
-            Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a {store} cannot be read: {why}")))?;
+            Url::parse(text).map_err(|why| Error::invalid(format!("the URL of {} cannot be read: {why}", a(store))))?;
         let scheme = url.scheme();
         if !schemes.iter().any(|known| known.strip_suffix("://") == Some(scheme)) {
-            let text = format!("`{scheme}://` is not a URL of a {store}: there are {}", schemes.join(", "));
+            let text = format!("`{scheme}://` is not a URL of {}: there are {}", a(store), schemes.join(", "));
             return Err(Error::invalid(text));
         }
         let mut parameters: Vec<(String, String)> = Vec::new();
         for (name, value) in url.query_pairs() {
             if parameters.iter().any(|(other, _)| *other == name) {
-                return Err(Error::invalid(format!("the URL of a {store} gives `{name}` twice")));
+                return Err(Error::invalid(format!("the URL of {} gives `{name}` twice", a(store))));
             }
             parameters.push((name.into_owned(), value.into_owned()));
         }
@@ -68,7 +68,7 @@ impl StoreUrl {
         let first = hosts.next().unwrap_or_default();
         let others: Vec<_> = hosts.map(str::to_owned).collect();
         if others.iter().any(String::is_empty) {
-            return Err(Error::invalid(format!("the URL of a {store} names an empty host")));
+            return Err(Error::invalid(format!("the URL of {} names an empty host", a(store))));
         }
         Ok((format!("{scheme}://{user}{first}{tail}"), others))
     }
@@ -115,11 +115,12 @@ impl StoreUrl {
         let store = self.store;
         if let Some((unknown, _)) = self.parameters.first() {
             let known: Vec<_> = self.known.iter().map(|name| format!("`{name}`")).collect();
-            let text = format!("unknown parameter `{unknown}` in the URL of a {store}: there are {}", known.join(", "));
+            let text =
+                format!("unknown parameter `{unknown}` in the URL of {}: there are {}", a(store), known.join(", "));
             return Err(Error::invalid(text));
         }
         if self.url.fragment().is_some() {
-            return Err(Error::invalid(format!("the URL of a {store} has no `#…`; a `#` in it is written `%23`")));
+            return Err(Error::invalid(format!("the URL of {} has no `#…`; a `#` in it is written `%23`", a(store))));
         }
         self.url.set_query(None);
         Ok(self.url)
@@ -180,6 +181,12 @@ fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Res
         return Ok(());
     }
     Err(Error::invalid(format!("`{name}` is {:?} to {:?}, not {value:?}", bounds.start(), bounds.end())))
+}
+
+/// A store with its article.
+fn a(store: &str) -> String {
+    let article = if store.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {store}")
 }
 
 #[cfg(test)]
