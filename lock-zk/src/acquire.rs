@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp,
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp, Unconfirmed,
 };
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError, Stat};
@@ -15,7 +15,7 @@ use crate::errors::{Failure, withdrawn};
 use crate::link::Link;
 use crate::nodes::{VERSION, data, parse_all};
 use crate::queue::{Position, delete, position, position_in};
-use crate::session::{Session, Unconfirmed, create_root};
+use crate::session::{Session, create_root};
 use crate::slot::{Node, Slot, Stage};
 use crate::turn;
 
@@ -300,7 +300,7 @@ impl Attempt<'_> {
                 return Ok(None);
             }
             // The node is there, and nothing says for how long.
-            Err(Unconfirmed::Failed(failure)) => return Err(failure.in_doubt()),
+            Err(Unconfirmed::Failed(error)) => return Err(Failure::Disconnected(error).in_doubt()),
         }
         let link = node.session.link(self.until).await.map_err(Failure::in_doubt)?;
         let position = position(&link, &node, self.until).await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
+use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp, Unconfirmed};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::acquire::{age, of_place};
 use crate::backend::Inner;
 use crate::errors::Failure;
 use crate::queue::{Position, position};
-use crate::session::{Session, Unconfirmed};
+use crate::session::Session;
 use crate::slot::{Node, Slot, Stage};
 use crate::turn;
 
@@ -100,7 +100,7 @@ impl Call {
             }
             Ok(()) => RenewReply::Lost,
             Err(Unconfirmed::Gone) => self.lost(item),
-            Err(Unconfirmed::Failed(failure)) => RenewReply::Unknown(failure.without_effect()),
+            Err(Unconfirmed::Failed(error)) => RenewReply::Unknown(error.without_effect()),
         }
     }
 
@@ -136,7 +136,7 @@ impl Call {
                 RenewReply::Waiting { confirmation, retry_after: confirmation.ttl }
             }
             Err(Unconfirmed::Gone) => self.lost(item),
-            Err(Unconfirmed::Failed(failure)) => RenewReply::Unknown(failure.without_effect()),
+            Err(Unconfirmed::Failed(error)) => RenewReply::Unknown(error.without_effect()),
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, SessionLease, Stamp};
+use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, SessionKeeper, Stamp};
 use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -42,8 +42,7 @@ pub(crate) struct Session {
     number: i64,
     phase: watch::Sender<Phase>,
     /// The writes of its node.
-    lease: watch::Sender<SessionLease>,
-    keeping: Mutex<Keeping>,
+    keeper: SessionKeeper,
     /// When the newest request was sent that the session is open for.
     used: Mutex<Stamp>,
     /// Whether the server has its node, as far as is known.
@@ -62,30 +61,6 @@ enum Phase {
     Up(Arc<Link>),
     /// It is not used any more.
     Ended,
-}
-
-/// The state of the writes.
-#[derive(Default)]
-struct Keeping {
-    wanted: Option<Wanted>,
-    /// A task sends them.
-    is_running: bool,
-}
-
-/// A confirmation that is waited for.
-#[derive(Clone, Copy)]
-struct Wanted {
-    since: Stamp,
-    until: Instant,
-}
-
-/// Why a session has no confirmation.
-#[derive(Debug)]
-pub(crate) enum Unconfirmed {
-    /// It has ended, and with it every node.
-    Gone,
-    /// The server did not reply.
-    Failed(Failure),
 }
 
 impl Session {
@@ -135,8 +110,7 @@ impl Session {
             info: link.session().clone(),
             number: link.session_number(),
             phase: watch::Sender::new(Phase::Up(link.clone())),
-            lease: watch::Sender::new(SessionLease::granted(ttl, sent)),
-            keeping: Mutex::default(),
+            keeper: SessionKeeper::new(core, ttl, sent),
             used: Mutex::new(sent),
             has_node: AtomicBool::new(false),
             claims: Mutex::default(),
@@ -171,7 +145,7 @@ impl Session {
 
     /// When its ttl is over.
     fn ends_at(&self) -> Stamp {
-        self.lease.borrow().newest().1.max(*lock(&self.used)).plus(self.ttl)
+        self.keeper.newest(PlaceNumber::NONE).sent.max(*lock(&self.used)).plus(self.ttl)
     }
 
     /// Whether it is too late to connect again. A server whose replies are lost prolongs the session with each attempt, and the leases of the

@@ -12,6 +12,7 @@ mod per_runtime;
 mod renewal;
 mod requests;
 pub mod restart;
+mod session_keeper;
 mod session_lease;
 mod store_url;
 mod watch;
@@ -41,7 +42,7 @@ pub use self::requests::{
     AcquireRequest, Delivery, LeaseKind, Mode, OnContention, ReleaseRequest, RenewPolicy, RenewRequest,
 };
 pub use self::restart::OnRestart;
-pub use self::session_lease::{Known, SessionLease};
+pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
 pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};

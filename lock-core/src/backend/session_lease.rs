@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// A session of a store with [`TtlScope::Session`](crate::backend::TtlScope::Session), as its client knows it.
 #[derive(Clone, Debug)]
-pub struct SessionLease {
+pub(super) struct SessionLease {
     /// The ttl that the server granted, or named in its newest reply.
     ttl: Duration,
     /// When the newest request was sent that the server has answered.
@@ -20,8 +20,7 @@ pub struct SessionLease {
 
 /// Whether a session is confirmed.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "a backend has to handle each state")]
-pub enum Known {
+pub(super) enum Known {
     /// The session lasts for the ttl, counted from the stamp.
     Confirmed(Duration, Stamp),
     /// The session has ended.
@@ -34,30 +33,30 @@ pub enum Known {
 
 impl SessionLease {
     /// A session that was opened. The request was sent then.
-    pub fn granted(ttl: Duration, sent: Stamp) -> Self {
+    pub(super) fn granted(ttl: Duration, sent: Stamp) -> Self {
         Self { ttl, sent, is_gone: false, failure: None }
     }
 
-    /// The reply to a keep-alive that was sent then; no ttl if the session has ended. A session that has ended stays so. An older reply
-    /// proves nothing new.
-    pub fn kept_alive(&mut self, ttl: Option<Duration>, sent: Stamp) {
-        match ttl {
-            None => self.is_gone = true,
-            Some(ttl) if sent >= self.sent => {
-                (self.ttl, self.sent) = (ttl, sent);
-                self.failure = None;
-            }
-            Some(_) => {}
+    /// The reply to a keep-alive that was sent then. An older reply proves nothing new.
+    pub(super) fn kept_alive(&mut self, ttl: Duration, sent: Stamp) {
+        if sent >= self.sent {
+            (self.ttl, self.sent) = (ttl, sent);
+            self.failure = None;
         }
     }
 
+    /// The server has ended the session, which stays so.
+    pub(super) fn end(&mut self) {
+        self.is_gone = true;
+    }
+
     /// No keep-alive got a reply that was wanted then.
-    pub fn failed(&mut self, wanted: Stamp, error: Error) {
+    pub(super) fn failed(&mut self, wanted: Stamp, error: Error) {
         self.failure = Some((wanted, error));
     }
 
     /// Whether the server has confirmed it since then.
-    pub fn known_since(&self, since: Stamp) -> Known {
+    pub(super) fn known_since(&self, since: Stamp) -> Known {
         if self.is_gone {
             return Known::Gone;
         }
@@ -71,12 +70,12 @@ impl SessionLease {
     }
 
     /// Whether its ttl has passed since the newest confirmation: the server may have ended it, or not.
-    pub fn is_overdue(&self, now: Stamp) -> bool {
+    pub(super) fn is_overdue(&self, now: Stamp) -> bool {
         self.is_gone || now.since(self.sent) >= self.ttl
     }
 
     /// What the newest reply confirmed.
-    pub fn newest(&self) -> (Duration, Stamp) {
+    pub(super) fn newest(&self) -> (Duration, Stamp) {
         (self.ttl, self.sent)
     }
 }
@@ -98,9 +97,9 @@ mod tests {
         let mut lease = SessionLease::granted(TTL, at(1_000));
         assert!(matches!(lease.known_since(at(1_000)), Known::Confirmed(TTL, sent) if sent == at(1_000)));
         assert!(matches!(lease.known_since(at(1_001)), Known::Unknown));
-        lease.kept_alive(Some(TTL), at(2_000));
+        lease.kept_alive(TTL, at(2_000));
         // A reply that was overtaken.
-        lease.kept_alive(Some(TTL * 2), at(1_500));
+        lease.kept_alive(TTL * 2, at(1_500));
         assert_eq!(lease.newest(), (TTL, at(2_000)));
         assert!(!lease.is_overdue(at(4_999)) && lease.is_overdue(at(5_000)));
     }
@@ -108,8 +107,8 @@ mod tests {
     #[test]
     fn a_lease_that_is_gone_stays_gone() {
         let mut lease = SessionLease::granted(TTL, at(1_000));
-        lease.kept_alive(None, at(2_000));
-        lease.kept_alive(Some(TTL), at(3_000));
+        lease.end();
+        lease.kept_alive(TTL, at(3_000));
         assert!(matches!(lease.known_since(at(0)), Known::Gone) && lease.is_overdue(at(1_000)));
     }
 
@@ -121,7 +120,7 @@ mod tests {
         // Of a later request it says nothing, and an earlier confirmation stays one.
         assert!(matches!(lease.known_since(at(2_001)), Known::Unknown));
         assert!(matches!(lease.known_since(at(900)), Known::Confirmed(..)));
-        lease.kept_alive(Some(TTL), at(2_500));
+        lease.kept_alive(TTL, at(2_500));
         assert!(matches!(lease.known_since(at(2_000)), Known::Confirmed(..)));
     }
 }

@@ -4,87 +4,42 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use leasehold_core::backend::{Confirmation, Known, PlaceNumber, Stamp};
-use tokio::time::{Instant, timeout_at};
+use async_trait::async_trait;
+use leasehold_core::backend::{Confirmation, KeptSession, PlaceNumber, SessionKeeper, Stamp, Unconfirmed};
+use tokio::time::Instant;
 use zookeeper_client::CreateMode;
 
-use super::{PAUSES, Session, Unconfirmed, Wanted, create_root};
+use super::{PAUSES, Session, create_root};
 use crate::errors::Failure;
 use crate::link::Link;
 use crate::nodes::VERSION;
-use crate::shared::lock;
+
+#[async_trait]
+impl KeptSession for Session {
+    fn keeper(&self) -> &SessionKeeper {
+        &self.keeper
+    }
+
+    async fn keep_alive(&self, until: Instant) -> leasehold_core::Result<Option<(Duration, Stamp)>> {
+        // The task of the session reports its end as soon as that is certain.
+        self.write(until).await.map(Some).map_err(Failure::without_effect)
+    }
+}
 
 impl Session {
     /// The newest confirmation by a write of the session's node.
     pub(crate) fn newest(&self, place: PlaceNumber) -> Confirmation {
-        let (ttl, sent) = self.lease.borrow().newest();
-        Confirmation { ttl, sent, place }
+        self.keeper.newest(place)
     }
 
     /// Writes the node unless the newest write is as young as `age`, and waits for nothing.
     pub(crate) fn refresh(self: &Arc<Self>, now: Stamp, age: Duration, until: Instant) {
-        self.want(Wanted { since: now.minus(age), until });
+        SessionKeeper::refresh(self, now.minus(age), until);
     }
 
     /// Waits until the session was confirmed at `since` or later.
     pub(crate) async fn confirm(self: &Arc<Self>, since: Stamp, until: Instant) -> Result<(), Unconfirmed> {
-        // A failure that is known already is of an earlier attempt.
-        let mut lease = self.lease.subscribe();
-        self.want(Wanted { since, until });
-        let mut is_first = true;
-        loop {
-            match lease.borrow_and_update().known_since(since) {
-                Known::Confirmed(..) => return Ok(()),
-                Known::Gone => return Err(Unconfirmed::Gone),
-                Known::Failed(error) if !is_first => return Err(Unconfirmed::Failed(Failure::Disconnected(error))),
-                Known::Failed(_) | Known::Unknown => {}
-            }
-            is_first = false;
-            match timeout_at(until, lease.changed()).await {
-                Ok(Ok(())) => {}
-                // The keeper's runtime has ended.
-                Ok(Err(_)) | Err(_) => return Err(Unconfirmed::Failed(Failure::TimedOut)),
-            }
-        }
-    }
-
-    /// Has the node written, unless the session is confirmed already.
-    fn want(self: &Arc<Self>, wanted: Wanted) {
-        if !matches!(self.lease.borrow().known_since(wanted.since), Known::Unknown | Known::Failed(_)) {
-            return;
-        }
-        let mut keeping = lock(&self.keeping);
-        let Wanted { since, until } = wanted;
-        let former = keeping.wanted.unwrap_or(wanted);
-        keeping.wanted = Some(Wanted { since: former.since.max(since), until: former.until.max(until) });
-        if !std::mem::replace(&mut keeping.is_running, true) {
-            self.core.keeper_runtime().spawn(self.clone().keep());
-        }
-    }
-
-    async fn keep(self: Arc<Self>) {
-        loop {
-            let Wanted { since, until } = {
-                let mut keeping = lock(&self.keeping);
-                let Some(wanted) = keeping.wanted.take() else {
-                    keeping.is_running = false;
-                    return;
-                };
-                wanted
-            };
-            // The write before it may have confirmed this as well.
-            if !matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
-                continue;
-            }
-            match self.write(until).await {
-                Ok((ttl, sent)) => self.lease.send_modify(|lease| lease.kept_alive(Some(ttl), sent)),
-                // Its task reports the end as soon as that is certain.
-                Err(failure) => {
-                    let error = failure.without_effect();
-                    self.lease.send_modify(|lease| lease.failed(since, error));
-                }
-            }
-        }
+        SessionKeeper::confirm(self, since, PlaceNumber::NONE, until).await.map(drop)
     }
 
     /// Writes the node of the session. A write that has no reply is repeated on another link.

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use super::{PAUSES, Phase, Session};
 use crate::errors::Failure;
 use crate::link::{Link, NoLink};
-use crate::shared::lock;
 
 /// After this time without a client, at least, the server has ended a session.
 const GONE_BY: Duration = Duration::from_secs(60);
@@ -173,7 +172,7 @@ impl Session {
     fn expired(&self) {
         self.end();
         self.is_gone.send_replace(true);
-        self.lease.send_modify(|lease| lease.kept_alive(None, *lock(&self.used)));
+        self.keeper.end();
         self.report_gone();
     }
 }
