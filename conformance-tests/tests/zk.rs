@@ -8,6 +8,7 @@ mod zk {
     mod one_server;
     mod queues;
     mod resource_counts;
+    mod reused;
     mod stored;
     mod support;
     mod tls;

@@ -5,6 +5,7 @@ mod zk {
     mod common;
     mod fixture;
     mod resource_counts;
+    mod reused;
     mod server_faults;
     mod stored;
     mod three_servers;

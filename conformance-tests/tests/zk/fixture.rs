@@ -14,6 +14,7 @@ use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
 use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings, ZooKeeperSide};
 
+use super::reused::{Idle, Reused};
 use super::stored::Stored;
 
 /// The time for clients to connect before a fault. They usually need some milliseconds.
@@ -28,6 +29,9 @@ const PASSWORD: &str = "pass-word";
 
 /// The path of all locks. In a URL, the space is encoded.
 pub(super) const ROOT: &str = "/team a/locks";
+
+/// The node above it.
+pub(super) const TEAM: &str = "/team a";
 
 /// What the server counts writes below the root under.
 const NAMESPACE: &str = "team a";
@@ -44,7 +48,13 @@ pub(super) trait Deployment: Send + Sized + 'static {
     /// The path.
     type Path: ServersPath;
 
-    fn start() -> std::io::Result<(Self, Self::Path)>;
+    /// Those that no case uses.
+    fn idle() -> &'static Idle<Self>;
+
+    fn start() -> std::io::Result<Self>;
+
+    /// The path to them, without a fault.
+    fn path(&self) -> std::io::Result<Self::Path>;
 
     fn servers(&self) -> Vec<&ZooKeeperServer>;
 
@@ -80,7 +90,7 @@ pub(super) trait ServersPath: Send + Sync + 'static {
 
 /// A ZooKeeper and the path to it.
 pub(super) struct ZkFixture<D: Deployment> {
-    deployment: Mutex<D>,
+    deployment: Mutex<Reused<D>>,
     path: D::Path,
     /// The number of writes when it was set up.
     writes_before: AtomicU64,
@@ -96,7 +106,7 @@ struct Sessions {
 
 impl<D: Deployment> ZkFixture<D> {
     /// Synchronous on purpose: nothing may be awaited while it is locked, and every call has a time limit.
-    pub(super) fn deployment(&self) -> MutexGuard<'_, D> {
+    pub(super) fn deployment(&self) -> MutexGuard<'_, Reused<D>> {
         self.deployment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,9 +174,10 @@ fn limit(side: &ZooKeeperSide, nodes: Option<u64>) -> std::io::Result<()> {
 #[async_trait]
 impl<D: Deployment> Fixture for ZkFixture<D> {
     async fn new() -> Self {
-        let (deployment, path) = D::start().unwrap_or_else(|error| panic!("{error}"));
+        let deployment = Reused::<D>::take().unwrap_or_else(|error| panic!("{error}"));
+        let path = deployment.path().unwrap_or_else(|error| panic!("{error}"));
         let side = deployment.side();
-        for path in ["/team a", ROOT] {
+        for path in [TEAM, ROOT] {
             side.create(path, "", ZooKeeperLife::Persistent).unwrap_or_else(|error| panic!("no root: {error}"));
         }
         permit(side, USER).unwrap_or_else(|error| panic!("no user: {error}"));
@@ -244,6 +255,7 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         let mut deployment = self.deployment();
+        deployment.spoil();
         let done = match fault {
             ServerFault::Stop => deployment.stop(),
             ServerFault::Kill => deployment.kill(),

@@ -10,16 +10,24 @@ use leasehold_core::backend::LockBackend;
 use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSide};
 
 use super::fixture::{Deployment, ServersPath, ZkFixture, settings};
+use super::reused::Idle;
 
 pub(super) type OneServer = ZkFixture<ZooKeeperServer>;
 
 impl Deployment for ZooKeeperServer {
     type Path = TcpPath;
 
-    fn start() -> io::Result<(Self, TcpPath)> {
-        let server = settings().start()?;
-        let path = TcpPath::start(server.addr())?;
-        Ok((server, path))
+    fn idle() -> &'static Idle<Self> {
+        static IDLE: Idle<ZooKeeperServer> = Idle::new();
+        &IDLE
+    }
+
+    fn start() -> io::Result<Self> {
+        settings().start()
+    }
+
+    fn path(&self) -> io::Result<TcpPath> {
+        TcpPath::start(self.addr())
     }
 
     fn servers(&self) -> Vec<&ZooKeeperServer> {

@@ -191,6 +191,7 @@ fn a_follower_that_is_cut_off_confirms_no_lease() {
         assert!(guard.is_held() && ann.stats().renewed > 0, "the follower serves");
         // A session cannot be opened without the leader.
         fixture.deployment().server(follower).side().get("/").expect("a read");
+        fixture.deployment().spoil();
         fixture.deployment().cut(follower);
         let (stopwatch, waiting) = (Stopwatch::start(), bob.lock("cut off"));
         let waiter = tokio::spawn(async move { waiting.acquire().await.expect("the leader ends the session") });

@@ -12,6 +12,7 @@ use leasehold_core::backend::LockBackend;
 use leasehold_test_servers::{ZooKeeperEnsemble, ZooKeeperServer, ZooKeeperSide};
 
 use super::fixture::{Deployment, ServersPath, ZkFixture, settings};
+use super::reused::Idle;
 
 pub(super) type ThreeServers = ZkFixture<ZooKeeperEnsemble>;
 
@@ -27,11 +28,18 @@ pub(super) struct Paths {
 impl Deployment for ZooKeeperEnsemble {
     type Path = Paths;
 
-    fn start() -> io::Result<(Self, Paths)> {
-        let ensemble = settings().line(SYNC_LIMIT).start_ensemble()?;
-        let servers = (0..Self::SERVERS).map(|index| TcpPath::start(ensemble.server(index).addr()));
-        let paths = Paths { servers: servers.collect::<io::Result<_>>()?, is_broken: AtomicBool::new(false) };
-        Ok((ensemble, paths))
+    fn idle() -> &'static Idle<Self> {
+        static IDLE: Idle<ZooKeeperEnsemble> = Idle::new();
+        &IDLE
+    }
+
+    fn start() -> io::Result<Self> {
+        settings().line(SYNC_LIMIT).start_ensemble()
+    }
+
+    fn path(&self) -> io::Result<Paths> {
+        let servers = (0..Self::SERVERS).map(|index| TcpPath::start(self.server(index).addr()));
+        Ok(Paths { servers: servers.collect::<io::Result<_>>()?, is_broken: AtomicBool::new(false) })
     }
 
     fn servers(&self) -> Vec<&ZooKeeperServer> {

@@ -71,7 +71,8 @@ impl Session {
     }
 
     /// Ends the session. The server deletes its ephemeral nodes.
-    pub(super) fn close(mut self) -> io::Result<()> {
+    pub(super) fn close(mut self, bound: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(bound))?;
         self.call(CLOSE, |request| request).map(drop)
     }
 

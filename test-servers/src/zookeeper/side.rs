@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -25,6 +25,9 @@ const CREATE_CONTAINER: i32 = 19;
 
 /// The ttl of the test's own session, longer than a test. It sends no pings.
 const TTL: Duration = Duration::from_secs(600);
+
+/// How long the end of a session may take that was taken over.
+const CLOSE_BOUND: Duration = Duration::from_millis(500);
 
 /// All permissions.
 const ALL: i32 = 31;
@@ -240,10 +243,29 @@ impl ZooKeeperSide {
     /// # Errors
     /// The same, also if the session has ended.
     pub fn expire(&self, session: i64) -> io::Result<()> {
-        Session::take_over(self.addr, session)?.close()
+        let until = Instant::now() + REPLY_BOUND;
+        let has_ended = |taken_over: &io::Result<Session>| {
+            matches!(taken_over, Err(error) if Refused::of(error) == Some(Refused::EXPIRED))
+        };
+        let mut taken_over = Session::take_over(self.addr, session);
+        if has_ended(&taken_over) {
+            return taken_over.map(drop);
+        }
+        loop {
+            // Its client connects again meanwhile, which may end this connection. The server then replies nothing on it.
+            let closed = taken_over.and_then(|session| session.close(CLOSE_BOUND));
+            taken_over = Session::take_over(self.addr, session);
+            if has_ended(&taken_over) {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return closed.and(taken_over.map(drop)).and(Err(io::ErrorKind::TimedOut.into()));
+            }
+        }
     }
 
-    /// The sessions of clients. The leader of an ensemble has those of other servers a moment later. A server that is neither alone nor the leader knows those of its own clients only.
+    /// The sessions of clients. The leader of an ensemble has those of other servers a moment later. A server that is neither alone nor
+    /// the leader knows those of its own clients only. A session whose ttl begins anew at this moment may be missing.
     ///
     /// # Errors
     /// Those of the connection.

@@ -1,0 +1,105 @@
+//! Servers that one case after the other uses: a server takes a second to start, and its first replies are slow.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::fixture::{Deployment, TEAM};
+
+/// How long the sessions of the case before may take to end.
+const SESSIONS_BOUND: Duration = Duration::from_secs(3);
+
+/// The servers that no case uses now. They are stopped with the last case that runs: a static would never be dropped.
+pub(super) struct Idle<D>(Mutex<State<D>>);
+
+struct State<D> {
+    idle: Vec<D>,
+    /// How many cases run.
+    cases: usize,
+}
+
+impl<D> Idle<D> {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(State { idle: Vec::new(), cases: 0 }))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State<D>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The servers of a case. The next case uses them, unless this one changed them: by [`DerefMut`], by [`spoil`](Self::spoil), or by failing.
+pub(super) struct Reused<D: Deployment> {
+    servers: Option<D>,
+    is_spoiled: bool,
+}
+
+impl<D: Deployment> Reused<D> {
+    /// Servers without any node of an earlier case.
+    pub(super) fn take() -> io::Result<Self> {
+        let idle = D::idle().change(|state| {
+            state.cases += 1;
+            state.idle.pop()
+        });
+        let mut taken = Self { servers: None, is_spoiled: false };
+        taken.servers = Some(match idle.filter(is_clean) {
+            Some(servers) => servers,
+            None => D::start()?,
+        });
+        Ok(taken)
+    }
+
+    /// No other case is to use them.
+    pub(super) fn spoil(&mut self) {
+        self.is_spoiled = true;
+    }
+}
+
+impl<D: Deployment> Deref for Reused<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        self.servers.as_ref().expect("taken until it is dropped")
+    }
+}
+
+impl<D: Deployment> DerefMut for Reused<D> {
+    fn deref_mut(&mut self) -> &mut D {
+        self.spoil();
+        self.servers.as_mut().expect("taken until it is dropped")
+    }
+}
+
+impl<D: Deployment> Drop for Reused<D> {
+    fn drop(&mut self) {
+        let is_usable = !self.is_spoiled && !std::thread::panicking();
+        let servers = self.servers.take().filter(|_| is_usable);
+        let unused = D::idle().change(|state| {
+            state.cases -= 1;
+            state.idle.extend(servers);
+            if state.cases == 0 { std::mem::take(&mut state.idle) } else { Vec::new() }
+        });
+        drop(unused);
+    }
+}
+
+/// Whether nothing of the case before is left. Deletes what that cannot delete itself.
+fn is_clean(servers: &impl Deployment) -> bool {
+    let clean = || {
+        let until = Instant::now() + SESSIONS_BOUND;
+        for server in servers.servers() {
+            while !server.side().connected_sessions()?.is_empty() {
+                if Instant::now() > until {
+                    return Ok(false);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        let side = servers.side();
+        side.sync()?;
+        side.delete_all(TEAM)?;
+        Ok::<_, io::Error>(true)
+    };
+    clean().unwrap_or(false)
+}
