@@ -18,7 +18,7 @@ impl Fence {
         &self.path
     }
 
-    /// The version of the node's data, which never change.
+    /// The version of the node's data, which do not change while the lease is current.
     pub const fn version(&self) -> i32 {
         0
     }

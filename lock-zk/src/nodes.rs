@@ -10,7 +10,8 @@
 //! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a random number of a claim, `<session>` the number of a session, both
 //!   in hexadecimal. `<number>` is the server's.
 //! - The nodes of a name are its queue, in the order of their numbers. The first one is the lease. Its fencing token is the transaction that
-//!   created it. The data of a claim's node never change.
+//!   created it. The data of a claim's node change once at most, in the transaction that deletes it: that of a release which hands the lock
+//!   to the next claim.
 //! - A client confirms its session by a write of the node of that session.
 
 use std::time::Duration;

@@ -108,9 +108,28 @@ pub(crate) fn next_after(children: &[Child], number: i64) -> Option<&Child> {
     behind.reduce(|one, other| if compare(other.number, one.number).is_lt() { other } else { one })
 }
 
+/// Deletes the node of a lease in a transaction that changes its data first. A client that watches the node then learns of the change and not
+/// of the deletion, and so that the lock was released, although it has not read the queue. Returns whether the node was there.
+pub(crate) async fn hand_over(link: &Link, path: &str, until: Instant) -> Result<bool, Failure> {
+    let released = link.call(
+        |client| {
+            let mut multi = client.new_multi_writer();
+            let added = multi.add_set_data(path, b"", None).and_then(|()| multi.add_delete(path, None));
+            let committed = added.map(|()| multi.commit());
+            async move { Ok(committed?.await?) }
+        },
+        until,
+    );
+    was_there(released.await.map(drop))
+}
+
 /// Deletes a node. Returns whether it was there.
 pub(crate) async fn delete(link: &Link, path: &str, until: Instant) -> Result<bool, Failure> {
-    match link.call(|client| client.delete(path, None), until).await {
+    was_there(link.call(|client| client.delete(path, None), until).await)
+}
+
+fn was_there(deleted: Result<(), Failure>) -> Result<bool, Failure> {
+    match deleted {
         Ok(()) => Ok(true),
         Err(Failure::NoNode) => Ok(false),
         Err(failure) => Err(failure),

@@ -1,7 +1,8 @@
 //! Waiting for the turn of a claim, and watching its node while it holds.
 //!
-//! A waiter watches the node before its own, and reads the queue again when that is deleted. So a release wakes one client. A holder
-//! watches its own node, unless the hold is a short one.
+//! A waiter watches the node before its own. So a release wakes one client. If the node belonged to a holder that released the lock, the
+//! waiter holds from then on (see [`hand_over`](crate::queue::hand_over)). If it is gone for another reason, others may still be before the
+//! waiter, so it reads the queue again. A holder watches its own node, unless the hold is a short one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Claim, CoreHandle, Event};
 use tokio::time::Instant;
+use zookeeper_client::EventType;
 
 use crate::backend::Inner;
 use crate::errors::Failure;
@@ -34,7 +36,9 @@ struct State {
 
 /// How a watch has ended.
 enum Watched {
-    /// The node was changed or deleted, or was not there.
+    /// The node was deleted, or was not there.
+    Gone,
+    /// The data of the node were changed.
     Changed,
     /// The link has ended, or a request failed.
     Failed,
@@ -54,7 +58,12 @@ async fn wait_for_turn(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: 
     loop {
         if let Some(name) = before.take() {
             match watch(&inner, &node, &format!("{}/{name}", node.lock)).await {
-                Watched::Changed => {}
+                Watched::Gone => {}
+                // Only a holder's release does this, so no other node is before the own one.
+                Watched::Changed => {
+                    granted(&inner, &core, &claim, &node);
+                    return;
+                }
                 Watched::Failed => tokio::time::sleep(core.jitter(PAUSE / 10)).await,
                 Watched::Ended => return,
             }
@@ -181,18 +190,9 @@ async fn watch_until_gone(inner: Arc<Inner>, core: CoreHandle, claim: Claim, nod
         match watch(&inner, &node, &path).await {
             Watched::Ended => return,
             Watched::Failed => tokio::time::sleep(core.jitter(PAUSE / 10)).await,
-            Watched::Changed => {
-                let link = match node.session.link(inner.shared.until()).await {
-                    Ok(link) => link,
-                    Err(Failure::NoSession) => return,
-                    Err(_) => continue,
-                };
-                match link.call(|client| client.check_stat(&path), inner.shared.until()).await {
-                    Ok(None) => return gone(&core, &claim, &node),
-                    Ok(Some(_)) => {}
-                    Err(_) => tokio::time::sleep(core.jitter(PAUSE / 10)).await,
-                }
-            }
+            Watched::Gone => return gone(&core, &claim, &node),
+            // Its own release, or somebody who writes by hand.
+            Watched::Changed => {}
         }
     }
 }
@@ -214,10 +214,15 @@ async fn watch(inner: &Inner, node: &Node, path: &str) -> Watched {
             tokio::select! {
                 biased;
                 () = closed => Watched::Failed,
-                _ = watcher.changed() => Watched::Changed,
+                event = watcher.changed() => match event.event_type {
+                    EventType::NodeDataChanged => Watched::Changed,
+                    EventType::NodeDeleted => Watched::Gone,
+                    // The session has ended, or its link.
+                    _ => Watched::Failed,
+                },
             }
         }
-        Err(Failure::NoNode) => Watched::Changed,
+        Err(Failure::NoNode) => Watched::Gone,
         Err(Failure::NoSession) => Watched::Ended,
         Err(_) => Watched::Failed,
     }

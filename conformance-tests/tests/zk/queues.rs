@@ -117,10 +117,7 @@ fn a_handoff_costs_the_same_with_many_waiters() {
             }
             eventually("all wait", || queue(&fixture, &name) == waiters + 1).await;
             eventually("all watch", || fixture.statistic("watch_count") > waiters as u64).await;
-            let requests = || {
-                fixture.statistic("cnt_team a_write_per_namespace") + fixture.statistic("cnt_team a_read_per_namespace")
-            };
-            let before = requests();
+            let before = requests(&fixture);
             let (mut guard, mut clients) = (guard, Vec::new());
             for _ in 0..HANDOFFS {
                 guard.release().await.expect("a release");
@@ -128,13 +125,47 @@ fn a_handoff_costs_the_same_with_many_waiters() {
                 clients.push(done.0);
                 guard = done.1;
             }
-            costs.push(requests() - before);
+            costs.push(requests(&fixture) - before);
             waiting.iter().for_each(tokio::task::JoinHandle::abort);
             guard.release().await.expect("a release");
         }
-        // A deletion, a list of the queue, and a watch of the own node.
-        assert!(costs.iter().all(|cost| *cost <= HANDOFFS * 4), "{HANDOFFS} handoffs cost {costs:?} requests");
+        // The transaction that releases, and a watch of the own node. The client behind the first holder lists the queue.
+        assert!(costs.iter().all(|cost| *cost <= HANDOFFS * 2 + 4), "{HANDOFFS} handoffs cost {costs:?} requests");
     });
+}
+
+/// A creation, a list, a watch, and the transaction that releases.
+#[test]
+fn a_contended_acquire_and_release_cost_four_requests() {
+    const CLIENTS: u64 = 5;
+    const ROUNDS: u64 = 40;
+    case(async |fixture| {
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let client = client(&fixture).await;
+            hold(&client, "contended").await.release().await.expect("a release");
+            clients.push(client);
+        }
+        let before = requests(&fixture);
+        let tasks = clients.into_iter().map(|client| {
+            tokio::spawn(async move {
+                for _ in 0..ROUNDS {
+                    hold(&client, "contended").await.release().await.expect("a release");
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.expect("no panic");
+        }
+        let (cost, pairs) = (requests(&fixture) - before, CLIENTS * ROUNDS);
+        // A client behind one that has not waited lists the queue: at the beginning, and at the end.
+        assert!(cost <= pairs * 4 + pairs / 10, "{pairs} pairs cost {cost} requests");
+    });
+}
+
+/// The number of requests about nodes below the root.
+fn requests(fixture: &OneServer) -> u64 {
+    fixture.writes() + fixture.statistic("cnt_team a_read_per_namespace")
 }
 
 fn name_of(waiters: usize) -> String {

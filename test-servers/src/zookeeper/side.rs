@@ -244,9 +244,7 @@ impl ZooKeeperSide {
     /// The same, also if the session has ended.
     pub fn expire(&self, session: i64) -> io::Result<()> {
         let until = Instant::now() + REPLY_BOUND;
-        let has_ended = |taken_over: &io::Result<Session>| {
-            matches!(taken_over, Err(error) if Refused::of(error) == Some(Refused::EXPIRED))
-        };
+        let has_ended = |taken_over: &io::Result<Session>| matches!(taken_over, Err(error) if Refused::of(error) == Some(Refused::EXPIRED));
         let mut taken_over = Session::take_over(self.addr, session);
         if has_ended(&taken_over) {
             return taken_over.map(drop);
