@@ -32,12 +32,14 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.restart = Restart::KeepsAll;
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
-    it.limits_of_exclusion = &[DELETED, RESTORED, TICK];
+    it.limits_of_exclusion = &[DELETED, WRITTEN, RESTORED, TICK];
     it
 }
 
 const DELETED: &str =
     "somebody deletes the claim's node or ends its session: the holder learns of it at once while it is connected";
+const WRITTEN: &str =
+    "somebody writes the node of a claim by hand: the next claim in its queue takes that for a release, and holds";
 const TICK: &str =
     "`tick` in the URL is shorter than the `tickTime` of the servers: they may end a session before its leases";
 const RESTORED: &str =

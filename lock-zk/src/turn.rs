@@ -92,7 +92,7 @@ fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     slot.leaves_task();
     if slot.becomes(node, Stage::HoldsAfterWait) == Some(true) {
         let (owner, place, token) = (*claim.owner(), node.place(), node.token());
-        // The node exists, so the session lives, and its newest confirmation is one of the lease.
+        // The server has sent this to the session, which lives. Its newest confirmation is one of the lease.
         core.event(Event::Granted { owner, place, token, confirmation: Some(node.confirmation()) });
         let confirmation = node.confirmation();
         slot.lasts_until(node, confirmation.sent.plus(confirmation.ttl));
