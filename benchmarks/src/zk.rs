@@ -72,11 +72,13 @@ async fn create_and_delete(client: &Client, task: usize) -> Result<()> {
 }
 
 async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
-    let client = client(&url(server), KeeperRuntime::OwnThread).await?;
+    let apart = client(&url(server), KeeperRuntime::OwnThread).await?;
+    // The tasks of its sessions run beside those that acquire.
+    let beside = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
     let raw = raw(server).await?;
     let mut figures = Vec::new();
     for (tasks, goal) in TASKS {
-        let own = || {
+        let own = |client: &LockClient| {
             let client = client.clone();
             rounds::run(tasks, PERIOD, move |task| {
                 let lock = client.lock(format!("bench/{task}"));
@@ -90,14 +92,15 @@ async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
                 async move { create_and_delete(&raw, task).await }
             })
         };
-        own().await?;
-        let mut rounds: Vec<[Round; 2]> = Vec::new();
+        own(&apart).await?;
+        own(&beside).await?;
+        let mut rounds: Vec<[Round; 3]> = Vec::new();
         for number in 0..ROUNDS {
             rounds.push(match number % 2 {
-                0 => [own().await?, pair().await?],
+                0 => [own(&apart).await?, pair().await?, own(&beside).await?],
                 _ => {
-                    let pair = pair().await?;
-                    [own().await?, pair]
+                    let (beside, pair) = (own(&beside).await?, pair().await?);
+                    [own(&apart).await?, pair, beside]
                 }
             });
         }
@@ -106,6 +109,9 @@ async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
         let what = format!("pairs/s with {tasks} tasks, against a raw creation and deletion");
         figures.push(Figure::new(WORKLOAD, what, against, Unit::Ratio, Goal::AtLeast(goal)));
         figures.push(Figure::plain(WORKLOAD, format!("pairs with {tasks} tasks, here"), scale, Unit::PerSecond));
+        let crossing = median(rounds.iter().map(|round| round[0].per_second / round[2].per_second));
+        let what = format!("pairs/s with {tasks} tasks, against sessions on the caller's runtime");
+        figures.push(Figure::plain(WORKLOAD, what, crossing, Unit::Ratio));
     }
     Ok(figures)
 }
