@@ -6,6 +6,9 @@ use leasehold_conformance::Record;
 use leasehold_core::{FencingToken, LockName};
 use leasehold_test_servers::{ZooKeeperNode, ZooKeeperSide};
 
+/// The unit of the server's times, whose rest it cuts off.
+const UNIT: Duration = Duration::from_millis(1);
+
 /// The nodes below a root.
 pub(super) struct Stored<'a> {
     pub(super) side: &'a ZooKeeperSide,
@@ -50,7 +53,7 @@ impl Stored<'_> {
         let created = siblings.iter().filter(|other| other.session == node.session).map(|other| other.created_at);
         let last = created.chain(written).max().unwrap_or(node.created_at);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
-        (last + Duration::from_millis(ttl)).saturating_sub(now)
+        (last + UNIT + Duration::from_millis(ttl)).saturating_sub(now)
     }
 
     pub(super) fn record(&self, name: &LockName) -> Record {
