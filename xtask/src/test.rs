@@ -123,12 +123,11 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
 const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 
-/// How many cases run at a time, where it is not the number of processors. Each case on an etcd cluster starts three servers. Those on
-/// ZooKeeper reuse theirs, and mostly wait for sessions, which last for a second at least.
+/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers. The cases on one
+/// ZooKeeper mostly wait for sessions, which last for a second at least.
 fn threads(program: &Program) -> Vec<String> {
     match &*program.target {
-        "etcd_cluster" => vec!["--test-threads=2".to_owned()],
-        "zk_ensemble" => vec!["--test-threads=3".to_owned()],
+        "etcd_cluster" | "zk_ensemble" => vec!["--test-threads=2".to_owned()],
         "zk" => vec!["--test-threads=4".to_owned()],
         _ => Vec::new(),
     }

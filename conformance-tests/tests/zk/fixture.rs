@@ -40,7 +40,9 @@ const QUOTA: &str = "/zookeeper/quota/team a/locks";
 
 /// The settings of every server.
 pub(super) fn settings() -> ZooKeeperSettings {
-    ZooKeeperSettings::new().line("maxSessionTimeout=86400000").line("enforceQuota=true")
+    // The server would delete empty containers every minute, and count that as a write.
+    let settings = ZooKeeperSettings::new().property("znode.container.checkIntervalMs=86400000");
+    settings.line("maxSessionTimeout=86400000").line("enforceQuota=true")
 }
 
 /// The servers, and the path from clients to them.
@@ -155,6 +157,14 @@ impl<D: Deployment> ZkFixture<D> {
     }
 }
 
+/// Creates the root and its user.
+pub(super) fn set_up(side: &ZooKeeperSide) -> std::io::Result<()> {
+    for path in [TEAM, ROOT] {
+        side.create(path, "", ZooKeeperLife::Persistent)?;
+    }
+    permit(side, USER)
+}
+
 fn permit(side: &ZooKeeperSide, user: &str) -> std::io::Result<()> {
     side.permit(ROOT, user, PASSWORD)
 }
@@ -188,11 +198,6 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
     async fn new() -> Self {
         let deployment = Reused::<D>::take().unwrap_or_else(|error| panic!("{error}"));
         let path = deployment.path().unwrap_or_else(|error| panic!("{error}"));
-        let side = deployment.side();
-        for path in [TEAM, ROOT] {
-            side.create(path, "", ZooKeeperLife::Persistent).unwrap_or_else(|error| panic!("no root: {error}"));
-        }
-        permit(side, USER).unwrap_or_else(|error| panic!("no user: {error}"));
         let fixture = Self {
             deployment: Mutex::new(deployment),
             path,

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::fixture::{Deployment, TEAM};
+use super::fixture::{Deployment, TEAM, set_up};
 
 /// How long the sessions of the case before may take to end.
 const SESSIONS_BOUND: Duration = Duration::from_secs(3);
@@ -36,17 +36,19 @@ pub(super) struct Reused<D: Deployment> {
 }
 
 impl<D: Deployment> Reused<D> {
-    /// Servers without any node of an earlier case.
+    /// Servers with an empty root.
     pub(super) fn take() -> io::Result<Self> {
         let idle = D::idle().change(|state| {
             state.cases += 1;
             state.idle.pop()
         });
         let mut taken = Self { servers: None, is_spoiled: false };
-        taken.servers = Some(match idle.filter(is_clean) {
-            Some(servers) => servers,
-            None => D::start()?,
-        });
+        taken.servers = idle.filter(|servers| is_clean(servers) && set_up(servers.side()).is_ok());
+        if taken.servers.is_none() {
+            let servers = D::start()?;
+            set_up(servers.side())?;
+            taken.servers = Some(servers);
+        }
         Ok(taken)
     }
 

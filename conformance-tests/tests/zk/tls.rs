@@ -1,9 +1,13 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
+use std::net::TcpStream;
+
 use leasehold::ErrorKind;
 use leasehold_conformance::harness::Port;
 use leasehold_conformance::{DEADLINE, run};
 use leasehold_test_servers::{ZooKeeperSettings, certificates};
+
+use super::common::eventually;
 
 #[test]
 fn a_lock_over_tls() {
@@ -28,6 +32,8 @@ fn a_lock_over_tls() {
                 .line("ssl.trustStore.type=PEM")
                 .line(format!("ssl.clientAuth={}", if clients_need_certificates { "need" } else { "none" }));
             let _server = server.start().unwrap_or_else(|error| panic!("{error}"));
+            // The server listens there a moment later.
+            eventually("the server takes TLS", || TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
             let connect = async |scheme: &str, more: &str| {
                 leasehold::connect(&format!("{scheme}://localhost:{port}/?{more}")).await
             };
