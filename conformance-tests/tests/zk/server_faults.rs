@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, Data, Fixture, Route, run};
 use leasehold_core::{LockClient, LockName};
 use leasehold_test_servers::ZooKeeperEnsemble;
@@ -166,6 +167,45 @@ faults! {
     the_leader_is_killed: Kill, TheLeader;
     the_leader_is_paused: Pause, TheLeader;
     the_leader_is_cut_off: Cut, TheLeader;
+}
+
+/// A waiter sends no requests that would show it that its server is silent.
+#[test]
+fn a_waiter_moves_to_another_server_when_its_own_is_paused() {
+    run(DEADLINE, || async {
+        let fixture = ThreeServers::new().await;
+        let leader = fixture.deployment().leader().expect("a leader");
+        let paused = (leader + 1) % ZooKeeperEnsemble::SERVERS;
+        let sessions = || fixture.deployment().server(paused).side().connected_sessions().expect("its sessions").len();
+        let backend = ZkBackend::connect(&url_of(&fixture, leader)).await.expect("a backend");
+        let ann = LockClient::builder(backend).ttl(TTL).build().expect("a client");
+        // A client begins with any server.
+        let bob = loop {
+            let (bob, before) = (client(&fixture).await, sessions());
+            hold(&bob, "warm").await.release().await.expect("a release");
+            if sessions() > before {
+                break bob;
+            }
+        };
+        let guard = hold(&ann, "silent").await;
+        let lock = bob.lock("silent");
+        let waiter = tokio::spawn(async move { lock.acquire().await.expect("the lock is granted") });
+        eventually("bob waits", || places(&fixture, "silent") == Some(2)).await;
+        fixture.deployment().server_mut(paused).pause().expect("a pause");
+        let stopwatch = Stopwatch::start();
+        guard.release().await.expect("a release");
+        waiter.await.expect("no panic").release().await.expect("a release");
+        stopwatch.within(AFTER, "the waiter holds");
+    });
+}
+
+/// A URL whose only host is this server.
+fn url_of(fixture: &ThreeServers, server: usize) -> String {
+    let url = fixture.url(Route::Clear, "");
+    let (user, rest) = url.split_once('@').expect("a user");
+    let (hosts, root) = rest.split_once('/').expect("a root");
+    let host = hosts.split(',').nth(server).expect("a host of each server");
+    format!("{user}@{host}/{root}")
 }
 
 /// A follower that is cut off from the leader still replies to pings and reads. They confirm no lease: the holder loses it before the leader
