@@ -105,7 +105,7 @@ fn a_handoff_costs_the_same_with_many_waiters() {
             let guard = hold(&holder, name.as_str()).await;
             let mut waiting = Vec::new();
             // Many sessions, which are kept active as seldom as those of a server with the default tick.
-            let url = fixture.url(Route::Clear, "").replace("tick=100ms", "tick=2s");
+            let url = fixture.url(Route::Clear, "").replace("tick=200ms", "tick=2s");
             for _ in 0..waiters {
                 let builder =
                     LockClient::builder(ZkBackend::connect_lazy(&url).expect("a URL")).ttl(TTL * 20).wait(SOON * 20);

@@ -52,8 +52,9 @@ impl Session {
     /// Reads again and again, so that each write proves a recent activity, and ends the link if its server is silent.
     async fn stay_active(&self, link: &Link) {
         let pause = self.shared.settings.tick / 2;
-        // Twice the bound of a call, because a server may be slow. Other calls end the link sooner, but a waiter sends none.
-        let bound = self.shared.settings.timeout * 2;
+        // A server may be slow. Other calls end the link sooner, but a waiter sends none.
+        let timeout = self.shared.settings.timeout;
+        let bound = (self.ttl / 4).clamp(timeout, timeout * 2);
         loop {
             tokio::time::sleep(pause).await;
             let sent = self.core.stamp();
