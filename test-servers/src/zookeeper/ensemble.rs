@@ -22,6 +22,11 @@ use crate::server_process::start_on_free_ports;
 /// How long the servers may take to agree on a leader. They usually take some tenths of a second.
 const ELECTION_BOUND: Duration = Duration::from_secs(30);
 
+/// How long a new leader may take until it listens for its followers. A follower that meets no listener tries again at once. But a proxy
+/// accepts its connection, and the follower would take the end of that for the end of the leader: it goes back to the election, and the
+/// leader waits for it for the ten seconds of `initLimit`.
+const LISTENS_BY: Duration = Duration::from_secs(3);
+
 /// Three servers. The connections between them, and those of clients, go through fault proxies.
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
@@ -63,7 +68,7 @@ impl Peers {
         let (mut links, mut quorums, mut elections) = (Links::default(), BTreeMap::new(), BTreeMap::new());
         for (from, to) in (0..servers).flat_map(|from| (0..servers).map(move |to| (from, to))) {
             if from != to {
-                quorums.insert((from, to), links.add(from, to, own[to].quorum.addr())?);
+                quorums.insert((from, to), links.add_with_patience(from, to, own[to].quorum.addr(), LISTENS_BY)?);
                 elections.insert((from, to), links.add(from, to, own[to].election.addr())?);
             }
         }
