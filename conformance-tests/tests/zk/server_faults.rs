@@ -50,7 +50,9 @@ impl ServerFault {
                 Ok(())
             }
         }?;
-        ensemble.await_servers()
+        ensemble.await_servers()?;
+        // Otherwise the next fault could meet the former leader.
+        ensemble.await_one_leader()
     }
 }
 

@@ -253,6 +253,30 @@ impl ZooKeeperEnsemble {
         running.try_for_each(ZooKeeperServer::await_clients)
     }
 
+    /// Waits until one server leads and all others that run follow. A leader that was paused or cut off takes itself for the leader until it
+    /// misses its followers.
+    ///
+    /// # Errors
+    /// If that takes longer than thirty seconds.
+    pub fn await_one_leader(&self) -> io::Result<()> {
+        let until = Instant::now() + ELECTION_BOUND;
+        loop {
+            let running: Vec<_> = self.servers.iter().filter(|server| server.is_running()).collect();
+            let modes: Vec<_> = running.iter().filter_map(|server| server.mode()).map(|(mode, _)| mode).collect();
+            let leaders = modes.iter().filter(|mode| **mode == Mode::Leads).count();
+            if modes.len() == running.len() && leaders == 1 {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("not one leader within {ELECTION_BOUND:?}"),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Starts all servers and waits until they serve clients.
     fn run(&mut self) -> io::Result<()> {
         self.servers.iter_mut().try_for_each(ZooKeeperServer::spawn)?;
