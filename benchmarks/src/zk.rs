@@ -71,6 +71,16 @@ async fn create_and_delete(client: &Client, task: usize) -> Result<()> {
     Ok(client.delete(&format!("{prefix}{number}"), None).await?)
 }
 
+/// What an acquire and a release need at least: a creation and a list of the queue at once, and a deletion.
+async fn create_list_and_delete(client: &Client, task: usize) -> Result<()> {
+    let (queue, prefix) = (format!("/raw/queue-{task}"), format!("/raw/queue-{task}/x-"));
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let (created, listed) = tokio::join!(client.create(&prefix, b"1", &options), client.list_children(&queue));
+    let (_, number) = created?;
+    ensure!(listed?.len() == 1, "another client uses this queue");
+    Ok(client.delete(&format!("{prefix}{number}"), None).await?)
+}
+
 async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
     let apart = client(&url(server), KeeperRuntime::OwnThread).await?;
     // The tasks of its sessions run beside those that acquire.
@@ -92,15 +102,26 @@ async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
                 async move { create_and_delete(&raw, task).await }
             })
         };
+        let bare = || {
+            let raw = raw.clone();
+            rounds::run(tasks, PERIOD, move |task| {
+                let raw = raw.clone();
+                async move { create_list_and_delete(&raw, task).await }
+            })
+        };
+        for task in 0..tasks {
+            let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+            let _ = raw.create(&format!("/raw/queue-{task}"), b"", &options).await;
+        }
         own(&apart).await?;
         own(&beside).await?;
-        let mut rounds: Vec<[Round; 3]> = Vec::new();
+        let mut rounds: Vec<[Round; 4]> = Vec::new();
         for number in 0..ROUNDS {
             rounds.push(match number % 2 {
-                0 => [own(&apart).await?, pair().await?, own(&beside).await?],
+                0 => [own(&apart).await?, pair().await?, own(&beside).await?, bare().await?],
                 _ => {
-                    let (beside, pair) = (own(&beside).await?, pair().await?);
-                    [own(&apart).await?, pair, beside]
+                    let (bare, beside, pair) = (bare().await?, own(&beside).await?, pair().await?);
+                    [own(&apart).await?, pair, beside, bare]
                 }
             });
         }
@@ -109,6 +130,9 @@ async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
         let what = format!("pairs/s with {tasks} tasks, against a raw creation and deletion");
         figures.push(Figure::new(WORKLOAD, what, against, Unit::Ratio, Goal::AtLeast(goal)));
         figures.push(Figure::plain(WORKLOAD, format!("pairs with {tasks} tasks, here"), scale, Unit::PerSecond));
+        let floor = median(rounds.iter().map(|round| round[0].per_second / round[3].per_second));
+        let what = format!("pairs/s with {tasks} tasks, against the same requests on a bare client");
+        figures.push(Figure::plain(WORKLOAD, what, floor, Unit::Ratio));
         let crossing = median(rounds.iter().map(|round| round[0].per_second / round[2].per_second));
         let what = format!("pairs/s with {tasks} tasks, against sessions on the caller's runtime");
         figures.push(Figure::plain(WORKLOAD, what, crossing, Unit::Ratio));
