@@ -131,8 +131,8 @@ async fn drop_at_every_await(fixture: &MySqlFixture, call: Call, is_cold: bool) 
             Call::AcquireHeld | Call::TryAcquireHeld => bob.claim(&name("held")),
             _ => bob.claim(&name("own")),
         };
-        // The client that holds is that of the call, unless the call has to connect. A renewal connects anew in any case, and the release of
-        // an open transaction runs on the connection of the lease, whichever client calls it.
+        // The client that holds is that of the call, unless the call has to connect. A renewal connects anew in any case.
+        // A release that changes no row ends the transaction on the connection of the lease, whichever client calls it.
         let ann = cold(fixture);
         let runs_as_holder = call == Call::Renew || call == Call::Release && !MySqlFixture::RENEWALS_WRITE;
         let is_other = held.name().as_str() == "held" || is_cold && !runs_as_holder;
