@@ -19,6 +19,8 @@ pub const SCHEMES: &[Row] = &[
     ("redis", "redis", cfg!(feature = "redis")),
     ("redis+unix", "redis", cfg!(feature = "redis")),
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+    ("zk", "zk", cfg!(feature = "zk")),
+    ("zks", "zk-tls", cfg!(feature = "zk-tls")),
 ];
 
 /// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own.
@@ -30,6 +32,8 @@ pub const SCHEMES: &[Row] = &[
 /// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The table of locks must
 ///   exist: `MySqlBackend::create_schema` creates it.
 /// - `etcd://[user:password@]host[:port][,host[:port]…][/prefix][?…]`, `etcds://…` (features `etcd`, `etcd-tls`): an etcd cluster.
+/// - `zk://[user:password@]host[:port][,host[:port]…][/root][?…]`, `zks://…` (features `zk`, `zk-tls`): a ZooKeeper, of one server or
+///   several.
 /// - `sqlite:///path/locks.db[?…]`, `sqlite://` for a file in the user's state folder (feature `sqlite`): a file for the
 ///   processes of this machine. It is made when it is not there, and checked before this returns.
 ///
@@ -70,6 +74,8 @@ pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect(url).await?)),
+        #[cfg(feature = "zk")]
+        "zk" | "zks" => Ok(LockClient::builder(leasehold_zk::ZkBackend::connect(url).await?)),
         _ => connect_builder_lazy(url),
     }
 }
@@ -106,13 +112,15 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
         "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect_lazy(url)?)),
+        #[cfg(feature = "zk")]
+        "zk" | "zks" => Ok(LockClient::builder(leasehold_zk::ZkBackend::connect_lazy(url)?)),
         other => Err(unknown(other)),
     }
 }
 
 fn scheme(url: &str) -> Result<String> {
     // Several hosts are no valid URL, so only the backend parses the rest.
-    let several = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "etcd" | "etcds"));
+    let several = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "etcd" | "etcds" | "zk" | "zks"));
     if let Some((scheme, _)) = several {
         return Ok(scheme.to_owned());
     }

@@ -31,6 +31,8 @@
 //! | `redis` | `redis://`, `redis+unix://` | `redis` |
 //! | `redis-tls` | `rediss://` | `redis` |
 //! | `sqlite` | `sqlite://` | `sqlite` |
+//! | `zk` | `zk://` | `zk` |
+//! | `zk-tls` | `zks://` | `zk` |
 
 mod connect;
 
@@ -52,3 +54,6 @@ pub use leasehold_redis as redis;
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use leasehold_sqlite as sqlite;
+#[cfg(feature = "zk")]
+#[doc(inline)]
+pub use leasehold_zk as zk;

@@ -1,6 +1,6 @@
 //! `docs/backends.md` says what each backend promises. It is written from the backends' `Capabilities`, which the
 //! conformance suite holds to the truth.
-#![cfg(all(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
+#![cfg(all(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 
 use std::fmt::Write;
 use std::path::Path;
@@ -12,6 +12,7 @@ use leasehold_etcd::EtcdBackend;
 use leasehold_mysql::MySqlBackend;
 use leasehold_redis::RedisBackend;
 use leasehold_sqlite::SqliteBackend;
+use leasehold_zk::ZkBackend;
 
 const UPDATE: &str = "LEASEHOLD_WRITE_DOCS";
 
@@ -22,9 +23,10 @@ fn the_page_says_what_the_backends_promise() {
     let mysql = MySqlBackend::connect_lazy("mysql://127.0.0.1/locks").unwrap().capabilities();
     let for_update = MySqlBackend::connect_lazy("mysql://127.0.0.1/locks?strategy=for-update").unwrap().capabilities();
     let etcd = EtcdBackend::connect_lazy("etcd://127.0.0.1").unwrap().capabilities();
+    let zk = ZkBackend::connect_lazy("zk://127.0.0.1").unwrap().capabilities();
     let sqlite = SqliteBackend::connect_lazy("sqlite:///tmp/locks.db").unwrap().capabilities();
     let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
-    let page = page(&[redis, mysql, for_update, etcd, sqlite, memory]);
+    let page = page(&[redis, mysql, for_update, etcd, zk, sqlite, memory]);
     if std::env::var_os(UPDATE).is_some() {
         std::fs::write(&path, &page).unwrap();
     }

@@ -50,6 +50,8 @@ const _: () = {
 
 #[cfg(feature = "etcd")]
 const _: () = moves::<leasehold::etcd::EtcdBackend>();
+#[cfg(feature = "zk")]
+const _: () = moves::<leasehold::zk::ZkBackend>();
 
 #[cfg(feature = "mysql")]
 const _: () = moves::<leasehold::mysql::MySqlBackend>();

@@ -1,7 +1,5 @@
 //! Locks of an etcd of one member, against raw requests on a client of their own.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +16,7 @@ use tokio::task::JoinSet;
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
 use crate::takeover::{self, Ends};
-use crate::usage;
+use crate::{contended, held, usage};
 
 const WORKLOAD: &str = "etcd";
 const ROUNDS: usize = 7;
@@ -31,7 +29,6 @@ const TASKS: [(usize, f64); 3] = [(1, 0.8), (16, 0.45), (256, 0.3)];
 const OF_BARE: f64 = 0.85;
 
 const LEASES: usize = 10_000;
-const TTL: Duration = Duration::from_secs(30);
 const WATCHED: Duration = Duration::from_secs(30);
 
 /// Waiters, and the clients that they belong to. The server sends each change of a queue to each client that waits in it.
@@ -193,55 +190,13 @@ async fn put_p50(mut kv: KvClient) -> Result<f64> {
 }
 
 async fn handoff_p50(server: &EtcdServer, waiters: usize, count: usize) -> Result<f64> {
-    #[derive(Default)]
-    struct Shared {
-        released: Mutex<Option<Instant>>,
-        times: Mutex<Vec<f64>>,
-        stop: AtomicBool,
-        waiting: AtomicU64,
-    }
-    let shared = Arc::new(Shared::default());
+    // Several clients in one process stand for several processes, so their keepers share its runtime.
     let first = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
-    let guard = first.lock("handoff").acquire().await?;
-    let mut tasks = Vec::new();
     let mut clients = Vec::new();
     for _ in 0..count {
-        // Several clients in one process stand for several processes, so their keepers share its runtime.
         clients.push(client(&url(server), KeeperRuntime::CurrentRuntime).await?);
     }
-    for client in clients.iter().cycle().take(waiters) {
-        let (client, shared) = (client.clone(), shared.clone());
-        tasks.push(tokio::spawn(async move {
-            let lock = client.lock("handoff");
-            shared.waiting.fetch_add(1, Ordering::Relaxed);
-            while !shared.stop.load(Ordering::Relaxed) {
-                let guard = lock.acquire().await?;
-                let now = Instant::now();
-                if let Some(released) = shared.released.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                    shared.times.lock().unwrap_or_else(PoisonError::into_inner).push((now - released).as_secs_f64());
-                }
-                *shared.released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-                // A release without a reply goes on in the background.
-                let _ = guard.release().await;
-            }
-            anyhow::Ok(())
-        }));
-    }
-    while shared.waiting.load(Ordering::Relaxed) < waiters as u64 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    guard.release().await?;
-    let times = || shared.times.lock().unwrap_or_else(PoisonError::into_inner);
-    while times().len() < HANDOFFS {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    shared.stop.store(true, Ordering::Relaxed);
-    let p50 = median(times().iter().copied());
-    for task in tasks {
-        task.await??;
-    }
-    Ok(p50)
+    Ok(contended::handoffs(&first, &clients, waiters, HANDOFFS, || Ok(0.0)).await?.p50)
 }
 
 fn processor(server: &EtcdServer) -> Result<Duration> {
@@ -256,21 +211,7 @@ async fn held(server: &EtcdServer) -> Result<Vec<Figure>> {
         (processor(server)? - before) * 3
     };
     let client = client(&url(server), KeeperRuntime::OwnThread).await?;
-    let mut tasks = Vec::new();
-    for task in 0..16 {
-        let client = client.clone();
-        tasks.push(tokio::spawn(async move {
-            let mut guards = Vec::new();
-            for lease in (task..LEASES).step_by(16) {
-                guards.push(client.lock(format!("held/{lease}")).ttl(TTL).acquire().await?);
-            }
-            anyhow::Ok(guards)
-        }));
-    }
-    let mut guards = Vec::new();
-    for task in tasks {
-        guards.extend(task.await??);
-    }
+    let guards = held::acquire(&client, "held", LEASES).await?;
     // Their watches are opened meanwhile.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (renewed, before) = (client.stats().renewed, processor(server)?);

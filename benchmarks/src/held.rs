@@ -13,7 +13,7 @@ use crate::report::{Figure, Goal, Unit};
 use crate::usage;
 
 const LEASES: usize = 100_000;
-const TTL: Duration = Duration::from_secs(30);
+pub(crate) const TTL: Duration = Duration::from_secs(30);
 
 /// How many acquires are under way at a time.
 const AT_ONCE: usize = 64;
@@ -107,7 +107,8 @@ fn percent(used: Duration) -> f64 {
     100.0 * used.as_secs_f64() / WATCHED.as_secs_f64()
 }
 
-async fn acquire(client: &LockClient, prefix: &'static str, count: usize) -> Result<Vec<LockGuard>> {
+/// Acquires so many leases, which are renewed every third of [`TTL`].
+pub(crate) async fn acquire(client: &LockClient, prefix: &'static str, count: usize) -> Result<Vec<LockGuard>> {
     let mut tasks = Vec::new();
     for task in 0..AT_ONCE {
         let client = client.clone();

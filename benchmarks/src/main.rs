@@ -5,6 +5,7 @@
 //! runs, and how far they lie apart.
 
 mod commands;
+mod contended;
 mod embedded;
 mod etcd;
 mod handoff;
@@ -19,6 +20,7 @@ mod startup;
 mod takeover;
 mod uncontended;
 mod usage;
+mod zk;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -82,6 +84,8 @@ enum Workload {
     Startup,
     /// Locks in a SQLite file: a pair, idle waiters, a handoff between processes.
     Sqlite,
+    /// Locks on ZooKeeper: pairs, handoffs, 10,000 held leases, takeovers.
+    Zk,
 }
 
 impl Workload {
@@ -158,6 +162,7 @@ fn only(workload: Workload) -> Result<()> {
         Workload::Takeover => runtime()?.block_on(takeover::run()),
         Workload::Startup => startup::run(),
         Workload::Sqlite => runtime()?.block_on(embedded::run()),
+        Workload::Zk => runtime()?.block_on(zk::run()),
     }?;
     println!("{}", serde_json::to_string(&figures)?);
     Ok(())

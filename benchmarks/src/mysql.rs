@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::{self, Round, median};
 use crate::takeover::{self, Ends};
-use crate::usage;
+use crate::{held, usage};
 
 const WORKLOAD: &str = "mysql";
 const ROUNDS: usize = 7;
@@ -26,7 +26,6 @@ const TASKS: [usize; 3] = [1, 16, 64];
 const CONNECTIONS: usize = 4;
 
 const LEASES: usize = 10_000;
-const TTL: Duration = Duration::from_secs(30);
 const WATCHED: Duration = Duration::from_secs(30);
 
 const WAITERS: usize = 100;
@@ -158,21 +157,7 @@ fn executed(server: &MySqlServer) -> Result<u64> {
 
 async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
     let client = client(server, KeeperRuntime::OwnThread, "").await?;
-    let mut tasks = Vec::new();
-    for task in 0..16 {
-        let client = client.clone();
-        tasks.push(tokio::spawn(async move {
-            let mut guards = Vec::new();
-            for lease in (task..LEASES).step_by(16) {
-                guards.push(client.lock(format!("held/{lease}")).ttl(TTL).acquire().await?);
-            }
-            anyhow::Ok(guards)
-        }));
-    }
-    let mut guards = Vec::new();
-    for task in tasks {
-        guards.extend(task.await??);
-    }
+    let guards = held::acquire(&client, "held", LEASES).await?;
     let renewed = client.stats().renewed;
     let (idle, before) = (idle_processor().await?, server_processor(server)?);
     tokio::time::sleep(WATCHED).await;
@@ -210,8 +195,8 @@ async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
     let mut guards = Vec::new();
     let mut tasks = Vec::new();
     for number in 0..WAITERS {
-        guards.push(holder.lock(format!("waited/{number}")).ttl(TTL * 100).acquire().await?);
-        let lock = client.lock(format!("waited/{number}")).ttl(TTL);
+        guards.push(holder.lock(format!("waited/{number}")).ttl(held::TTL * 100).acquire().await?);
+        let lock = client.lock(format!("waited/{number}")).ttl(held::TTL);
         tasks.push(tokio::spawn(async move { lock.acquire().await.map(drop) }));
     }
     tokio::time::sleep(Duration::from_secs(3)).await;

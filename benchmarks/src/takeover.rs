@@ -11,7 +11,7 @@ use leasehold_test_servers::RedisSettings;
 
 use crate::report::{Figure, Goal, Unit};
 use crate::rounds::median;
-use crate::{etcd, mysql, peers};
+use crate::{etcd, mysql, peers, zk};
 
 const WORKLOAD: &str = "takeover";
 const ROUNDS: usize = 15;
@@ -148,6 +148,7 @@ pub(crate) fn hold(args: &[String]) -> Result<()> {
         let client = match url.split_once(':').map(|(scheme, _)| scheme) {
             Some("mysql") => mysql::connect(url, KeeperRuntime::OwnThread).await?,
             Some("etcd") => etcd::client(url, KeeperRuntime::OwnThread).await?,
+            Some("zk") => zk::client(url, KeeperRuntime::OwnThread).await?,
             _ => peers::client(url, KeeperRuntime::OwnThread).await?,
         };
         let guard = client.lock(name).ttl(ttl).acquire().await?;

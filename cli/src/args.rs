@@ -27,7 +27,7 @@ const MORE: &str = "See `leasehold help COMMAND` or the man page of a command fo
 /// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// URL of the store: `sqlite:///PATH`, `redis://HOST`, `mysql://HOST/DATABASE` or `etcd://HOST,HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
+    /// URL of the store: `sqlite:///PATH`, `redis://HOST`, `mysql://HOST/DATABASE`, `etcd://HOST,HOST` or `zk://HOST,HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
     ///
     /// `sqlite://` is a file in your state folder, so each user has a different one: give cron jobs and services a path. Every user
     /// of this machine can read a password on the command line (`ps`): put a URL with a password into LEASEHOLD_STORE instead. An
@@ -77,8 +77,8 @@ pub(crate) enum Command {
     Watch(Watch),
     /// End the lease of the holder of a lock
     ///
-    /// This command asks for confirmation first. It raises the fencing token. The old holder learns of it with its next renewal and
-    /// may still be writing until then.
+    /// This command asks for confirmation first. It raises the fencing token. The old holder learns of it with its next renewal, or
+    /// at once on etcd and ZooKeeper. It may still be writing until then.
     Break(Break),
     /// Print the SQL that creates the tables of a SQL store
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
@@ -88,7 +88,7 @@ pub(crate) enum Command {
     },
     /// Print the least permissions that a user of the store needs
     #[command(subcommand)]
-    #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
+    #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
     Acl(Acl),
     /// Check whether the store is fit for locks
     ///
@@ -136,7 +136,7 @@ pub(crate) enum SqlStore {
 }
 
 /// The stores that have permissions.
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub(crate) enum Acl {
     /// Print the commands that create a role of etcd
@@ -187,6 +187,18 @@ pub(crate) enum Acl {
     /// Print commands that restrict a SQLite file to one user or to a group
     #[cfg(feature = "sqlite")]
     Sqlite,
+    /// Print the commands that set the permissions of a ZooKeeper user
+    ///
+    /// `zkCli.sh` runs them, with the password in the place of PASSWORD. The nodes that the user creates belong to this user alone.
+    #[cfg(feature = "zk")]
+    Zk {
+        /// The path in the URL of the store
+        #[arg(long, value_name = "PATH", default_value = "leasehold")]
+        root: String,
+        /// Name of the user
+        #[arg(long, value_name = "NAME", default_value = "leasehold")]
+        user: String,
+    },
 }
 
 /// The arguments of `run`.

@@ -2,6 +2,8 @@
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
+use leasehold::LockClient;
+use leasehold::backend::LossNotice;
 use serde::Serialize;
 
 use crate::args::Break;
@@ -33,7 +35,7 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
     };
     let token = seen.holder().map(|lease| lease.token);
     let before = LockReport::new(&client, &args.name, Some(seen));
-    if !args.yes && !is_confirmed(&before)? {
+    if !args.yes && !is_confirmed(&client, &before)? {
         return Err(Failure::new(Exit::No, "not confirmed: the lock was not broken"));
     }
     let raised = match token {
@@ -49,10 +51,11 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
     };
     output.result(&answer, || match raised {
         Some(raised) => format!(
-            "{}: broken, token raised to {raised}. {} learns of it with its next renewal and may still be writing \
-             until then. A resource that checks tokens refuses it from {raised} on.",
+            "{}: broken, token raised to {raised}. {} {} and may still be writing until then. A resource that checks \
+             tokens refuses it from {raised} on.",
             printable(&args.name),
-            answer.before.who()
+            answer.before.who(),
+            learns_of_it(&client)
         ),
         None => {
             format!("{}: the lease ended before it could be broken; nothing was changed", printable(&args.name))
@@ -61,14 +64,23 @@ pub(crate) async fn break_lock(args: &Break, output: Output) -> Result<Exit, Fai
     Ok(Exit::Success)
 }
 
-fn is_confirmed(before: &LockReport) -> Result<bool, Failure> {
+/// When the holder is notified of the loss.
+fn learns_of_it(client: &LockClient) -> &'static str {
+    match client.capabilities().loss_notice {
+        LossNotice::Pushed => "learns of it at once if it is connected",
+        _ => "learns of it with its next renewal",
+    }
+}
+
+fn is_confirmed(client: &LockClient, before: &LockReport) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         return Err(Failure::input("`break` asks for confirmation on a terminal, and there is none: use --yes"));
     }
     let question = format!(
         "{}\nThis ends the lease now and raises the token. The next waiter then gets the lock.\n\
-         The holder learns of it with its next renewal and may still be writing until then.\nBreak it? [y/N] ",
-        before.to_text()
+         The holder {} and may still be writing until then.\nBreak it? [y/N] ",
+        before.to_text(),
+        learns_of_it(client)
     );
     let mut answer = String::new();
     let asked =

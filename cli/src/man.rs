@@ -85,6 +85,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "zk",
+        &[(
+            "Let a user acquire locks:",
+            "leasehold acl zk --user locks | sed 's/PASSWORD/secret/' | zkCli.sh -server zookeeper.internal",
+        )],
+    ),
+    (
         "completions",
         &[(
             "Install the completions for bash:",

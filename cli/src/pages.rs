@@ -1,7 +1,7 @@
 //! Subcommands that need no store: completions, schema and permissions.
 
 use crate::args;
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 use crate::args::Acl;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 use crate::args::SqlStore;
@@ -27,7 +27,7 @@ pub(crate) fn schema(store: SqlStore) -> Result<Exit, Failure> {
 }
 
 /// `acl STORE`.
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
     match store {
         #[cfg(feature = "etcd")]
@@ -60,6 +60,8 @@ pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
              # Restrict folder and file to a group, and give new files in the folder to the same group:\n\
              chgrp GROUP FOLDER FOLDER/locks.db* && chmod 2770 FOLDER && chmod 660 FOLDER/locks.db*\n",
         ),
+        #[cfg(feature = "zk")]
+        Acl::Zk { root, user } => print(&leasehold::zk::acl(root, user)),
     }
 }
 

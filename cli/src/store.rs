@@ -1,6 +1,7 @@
 //! Selects the store from the options and the environment, and connects to it.
 
 use leasehold::LockClient;
+use leasehold::backend::StoreUrl;
 use url::Url;
 
 use crate::args::Common;
@@ -61,7 +62,8 @@ impl Store {
 
     /// The URL without a password, for messages.
     pub(crate) fn display_url(&self) -> String {
-        let Ok(mut url) = Url::parse(&self.resolved) else { return "not a URL".to_owned() };
+        let Ok((first, others)) = StoreUrl::split_hosts(&self.resolved, "store") else { return "not a URL".to_owned() };
+        let Ok(mut url) = Url::parse(&first) else { return "not a URL".to_owned() };
         if url.password().is_some() {
             // Only a URL that has no host cannot have a password.
             let _ = url.set_password(Some("***"));
@@ -74,7 +76,11 @@ impl Store {
             let pairs: Vec<_> = url.query_pairs().map(hidden).collect();
             url.query_pairs_mut().clear().extend_pairs(pairs);
         }
-        url.into()
+        let mut text: String = url.into();
+        let begin = text.find("://").map_or(0, |at| at + 3);
+        let end = text[begin..].find(['/', '?', '#']).map_or(text.len(), |at| begin + at);
+        text.insert_str(end, &others.iter().map(|host| format!(",{host}")).collect::<String>());
+        text
     }
 
     /// Connects, and returns once the store has answered.
@@ -96,11 +102,14 @@ fn until_exit(client: LockClient) -> LockClient {
 }
 
 fn check_scheme(url: &str) -> Result<(), Failure> {
-    let scheme = Url::parse(url).map_err(|why| {
+    let invalid = |why: &dyn std::fmt::Display| {
         Failure::input(format!(
             "the store is not a valid URL ({why}): use a URL such as `redis://host:6379` or `sqlite:///path/locks.db`"
         ))
-    })?;
+    };
+    // Several hosts are no valid URL.
+    let (first, _) = StoreUrl::split_hosts(url, "store").map_err(|why| invalid(&why))?;
+    let scheme = Url::parse(&first).map_err(|why| invalid(&why))?;
     let scheme = scheme.scheme();
     if scheme == MEMORY {
         return Err(Failure::input(
@@ -159,6 +168,16 @@ mod tests {
         assert_eq!(choose(Some("redis://a"), "redis://b").url(), "redis://a");
         assert_eq!(choose(None, "redis://b").url(), "redis://b");
         assert!(choose(None, "").url().ends_with("/leasehold/locks.db"));
+    }
+
+    #[cfg(feature = "zk")]
+    #[test]
+    fn a_url_may_have_several_hosts() {
+        let url = "zk://u:hunter2@one:2181,two:2182,three/locks?tick=100ms";
+        let shown = "zk://u:***@one:2181,two:2182,three/locks?tick=100ms";
+        assert_eq!(Store::choose(Some(url), None).ok().unwrap().display_url(), shown);
+        let text = refused("zk://u:hunter2@one:2181,,three");
+        assert!(text.contains("empty host") && !text.contains("hunter2"), "{text}");
     }
 
     #[cfg(all(feature = "redis", feature = "sqlite"))]

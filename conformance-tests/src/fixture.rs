@@ -89,6 +89,12 @@ pub trait Fixture: Send + Sync + 'static {
     /// has processed them.
     async fn deliver(&self);
 
+    /// Whether a request that [`deliver`](Self::deliver) delivers late takes effect. It does not if the server ends a connection as soon
+    /// as its client continues on another one.
+    fn late_requests_arrive(&self) -> bool {
+        true
+    }
+
     /// Injects or ends a fault of the server.
     ///
     /// # Errors

@@ -133,6 +133,10 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         self.0.ttl()
     }
 
+    fn late_requests_arrive(&self) -> bool {
+        self.0.late_requests_arrive()
+    }
+
     async fn path(&self, fault: PathFault) {
         self.0.path(fault).await;
     }

@@ -84,6 +84,10 @@ impl<F: Fixture> Fixture for Reported<F> {
         self.fixture.ttl()
     }
 
+    fn late_requests_arrive(&self) -> bool {
+        self.fixture.late_requests_arrive()
+    }
+
     fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         self.fixture.tune(builder)
     }

@@ -8,6 +8,7 @@ mod etcd {
     mod one_member;
     mod queues;
     mod resource_counts;
+    mod slow_path;
     mod stored;
     mod support;
     mod tls;

@@ -59,6 +59,25 @@ impl Error {
         Self::new(ErrorKind::InvalidInput, text)
     }
 
+    /// No reply arrived within the bound of a call, so its outcome is unknown.
+    pub fn no_reply() -> Self {
+        let text =
+            "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect";
+        Self::new(ErrorKind::Indeterminate, text)
+    }
+
+    /// The connection broke before the reply to a request, so its outcome is unknown.
+    pub fn connection_broke() -> Self {
+        let text = "the connection broke during the request: it may or may not have taken effect";
+        Self::new(ErrorKind::Indeterminate, text)
+    }
+
+    /// A reply is not one of the store, so the outcome of its request is unknown.
+    pub fn unexpected_reply() -> Self {
+        let text = "the server does not give such a reply: is there a proxy in between?";
+        Self::new(ErrorKind::Indeterminate, text)
+    }
+
     /// Adds the cause. Its text is not repeated by this error's own.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention,
-    PlaceNumber, Stamp,
+    PlaceNumber, PooledSession, Stamp, Unconfirmed,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ use crate::connections::Connections;
 use crate::errors::{Failure, other_format};
 use crate::keys;
 use crate::renewal;
-use crate::session::{Session, Unconfirmed};
+use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{Entered, Entry, LeaseEpoch, Place};
@@ -260,8 +260,8 @@ impl Attempt<'_> {
                 return Ok(None);
             }
             // The key is there, and nothing says for how long.
-            Err(Unconfirmed::Failed(failure)) => {
-                return Err(Failure::Unknown(Error::from(failure).with_kind(ErrorKind::Indeterminate)));
+            Err(Unconfirmed::Failed(error)) => {
+                return Err(Failure::Unknown(error.with_kind(ErrorKind::Indeterminate)));
             }
         };
         if self.slot().is_withdrawn() {

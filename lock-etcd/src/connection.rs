@@ -1,17 +1,17 @@
 //! One connection to one member. Opening and using it take bounded time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, KvClient};
 use leasehold_core::backend::run_to_end;
 use leasehold_core::{Error, ErrorKind};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::errors::{Failure, not_connected};
+use crate::health::Health;
 use crate::shared::Shared;
 
 /// A request runs at most for so long after its caller has given up. It is not cancelled before: the server may have begun with it, and the
@@ -28,9 +28,7 @@ pub(crate) struct Connection {
     client: Client,
     /// The index of the member.
     pub(crate) member: usize,
-    is_closed: watch::Sender<bool>,
-    /// How many replies have arrived.
-    replies: AtomicU64,
+    pub(crate) health: Arc<Health>,
     in_flight: Arc<Semaphore>,
     /// The runtime of the connection.
     home: Handle,
@@ -39,9 +37,8 @@ pub(crate) struct Connection {
 impl Connection {
     /// Connects to a member and logs in.
     pub(crate) async fn open(shared: &Arc<Shared>, member: usize, until: Instant) -> Result<Self, Failure> {
-        let bound = until.saturating_duration_since(Instant::now());
         let target = &shared.members.all()[member];
-        let connected = timeout_at(until, target.endpoint(bound.max(shared.attempt())).connect()).await;
+        let connected = timeout_at(until, target.endpoint(until, shared.settings.timeout).connect()).await;
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => {
@@ -59,8 +56,7 @@ impl Connection {
         match timeout_at(until, login).await {
             Ok(Ok(client)) => {
                 let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
-                let (is_closed, replies, home) = (watch::Sender::new(false), AtomicU64::new(0), Handle::current());
-                Ok(Self { client, member, is_closed, replies, in_flight, home })
+                Ok(Self { client, member, health: Arc::default(), in_flight, home: Handle::current() })
             }
             // Nothing was requested yet but a token.
             Ok(Err(error)) => Err(match Failure::of(error) {
@@ -81,27 +77,6 @@ impl Connection {
         self.client.kv_client()
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        *self.is_closed.borrow()
-    }
-
-    /// Lets no new request use this connection.
-    pub(crate) fn close(&self) {
-        self.is_closed.send_replace(true);
-    }
-
-    /// Resolves when no new request may use this connection.
-    pub(crate) async fn closed(&self) {
-        let mut is_closed = self.is_closed.subscribe();
-        // The sender lives as long as `self`.
-        let _ = is_closed.wait_for(|is_closed| *is_closed).await;
-    }
-
-    /// A reply has arrived.
-    pub(crate) fn note_reply(&self) {
-        self.replies.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Sends a request, and waits for its reply until `until`.
     pub(crate) fn call<T, F>(&self, request: F, until: Instant) -> impl Future<Output = Result<T, Failure>> + Send
     where
@@ -117,30 +92,33 @@ impl Connection {
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
         T: Send + 'static,
     {
-        if self.is_closed() {
+        if !self.health.is_usable() {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
         }
         let Ok(Ok(permit)) = timeout_at(until, self.in_flight.clone().acquire_owned()).await else {
             let text = "the client has too many requests in flight";
             return Err(Failure::Refused(Error::new(ErrorKind::Unavailable, text)));
         };
-        let replies = self.replies.load(Ordering::Relaxed);
+        let (replies, health) = (self.health.replies(), self.health.clone());
         let request = timeout(LINGER, async move {
             let _permit = permit;
-            request.await
+            let reply = request.await.map_err(Failure::of);
+            // Also if the caller has given up meanwhile.
+            match &reply {
+                Ok(_) => health.note_reply(),
+                Err(failure) if failure.ends_connection() => health.close(),
+                Err(_) => {}
+            }
+            reply
         });
         match timeout_at(until, run_to_end(&self.home, request)).await {
-            Ok(Ok(Ok(reply))) => {
-                self.note_reply();
-                Ok(reply)
-            }
-            Ok(Ok(Err(error))) => Err(Failure::of(error)),
+            Ok(Ok(reply)) => reply,
             // The request took longer than any bound.
             Ok(Err(_)) => Err(Failure::TimedOut),
             Err(_) => {
                 // If other replies arrived meanwhile, the member is only slow.
-                if self.replies.load(Ordering::Relaxed) == replies {
-                    self.close();
+                if self.health.replies() == replies {
+                    self.health.doubt();
                 }
                 Err(Failure::TimedOut)
             }

@@ -10,7 +10,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::connection::Connection;
 use crate::errors::{Failure, not_connected};
@@ -18,6 +18,10 @@ use crate::shared::{Shared, lock};
 
 /// The pause between two attempts of a request that no member serves now.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// For how many bounds of a call an attempt to connect to the only member goes on. It takes several round trips, and a
+/// call that waits for it may end before.
+const PATIENCE: u32 = 5;
 
 type Outcome = Option<Result<Arc<Connection>, Failure>>;
 
@@ -67,15 +71,17 @@ impl Connections {
     pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Connection>, Failure> {
         let mut opening = {
             let mut state = lock(&self.state);
-            if let Some(current) = state.current.as_ref().filter(|current| !current.is_closed()) {
+            if let Some(current) = state.current.as_ref().filter(|current| current.health.is_usable()) {
                 return Ok(current.clone());
             }
-            state.current = None;
             let is_new =
                 |opening: &&watch::Receiver<Outcome>| opening.borrow().is_none() && opening.has_changed().is_ok();
             match state.opening.as_ref().filter(is_new) {
                 Some(opening) => opening.clone(),
-                None => state.opening.insert(self.open()).clone(),
+                None => {
+                    let former = state.current.take();
+                    state.opening.insert(self.open(former)).clone()
+                }
             }
         };
         let opened = timeout_at(until, opening.wait_for(Option::is_some)).await;
@@ -90,7 +96,7 @@ impl Connections {
     pub(crate) fn warm_up(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         if state.current.is_none() && state.opening.is_none() {
-            state.opening = Some(self.open());
+            state.opening = Some(self.open(None));
         }
     }
 
@@ -99,12 +105,17 @@ impl Connections {
         not_connected(&addresses.join(", "), None)
     }
 
-    fn open(self: &Arc<Self>) -> watch::Receiver<Outcome> {
+    /// Opens a connection, or waits for the former one.
+    fn open(self: &Arc<Self>, former: Option<Arc<Connection>>) -> watch::Receiver<Outcome> {
         let (sender, receiver) = watch::channel(None);
         let this = Arc::downgrade(self);
         let shared = self.shared.clone();
         self.runtime.spawn(async move {
-            let outcome = open_any(&shared).await;
+            let outcome = tokio::select! {
+                outcome = reopen(&shared, former) => outcome,
+                // The client is gone.
+                () = sender.closed() => return,
+            };
             if let (Some(this), Ok(connection)) = (this.upgrade(), &outcome) {
                 lock(&this.state).current = Some(connection.clone());
             }
@@ -128,7 +139,7 @@ impl Connections {
             let connection = match self.get(until).await {
                 Ok(connection) => connection,
                 // The members may be electing a leader. Without another member, a retry is the caller's.
-                Err(failure) if self.has_others() && failure.may_repeat() && Instant::now() < until => {
+                Err(failure) if self.shared.members.are_several() && failure.may_repeat() && Instant::now() < until => {
                     pause(until).await;
                     continue;
                 }
@@ -186,7 +197,7 @@ impl Connections {
                 }
             }
             if Instant::now() >= until
-                || (attempts.is_empty() && !self.has_others() && last.as_ref().is_some_and(is_not_sent))
+                || (attempts.is_empty() && !self.shared.members.are_several() && last.as_ref().is_some_and(is_not_sent))
             {
                 return Err(last.unwrap_or(Failure::TimedOut));
             }
@@ -233,21 +244,14 @@ impl Connections {
         if state.current.as_ref().is_none_or(|current| !Arc::ptr_eq(current, &connection)) {
             self.shared.members.prefer(connection.member);
             if let Some(former) = state.current.replace(connection) {
-                former.close();
+                former.health.close();
             }
         }
     }
 
-    fn has_others(&self) -> bool {
-        self.shared.members.all().len() > 1
-    }
-
-    /// A request or a stream on this connection failed.
+    /// A request or a stream on this connection failed. If the connection is of no use now, the next member is tried first.
     pub(crate) fn failed(&self, connection: &Connection, failure: &Failure) {
-        if failure.ends_connection() {
-            connection.close();
-        }
-        if connection.is_closed() && !matches!(failure, Failure::Token(_)) {
+        if !connection.health.is_usable() && !matches!(failure, Failure::Token(_)) {
             self.shared.members.avoid(connection.member);
         }
     }
@@ -267,9 +271,25 @@ fn is_not_sent(failure: &Failure) -> bool {
     matches!(failure, Failure::NotSent(_))
 }
 
+/// Opens a connection unless a late reply makes the former one usable again: to log in anew costs an overloaded server
+/// more than its reply.
+async fn reopen(shared: &Arc<Shared>, former: Option<Arc<Connection>>) -> Result<Arc<Connection>, Failure> {
+    if let Some(former) = former {
+        // Another member may reply sooner.
+        let patience = if shared.members.are_several() { Duration::ZERO } else { shared.settings.timeout };
+        if timeout(patience, former.health.decided()).await == Ok(true) {
+            return Ok(former);
+        }
+        former.health.close();
+    }
+    open_any(shared).await
+}
+
 /// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.
 async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
-    let until = shared.until();
+    // If there are several, those that have failed are tried again.
+    let patience = if shared.members.are_several() { 1 } else { PATIENCE };
+    let until = Instant::now() + shared.settings.timeout * patience;
     let (mut attempts, mut last) = (JoinSet::new(), None);
     let mut members = shared.members.order();
     loop {

@@ -1,5 +1,6 @@
 //! Maps every failure of a request to an error. The kind says what the failure means for the lock.
 
+use leasehold_core::backend::NotOpened;
 use leasehold_core::{Error, ErrorKind};
 use tonic::{Code, ConnectError, Status};
 
@@ -35,7 +36,7 @@ impl Failure {
         match error {
             etcd_client::Error::GRpcStatus(status) => Self::status(&status),
             etcd_client::Error::LeaseKeepAliveError(text) if text == LEASE_NOT_FOUND => Self::NoLease,
-            error => Self::Disconnected(Error::new(ErrorKind::Indeterminate, BROKE).with_source(error)),
+            error => Self::Disconnected(Error::connection_broke().with_source(error)),
         }
     }
 
@@ -52,7 +53,7 @@ impl Failure {
                     let text = "the server does not know the request: etcd 3.4 or later is needed";
                     Self::Refused(Error::new(ErrorKind::Unsupported, text).with_source(cause))
                 }
-                _ => Self::Disconnected(Error::new(ErrorKind::Indeterminate, BROKE).with_source(cause)),
+                _ => Self::Disconnected(Error::connection_broke().with_source(cause)),
             };
         }
         match REPLIES.iter().find(|(texts, _)| texts.iter().any(|known| text[SERVER.len()..].starts_with(known))) {
@@ -104,14 +105,18 @@ impl From<Failure> for Error {
             | Failure::Disconnected(error)
             | Failure::Unknown(error) => error,
             Failure::NoLease => Self::new(ErrorKind::Unavailable, "the server has ended the session of this client"),
-            Failure::TimedOut => Self::new(
-                ErrorKind::Indeterminate,
-                "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect",
-            ),
-            Failure::UnexpectedReply => Self::new(
-                ErrorKind::Indeterminate,
-                "the server does not give such a reply: is there a proxy in between?",
-            ),
+            Failure::TimedOut => Self::no_reply(),
+            Failure::UnexpectedReply => Self::unexpected_reply(),
+        }
+    }
+}
+
+impl From<NotOpened<Self>> for Failure {
+    fn from(why: NotOpened<Self>) -> Self {
+        match why {
+            NotOpened::Failed(failure) => failure,
+            NotOpened::TimedOut => Self::TimedOut,
+            NotOpened::ShutDown => Self::NotSent(Error::new(ErrorKind::Unavailable, "the client is shut down")),
         }
     }
 }
@@ -142,8 +147,6 @@ fn was_not_sent(status: &Status) -> bool {
     }
     false
 }
-
-const BROKE: &str = "the connection broke during the request: it may or may not have taken effect";
 
 /// What a keep-alive of the client crate says of a lease that does not exist.
 const LEASE_NOT_FOUND: &str = "lease not found";

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_core::{Error, Result};
+use tokio::time::Instant;
 use tonic::transport::Endpoint;
 
 /// The server closes a connection with more frequent pings, or with pings while no request is in flight.
@@ -45,9 +46,10 @@ impl Member {
         Ok(Self { address, endpoint })
     }
 
-    /// How to connect, if a ping may stay without a reply for so long.
-    pub(crate) fn endpoint(&self, bound: Duration) -> Endpoint {
-        self.endpoint.clone().connect_timeout(bound).keep_alive_timeout(bound)
+    /// How to connect until then, if a ping may later stay without a reply for `silence`.
+    pub(crate) fn endpoint(&self, until: Instant, silence: Duration) -> Endpoint {
+        let bound = until.saturating_duration_since(Instant::now());
+        self.endpoint.clone().connect_timeout(bound).keep_alive_timeout(silence)
     }
 }
 
@@ -91,6 +93,10 @@ impl Members {
 
     pub(crate) fn all(&self) -> &[Member] {
         &self.list
+    }
+
+    pub(crate) fn are_several(&self) -> bool {
+        self.list.len() > 1
     }
 
     /// The members to try, beginning with the preferred one.

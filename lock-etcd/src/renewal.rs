@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use etcd_client::{GetOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse};
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
+use leasehold_core::backend::{
+    Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp, Unconfirmed,
+};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -15,7 +17,7 @@ use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::keys::range_end;
 use crate::mirror::Position;
-use crate::session::{Session, Unconfirmed};
+use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{self, Attached};
@@ -170,7 +172,7 @@ impl Call {
                 self.inner.sessions.forget(&key.session);
                 lost(&self.inner, claim)
             }
-            Err(Unconfirmed::Failed(failure)) => RenewReply::Unknown(failure.without_effect()),
+            Err(Unconfirmed::Failed(error)) => RenewReply::Unknown(error.without_effect()),
         }
     }
 }
@@ -216,7 +218,7 @@ pub(crate) async fn attach(
                 inner.sessions.forget(&session);
                 continue;
             }
-            Err(Unconfirmed::Failed(failure)) => return Err(failure),
+            Err(Unconfirmed::Failed(error)) => return Err(Failure::Unknown(error)),
         }
         if !slot.begin(&session) {
             return Ok(None);

@@ -5,19 +5,20 @@
 //! keep-alive has a stream of its own: one that stays open costs a task, and can end unnoticed.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use etcd_client::LeaseGrantOptions;
-use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use leasehold_core::backend::{
+    Confirmation, CoreHandle, KeptSession, PlaceNumber, PooledSession, SessionKeeper, Stamp, Unconfirmed,
+};
+use leasehold_core::{Error, ErrorKind};
+use tokio::time::Instant;
 
 use crate::capabilities::SECOND;
 use crate::connections::Connections;
 use crate::errors::Failure;
-use crate::lease::{Known, Lease};
-use crate::shared::lock;
 
 /// An etcd lease, to which the keys of claims are attached.
 pub(crate) struct Session {
@@ -31,32 +32,7 @@ pub(crate) struct Session {
     /// Those of the keeper's runtime, while the backend lives. A claim may keep its session for longer.
     connections: Weak<Connections>,
     core: CoreHandle,
-    lease: watch::Sender<Lease>,
-    keeping: Mutex<Keeping>,
-}
-
-/// The state of the keep-alives.
-#[derive(Default)]
-struct Keeping {
-    wanted: Option<Wanted>,
-    /// A task sends them.
-    is_running: bool,
-}
-
-/// A confirmation that somebody waits for.
-#[derive(Clone, Copy)]
-struct Wanted {
-    since: Stamp,
-    until: Instant,
-}
-
-/// Why a session has no confirmation.
-#[derive(Debug)]
-pub(crate) enum Unconfirmed {
-    /// It has ended, and with it every key.
-    Gone,
-    /// The server did not reply.
-    Failed(Failure),
+    keeper: SessionKeeper,
 }
 
 impl Session {
@@ -88,8 +64,7 @@ impl Session {
             is_ended: AtomicBool::new(false),
             connections: Arc::downgrade(connections),
             core: core.clone(),
-            lease: watch::Sender::new(Lease::granted(ttl_granted, sent)),
-            keeping: Mutex::default(),
+            keeper: SessionKeeper::new(core, ttl_granted, sent),
         }))
     }
 
@@ -102,33 +77,19 @@ impl Session {
         self.epoch.fetch_max(revision, Ordering::AcqRel);
     }
 
-    /// Whether its ttl has passed since the newest confirmation, or it has ended.
-    pub(crate) fn is_overdue(&self, now: Stamp) -> bool {
-        self.is_ended.load(Ordering::Acquire) || self.lease.borrow().is_overdue(now)
-    }
-
-    /// The server has ended it, or will.
-    pub(crate) fn end(&self) {
-        self.is_ended.store(true, Ordering::Release);
-    }
-
     /// The newest confirmation, for a place or lease with this number.
     pub(crate) fn newest(&self, place: PlaceNumber) -> Confirmation {
-        let (ttl, sent) = self.lease.borrow().newest();
-        Confirmation { ttl, sent, place }
+        self.keeper.newest(place)
     }
 
     /// Sends a keep-alive unless the newest one is as young as `age`, and waits for nothing.
     pub(crate) fn refresh(self: &Arc<Self>, now: Stamp, age: Duration, until: Instant) {
-        self.want(Wanted { since: now.minus(age), until });
+        SessionKeeper::refresh(self, now.minus(age), until);
     }
 
     /// A confirmation that is no older than `since`, if that is known without another request.
     pub(crate) fn confirmed_since(&self, since: Stamp, place: PlaceNumber) -> Option<Confirmation> {
-        match self.lease.borrow().known_since(since) {
-            Known::Confirmed(ttl, sent) => Some(Confirmation { ttl, sent, place }),
-            Known::Gone | Known::Unknown | Known::Failed(_) => None,
-        }
+        self.keeper.confirmed_since(since, place)
     }
 
     /// Waits for a confirmation that is no older than `since`.
@@ -138,64 +99,35 @@ impl Session {
         place: PlaceNumber,
         until: Instant,
     ) -> Result<Confirmation, Unconfirmed> {
-        // A failure that is known already is of an earlier attempt.
-        let mut lease = self.lease.subscribe();
-        self.want(Wanted { since, until });
-        let mut is_first = true;
-        loop {
-            match lease.borrow_and_update().known_since(since) {
-                Known::Confirmed(ttl, sent) => return Ok(Confirmation { ttl, sent, place }),
-                Known::Gone => return Err(Unconfirmed::Gone),
-                Known::Failed(error) if !is_first => return Err(Unconfirmed::Failed(Failure::Unknown(error))),
-                Known::Failed(_) | Known::Unknown => {}
-            }
-            is_first = false;
-            match timeout_at(until, lease.changed()).await {
-                Ok(Ok(())) => {}
-                // The keeper's runtime has ended.
-                Ok(Err(_)) | Err(_) => return Err(Unconfirmed::Failed(Failure::TimedOut)),
-            }
-        }
+        SessionKeeper::confirm(self, since, place, until).await
     }
 }
 
-/// Sending keep-alives.
-impl Session {
-    /// Has a keep-alive sent, unless the lease is confirmed already.
-    fn want(self: &Arc<Self>, wanted: Wanted) {
-        if !matches!(self.lease.borrow().known_since(wanted.since), Known::Unknown | Known::Failed(_)) {
-            return;
-        }
-        let mut keeping = lock(&self.keeping);
-        let Wanted { since, until } = wanted;
-        let former = keeping.wanted.unwrap_or(wanted);
-        keeping.wanted = Some(Wanted { since: former.since.max(since), until: former.until.max(until) });
-        if !std::mem::replace(&mut keeping.is_running, true) {
-            self.core.keeper_runtime().spawn(self.clone().run());
-        }
+impl PooledSession for Session {
+    fn requested(&self) -> Duration {
+        self.ttl
     }
 
-    async fn run(self: Arc<Self>) {
-        let Some(connections) = self.connections.upgrade() else { return };
-        loop {
-            let wanted = {
-                let mut keeping = lock(&self.keeping);
-                let Some(wanted) = keeping.wanted.take() else {
-                    keeping.is_running = false;
-                    return;
-                };
-                wanted
-            };
-            self.keep(&connections, wanted).await;
-        }
+    fn is_overdue(&self, now: Stamp) -> bool {
+        self.is_ended.load(Ordering::Acquire) || self.keeper.is_overdue(now)
     }
 
-    /// Sends a keep-alive, for as long as the confirmation is wanted.
-    async fn keep(&self, connections: &Arc<Connections>, Wanted { since, until }: Wanted) {
-        // The keep-alive before it may have confirmed this as well.
-        if !matches!(self.lease.borrow().known_since(since), Known::Unknown | Known::Failed(_)) {
-            return;
-        }
+    /// The server has ended it, or will.
+    fn end(&self) {
+        self.is_ended.store(true, Ordering::Release);
+    }
+}
+
+#[async_trait]
+impl KeptSession for Session {
+    fn keeper(&self) -> &SessionKeeper {
+        &self.keeper
+    }
+
+    async fn keep_alive(&self, until: Instant) -> leasehold_core::Result<Option<(Duration, Stamp)>> {
+        let Some(connections) = self.connections.upgrade() else {
+            return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
+        };
         let (id, clock) = (self.id, self.core.clone());
         let kept = connections.send_repeatable(until, move |client| {
             let sent = clock.stamp();
@@ -203,12 +135,9 @@ impl Session {
             async move { client.lease_client().keep_alive(id).await.map(|_| sent) }
         });
         match kept.await {
-            Ok(sent) => self.lease.send_modify(|lease| lease.kept_alive(Some(lease.newest().0), sent)),
-            Err(Failure::NoLease) => self.lease.send_modify(|lease| lease.kept_alive(None, since)),
-            Err(failure) => {
-                let error = leasehold_core::Error::from(failure);
-                self.lease.send_modify(|lease| lease.failed(since, error));
-            }
+            Ok(sent) => Ok(Some((self.keeper.newest(PlaceNumber::NONE).ttl, sent))),
+            Err(Failure::NoLease) => Ok(None),
+            Err(failure) => Err(failure.into()),
         }
     }
 }

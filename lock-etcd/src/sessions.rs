@@ -1,29 +1,18 @@
 //! The sessions of one client: one for each ttl, which its claims share, and one for each fixed lease.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{CoreHandle, Stamp};
-use leasehold_core::{Error, ErrorKind};
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use leasehold_core::backend::{CoreHandle, PooledSession, SessionPool, Stamp};
+use tokio::time::Instant;
 
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::session::Session;
-use crate::shared::lock;
 
-type Outcome = Option<Result<Arc<Session>, Failure>>;
-
-/// The shared sessions, by their ttls.
+/// The shared sessions.
 #[derive(Default)]
-pub(crate) struct Sessions(Mutex<HashMap<Duration, Entry>>);
-
-enum Entry {
-    Open(Arc<Session>),
-    Opening(watch::Receiver<Outcome>),
-}
+pub(crate) struct Sessions(SessionPool<Session, Failure>);
 
 impl Sessions {
     /// The shared session with this ttl. Opens it if there is none.
@@ -34,39 +23,12 @@ impl Sessions {
         ttl: Duration,
         until: Instant,
     ) -> Result<Arc<Session>, Failure> {
-        let mut opening = {
-            let (mut sessions, now) = (lock(&self.0), core.stamp());
-            match sessions.get(&ttl) {
-                Some(Entry::Open(session)) if !session.is_overdue(now) => return Ok(session.clone()),
-                Some(Entry::Opening(opening)) if is_live(opening) => opening.clone(),
-                _ => {
-                    // A session that no claim uses any more has ended by itself.
-                    sessions.retain(|_, entry| match entry {
-                        Entry::Open(session) => !session.is_overdue(now),
-                        Entry::Opening(opening) => is_live(opening),
-                    });
-                    let opening = open(connections, core, ttl);
-                    sessions.insert(ttl, Entry::Opening(opening.clone()));
-                    opening
-                }
-            }
-        };
-        let outcome = wait(&mut opening, until).await?;
-        let (mut sessions, session) = (lock(&self.0), outcome);
-        if let Some(Entry::Opening(known)) = sessions.get(&ttl)
-            && known.same_channel(&opening)
-        {
-            sessions.insert(ttl, Entry::Open(session.clone()));
-        }
-        Ok(session)
+        Ok(self.0.shared(core, ttl, until, || open(connections, core, ttl)).await?)
     }
 
     /// The shared session with this ttl, if there is one.
     pub(crate) fn existing(&self, ttl: Duration, now: Stamp) -> Option<Arc<Session>> {
-        match lock(&self.0).get(&ttl) {
-            Some(Entry::Open(session)) if !session.is_overdue(now) => Some(session.clone()),
-            _ => None,
-        }
+        self.0.find(now, |session| session.requested() == ttl)
     }
 
     /// A session for one claim alone.
@@ -76,41 +38,24 @@ impl Sessions {
         ttl: Duration,
         until: Instant,
     ) -> Result<Arc<Session>, Failure> {
-        wait(&mut open(connections, core, ttl), until).await
+        Ok(SessionPool::unshared(core, until, open(connections, core, ttl)).await?)
     }
 
     /// Does not use this session any more: the server has ended it.
     pub(crate) fn forget(&self, session: &Arc<Session>) {
         session.end();
-        let mut sessions = lock(&self.0);
-        if let Some(Entry::Open(known)) = sessions.get(&session.ttl)
-            && Arc::ptr_eq(known, session)
-        {
-            sessions.remove(&session.ttl);
-        }
+        self.0.forget(session);
     }
 }
 
-fn is_live(opening: &watch::Receiver<Outcome>) -> bool {
-    matches!(&*opening.borrow(), Some(Ok(_))) || opening.borrow().is_none() && opening.has_changed().is_ok()
-}
-
-/// Opens a session in a task, so that a caller who is dropped holds nobody else up.
-fn open(connections: &Arc<Connections>, core: &CoreHandle, ttl: Duration) -> watch::Receiver<Outcome> {
-    let (sender, receiver) = watch::channel(None);
+fn open(
+    connections: &Arc<Connections>,
+    core: &CoreHandle,
+    ttl: Duration,
+) -> impl Future<Output = Result<Arc<Session>, Failure>> + Send + use<> {
     let (connections, core) = (connections.clone(), core.clone());
-    core.keeper_runtime().clone().spawn(async move {
+    async move {
         let until = connections.shared.until();
-        sender.send_replace(Some(Session::open(&connections, &core, ttl, until).await));
-    });
-    receiver
-}
-
-async fn wait(opening: &mut watch::Receiver<Outcome>, until: Instant) -> Result<Arc<Session>, Failure> {
-    match timeout_at(until, opening.wait_for(Option::is_some)).await {
-        Ok(Ok(outcome)) => outcome.clone().unwrap_or(Err(Failure::TimedOut)),
-        // No key was requested yet, so nothing is in doubt.
-        Ok(Err(_)) => Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the client is shut down"))),
-        Err(_) => Err(Failure::TimedOut),
+        Session::open(&connections, &core, ttl, until).await
     }
 }

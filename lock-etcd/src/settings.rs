@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::backend::{Cluster, ClusterUrl, CommonSettings};
 use leasehold_core::{Error, Result};
 
 use crate::members::{Member, TlsFiles};
@@ -44,59 +44,21 @@ pub(crate) struct Target {
 
 /// Parses a URL. No error contains any part of a password.
 pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
-    let (text, others) = split_hosts(text)?;
-    let mut url = StoreUrl::parse(&text, "etcd", SCHEMES)?;
-    let timeout = url.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
-    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| url.take(name));
-    let url = url.finish()?;
+    let mut url = ClusterUrl::parse(text, "etcd", SCHEMES)?;
+    let parameters = url.parameters();
+    let timeout = parameters.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
+    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| parameters.take(name));
+    let Cluster { scheme, hosts, user, path: prefix, .. } = url.finish(PORT, "etcd://host:2379/prefix")?;
     CommonSettings { timeout, ..CommonSettings::default() }.check()?;
 
     let files = TlsFiles { ca, cert, key };
-    let tls = (url.scheme() == "etcds" || files.is_any()).then_some(files);
-    let host = url.host_str().filter(|host| !host.is_empty());
-    let host = host.ok_or_else(|| Error::invalid("the URL of an etcd names a host, as in etcd://host:2379/prefix"))?;
-    let mut hosts = vec![(host.to_owned(), url.port().unwrap_or(PORT))];
-    for other in others {
-        let unreadable =
-            || Error::invalid("a host in the URL of an etcd cannot be read: write them as host:port,host:port");
-        let other = StoreUrl::parse(&format!("etcd://{other}"), "etcd", SCHEMES).map_err(|_| unreadable())?.finish()?;
-        let host = other.host_str().filter(|host| !host.is_empty() && other.username().is_empty());
-        hosts.push((host.ok_or_else(unreadable)?.to_owned(), other.port().unwrap_or(PORT)));
-    }
+    let tls = (scheme == "etcds" || files.is_any()).then_some(files);
     let members = hosts.iter().map(|(host, port)| Member::new(host, *port, tls.as_ref())).collect::<Result<_>>()?;
-    let user = match (url.username(), url.password()) {
-        ("", None) => None,
-        (user, password) => Some((decoded(user)?, decoded(password.unwrap_or_default())?)),
-    };
-    let prefix = decoded(url.path().trim_matches('/'))?;
     let prefix = if prefix.is_empty() { DEFAULT_PREFIX.to_owned() } else { prefix };
     if prefix.len() > LONGEST_PREFIX {
         return Err(Error::invalid(format!("the prefix in the URL of an etcd has at most {LONGEST_PREFIX} bytes")));
     }
     Ok((Target { members, user }, Settings { timeout, prefix }))
-}
-
-/// The URL with its first host alone, and the other hosts: a URL has one host.
-fn split_hosts(text: &str) -> Result<(String, Vec<String>)> {
-    let Some((scheme, rest)) = text.split_once("://") else { return Ok((text.to_owned(), Vec::new())) };
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, tail) = rest.split_at(end);
-    let (user, hosts) = match authority.rfind('@') {
-        Some(at) => authority.split_at(at + 1),
-        None => ("", authority),
-    };
-    let mut hosts = hosts.split(',');
-    let first = hosts.next().unwrap_or_default();
-    let others: Vec<_> = hosts.map(str::to_owned).collect();
-    if others.iter().any(String::is_empty) {
-        return Err(Error::invalid("the URL of an etcd names an empty host"));
-    }
-    Ok((format!("{scheme}://{user}{first}{tail}"), others))
-}
-
-fn decoded(text: &str) -> Result<String> {
-    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| Error::invalid("the URL of an etcd has a part that is not UTF-8"))
 }
 
 #[cfg(test)]
@@ -132,7 +94,7 @@ mod tests {
             ("etcd://", "names a host"),
             ("etcd://u:hunter2@one,,two", "empty host"),
             ("etcd://u:hunter2@one,two:x", "host:port"),
-            ("etcd://u:hunter2@localhost?tiemout=1s", "`timeout`"),
+            ("etcd://u:hunter2@localhost?tiemout=1s", "in the URL of an etcd: there are `timeout`"),
             ("etcd://u:hunter2@localhost?timeout=2m", "60s"),
             ("etcd://u:hunter2@localhost/%ff", "UTF-8"),
             (&*long, "256 bytes"),

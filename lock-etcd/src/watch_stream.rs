@@ -83,7 +83,7 @@ impl WatchStream {
     pub(crate) async fn next(&mut self) -> Result<Incoming, Failure> {
         match self.incoming.message().await {
             Ok(Some(message)) => {
-                self.connection.note_reply();
+                self.connection.health.note_reply();
                 Ok(read(&message))
             }
             Ok(None) => Err(Failure::Elsewhere(leasehold_core::Error::new(

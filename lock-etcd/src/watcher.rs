@@ -186,12 +186,9 @@ impl Watcher {
                         asked = Some(Instant::now());
                         stream.send(Outgoing::Progress);
                     }
-                    Some(_) => {
-                        connection.close();
-                        return broken(connections, &connection, &Failure::TimedOut);
-                    }
+                    Some(_) => return broken(connections, &connection, &Failure::TimedOut),
                 },
-                () = connection.closed() => return,
+                () = connection.health.closed() => return,
             }
         }
     }
@@ -400,8 +397,10 @@ impl State {
 
 /// A stream broke, so its connection may be of no use.
 fn broken(connections: &Arc<Connections>, connection: &Connection, failure: &Failure) {
-    if matches!(failure, Failure::TimedOut) {
-        connection.close();
+    match failure {
+        Failure::TimedOut => connection.health.doubt(),
+        failure if failure.ends_connection() => connection.health.close(),
+        _ => {}
     }
     connections.failed(connection, failure);
 }

@@ -124,20 +124,10 @@ impl From<Failure> for Error {
             | Failure::ReadOnly(error)
             | Failure::UnknownError(error)
             | Failure::Conflict(error) => error,
-            Failure::TimedOut => Self::new(
-                ErrorKind::Indeterminate,
-                "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect",
-            ),
-            Failure::Disconnected(cause) => Self::new(
-                ErrorKind::Indeterminate,
-                "the connection broke during the request: it may or may not have taken effect",
-            )
-            .with_source(cause),
+            Failure::TimedOut => Self::no_reply(),
+            Failure::Disconnected(cause) => Self::connection_broke().with_source(cause),
             Failure::NoSuchConnection => Self::new(ErrorKind::Unavailable, "the server has ended the connection"),
-            Failure::UnexpectedReply => Self::new(
-                ErrorKind::Indeterminate,
-                "the server does not give such a reply: is there a proxy in between?",
-            ),
+            Failure::UnexpectedReply => Self::unexpected_reply(),
         }
     }
 }

@@ -3,12 +3,15 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl};
+use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl, decoded};
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
 /// The URL schemes, for error messages.
 pub const SCHEMES: &[&str] = &["mysql://"];
+
+/// In errors.
+const STORE: &str = "MySQL";
 
 /// The port of MySQL and MariaDB.
 const PORT: u16 = 3306;
@@ -126,7 +129,7 @@ pub(crate) struct Target {
 
 /// Parses a URL. No error contains any part of a password.
 pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
-    let mut url = StoreUrl::parse(text, "MySQL", SCHEMES)?;
+    let mut url = StoreUrl::parse(text, STORE, SCHEMES)?;
     let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
     let mut settings = Settings { timeout, retention, ..Settings::default() };
     if let Some(text) = url.take("connections") {
@@ -156,17 +159,17 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let host = host.ok_or_else(|| Error::invalid("the URL of a MySQL names a host, as in mysql://host/database"))?;
     // Brackets belong to the URL, not to the address.
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let database = decoded(url.path().trim_start_matches('/'))?;
+    let database = decoded(url.path().trim_start_matches('/'), STORE)?;
     if database.is_empty() || database.contains('/') {
         return Err(Error::invalid("the URL of a MySQL names one database, as in mysql://host/database"));
     }
     let port = url.port().unwrap_or(PORT);
     let mut options = MySqlConnectOptions::new().host(host).port(port).database(&database);
     if !url.username().is_empty() {
-        options = options.username(&decoded(url.username())?);
+        options = options.username(&decoded(url.username(), STORE)?);
     }
     if let Some(password) = url.password() {
-        options = options.password(&decoded(password)?);
+        options = options.password(&decoded(password, STORE)?);
     }
     let options = encrypted(options, settings.tls, is_loopback(host), files)?;
     Ok((Target { options, address: format!("{host}:{port}") }, settings))
@@ -223,11 +226,6 @@ fn encrypted(
         options = options.ssl_client_cert(cert).ssl_client_key(key);
     }
     Ok(options)
-}
-
-fn decoded(text: &str) -> Result<String> {
-    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| Error::invalid("the URL of a MySQL has a part that is not UTF-8"))
 }
 
 #[cfg(test)]

@@ -59,15 +59,8 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NotSent(error) => error,
-            Failure::TimedOut => Self::new(
-                ErrorKind::Indeterminate,
-                "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect",
-            ),
-            Failure::Disconnected(cause) => Self::new(
-                ErrorKind::Indeterminate,
-                "the connection broke during the request: it may or may not have taken effect",
-            )
-            .with_source(cause),
+            Failure::TimedOut => Self::no_reply(),
+            Failure::Disconnected(cause) => Self::connection_broke().with_source(cause),
             Failure::ErrorReply(text) => refused(&text),
             Failure::UnexpectedReply => Self::new(
                 ErrorKind::Indeterminate,

@@ -9,6 +9,7 @@ mod redis;
 mod relays;
 mod server_process;
 mod sockets;
+mod zookeeper;
 
 pub use certificates::{certificates, client_certificate};
 pub use etcd::{
@@ -21,3 +22,6 @@ pub use mysql::{
 };
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
 pub use server_process::ServerProcess;
+pub use zookeeper::{
+    ZooKeeperEnsemble, ZooKeeperLife, ZooKeeperNode, ZooKeeperServer, ZooKeeperSettings, ZooKeeperSide,
+};

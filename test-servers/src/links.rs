@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, FaultProxy};
 
@@ -24,7 +25,21 @@ impl Links {
     /// # Errors
     /// Those of [`FaultProxy::start`].
     pub(crate) fn add(&mut self, from: usize, to: usize, port: SocketAddr) -> io::Result<SocketAddr> {
-        let proxy = FaultProxy::start(port)?;
+        self.add_with_connect_timeout(from, to, port, Duration::ZERO)
+    }
+
+    /// The same, for a server that may not listen on the port yet when the other one connects.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn add_with_connect_timeout(
+        &mut self,
+        from: usize,
+        to: usize,
+        port: SocketAddr,
+        connect_timeout: Duration,
+    ) -> io::Result<SocketAddr> {
+        let proxy = FaultProxy::start_with_connect_timeout(port, connect_timeout)?;
         let addr = proxy.addr();
         self.0.push(Link { from, to, port, proxy });
         Ok(addr)

@@ -14,7 +14,7 @@ use crate::process;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql, takeover,
-    /// startup or sqlite.
+    /// startup, sqlite or zk.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// How often each workload is run.
@@ -36,7 +36,7 @@ const END: &str = "<!-- end of figures -->\n";
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let servers = [needs::REDIS, needs::MARIADB, needs::MARIADB_INSTALL_DB, needs::ETCD];
+    let servers = [needs::REDIS, needs::MARIADB, needs::MARIADB_INSTALL_DB, needs::ETCD, needs::JAVA, needs::ZOOKEEPER];
     let needs = [&servers[..], &[needs::PROTOC, needs::PROTOC_INCLUDE]].concat();
     needs::provide(&needs, &args.install, "cargo xtask bench")?;
     if args.workloads.is_empty() || args.workloads.iter().any(|workload| workload == "startup") {

@@ -35,6 +35,17 @@ pub(crate) const PROTOC: Need = Need { program: "protoc", package: "protobuf-com
 pub(crate) const PROTOC_INCLUDE: Need =
     Need { program: "../include/google/protobuf/descriptor.proto", package: "libprotobuf-dev", variable: None };
 
+/// Runs ZooKeeper.
+pub(crate) const JAVA: Need =
+    Need { program: "java", package: "default-jre-headless", variable: Some("LEASEHOLD_JAVA") };
+
+/// A file that Java runs, where its package installs it.
+pub(crate) const ZOOKEEPER: Need = Need {
+    program: "/usr/share/java/zookeeper.jar",
+    package: "libzookeeper-java",
+    variable: Some("LEASEHOLD_ZOOKEEPER_JAR"),
+};
+
 /// For the certificates of the TLS tests: those of MySQL and etcd, and that of lock-redis, which runs with all backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 

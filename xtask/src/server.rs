@@ -35,6 +35,7 @@ impl Server {
                 let url = format!("sqlite://{}", folder.join("locks.db").display());
                 Ok(Self { process: None, folder, url })
             }
+            "zk" => Self::zk(folder),
             _ => bail!("there is no starter for {store}"),
         }
     }
@@ -59,6 +60,30 @@ impl Server {
         let mut server = Self { process, folder, url: format!("etcd://127.0.0.1:{client}") };
         // A port that listens proves nothing: the server needs a leader first.
         server.wait_until("etcd", |_| is_healthy(client).unwrap_or(false))?;
+        Ok(server)
+    }
+
+    fn zk(folder: PathBuf) -> Result<Self> {
+        // Another process may take it until the server binds it, which then ends with an error.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let library = needs::ZOOKEEPER.find()?.context("zookeeper.jar is not installed")?;
+        let libraries = library.parent().context("zookeeper.jar is in a folder")?;
+        let config = folder.join("zoo.cfg");
+        let lines = format!(
+            "tickTime=100\nclientPort={port}\nclientPortAddress=127.0.0.1\nmaxSessionTimeout=600000\nadmin.enableServer=false\n\
+             extendedTypesEnabled=true\n4lw.commands.whitelist=*\ndataDir={}\n",
+            folder.join("data").display()
+        );
+        std::fs::write(&config, lines)?;
+        let mut command = Command::new(needs::JAVA.find()?.context("java is not installed")?);
+        command.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true", "-cp"]);
+        command.arg(format!("{}:{}/slf4j-simple.jar", library.display(), libraries.display()));
+        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(config);
+        command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Some(command.spawn().context("cannot start java")?);
+        let mut server = Self { process, folder, url: format!("zk://127.0.0.1:{port}") };
+        // A port that listens proves nothing: the server reads its data first.
+        server.wait_until("zookeeper", |_| has_mode(port).unwrap_or(false))?;
         Ok(server)
     }
 
@@ -145,6 +170,17 @@ fn is_healthy(port: u16) -> Result<bool> {
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
     Ok(reply.contains("\"health\":\"true\""))
+}
+
+/// Whether a ZooKeeper serves requests.
+fn has_mode(port: u16) -> Result<bool> {
+    use std::io::{Read, Write};
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"srvr")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    Ok(reply.contains("Mode:"))
 }
 
 impl Drop for Server {

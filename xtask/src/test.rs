@@ -65,6 +65,13 @@ const BACKENDS: &[Backend] = &[
         needs: &[],
         named_server: None,
     },
+    Backend {
+        name: "zk",
+        feature: Some("zk"),
+        targets: &["zk", "zk_ensemble", "zk_processes"],
+        needs: &[needs::JAVA, needs::ZOOKEEPER, needs::OPENSSL],
+        named_server: None,
+    },
 ];
 
 /// Runs the tests.
@@ -78,8 +85,9 @@ const BACKENDS: &[Backend] = &[
 /// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
 /// tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server, etcd-server, openssl, and protoc to build. LEASEHOLD_REDIS_SERVER,
-/// LEASEHOLD_MARIADB_SERVER and LEASEHOLD_ETCD_SERVER name other programs than redis-server, mariadbd and etcd.
+/// The tests need redis-server, mariadb-server, etcd-server, default-jre-headless, libzookeeper-java, openssl, and protoc to
+/// build. LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER, LEASEHOLD_ETCD_SERVER, LEASEHOLD_JAVA and
+/// LEASEHOLD_ZOOKEEPER_JAR name other programs than redis-server, mariadbd, etcd, java and Debian's zookeeper.jar.
 ///
 /// LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or MariaDB that exists already, for the suites of
 /// both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs none. The URL is that of an
@@ -89,7 +97,7 @@ const BACKENDS: &[Backend] = &[
 /// The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backends whose suite is run: memory, etcd, mysql, redis, sqlite.
+    /// The backends whose suite is run: memory, etcd, mysql, redis, sqlite, zk.
     #[arg(value_name = "BACKEND", value_parser = backend)]
     backends: Vec<&'static str>,
     #[command(flatten)]
@@ -113,12 +121,14 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 }
 
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
-const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite"];
+const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 
-/// How many cases run at a time, where the default is too many: each of these starts three servers.
+/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers. The cases on one
+/// ZooKeeper mostly wait for sessions, which last for a second at least.
 fn threads(program: &Program) -> Vec<String> {
     match &*program.target {
-        "etcd_cluster" => vec!["--test-threads=2".to_owned()],
+        "etcd_cluster" | "zk_ensemble" => vec!["--test-threads=2".to_owned()],
+        "zk" => vec!["--test-threads=4".to_owned()],
         _ => Vec::new(),
     }
 }
@@ -127,6 +137,7 @@ fn takes_url(program: &Program, store: &str) -> bool {
     let is_fenced = match store {
         "etcd" => program.target == "example-fenced_etcd",
         "mysql" => program.target == "example-fenced_sql",
+        "zk" => program.target == "example-fenced_zk",
         _ => false,
     };
     is_fenced || ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
@@ -147,7 +158,7 @@ pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
 }
 
 /// The programs that the tests of [`own`] start.
-const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::OPENSSL];
+const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::JAVA, needs::OPENSSL, needs::ZOOKEEPER];
 
 /// The same for the models and simulations, the starters of servers, and the commands themselves.
 pub(crate) fn own() -> Vec<String> {

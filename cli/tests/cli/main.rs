@@ -20,6 +20,10 @@ macro_rules! on_every_store {
         mod sqlite {
             $(#[test] fn $name() { super::$name(&crate::store::Store::sqlite()) })*
         }
+        #[cfg(feature = "zk")]
+        mod zk {
+            $(#[test] fn $name() { super::$name(&crate::store::Store::zk()) })*
+        }
     };
 }
 

@@ -11,6 +11,8 @@ use leasehold_conformance::harness::folder;
 #[cfg(feature = "etcd")]
 use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSettings};
 use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
+#[cfg(feature = "zk")]
+use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings};
 use rustix::fs::OFlags;
 
 use crate::process::until;
@@ -27,6 +29,8 @@ enum Kind {
     MySql(Box<RefCell<MySqlServer>>, Strategy),
     Redis(Box<RefCell<RedisServer>>),
     Sqlite(RefCell<Option<rusqlite::Connection>>),
+    #[cfg(feature = "zk")]
+    Zk(Box<RefCell<ZooKeeperServer>>),
 }
 
 /// A strategy of MySQL.
@@ -107,6 +111,16 @@ impl Store {
         Self { url, folder, kind: Kind::Sqlite(RefCell::default()) }
     }
 
+    /// A ZooKeeper whose user has only the permissions of clients.
+    #[cfg(feature = "zk")]
+    pub(crate) fn zk() -> Self {
+        let server = ZooKeeperSettings::new().start().unwrap();
+        server.side().create("/leasehold", "", ZooKeeperLife::Persistent).unwrap();
+        server.side().permit("/leasehold", "locker", "hunter2").unwrap();
+        let url = format!("zk://locker:hunter2@{}?tick=100ms", server.addr());
+        Self { url, folder: own_folder(), kind: Kind::Zk(Box::new(RefCell::new(server))) }
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -116,6 +130,8 @@ impl Store {
         match self.kind {
             #[cfg(feature = "etcd")]
             Kind::Etcd(_) => true,
+            #[cfg(feature = "zk")]
+            Kind::Zk(_) => true,
             Kind::Redis(_) | Kind::MySql(_, Strategy::ForUpdate) => true,
             Kind::MySql(_, Strategy::Row) | Kind::Sqlite(_) => false,
         }
@@ -123,7 +139,7 @@ impl Store {
 
     /// Whether a lease that was released within its shortest hold ends with its process.
     pub(crate) fn ends_holds_with_processes(&self) -> bool {
-        self.is_etcd() || self.ends_leases_with_processes()
+        self.has_sessions() || self.ends_leases_with_processes()
     }
 
     /// Whether a lease ends with its process, and not by its ttl.
@@ -133,18 +149,20 @@ impl Store {
 
     /// Whether the store keeps nothing of a lock that is free.
     pub(crate) fn forgets_free_locks(&self) -> bool {
-        self.is_etcd()
+        self.has_sessions()
     }
 
     /// Whether the store reports at once that a lease was ended behind its holder's back.
     pub(crate) fn pushes_losses(&self) -> bool {
-        self.is_etcd()
+        self.has_sessions()
     }
 
-    fn is_etcd(&self) -> bool {
+    fn has_sessions(&self) -> bool {
         match self.kind {
             #[cfg(feature = "etcd")]
             Kind::Etcd(_) => true,
+            #[cfg(feature = "zk")]
+            Kind::Zk(_) => true,
             _ => false,
         }
     }
@@ -198,6 +216,16 @@ impl Store {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
                 connection.execute("DELETE FROM leasehold_locks", []).unwrap();
+            }
+            #[cfg(feature = "zk")]
+            Kind::Zk(server) => {
+                let server = server.borrow();
+                for node in server.side().tree("/leasehold").unwrap() {
+                    // The nodes of claims, and not those of sessions.
+                    if node.path.split('/').count() == 4 {
+                        server.side().delete(&node.path).unwrap();
+                    }
+                }
             }
         }
     }
@@ -267,6 +295,15 @@ impl Store {
                 let sql = "UPDATE leasehold_locks SET format = '2x' WHERE name = CAST(?1 AS BLOB)";
                 assert_eq!(connection.execute(sql, [name]).unwrap(), 1);
             }
+            #[cfg(feature = "zk")]
+            Kind::Zk(server) => {
+                let (server, lock) = (server.borrow(), format!("/leasehold/{}", name.replace('/', "%2F")));
+                if server.side().get(&lock).unwrap().is_none() {
+                    server.side().create(&lock, "1", ZooKeeperLife::Container).unwrap();
+                }
+                let node = format!("{lock}/2-{}-0000000001", "0".repeat(32));
+                server.side().create(&node, "2\thost", ZooKeeperLife::Persistent).unwrap();
+            }
         }
     }
 
@@ -286,6 +323,8 @@ impl Store {
             Kind::Etcd(server) => server.borrow_mut().pause().unwrap(),
             Kind::MySql(server, _) => server.borrow_mut().pause().unwrap(),
             Kind::Redis(server) => server.borrow_mut().pause().unwrap(),
+            #[cfg(feature = "zk")]
+            Kind::Zk(server) => server.borrow_mut().pause().unwrap(),
             Kind::Sqlite(held) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
                 connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
@@ -302,6 +341,8 @@ impl Store {
             Kind::Etcd(server) => server.borrow_mut().resume().unwrap(),
             Kind::MySql(server, _) => server.borrow_mut().resume().unwrap(),
             Kind::Redis(server) => server.borrow_mut().resume().unwrap(),
+            #[cfg(feature = "zk")]
+            Kind::Zk(server) => server.borrow_mut().resume().unwrap(),
             Kind::Sqlite(held) => *held.borrow_mut() = None,
         }
     }

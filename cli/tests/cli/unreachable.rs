@@ -79,9 +79,10 @@ fn a_terminal_shows_that_the_store_does_not_reply(store: &Store) {
     assert_eq!(terminal.end(), Some(0));
 }
 
-/// Each run starts three processes, and all runs connect to the store at once.
+/// Each run starts three processes, and all runs connect to the store at once. Two cores are busy with them for some
+/// seconds. With six times as many beside other work, replies took longer than a run waits for that of its release.
 fn many_runs_that_start_at_once_all_get_the_lock(store: &Store) {
-    const RUNS: usize = 200;
+    const RUNS: usize = 100;
     let wait = format!("{}s", 2 * BOUND.as_secs());
     let args = ["run", "x", "--wait", &wait, "--", "sh", "-c", "echo $LEASEHOLD_FENCING_TOKEN >> tokens"];
     let mut started: Vec<_> = (0..RUNS).map(|_| Running::start(store, &args)).collect();

@@ -118,6 +118,8 @@ pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
 pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("paused"), fixture.ttl());
+    // The request then meets a server that is paused, and not one that cannot be connected to.
+    hold(&bob, &name).await.release().await.expect("a release");
     let guard = hold(&ann, &name).await;
     if let Err(unsupported) = fixture.server(ServerFault::Pause).await {
         return in_process(fixture, &ann, unsupported);

@@ -15,6 +15,8 @@ mod process;
 mod proxy;
 #[cfg(feature = "servers")]
 mod tcp_path;
+#[cfg(feature = "servers")]
+mod tcp_paths;
 
 #[cfg(feature = "servers")]
 pub use clock_step::ClockStep;
@@ -31,3 +33,5 @@ pub use process::ChildProcess;
 pub use proxy::{Fault, FaultProxy, ProxyStats, Reach};
 #[cfg(feature = "servers")]
 pub use tcp_path::TcpPath;
+#[cfg(feature = "servers")]
+pub use tcp_paths::TcpPaths;

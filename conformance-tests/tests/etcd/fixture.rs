@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::etcd::EtcdBackend;
+use leasehold_conformance::harness::{Fault, FaultProxy, Reach, TcpPaths};
 use leasehold_conformance::{
     Data, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
 };
@@ -28,56 +29,28 @@ const PASSWORD: &str = "pass-word";
 /// What every key begins with. In a URL, the space is encoded.
 pub(super) const PREFIX: &str = "team a/locks/";
 
-/// The members of an etcd, and the path from clients to them.
+/// The members of an etcd.
 pub(super) trait Deployment: Send + Sized + 'static {
-    /// The path.
-    type Path: MembersPath;
+    fn start() -> std::io::Result<Self>;
 
-    fn start() -> std::io::Result<(Self, Self::Path)>;
+    fn members(&self) -> &[EtcdServer];
 
-    fn members(&self) -> Vec<&EtcdServer>;
+    fn members_mut(&mut self) -> &mut [EtcdServer];
+
+    fn each(&mut self, act: impl FnMut(&mut EtcdServer) -> std::io::Result<()>) -> std::io::Result<()> {
+        self.members_mut().iter_mut().try_for_each(act)
+    }
 
     /// Calls beside the library under test.
     fn side(&self) -> &EtcdSide;
 
-    fn stop(&mut self) -> std::io::Result<()>;
-
-    fn kill(&mut self) -> std::io::Result<()>;
-
     fn start_again(&mut self) -> std::io::Result<()>;
-
-    fn pause(&mut self) -> std::io::Result<()>;
-
-    fn resume(&mut self) -> std::io::Result<()>;
-}
-
-/// The path from clients to the members, whose faults affect all of them.
-pub(super) trait MembersPath: Send + Sync + 'static {
-    /// The hosts in a URL.
-    fn hosts(&self, route: Route) -> String;
-
-    fn is_broken(&self, route: Route) -> bool;
-
-    fn apply(&self, fault: PathFault);
-
-    fn heal(&self);
-
-    /// Delivers held requests. The ends of their connections stay held, because the server cancels what it has read when it reads an end.
-    fn deliver(&self);
-
-    /// The servers have processed what was delivered.
-    fn delivered(&self);
-
-    fn wrap(&self, backend: Arc<EtcdBackend>, route: Route) -> Arc<dyn LockBackend>;
-
-    /// How many backends are attached and not dropped.
-    fn clients(&self) -> u64;
 }
 
 /// An etcd and the path to it.
 pub(super) struct EtcdFixture<D: Deployment> {
     deployment: Mutex<D>,
-    path: D::Path,
+    paths: TcpPaths,
 }
 
 impl<D: Deployment> EtcdFixture<D> {
@@ -88,7 +61,12 @@ impl<D: Deployment> EtcdFixture<D> {
 
     /// The URL of clients by this route, with these settings on top.
     pub(super) fn url(&self, route: Route, more: &str) -> String {
-        format!("etcd://{USER}:{PASSWORD}@{}/team%20a/locks?timeout=1s{more}", self.path.hosts(route))
+        format!("etcd://{USER}:{PASSWORD}@{}/team%20a/locks?timeout=1s{more}", self.paths.hosts(route))
+    }
+
+    /// The proxies of [`Route::Faulty`].
+    pub(super) fn proxies(&self) -> impl Iterator<Item = &FaultProxy> {
+        self.paths.proxies()
     }
 
     fn connections(&self) -> std::io::Result<u64> {
@@ -97,7 +75,7 @@ impl<D: Deployment> EtcdFixture<D> {
 
     fn sum(&self, of: impl Fn(&leasehold_test_servers::EtcdStatistics) -> u64) -> u64 {
         let deployment = self.deployment();
-        let members = deployment.members().into_iter();
+        let members = deployment.members().iter();
         let statistics =
             members.map(|member| member.side().statistics().unwrap_or_else(|error| panic!("none: {error}")));
         statistics.map(|statistics| of(&statistics)).sum()
@@ -124,16 +102,18 @@ fn permit(side: &EtcdSide) -> std::io::Result<()> {
 #[async_trait]
 impl<D: Deployment> Fixture for EtcdFixture<D> {
     async fn new() -> Self {
-        let (deployment, path) = D::start().unwrap_or_else(|error| panic!("{error}"));
+        let deployment = D::start().unwrap_or_else(|error| panic!("{error}"));
+        let paths = TcpPaths::start(deployment.members().iter().map(|member| member.addr()));
+        let paths = paths.unwrap_or_else(|error| panic!("no paths: {error}"));
         let side = deployment.side();
         side.enable_users().and_then(|()| permit(side)).unwrap_or_else(|error| panic!("no user: {error}"));
-        Self { deployment: Mutex::new(deployment), path }
+        Self { deployment: Mutex::new(deployment), paths }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
         let url = self.url(route, "");
-        let connected = match self.path.is_broken(route) {
+        let connected = match self.paths.is_broken(route) {
             true => None,
             false => EtcdBackend::connect(&url).await.ok(),
         };
@@ -141,7 +121,7 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
             Some(backend) => backend,
             None => EtcdBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")),
         };
-        self.path.wrap(Arc::new(backend), route)
+        Arc::new(self.paths.wrap(Arc::new(backend), route))
     }
 
     async fn backend_with_retention(&self, _retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
@@ -161,12 +141,12 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
     async fn connected(&self) {
         let until = Instant::now() + CONNECT_BOUND;
         let mut since = None;
-        while Instant::now() < until && !self.path.is_broken(Route::Faulty) {
+        while Instant::now() < until && !self.paths.is_broken(Route::Faulty) {
             let connections = self.connections().unwrap_or_default();
             let (seen, begin) = *since.get_or_insert((connections, Instant::now()));
             if seen != connections {
                 since = None;
-            } else if connections >= self.path.clients() && begin.elapsed() > STABLE {
+            } else if connections >= self.paths.clients() && begin.elapsed() > STABLE {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -176,15 +156,17 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
     async fn path(&self, fault: PathFault) {
         // The fault then meets a request and not the first connection.
         self.connected().await;
-        self.path.apply(fault);
+        self.paths.apply(&fault);
     }
 
     async fn heal(&self) {
-        self.path.heal();
+        self.paths.heal();
     }
 
     async fn deliver(&self) {
-        self.path.deliver();
+        // The ends of their connections stay held, because the server cancels what it has read when it reads an end.
+        self.proxies().for_each(|proxy| proxy.apply_to(Fault::HalfOpen, Reach::Open));
+        self.paths.deliver();
         // The servers have read their sockets, and processed what they read, when they count nothing more.
         let mut same = 0;
         let mut before = None;
@@ -195,22 +177,24 @@ impl<D: Deployment> Fixture for EtcdFixture<D> {
             same = if unread == 0 && before == Some(now) { same + 1 } else { 0 };
             before = Some(now);
         }
-        self.path.delivered();
+        if !self.paths.is_broken(Route::Faulty) {
+            self.proxies().for_each(FaultProxy::heal);
+        }
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         let mut deployment = self.deployment();
         let done = match fault {
-            ServerFault::Stop => deployment.stop(),
-            ServerFault::Kill => deployment.kill(),
+            ServerFault::Stop => deployment.each(|member| member.stop()),
+            ServerFault::Kill => deployment.each(|member| member.kill()),
             ServerFault::Start(Data::Kept) => deployment.start_again(),
             ServerFault::Start(Data::Lost) => {
                 return Err(Unsupported::by_nature(
                     "an etcd without its data is another cluster, whose revisions begin again",
                 ));
             }
-            ServerFault::Pause => deployment.pause(),
-            ServerFault::Resume => deployment.resume(),
+            ServerFault::Pause => deployment.each(|member| member.pause()),
+            ServerFault::Resume => deployment.each(|member| member.resume()),
             ServerFault::RefuseUser => deployment.side().delete_user(USER),
             ServerFault::Fill(Room::Data) => deployment.side().raise_no_space(),
             ServerFault::Restore => deployment.side().disarm().and_then(|()| permit(deployment.side())),

@@ -5,6 +5,7 @@
 mod attachment;
 mod capabilities;
 mod claim;
+mod cluster_url;
 mod core_handle;
 mod extensions;
 mod grant;
@@ -12,6 +13,9 @@ mod per_runtime;
 mod renewal;
 mod requests;
 pub mod restart;
+mod session_keeper;
+mod session_lease;
+mod session_pool;
 mod store_url;
 mod watch;
 
@@ -31,6 +35,7 @@ pub use url;
 pub use self::attachment::Attachment;
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::Claim;
+pub use self::cluster_url::{Cluster, ClusterUrl};
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
 pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseOutcome};
@@ -40,7 +45,9 @@ pub use self::requests::{
     AcquireRequest, Delivery, LeaseKind, Mode, OnContention, ReleaseRequest, RenewPolicy, RenewRequest,
 };
 pub use self::restart::OnRestart;
-pub use self::store_url::{CommonSettings, StoreUrl, parse_duration};
+pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
+pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
+pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
 use crate::error::Result;

@@ -19,6 +19,15 @@ pub fn parse_duration(name: &str, text: &str) -> Result<Duration> {
     }
 }
 
+/// Decodes the percent-encoding of a part of a URL of a `store`.
+///
+/// # Errors
+/// [`InvalidInput`](crate::ErrorKind::InvalidInput) if it is not UTF-8.
+pub fn decoded(part: &str, store: &str) -> Result<String> {
+    let decoded = percent_encoding::percent_decode_str(part).decode_utf8();
+    decoded.map(Into::into).map_err(|_| Error::invalid(format!("the URL of {} has a part that is not UTF-8", a(store))))
+}
+
 /// A URL whose parameters are taken one by one. No error shows a user, a password or a host.
 #[derive(Clone)]
 pub struct StoreUrl {
@@ -35,20 +44,42 @@ impl StoreUrl {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, or a parameter that is given twice.
     pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
         let url =
-            Url::parse(text).map_err(|why| Error::invalid(format!("the URL of a {store} cannot be read: {why}")))?;
+            Url::parse(text).map_err(|why| Error::invalid(format!("the URL of {} cannot be read: {why}", a(store))))?;
         let scheme = url.scheme();
         if !schemes.iter().any(|known| known.strip_suffix("://") == Some(scheme)) {
-            let text = format!("`{scheme}://` is not a URL of a {store}: there are {}", schemes.join(", "));
+            let text = format!("`{scheme}://` is not a URL of {}: there are {}", a(store), schemes.join(", "));
             return Err(Error::invalid(text));
         }
         let mut parameters: Vec<(String, String)> = Vec::new();
         for (name, value) in url.query_pairs() {
             if parameters.iter().any(|(other, _)| *other == name) {
-                return Err(Error::invalid(format!("the URL of a {store} gives `{name}` twice")));
+                return Err(Error::invalid(format!("the URL of {} gives `{name}` twice", a(store))));
             }
             parameters.push((name.into_owned(), value.into_owned()));
         }
         Ok(Self { url, store, parameters, known: Vec::new() })
+    }
+
+    /// Splits a URL of several hosts, `scheme://user@host1:1,host2:2/path`, which is no URL. Returns the URL with its first host alone,
+    /// and the other hosts.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an empty host.
+    pub fn split_hosts(text: &str, store: &str) -> Result<(String, Vec<String>)> {
+        let Some((scheme, rest)) = text.split_once("://") else { return Ok((text.to_owned(), Vec::new())) };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, tail) = rest.split_at(end);
+        let (user, hosts) = match authority.rfind('@') {
+            Some(at) => authority.split_at(at + 1),
+            None => ("", authority),
+        };
+        let mut hosts = hosts.split(',');
+        let first = hosts.next().unwrap_or_default();
+        let others: Vec<_> = hosts.map(str::to_owned).collect();
+        if others.iter().any(String::is_empty) {
+            return Err(Error::invalid(format!("the URL of {} names an empty host", a(store))));
+        }
+        Ok((format!("{scheme}://{user}{first}{tail}"), others))
     }
 
     /// The whole URL, with its parameters.
@@ -93,11 +124,12 @@ impl StoreUrl {
         let store = self.store;
         if let Some((unknown, _)) = self.parameters.first() {
             let known: Vec<_> = self.known.iter().map(|name| format!("`{name}`")).collect();
-            let text = format!("unknown parameter `{unknown}` in the URL of a {store}: there are {}", known.join(", "));
+            let text =
+                format!("unknown parameter `{unknown}` in the URL of {}: there are {}", a(store), known.join(", "));
             return Err(Error::invalid(text));
         }
         if self.url.fragment().is_some() {
-            return Err(Error::invalid(format!("the URL of a {store} has no `#…`; a `#` in it is written `%23`")));
+            return Err(Error::invalid(format!("the URL of {} has no `#…`; a `#` in it is written `%23`", a(store))));
         }
         self.url.set_query(None);
         Ok(self.url)
@@ -160,12 +192,34 @@ fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Res
     Err(Error::invalid(format!("`{name}` is {:?} to {:?}, not {value:?}", bounds.start(), bounds.end())))
 }
 
+/// A store with its article.
+pub(super) fn a(store: &str) -> String {
+    let article = if store.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {store}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
     const SCHEMES: &[&str] = &["store://", "stores://"];
+
+    #[test]
+    fn a_url_of_several_hosts_is_split() {
+        let split = |text| StoreUrl::split_hosts(text, "store").unwrap();
+        assert_eq!(
+            split("store://u:a,b@one:1,two:2,[::1]/p,q?x=1,2"),
+            ("store://u:a,b@one:1/p,q?x=1,2".to_owned(), vec!["two:2".to_owned(), "[::1]".to_owned()])
+        );
+        for text in ["store://one", "store://one/a,b", "store://", "nonsense"] {
+            assert_eq!(split(text), (text.to_owned(), Vec::new()));
+        }
+        for text in ["store://u:hunter2@one,,two", "store://one,"] {
+            let error = StoreUrl::split_hosts(text, "store").unwrap_err();
+            assert!(error.to_string().contains("empty host") && !error.to_string().contains("hunter2"), "{error}");
+        }
+    }
 
     fn read(text: &str) -> Result<(CommonSettings, Option<u8>, Url)> {
         let mut url = StoreUrl::parse(text, "store", SCHEMES)?;

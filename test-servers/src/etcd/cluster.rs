@@ -54,6 +54,16 @@ impl EtcdCluster {
         Ok(cluster)
     }
 
+    /// All members.
+    pub fn members(&self) -> &[EtcdServer] {
+        &self.members
+    }
+
+    /// The same, to stop, kill, pause or resume them.
+    pub fn members_mut(&mut self) -> &mut [EtcdServer] {
+        &mut self.members
+    }
+
     /// A member, for calls beside the library under test.
     pub fn member(&self, index: usize) -> &EtcdServer {
         &self.members[index]

@@ -1,4 +1,4 @@
-//! Access to the store: a client, fenced writes on etcd, MySQL and Redis, and an optional fault proxy.
+//! Access to the store: a client, fenced writes on etcd, MySQL, Redis and ZooKeeper, and an optional fault proxy.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -31,6 +31,9 @@ enum Writes {
     Etcd(String),
     /// By the URL of the database.
     MySql(String),
+    /// By the addresses of the servers.
+    #[cfg(feature = "zk")]
+    Zk(String),
     Unsupported,
 }
 
@@ -68,6 +71,8 @@ impl Store {
         let writes = match url.split_once("://") {
             #[cfg(feature = "etcd")]
             Some(("etcd", rest)) => Writes::Etcd(rest.split(['/', ',', '?']).next().unwrap_or_default().to_owned()),
+            #[cfg(feature = "zk")]
+            Some(("zk", rest)) => Writes::Zk(rest.split(['/', '?']).next().unwrap_or_default().to_owned()),
             Some(("mysql", _)) => Writes::MySql(url.split('?').next().unwrap_or_default().to_owned()),
             _ => Writes::Unsupported,
         };
@@ -87,8 +92,10 @@ impl Store {
             #[cfg(feature = "etcd")]
             Writes::Etcd(address) => put(address, guard, text).await,
             Writes::MySql(url) => insert(url, guard, text).await,
+            #[cfg(feature = "zk")]
+            Writes::Zk(addresses) => create(addresses, guard, text).await,
             Writes::Unsupported => {
-                let text = "only etcd, MySQL and Redis check the lease and write in one step here";
+                let text = "only etcd, MySQL, Redis and ZooKeeper check the lease and write in one step here";
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
         }
@@ -132,6 +139,32 @@ fn rand_of_time() -> u128 {
     now.as_nanos() << 32 | u128::from(std::process::id())
 }
 
+/// Creates a node in a fenced multi. The nodes show the order in which ZooKeeper accepted the writes.
+#[cfg(feature = "zk")]
+async fn create(addresses: &str, guard: &LockGuard, text: &str) -> Result<String> {
+    use leasehold::zk::zookeeper_client::{Acls, Client, CreateMode, Error as ZkError, MultiWriteError};
+    const WRITTEN: &str = "/written";
+    let failed = |error| Error::new(ErrorKind::Unavailable, "the write fails").with_source(error);
+    let client = Client::connect(addresses).await.map_err(failed)?;
+    let options = |mode: CreateMode| mode.with_acls(Acls::anyone_all());
+    match client.create(WRITTEN, b"", &options(CreateMode::Persistent)).await {
+        Ok(_) | Err(ZkError::NodeExists) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let mut write = client.new_multi_writer();
+    leasehold::zk::fence(guard)?.check(&mut write).map_err(failed)?;
+    let value = format!("{} {text}", guard.fencing_token());
+    let node = format!("{WRITTEN}/w-");
+    write.add_create(&node, value.as_bytes(), &options(CreateMode::PersistentSequential)).map_err(failed)?;
+    match write.commit().await {
+        Ok(_) => Ok(WRITTEN.to_owned()),
+        Err(MultiWriteError::OperationFailed { source: ZkError::NoNode, .. }) => {
+            Err(Error::new(ErrorKind::Lost, "the lease is not current any more"))
+        }
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
 /// Inserts a row in a fenced transaction.
 async fn insert(url: &str, guard: &LockGuard, text: &str) -> Result<String> {
     let failed = |error| Error::new(ErrorKind::Unavailable, "the write fails").with_source(error);
@@ -147,8 +180,8 @@ async fn insert(url: &str, guard: &LockGuard, text: &str) -> Result<String> {
 
 /// A proxy in front of the server of a URL, and the URL through it.
 fn behind_a_proxy(url: &str) -> Result<(String, Option<FaultProxy>)> {
-    let unfit = || Error::invalid("a proxy goes in front of redis:// and etcd://[user:password@]host:port only");
-    let is_fit = |scheme: &str| matches!(scheme, "etcd" | "redis");
+    let unfit = || Error::invalid("a proxy goes in front of redis://, etcd:// and zk://[user:password@]host:port only");
+    let is_fit = |scheme: &str| matches!(scheme, "etcd" | "redis" | "zk");
     let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| is_fit(scheme)).ok_or_else(unfit)?;
     let (authority, path) = rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at));
     let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));

@@ -2,9 +2,9 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use rustix::net::Shutdown;
 use tokio::net::TcpStream;
@@ -15,6 +15,9 @@ use super::rules::{Counted, Counters, Flow, Rules, Target, Way};
 
 /// The most that is read at once.
 const CHUNK: usize = 16 * 1024;
+
+/// Between two attempts to connect to a server that does not listen yet.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// A connection, as the proxy's listener sees it.
 pub(super) struct Connection {
@@ -47,7 +50,7 @@ impl Connection {
         let (sender, receiver) = watch::channel(rules);
         let state = Arc::new(State::default());
         let connection = Self { rules: sender, state: state.clone(), client: Arc::downgrade(&client) };
-        (connection, relay(client, server.addr, Relay { rules: receiver, state, counters, is_probe: server.is_probe }))
+        (connection, relay(client, server, Relay { rules: receiver, state, counters, is_probe: server.is_probe }))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -104,7 +107,7 @@ struct Relay {
 /// The server has reset the connection.
 struct Reset;
 
-async fn relay(client: Arc<TcpStream>, server: SocketAddr, mut relay: Relay) {
+async fn relay(client: Arc<TcpStream>, server: Target, mut relay: Relay) {
     let counters = relay.counters.clone();
     let _open = Counted::new(&counters.open, 1);
     let _ = client.set_nodelay(true);
@@ -171,7 +174,8 @@ impl Relay {
     }
 
     /// Connects to the server. Returns `None` if that fails and the client must see it.
-    async fn connect(&mut self, client: &TcpStream, server: SocketAddr) -> Option<TcpStream> {
+    async fn connect(&mut self, client: &TcpStream, server: Target) -> Option<TcpStream> {
+        let begin = Instant::now();
         loop {
             let flow = self.rules.borrow_and_update().requests.flow;
             if flow == Flow::Drop {
@@ -180,8 +184,9 @@ impl Relay {
                 while let Ok(1..) = read(client).await.map(|bytes| self.lose(bytes.len())) {}
                 std::future::pending().await
             }
-            match TcpStream::connect(server).await {
+            match TcpStream::connect(server.addr).await {
                 Ok(stream) => return Some(stream),
+                Err(_) if begin.elapsed() < server.connect_timeout => tokio::time::sleep(PAUSE).await,
                 Err(_) if flow == Flow::Hold => drop(self.rules.changed().await),
                 Err(_) => return None,
             }

@@ -105,7 +105,19 @@ impl FaultProxy {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_with_probe(server: SocketAddr, is_probe: fn(&[u8]) -> bool) -> io::Result<Self> {
-        let server = Target { addr: server, is_probe };
+        Self::start_for(Target { addr: server, is_probe, connect_timeout: Duration::ZERO })
+    }
+
+    /// The same in front of a server that may not listen yet. A client that connects then waits for the server for so long. Otherwise it
+    /// sees the end of its connection, which it takes for the server's.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_connect_timeout(server: SocketAddr, connect_timeout: Duration) -> io::Result<Self> {
+        Self::start_for(Target { addr: server, is_probe: |_| false, connect_timeout })
+    }
+
+    fn start_for(server: Target) -> io::Result<Self> {
         let port = Arc::new(Port::free()?);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::unbounded_channel();

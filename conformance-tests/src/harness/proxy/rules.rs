@@ -74,6 +74,8 @@ pub(super) struct Target {
     pub(super) addr: SocketAddr,
     /// Whether these bytes only ask whether the server still replies. No fault but [`Fault::DropTraffic`] and a delay affects them.
     pub(super) is_probe: fn(&[u8]) -> bool,
+    /// For how long a client waits for a server that does not listen.
+    pub(super) connect_timeout: Duration,
 }
 
 #[derive(Debug, Default)]

@@ -1,14 +1,14 @@
-//! What a client knows about one etcd lease, as a pure state machine: replies and their stamps go in, confirmations come out. It knows
-//! neither network nor clock.
+//! What a client knows about a session that its leases share, as a pure state machine: replies and their stamps go in, confirmations
+//! come out. It knows neither network nor clock.
 
 use std::time::Duration;
 
-use leasehold_core::Error;
-use leasehold_core::backend::Stamp;
+use crate::clock::Stamp;
+use crate::error::Error;
 
-/// An etcd lease.
+/// A session of a store with [`TtlScope::Session`](crate::backend::TtlScope::Session), as its client knows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Lease {
+pub(super) struct SessionLease {
     /// The ttl that the server granted, or named in its newest reply.
     ttl: Duration,
     /// When the newest request was sent that the server has answered.
@@ -18,12 +18,12 @@ pub(crate) struct Lease {
     failure: Option<(Stamp, Error)>,
 }
 
-/// Whether a confirmation is there.
+/// Whether a session is confirmed.
 #[derive(Clone, Debug)]
-pub(crate) enum Known {
-    /// The lease lasts for the ttl, counted from the stamp.
+pub(super) enum Known {
+    /// The session lasts for the ttl, counted from the stamp.
     Confirmed(Duration, Stamp),
-    /// The lease has ended.
+    /// The session has ended.
     Gone,
     /// The server has not confirmed it recently.
     Unknown,
@@ -31,31 +31,32 @@ pub(crate) enum Known {
     Failed(Error),
 }
 
-impl Lease {
-    /// A lease that was granted. The request was sent then.
-    pub(crate) fn granted(ttl: Duration, sent: Stamp) -> Self {
+impl SessionLease {
+    /// A session that was opened. The request was sent then.
+    pub(super) fn granted(ttl: Duration, sent: Stamp) -> Self {
         Self { ttl, sent, is_gone: false, failure: None }
     }
 
-    /// The reply to a keep-alive that was sent then. A lease that is gone stays gone. An older reply proves nothing new.
-    pub(crate) fn kept_alive(&mut self, ttl: Option<Duration>, sent: Stamp) {
-        match ttl {
-            None => self.is_gone = true,
-            Some(ttl) if sent >= self.sent => {
-                (self.ttl, self.sent) = (ttl, sent);
-                self.failure = None;
-            }
-            Some(_) => {}
+    /// The reply to a keep-alive that was sent then. An older reply proves nothing new.
+    pub(super) fn kept_alive(&mut self, ttl: Duration, sent: Stamp) {
+        if sent >= self.sent {
+            (self.ttl, self.sent) = (ttl, sent);
+            self.failure = None;
         }
     }
 
+    /// The server has ended the session, which stays so.
+    pub(super) fn end(&mut self) {
+        self.is_gone = true;
+    }
+
     /// No keep-alive got a reply that was wanted then.
-    pub(crate) fn failed(&mut self, wanted: Stamp, error: Error) {
+    pub(super) fn failed(&mut self, wanted: Stamp, error: Error) {
         self.failure = Some((wanted, error));
     }
 
     /// Whether the server has confirmed it since then.
-    pub(crate) fn known_since(&self, since: Stamp) -> Known {
+    pub(super) fn known_since(&self, since: Stamp) -> Known {
         if self.is_gone {
             return Known::Gone;
         }
@@ -69,19 +70,19 @@ impl Lease {
     }
 
     /// Whether its ttl has passed since the newest confirmation: the server may have ended it, or not.
-    pub(crate) fn is_overdue(&self, now: Stamp) -> bool {
+    pub(super) fn is_overdue(&self, now: Stamp) -> bool {
         self.is_gone || now.since(self.sent) >= self.ttl
     }
 
     /// What the newest reply confirmed.
-    pub(crate) fn newest(&self) -> (Duration, Stamp) {
+    pub(super) fn newest(&self) -> (Duration, Stamp) {
         (self.ttl, self.sent)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::ErrorKind;
+    use crate::error::ErrorKind;
 
     use super::*;
 
@@ -93,33 +94,33 @@ mod tests {
 
     #[test]
     fn a_confirmation_counts_from_its_request() {
-        let mut lease = Lease::granted(TTL, at(1_000));
+        let mut lease = SessionLease::granted(TTL, at(1_000));
         assert!(matches!(lease.known_since(at(1_000)), Known::Confirmed(TTL, sent) if sent == at(1_000)));
         assert!(matches!(lease.known_since(at(1_001)), Known::Unknown));
-        lease.kept_alive(Some(TTL), at(2_000));
+        lease.kept_alive(TTL, at(2_000));
         // A reply that was overtaken.
-        lease.kept_alive(Some(TTL * 2), at(1_500));
+        lease.kept_alive(TTL * 2, at(1_500));
         assert_eq!(lease.newest(), (TTL, at(2_000)));
         assert!(!lease.is_overdue(at(4_999)) && lease.is_overdue(at(5_000)));
     }
 
     #[test]
     fn a_lease_that_is_gone_stays_gone() {
-        let mut lease = Lease::granted(TTL, at(1_000));
-        lease.kept_alive(None, at(2_000));
-        lease.kept_alive(Some(TTL), at(3_000));
+        let mut lease = SessionLease::granted(TTL, at(1_000));
+        lease.end();
+        lease.kept_alive(TTL, at(3_000));
         assert!(matches!(lease.known_since(at(0)), Known::Gone) && lease.is_overdue(at(1_000)));
     }
 
     #[test]
     fn a_failure_counts_until_the_next_reply() {
-        let mut lease = Lease::granted(TTL, at(1_000));
+        let mut lease = SessionLease::granted(TTL, at(1_000));
         lease.failed(at(2_000), Error::new(ErrorKind::Indeterminate, "planted"));
         assert!(matches!(lease.known_since(at(2_000)), Known::Failed(_)));
         // Of a later request it says nothing, and an earlier confirmation stays one.
         assert!(matches!(lease.known_since(at(2_001)), Known::Unknown));
         assert!(matches!(lease.known_since(at(900)), Known::Confirmed(..)));
-        lease.kept_alive(Some(TTL), at(2_500));
+        lease.kept_alive(TTL, at(2_500));
         assert!(matches!(lease.known_since(at(2_000)), Known::Confirmed(..)));
     }
 }

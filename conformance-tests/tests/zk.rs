@@ -1,0 +1,18 @@
+//! Leasehold on real ZooKeeper servers: the suite on one server, for a user with the least permissions, and then the tests that are
+//! specific to ZooKeeper.
+
+mod zk {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fixture;
+    mod one_server;
+    mod queues;
+    mod resource_counts;
+    mod reused;
+    mod sessions;
+    mod stored;
+    mod support;
+    mod tls;
+
+    leasehold_conformance::suite!(one_server::OneServer);
+}

@@ -1,0 +1,103 @@
+//! A server, a proxy in front of it, and lock holders.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use leasehold_conformance::Record;
+use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder, machine_now};
+use leasehold_core::FencingToken;
+use leasehold_core::backend::TtlScope;
+use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
+
+pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
+use super::bounds::{start, with_call};
+use super::stored::Stored;
+
+/// How late a takeover may be after the lease has ended: a session lasts two ticks longer and ends with a tick. And 50 ms.
+pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(350);
+
+const ROOT: &str = "/leasehold";
+
+pub(crate) struct Environment {
+    pub(crate) server: ZooKeeperServer,
+    pub(crate) proxy: FaultProxy,
+    lag_monitor: LagMonitor,
+}
+
+impl Environment {
+    pub(crate) fn new() -> Self {
+        let server = ZooKeeperSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
+        let proxy = FaultProxy::start(server.addr()).unwrap();
+        Self { server, proxy, lag_monitor: LagMonitor::start() }
+    }
+
+    fn url_of(addr: SocketAddr) -> String {
+        format!("zk://{addr}/?tick=100ms")
+    }
+
+    fn stored(&self) -> Stored<'_> {
+        Stored { side: self.server.side(), root: ROOT }
+    }
+
+    /// A lock holder that reaches the server through the proxy.
+    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
+        start(&with_call(&Self::url_of(self.proxy.addr())), more)
+    }
+
+    /// A lock holder that is in the queue and watches the node before its own.
+    pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
+        let watches = || self.server.side().statistics().unwrap().get("watch_count").copied().unwrap_or_default();
+        let (waiting, watched) = (self.record().waiting(), watches());
+        let lock_holder = self.lock_holder(more);
+        eventually("the waiter is in the queue", || self.record().waiting() == waiting + 1);
+        eventually("the waiter watches the queue", || watches() > watched);
+        lock_holder
+    }
+
+    /// The fenced writes that the server accepted, in order: token and text.
+    pub(crate) fn accepted(&self, node: &str) -> Vec<(FencingToken, String)> {
+        let mut nodes = self.server.side().tree(node).unwrap();
+        nodes.retain(|written| written.path != node);
+        nodes.sort_by_key(|node| node.created);
+        let entry = |value: &[u8]| {
+            let text = String::from_utf8_lossy(value).into_owned();
+            let (token, what) = text.split_once(' ').expect("a token and a text");
+            (FencingToken::new(token.parse().expect("a token")), what.to_owned())
+        };
+        nodes.iter().map(|node| entry(&node.data)).collect()
+    }
+}
+
+impl StoreUnderTest for Environment {
+    fn store(&self) -> String {
+        Self::url_of(self.server.addr())
+    }
+
+    fn record(&self) -> Record {
+        self.stored().record(&name())
+    }
+
+    /// The last write of the session counts, and so may a ping after it.
+    fn lease_ends(&self) -> (Duration, Duration) {
+        let before = machine_now();
+        let left = self.record().lease().expect("a client holds the lock");
+        (before + left, machine_now() + TTL)
+    }
+
+    /// The shortest ttl is a second.
+    fn kill_pause(&self) -> Duration {
+        Duration::from_millis(1_500)
+    }
+
+    fn ttl_scope(&self) -> TtlScope {
+        TtlScope::Session
+    }
+
+    fn shortest_ttl(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn lag_monitor(&self) -> &LagMonitor {
+        &self.lag_monitor
+    }
+}

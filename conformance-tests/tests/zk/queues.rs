@@ -1,0 +1,238 @@
+//! Queues: what they cost and leave, their last numbers, and nodes of requests without a reply.
+
+use std::time::Duration;
+
+use leasehold::zk::ZkBackend;
+use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
+use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::{KeeperRuntime, LockClient};
+use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
+
+use super::common::{SOON, Stopwatch, eventually, hold};
+use super::fixture::ROOT;
+use super::one_server::OneServer;
+use super::stored::Stored;
+use super::support::{case, client, name, queue};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Names that are used once leave no nodes, as soon as the server has swept its containers.
+#[test]
+fn ten_thousand_names_leave_no_nodes() {
+    const NAMES: usize = 10_000;
+    run(DEADLINE * 3, || async {
+        let settings = ZooKeeperSettings::new()
+            .property("znode.container.checkIntervalMs=1000")
+            .property("znode.container.maxPerMinute=10000000");
+        let server: ZooKeeperServer = settings.start().unwrap_or_else(|error| panic!("{error}"));
+        let client = leasehold::connect(&format!("zk://{}/", server.addr())).await.expect("a client");
+        let tasks = (0..100).map(|task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for index in 0..NAMES / 100 {
+                    let guard = hold(&client, &format!("once/{task}/{index}")).await;
+                    guard.release().await.expect("a release");
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.expect("no panic");
+        }
+        let left = || {
+            let names = server.side().children("/leasehold").expect("the root");
+            names.iter().filter(|name| !name.starts_with('.')).count()
+        };
+        assert!(left() > 0, "the server has swept before this was read");
+        eventually("the server has deleted the nodes of all names", || left() == 0).await;
+        // A name is used again after its node was deleted.
+        hold(&client, "once/0/0").await.release().await.expect("a release");
+    });
+}
+
+/// Ten thousand contended cycles leave no watch behind.
+#[test]
+fn contended_cycles_leave_no_watches() {
+    const CLIENTS: u64 = 4;
+    const CYCLES: u64 = 10_000;
+    case(async |fixture| {
+        let clients = clients(&fixture, CLIENTS).await;
+        let watches = || fixture.statistic("watch_count");
+        eventually("the watches of the first holds are gone", || watches() == 0).await;
+        contend(&clients, CYCLES / CLIENTS).await;
+        eventually("no watch is left", || watches() == 0).await;
+    });
+}
+
+/// A handoff wakes one client, whatever the number of those who wait.
+#[test]
+fn a_handoff_costs_the_same_with_many_waiters() {
+    const HANDOFFS: u64 = 20;
+    case(async |fixture| {
+        let mut costs = Vec::new();
+        for waiters in [40, 1_000] {
+            let name = name(&format!("{waiters} waiters"));
+            let holder = client(&fixture, TTL).await;
+            let guard = hold(&holder, name.as_str()).await;
+            let mut waiting = Vec::new();
+            // Many sessions, which are kept active as seldom as those of a server with the default tick.
+            let url = fixture.url(Route::Clear, "").replace("tick=200ms", "tick=2s");
+            for _ in 0..waiters {
+                let builder =
+                    LockClient::builder(ZkBackend::connect_lazy(&url).expect("a URL")).ttl(TTL * 20).wait(SOON * 20);
+                let client = builder.keeper(KeeperRuntime::CurrentRuntime).build().expect("a client");
+                waiting.push(tokio::spawn(async move {
+                    let guard = client.lock(name_of(waiters)).acquire().await.expect("its turn comes");
+                    (client, guard)
+                }));
+            }
+            eventually("all wait", || queue(&fixture, &name) == waiters + 1).await;
+            eventually("all watch", || fixture.statistic("watch_count") > waiters as u64).await;
+            let before = requests(&fixture);
+            let (mut guard, mut clients) = (guard, Vec::new());
+            for _ in 0..HANDOFFS {
+                guard.release().await.expect("a release");
+                let done = next_of(&mut waiting).await;
+                clients.push(done.0);
+                guard = done.1;
+            }
+            costs.push(requests(&fixture) - before);
+            waiting.iter().for_each(tokio::task::JoinHandle::abort);
+            guard.release().await.expect("a release");
+        }
+        // The transaction that releases, and a watch of the own node. The client behind the first holder lists the queue.
+        assert!(costs.iter().all(|cost| *cost <= HANDOFFS * 2 + 4), "{HANDOFFS} handoffs cost {costs:?} requests");
+    });
+}
+
+/// A creation, a list, a watch, and the transaction that releases.
+#[test]
+fn a_contended_acquire_and_release_cost_four_requests() {
+    const CLIENTS: u64 = 5;
+    const ROUNDS: u64 = 40;
+    case(async |fixture| {
+        let clients = clients(&fixture, CLIENTS).await;
+        let before = requests(&fixture);
+        contend(&clients, ROUNDS).await;
+        let (cost, pairs) = (requests(&fixture) - before, CLIENTS * ROUNDS);
+        // A client behind one that has not waited lists the queue: at the beginning, and at the end.
+        assert!(cost <= pairs * 4 + pairs / 10, "{pairs} pairs cost {cost} requests");
+    });
+}
+
+/// Clients that have held the contended lock once.
+async fn clients(fixture: &OneServer, count: u64) -> Vec<LockClient> {
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        let client = client(fixture, TTL).await;
+        hold(&client, "contended").await.release().await.expect("a release");
+        clients.push(client);
+    }
+    clients
+}
+
+/// All of them acquire and release the contended lock so often.
+async fn contend(clients: &[LockClient], cycles: u64) {
+    let tasks = clients.iter().cloned().map(|client| {
+        tokio::spawn(async move {
+            for _ in 0..cycles {
+                hold(&client, "contended").await.release().await.expect("a release");
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no panic");
+    }
+}
+
+/// The number of requests about nodes below the root.
+fn requests(fixture: &OneServer) -> u64 {
+    fixture.writes() + fixture.statistic("cnt_team a_read_per_namespace")
+}
+
+fn name_of(waiters: usize) -> String {
+    format!("{waiters} waiters")
+}
+
+type Holding = (LockClient, leasehold_core::LockGuard);
+
+/// The waiter that holds next.
+async fn next_of(waiting: &mut Vec<tokio::task::JoinHandle<Holding>>) -> Holding {
+    let stopwatch = Stopwatch::start();
+    loop {
+        if let Some(index) = waiting.iter().position(tokio::task::JoinHandle::is_finished) {
+            return waiting.swap_remove(index).await.expect("no panic");
+        }
+        stopwatch.within(SOON, "a waiter gets the lock");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The numbers of nodes have an end. Clients still hold in the order in which they came.
+#[test]
+fn the_last_numbers_keep_the_order() {
+    const CLIENTS: usize = 6;
+    case(async |fixture| {
+        let name = name("last numbers");
+        let first = client(&fixture, TTL).await;
+        hold(&first, name.as_str()).await.release().await.expect("a release");
+        drop(first);
+        {
+            let mut deployment = fixture.deployment();
+            let path = Stored { side: deployment.side(), root: ROOT }.lock(&name);
+            deployment.kill().expect("a kill");
+            deployment.set_counter(&path, i32::MAX - 2).expect("a counter");
+            deployment.start_again(Data::Kept).expect("a start");
+        }
+        let (order, mut tasks) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
+        let holder = client(&fixture, TTL).await;
+        let guard = hold(&holder, name.as_str()).await;
+        for index in 0..CLIENTS {
+            let (client, order) = (client(&fixture, TTL).await, order.clone());
+            let lock = client.lock(name.as_str());
+            tasks.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.expect("its turn comes");
+                order.lock().expect("no panic").push((index, guard.fencing_token()));
+                guard.release().await.expect("a release");
+            }));
+            eventually("the client waits", || queue(&fixture, &name) == index + 2).await;
+        }
+        let last = Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name);
+        let at_the_end = last.iter().filter(|node| node.path.ends_with("-2147483647")).count();
+        assert!(at_the_end >= 2, "the server goes on after its last number: {last:?}");
+        let mut token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        for (expected, (index, next)) in order.lock().expect("no panic").iter().enumerate() {
+            assert_eq!(*index, expected, "clients hold in their order");
+            assert!(*next > token, "tokens rise");
+            token = *next;
+        }
+    });
+}
+
+/// The reply to the creation of a node is lost. The claim finds its node again, and creates no second one.
+#[test]
+fn a_node_without_a_reply_is_found_again() {
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Faulty).await;
+        let bob = Direct::warm(&fixture, Route::Clear).await;
+        // A session with this ttl is open.
+        let (name, ttl) = (name("no reply"), fixture.ttl() * 20);
+        let claim = ann.claim(&name);
+        fixture.path(PathFault::LoseReplies).await;
+        assert!(ann.acquire(&claim, ttl).await.is_err(), "the reply was lost");
+        assert_eq!(queue(&fixture, &name), 1);
+        fixture.heal().await;
+        let token = Stored { side: fixture.deployment().side(), root: ROOT }.record(&name).last_token;
+        match ann.acquire(&claim, ttl).await {
+            Ok(AcquireOutcome::Granted(grant)) => assert_eq!(Some(grant.token), token, "it is another node"),
+            other => panic!("the node was not found again: {other:?}"),
+        }
+        assert_eq!(queue(&fixture, &name), 1, "the claim has two nodes");
+        ann.release(&claim, Delivery::InDoubt).await.expect("a release");
+        let reply = bob.acquire(&bob.claim(&name), ttl).await;
+        assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
+    });
+}

@@ -1,0 +1,116 @@
+//! Servers that one case after the other uses: a server takes a second to start, and its first replies are slow.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::fixture::{Deployment, TEAM, set_up};
+
+/// How long the sessions of the case before may take to end.
+const SESSIONS_BOUND: Duration = Duration::from_secs(3);
+
+/// The servers that no case uses now. They are stopped with the last case that runs: a static would never be dropped.
+pub(super) struct Idle<D>(Mutex<State<D>>);
+
+struct State<D> {
+    idle: Vec<D>,
+    /// How many cases run.
+    cases: usize,
+}
+
+impl<D> Idle<D> {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(State { idle: Vec::new(), cases: 0 }))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State<D>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The servers of a case. The next case uses them, unless this one changed them: by [`DerefMut`], by [`spoil`](Self::spoil), or by failing.
+pub(super) struct Reused<D: Deployment> {
+    servers: Option<D>,
+    is_spoiled: bool,
+}
+
+impl<D: Deployment> Reused<D> {
+    /// Servers with an empty root.
+    pub(super) fn take() -> io::Result<Self> {
+        let idle = D::idle().change(|state| {
+            state.cases += 1;
+            state.idle.pop()
+        });
+        let mut taken = Self { servers: None, is_spoiled: false };
+        taken.servers = idle.filter(|servers| is_clean(servers) && set_up(servers.side()).is_ok());
+        if taken.servers.is_none() {
+            // One of some hundred new ensembles did not reply to a request for five seconds, before any case had begun.
+            let servers = start().or_else(|error| {
+                eprintln!("the servers cannot be set up, others are started: {error}");
+                start()
+            });
+            taken.servers = Some(servers?);
+        }
+        Ok(taken)
+    }
+
+    /// No other case is to use them.
+    pub(super) fn spoil(&mut self) {
+        self.is_spoiled = true;
+    }
+}
+
+impl<D: Deployment> Deref for Reused<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        self.servers.as_ref().expect("taken until it is dropped")
+    }
+}
+
+impl<D: Deployment> DerefMut for Reused<D> {
+    fn deref_mut(&mut self) -> &mut D {
+        self.spoil();
+        self.servers.as_mut().expect("taken until it is dropped")
+    }
+}
+
+impl<D: Deployment> Drop for Reused<D> {
+    fn drop(&mut self) {
+        let is_usable = !self.is_spoiled && !std::thread::panicking();
+        let servers = self.servers.take().filter(|_| is_usable);
+        let unused = D::idle().change(|state| {
+            state.cases -= 1;
+            state.idle.extend(servers);
+            if state.cases == 0 { std::mem::take(&mut state.idle) } else { Vec::new() }
+        });
+        drop(unused);
+    }
+}
+
+fn start<D: Deployment>() -> io::Result<D> {
+    let servers = D::start()?;
+    set_up(servers.side())?;
+    Ok(servers)
+}
+
+/// Whether nothing of the case before is left. Deletes what that cannot delete itself.
+fn is_clean(servers: &impl Deployment) -> bool {
+    let clean = || {
+        let until = Instant::now() + SESSIONS_BOUND;
+        for server in servers.servers() {
+            while !server.side().connected_sessions()?.is_empty() {
+                if Instant::now() > until {
+                    return Ok(false);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        let side = servers.side();
+        side.sync()?;
+        side.delete_all(TEAM)?;
+        Ok::<_, io::Error>(true)
+    };
+    clean().unwrap_or(false)
+}

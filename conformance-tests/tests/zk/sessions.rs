@@ -1,0 +1,115 @@
+//! Sessions: their end at the server, and the end of those that the client gives up.
+
+use std::time::Duration;
+
+use leasehold_conformance::{Fixture, PathFault, Route};
+use leasehold_core::{KeeperRuntime, LockClient};
+
+use super::common::{Stopwatch, eventually, hold};
+use super::fixture::ROOT;
+use super::stored::Stored;
+use super::support::{case, client, name, queue};
+
+/// The ttl of sessions whose end is measured.
+const TTL: Duration = Duration::from_secs(4);
+
+/// How late that end may be: a session is two ticks of the URL longer, and the server ends it with a tick of its own.
+const SLACK: Duration = Duration::from_millis(600);
+
+/// A server may reply nothing to a client that connects again while its session ends. The bound of a call is a second.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// The session ends at the server while its client holds, waits, or is about to release.
+#[test]
+fn an_ended_session_is_reported_once_and_replaced() {
+    case(async |fixture| {
+        let ttl = Duration::from_secs(30);
+        let (ann, bob) = (client(&fixture, ttl).await, client(&fixture, ttl).await);
+        let name = name("expired");
+        let session_of =
+            |index: usize| Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name)[index].session;
+        let expire = |session: i64| fixture.deployment().side().expire(session).expect("the session ends");
+
+        // While it holds.
+        let guard = hold(&ann, name.as_str()).await;
+        expire(session_of(0));
+        let stopwatch = Stopwatch::start();
+        guard.lost().await;
+        stopwatch.within(SILENCE, "the loss is reported");
+        assert_eq!(ann.stats().lost, 1);
+        drop(guard);
+        // A new session serves new locks.
+        let guard = hold(&ann, name.as_str()).await;
+
+        // While the other one waits: it gets another place.
+        let waiter = {
+            let lock = bob.lock(name.as_str());
+            tokio::spawn(async move { lock.acquire().await.expect("its turn comes") })
+        };
+        eventually("bob waits", || queue(&fixture, &name) == 2).await;
+        let former = session_of(1);
+        expire(former);
+        eventually("bob waits again", || queue(&fixture, &name) == 2 && session_of(1) != former).await;
+        let stopwatch = Stopwatch::start();
+        guard.release().await.expect("a release");
+        let next = waiter.await.expect("no panic");
+        stopwatch.within(Duration::from_millis(500), "the waiter holds");
+
+        // Just before its release, which has nothing to release.
+        expire(session_of(0));
+        let _ = next.release().await;
+        let stopwatch = Stopwatch::start();
+        hold(&ann, name.as_str()).await.release().await.expect("a release");
+        stopwatch.within(Duration::from_secs(1), "the lock is free");
+        assert_eq!(ann.stats().lost, 1, "one loss is reported once");
+    });
+}
+
+/// A server that replies nothing takes an attempt to connect as activity of the session. When the leases have ended, the clients keep it open
+/// no longer.
+#[test]
+fn a_session_without_replies_ends_soon_after_its_leases() {
+    const CLIENTS: usize = 48;
+    case(async |fixture| {
+        let mut holders = Vec::new();
+        for index in 0..CLIENTS {
+            let builder = LockClient::builder(fixture.backend(Route::Faulty).await).ttl(TTL);
+            let client = builder.keeper(KeeperRuntime::CurrentRuntime).build().expect("a client");
+            let name = name(&format!("half-open {index}"));
+            let guard = hold(&client, name.as_str()).await;
+            holders.push((name, guard, client));
+        }
+        fixture.path(PathFault::LoseReplies).await;
+        for (_, guard, _) in &holders {
+            guard.lost().await;
+        }
+        let stopwatch = Stopwatch::start();
+        let is_open = |(name, ..): &(_, _, _)| queue(&fixture, name) == 1;
+        assert!(holders.iter().any(is_open), "the sessions have ended already, so this proves nothing");
+        eventually("every session ends", || holders.iter().all(|(name, ..)| queue(&fixture, name) == 0)).await;
+        stopwatch.within(TTL + SLACK, "the sessions end");
+    });
+}
+
+/// The request that ends a session is lost, and then replies are. The client does not prolong the session.
+#[test]
+fn a_session_whose_end_is_lost_is_not_prolonged() {
+    const BEFORE: Duration = Duration::from_millis(600);
+    case(async |fixture| {
+        let backend = fixture.backend(Route::Faulty).await;
+        let client = LockClient::builder(backend).ttl(TTL).build().expect("a client");
+        let sessions = || fixture.session_nodes().len();
+        let guard = hold(&client, "its end is lost").await;
+        eventually("the session is confirmed", || sessions() == 1).await;
+        guard.release().await.expect("a release");
+        // A session without claims ends after its ttl.
+        tokio::time::sleep(TTL - BEFORE).await;
+        fixture.path(PathFault::DropTraffic).await;
+        let stopwatch = Stopwatch::start();
+        tokio::time::sleep(BEFORE * 2).await;
+        assert_eq!(sessions(), 1, "the request arrived, so this proves nothing");
+        fixture.path(PathFault::LoseReplies).await;
+        eventually("the session ends", || sessions() == 0).await;
+        stopwatch.within(TTL + SLACK, "the session ends");
+    });
+}

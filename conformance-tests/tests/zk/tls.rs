@@ -1,0 +1,59 @@
+//! TLS to a real server, with a private authority and a client's certificate.
+
+use std::net::TcpStream;
+
+use leasehold::ErrorKind;
+use leasehold_conformance::harness::Port;
+use leasehold_conformance::{DEADLINE, run};
+use leasehold_test_servers::{ZooKeeperSettings, certificates};
+
+use super::common::eventually;
+
+#[test]
+fn a_lock_over_tls() {
+    run(DEADLINE, || async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        // The server reads both from one file.
+        let both = [&key, &cert].map(|path| std::fs::read_to_string(path).expect("a file")).concat();
+        std::fs::write(file("server.pem"), both).expect("a file");
+        let own = format!("ca={ca}&cert={cert}&key={key}");
+        for clients_need_certificates in [false, true] {
+            let port = Port::free().expect("a port").number();
+            let server = ZooKeeperSettings::new()
+                .line("serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory")
+                .line(format!("secureClientPort={port}"))
+                .line("secureClientPortAddress=127.0.0.1")
+                .line(format!("ssl.keyStore.location={}", file("server.pem")))
+                .line("ssl.keyStore.type=PEM")
+                .line(format!("ssl.trustStore.location={ca}"))
+                .line("ssl.trustStore.type=PEM")
+                .line(format!("ssl.clientAuth={}", if clients_need_certificates { "need" } else { "none" }));
+            let _server = server.start().unwrap_or_else(|error| panic!("{error}"));
+            // The server listens there a moment later.
+            eventually("the server takes TLS", || TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
+            let connect = async |scheme: &str, more: &str| {
+                leasehold::connect(&format!("{scheme}://localhost:{port}/?{more}")).await
+            };
+            let locks = async |scheme: &str, more: &str| {
+                let client = connect(scheme, more).await?;
+                client.lock("job").acquire().await?.release().await?;
+                client.shutdown().await
+            };
+            locks("zks", &own).await.expect("the client has a certificate");
+            // A file alone means TLS, too.
+            locks("zk", &own).await.expect("the client has a certificate");
+            let anonymous = locks("zks", &format!("ca={ca}")).await;
+            assert_eq!(anonymous.is_ok(), !clients_need_certificates, "{anonymous:?}");
+            let plain = locks("zk", "").await.expect_err("plain text");
+            assert!(matches!(plain.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate), "{plain:?}");
+            let missing = connect("zks", "ca=nowhere.pem").await.expect_err("there is no such file");
+            assert!(
+                missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"),
+                "{missing}"
+            );
+        }
+    });
+}

@@ -1,0 +1,14 @@
+//! Leasehold on real ZooKeeper ensembles of three servers: the suite, and then what happens when one server or the leader fails.
+
+mod zk {
+    #[path = "../support/mod.rs"]
+    mod common;
+    mod fixture;
+    mod resource_counts;
+    mod reused;
+    mod server_faults;
+    mod stored;
+    mod three_servers;
+
+    leasehold_conformance::suite!(three_servers::ThreeServers);
+}

@@ -1,0 +1,98 @@
+//! Whether a connection is used for new requests.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::watch;
+
+/// Notes the replies of a connection and the lack of them.
+#[derive(Default)]
+pub(crate) struct Health {
+    state: watch::Sender<State>,
+    /// How many replies have arrived.
+    replies: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Usable,
+    /// A request had no reply in time. The next reply makes the connection usable again.
+    Doubtful,
+    Closed,
+}
+
+impl Health {
+    pub(crate) fn is_usable(&self) -> bool {
+        *self.state.borrow() == State::Usable
+    }
+
+    pub(crate) fn replies(&self) -> u64 {
+        self.replies.load(Ordering::Relaxed)
+    }
+
+    /// A reply has arrived.
+    pub(crate) fn note_reply(&self) {
+        self.replies.fetch_add(1, Ordering::Relaxed);
+        if !self.is_usable() {
+            self.change(State::Doubtful, State::Usable);
+        }
+    }
+
+    /// A request had no reply in time. Lets no new request use this connection until a reply arrives.
+    pub(crate) fn doubt(&self) {
+        self.change(State::Usable, State::Doubtful);
+    }
+
+    /// Lets no new request use this connection.
+    pub(crate) fn close(&self) {
+        self.state.send_replace(State::Closed);
+    }
+
+    fn change(&self, from: State, to: State) {
+        self.state.send_if_modified(|state| {
+            let is_changed = *state == from;
+            if is_changed {
+                *state = to;
+            }
+            is_changed
+        });
+    }
+
+    /// Resolves when there is no doubt. Returns whether new requests may use this connection.
+    pub(crate) async fn decided(&self) -> bool {
+        let mut state = self.state.subscribe();
+        // The sender lives as long as `self`.
+        state.wait_for(|state| *state != State::Doubtful).await.is_ok_and(|state| *state == State::Usable)
+    }
+
+    /// Resolves when the connection is closed.
+    pub(crate) async fn closed(&self) {
+        let _ = self.state.subscribe().wait_for(|state| *state == State::Closed).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_late_reply_ends_the_doubt() {
+        let health = Health::default();
+        assert!(health.decided().await);
+        health.doubt();
+        assert!(!health.is_usable());
+        let ((), is_usable) = tokio::join!(async { health.note_reply() }, health.decided());
+        assert!(is_usable && health.is_usable());
+        assert_eq!(health.replies(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_stays_closed() {
+        let health = Health::default();
+        health.close();
+        health.doubt();
+        health.note_reply();
+        health.closed().await;
+        assert!(!health.is_usable() && !health.decided().await);
+    }
+}

@@ -1,0 +1,198 @@
+//! The backend.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, SessionPool,
+};
+use leasehold_core::{Error, Result};
+use tokio::time::Instant;
+
+use crate::acquire::Attempt;
+use crate::capabilities;
+use crate::errors::Failure;
+use crate::known::Known;
+use crate::link::{Link, NEVER, NoLink};
+use crate::release::release;
+use crate::renewal;
+use crate::session::Session;
+use crate::settings::parse_url;
+use crate::shared::Shared;
+use crate::turn::Delayed;
+
+/// The ttl of a session that only reads.
+const READER: Duration = Duration::from_secs(10);
+
+/// Locks on ZooKeeper, version 3.5.3 or later, with one server or several.
+pub struct ZkBackend {
+    pub(crate) inner: Arc<Inner>,
+    capabilities: Capabilities,
+}
+
+/// What the parts of the backend share.
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    /// One for each ttl.
+    pub(crate) sessions: SessionPool<Session, Failure>,
+    pub(crate) delayed: Delayed,
+    /// Locks whose nodes were there a while ago.
+    pub(crate) known: Known,
+}
+
+impl Inner {
+    /// The session of claims with this ttl.
+    pub(crate) async fn session(
+        &self,
+        core: &CoreHandle,
+        ttl: Duration,
+        until: Instant,
+    ) -> Result<Arc<Session>, Failure> {
+        let open = || {
+            let (shared, core) = (self.shared.clone(), core.clone());
+            async move {
+                let until = shared.until();
+                Session::open(&shared, &core, ttl, until).await
+            }
+        };
+        Ok(self.sessions.shared(core, ttl, until, open).await?)
+    }
+
+    /// A connection for reads.
+    pub(crate) async fn reader(&self, until: Instant) -> Result<Arc<Link>, Failure> {
+        let core = self.shared.core.core().map_err(Failure::NotSent)?;
+        let now = core.stamp();
+        let session = match self.sessions.find(now, |session| session.current_link().is_some()) {
+            Some(session) => session,
+            None => self.session(core, READER, until).await?,
+        };
+        session.use_since(now);
+        let link = session.link(until).await?;
+        // A follower may be behind the leader.
+        let root = self.shared.nodes.root();
+        link.call(|client| client.sync(root), until).await?;
+        Ok(link)
+    }
+}
+
+impl ZkBackend {
+    /// Connects to the servers of a URL, `zk://user:password@host:2181,host:2181/root`.
+    ///
+    /// # Errors
+    /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
+    /// - `Unavailable`: no server can be reached within [`timeout`](crate::Settings::timeout).
+    /// - `Auth`: the user may not list the locks.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind, except for a session without nodes for some seconds.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let backend = Self::connect_lazy(url)?;
+        leasehold_core::backend::require_timers()?;
+        backend.try_connect().await.map_err(Failure::without_effect)?;
+        Ok(backend)
+    }
+
+    /// Opens a session for a moment. Whatever listens there accepts a connection. A reply to a read proves that it serves this user.
+    async fn try_connect(&self) -> Result<(), Failure> {
+        let (shared, until) = (&self.inner.shared, self.inner.shared.until());
+        let link = self.any_link(READER, until).await?;
+        let root = shared.nodes.root();
+        let listed = link.call(|client| client.list_children(root), until).await;
+        tokio::spawn(Arc::new(link).close());
+        match listed {
+            Ok(_) | Err(Failure::NoNode) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// A link of a new session without leases, at the first server that replies.
+    pub(crate) async fn any_link(&self, ttl: Duration, until: Instant) -> Result<Link, Failure> {
+        let shared = &self.inner.shared;
+        let mut last = Failure::TimedOut;
+        for _ in 0..shared.target.addresses.len() {
+            let (server, bound) = (shared.server(), until.min(Instant::now() + shared.attempt()));
+            last = match Link::open(shared, server, None, ttl, NEVER, bound).await {
+                Ok(link) => return Ok(link),
+                Err(NoLink::Failed(failure @ Failure::Refused(_))) => return Err(failure),
+                Err(NoLink::Failed(failure)) => failure,
+                Err(NoLink::Expired) => Failure::NoSession,
+            };
+            shared.leave_server(server);
+        }
+        Err(last)
+    }
+
+    /// Parses a URL and sends nothing. The first call connects, and calls fail while no server can be reached.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.
+    pub fn connect_lazy(url: &str) -> Result<Self> {
+        let (target, settings) = parse_url(url)?;
+        let capabilities = capabilities::of(&settings);
+        let inner = Inner {
+            shared: Arc::new(Shared::new(target, settings)),
+            sessions: SessionPool::default(),
+            delayed: Delayed::default(),
+            known: Known::default(),
+        };
+        Ok(Self { inner: Arc::new(inner), capabilities })
+    }
+}
+
+#[async_trait]
+impl LockBackend for ZkBackend {
+    fn attach(&self, core: CoreHandle) {
+        self.inner.shared.core.attach(core);
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let inner = &self.inner;
+        let (core, until) = (inner.shared.core.core()?, inner.shared.until());
+        let attempt = Attempt { inner, core, request, begin: core.stamp(), until };
+        Ok(attempt.run().await?)
+    }
+
+    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
+        let (inner, until) = (&self.inner, self.inner.shared.until());
+        match inner.shared.core.core() {
+            Ok(core) => renewal::renew(inner, core, requests, replies, until).await,
+            Err(error) => replies.fail_rest(&error),
+        }
+    }
+
+    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let was_held = release(&self.inner, request, self.inner.shared.until()).await.map_err(Error::from)?;
+        Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn extensions(&self) -> Extensions<'_> {
+        let mut extensions = Extensions::default();
+        extensions.inspect = Some(self);
+        extensions.list = Some(self);
+        extensions.break_lock = Some(self);
+        extensions.examine = Some(self);
+        extensions
+    }
+}
+
+impl Drop for ZkBackend {
+    fn drop(&mut self) {
+        self.inner.sessions.end();
+    }
+}
+
+impl fmt::Debug for ZkBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkBackend")
+            .field("servers", &self.inner.shared.target.addresses)
+            .field("settings", &self.inner.shared.settings)
+            .finish_non_exhaustive()
+    }
+}

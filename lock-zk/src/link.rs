@@ -1,0 +1,266 @@
+//! One connection of a session. Opening and using it take bounded time.
+//!
+//! The client crate connects again by itself, after pauses that double, and no call of it is bounded. So a client of it serves one connection
+//! only. [`Link`] runs the crate's task, and ends it when the connection breaks or a server is silent. The session then opens another link
+//! (see `session`), and the server continues the same session on it.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use leasehold_core::backend::Stamp;
+use spawns_core::{Spawn, Task, enter};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout_at};
+use zookeeper_client::{Client, Error as ClientError, SessionInfo, SessionState};
+
+use crate::activity::Activity;
+use crate::errors::{Failure, not_connected};
+use crate::shared::{Shared, lock};
+
+/// For a link whose session has no leases.
+pub(crate) const NEVER: Stamp = Stamp::ZERO;
+
+/// A link that was closed has this long to end its session at the server.
+const LINGER: Duration = Duration::from_secs(10);
+
+pub(crate) struct Link {
+    client: Client,
+    /// The index of its server.
+    server: usize,
+    is_closed: watch::Sender<bool>,
+    /// How many replies have arrived.
+    replies: AtomicU64,
+    task: AbortHandle,
+    activity: Mutex<Activity>,
+}
+
+/// Why there is no link.
+pub(crate) enum NoLink {
+    /// The server has ended the session.
+    Expired,
+    Failed(Failure),
+}
+
+impl Link {
+    /// Connects to a server, for a new session or to continue one. `sent` is the time of now.
+    pub(crate) async fn open(
+        shared: &Shared,
+        server: usize,
+        session: Option<&SessionInfo>,
+        ttl: Duration,
+        sent: Stamp,
+        until: Instant,
+    ) -> Result<Self, NoLink> {
+        let address = &shared.target.addresses[server];
+        let mut connector = Client::connector().with_fail_eagerly().with_session_timeout(ttl);
+        if let Some(session) = session {
+            connector = connector.with_session(session.clone());
+        }
+        if let Some((user, password)) = &shared.target.user {
+            connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
+        }
+        #[cfg(feature = "tls")]
+        let (scheme, connector) = match &shared.target.tls {
+            Some(options) => ("tcp+tls://", connector.with_tls(options.clone())),
+            None => ("", connector),
+        };
+        #[cfg(not(feature = "tls"))]
+        let scheme = "";
+        let cluster = format!("{scheme}{address}");
+        let spawner = Spawner::default();
+        let connecting = InScope { spawner: &spawner, future: Box::pin(connector.connect(&cluster)) };
+        let connected = timeout_at(until, connecting).await;
+        let started = lock(&spawner.started).take();
+        match (connected, started) {
+            (Ok(Ok(client)), Some(started)) => {
+                let Started { task, is_closed } = started;
+                let activity = Mutex::new(Activity::new(shared.settings.tick, shared.settings.timeout, sent));
+                Ok(Self { client, server, is_closed, replies: AtomicU64::new(0), task, activity })
+            }
+            (Ok(Err(ClientError::SessionExpired)), _) if session.is_some() => Err(NoLink::Expired),
+            (Ok(Err(error @ (ClientError::AuthFailed | ClientError::BadArguments(_)))), _) => {
+                Err(NoLink::Failed(Failure::of(error)))
+            }
+            (Ok(Err(error)), _) => Err(NoLink::Failed(not_connected(address, Some(error)))),
+            (Ok(Ok(_)) | Err(_), _) => Err(NoLink::Failed(not_connected(address, None))),
+        }
+    }
+
+    pub(crate) fn session(&self) -> &SessionInfo {
+        self.client.session()
+    }
+
+    /// The number of its session.
+    pub(crate) fn session_number(&self) -> i64 {
+        self.client.session_id().0
+    }
+
+    /// The ttl that the server gives to the session.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.client.session_timeout()
+    }
+
+    /// A request that was sent then has a reply.
+    pub(crate) fn acknowledged(&self, sent: Stamp) {
+        lock(&self.activity).acknowledged(sent);
+    }
+
+    /// A write that was sent then has a reply. For how long the session lasts at least, counted from then.
+    pub(crate) fn proven(&self, sent: Stamp) -> Duration {
+        let since = lock(&self.activity).proven(sent);
+        self.ttl().saturating_sub(sent.since(since))
+    }
+
+    pub(crate) fn server(&self) -> usize {
+        self.server
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.is_closed.borrow()
+    }
+
+    /// Resolves when the link is of no use any more. It does not keep the link.
+    pub(crate) fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut is_closed = self.is_closed.subscribe();
+        async move {
+            let _ = is_closed.wait_for(|is_closed| *is_closed).await;
+        }
+    }
+
+    /// Resolves when the connection has broken, and returns whether the server has ended the session.
+    pub(crate) fn broken(&self) -> impl Future<Output = bool> + Send + 'static {
+        let (mut state, closed) = (self.client.state_watcher(), self.closed());
+        async move {
+            let mut closed = std::pin::pin!(closed);
+            loop {
+                match state.peek_state() {
+                    SessionState::SyncConnected | SessionState::ConnectedReadOnly => {}
+                    state => return state == SessionState::Expired,
+                }
+                tokio::select! {
+                    _ = state.changed() => {}
+                    () = &mut closed => return state.peek_state() == SessionState::Expired,
+                }
+            }
+        }
+    }
+
+    /// Ends the connection, and leaves the session at the server. Requests that have no reply get none.
+    pub(crate) fn kill(&self) {
+        self.is_closed.send_replace(true);
+        self.task.abort();
+    }
+
+    /// Sends requests by `send`, and waits for their replies until `until`. The requests are sent in the order of the calls, before the first
+    /// await.
+    pub(crate) async fn call<'a, T, F>(
+        &'a self,
+        send: impl FnOnce(&'a Client) -> F,
+        until: Instant,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, ClientError>>,
+    {
+        if self.is_closed() {
+            return Err(self.not_sent());
+        }
+        let sent = send(&self.client);
+        self.wait(sent, until).await?.map_err(Failure::of)
+    }
+
+    /// Waits for the replies to requests that were sent on this link.
+    pub(crate) async fn wait<F: Future>(&self, sent: F, until: Instant) -> Result<F::Output, Failure> {
+        let replies = self.replies.load(Ordering::Relaxed);
+        match timeout_at(until, sent).await {
+            Ok(reply) => {
+                if !self.is_closed() {
+                    self.replies.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(reply)
+            }
+            Err(_) => {
+                // If other replies arrived meanwhile, the server is only slow.
+                if self.replies.load(Ordering::Relaxed) == replies {
+                    self.kill();
+                }
+                Err(Failure::TimedOut)
+            }
+        }
+    }
+
+    /// For requests that are sent together.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// A request that was not sent because the link is closed.
+    pub(crate) fn not_sent(&self) -> Failure {
+        let text = "the connection broke";
+        Failure::NotSent(leasehold_core::Error::new(leasehold_core::ErrorKind::Unavailable, text))
+    }
+
+    /// Ends the session at the server, unless others still use the link. Resolves when that is done, when the connection has broken or when it
+    /// has taken too long, and returns whether it is done.
+    pub(crate) async fn close(self: Arc<Self>) -> bool {
+        let (broken, task, state) = (self.broken(), self.task.clone(), self.client.state_watcher());
+        // The crate ends the session when its last client is dropped.
+        drop(self);
+        let _ = tokio::time::timeout(LINGER, broken).await;
+        // The crate would connect again, and a server whose replies are lost would prolong the session.
+        task.abort();
+        matches!(state.peek_state(), SessionState::Closed | SessionState::Expired)
+    }
+}
+
+/// The task of a connection.
+struct Started {
+    task: AbortHandle,
+    is_closed: watch::Sender<bool>,
+}
+
+/// Starts the task of the client crate as one that can be aborted.
+#[derive(Default)]
+struct Spawner {
+    started: Mutex<Option<Started>>,
+}
+
+impl Spawn for Spawner {
+    fn spawn(&self, task: Task) {
+        let is_closed = watch::Sender::new(false);
+        let end = CloseOnDrop(is_closed.clone());
+        let serve = Box::into_pin(task.future);
+        let task = tokio::spawn(async move {
+            let _end = end;
+            serve.await;
+        });
+        *lock(&self.started) = Some(Started { task: task.abort_handle(), is_closed });
+    }
+}
+
+/// Marks a link as closed when its task has ended, for whichever reason.
+struct CloseOnDrop(watch::Sender<bool>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.send_replace(true);
+    }
+}
+
+/// A future whose tasks are started by `spawner`.
+struct InScope<'a, F> {
+    spawner: &'a Spawner,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for InScope<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let _scope = enter(self.spawner);
+        self.future.as_mut().poll(cx)
+    }
+}

@@ -1,0 +1,89 @@
+//! The end of a claim.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::backend::{Claim, Delivery, ReleaseRequest};
+use tokio::time::Instant;
+
+use crate::backend::Inner;
+use crate::errors::Failure;
+use crate::queue::{delete, hand_over};
+use crate::session::Session;
+use crate::slot::{Slot, Stage};
+
+/// The pause before a deletion is repeated on another link.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How a node is deleted.
+#[derive(Clone, Copy)]
+enum Deletion {
+    /// The client behind it reads the queue.
+    Plain,
+    /// The node is that of a lease, and the client behind it holds from then on.
+    HandOver,
+}
+
+/// Deletes the nodes of a claim. Returns whether there was one.
+pub(crate) async fn release(inner: &Inner, request: &ReleaseRequest, until: Instant) -> Result<bool, Failure> {
+    let (claim, slot) = (&request.claim, Slot::of(&request.claim));
+    if request.delivery == Delivery::InDoubt {
+        let mut was_held = false;
+        for session in slot.withdraw(claim) {
+            was_held |= withdraw(inner, claim, &session, until).await?;
+            slot.settled(&session);
+        }
+        // An acquire that was in flight may have found it.
+        slot.has_no_node(claim);
+        return Ok(was_held);
+    }
+    let Some(node) = slot.node() else { return Ok(false) };
+    // Its end is no loss.
+    slot.has_no_node(claim);
+    // Others wait behind a claim that has waited, mostly. The transaction costs more than a deletion.
+    let deletion = if node.stage == Stage::HoldsAfterWait { Deletion::HandOver } else { Deletion::Plain };
+    let deleted = delete_own(&node.session, &node.path(), deletion, until).await;
+    if deleted.is_err() {
+        slot.has_node(claim, node);
+    }
+    deleted
+}
+
+/// Makes sure that no request of the claim in this session takes effect any more, and deletes its nodes.
+async fn withdraw(inner: &Inner, claim: &Claim, session: &Arc<Session>, until: Instant) -> Result<bool, Failure> {
+    let (lock, prefix) = (inner.shared.nodes.lock(claim.name()), Slot::of(claim).prefix());
+    let Some((names, ..)) = session.settled(&lock, &prefix, until).await? else { return Ok(false) };
+    let mut was_held = false;
+    for name in names {
+        was_held |= delete_own(session, &format!("{lock}/{name}"), Deletion::Plain, until).await?;
+    }
+    Ok(was_held)
+}
+
+/// Deletes a node of a claim. Returns whether it was there. No other claim can have a node of this name, so a deletion whose link has broken
+/// is repeated on the next one.
+async fn delete_own(session: &Session, path: &str, deletion: Deletion, until: Instant) -> Result<bool, Failure> {
+    let mut may_have_deleted = false;
+    loop {
+        let deleted = match session.link(until).await {
+            Ok(link) => match deletion {
+                Deletion::Plain => delete(&link, path, until).await,
+                Deletion::HandOver => hand_over(&link, path, until).await,
+            },
+            Err(failure) => Err(failure),
+        };
+        match deleted {
+            Ok(was_there) => return Ok(was_there || may_have_deleted),
+            // The nodes end with it, now or soon.
+            Err(Failure::NoSession) => {
+                return if session.gone(until).await { Ok(may_have_deleted) } else { Err(Failure::TimedOut) };
+            }
+            Err(Failure::Disconnected(_)) if Instant::now() + PAUSE < until => {
+                may_have_deleted = true;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(failure) if may_have_deleted => return Err(failure.in_doubt()),
+            Err(failure) => return Err(failure),
+        }
+    }
+}

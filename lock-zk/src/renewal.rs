@@ -1,0 +1,157 @@
+//! Renewals. Leases of one session share a write. A place is looked up in its queue, because its watch may have been silent.
+
+use std::sync::Arc;
+
+use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp, Unconfirmed};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::acquire::{age, of_place};
+use crate::backend::Inner;
+use crate::errors::Failure;
+use crate::queue::{Position, position};
+use crate::session::Session;
+use crate::slot::{Node, Slot, Stage};
+use crate::turn;
+
+/// One renew call.
+#[derive(Clone)]
+struct Call {
+    inner: Arc<Inner>,
+    core: CoreHandle,
+    begin: Stamp,
+    until: Instant,
+}
+
+/// A lease or place that is to be renewed.
+struct Item {
+    index: usize,
+    request: RenewRequest,
+    node: Node,
+}
+
+type Answered = Vec<(usize, RenewReply)>;
+
+/// Renews leases and places.
+pub(crate) async fn renew(
+    inner: &Arc<Inner>,
+    core: &CoreHandle,
+    requests: &[RenewRequest],
+    replies: &RenewReplies,
+    until: Instant,
+) {
+    let call = Call { inner: inner.clone(), core: core.clone(), begin: core.stamp(), until };
+    let mut ready: JoinSet<Answered> = JoinSet::new();
+    let mut held: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
+    for (index, request) in requests.iter().enumerate() {
+        let Some(node) = Slot::of(&request.claim).node() else {
+            replies.put(index, RenewReply::Lost);
+            continue;
+        };
+        let since = call.since(&node);
+        node.session.refresh(call.begin, call.begin.since(since), until);
+        let item = Item { index, request: request.clone(), node };
+        if item.node.stage == Stage::Waits {
+            let call = call.clone();
+            ready.spawn(async move { vec![(item.index, call.place(&item).await)] });
+        } else if item.node.confirmation().sent >= since {
+            replies.put(index, reply_of(&item.node));
+        } else {
+            match held.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &item.node.session)) {
+                Some((_, items)) => items.push(item),
+                None => held.push((item.node.session.clone(), vec![item])),
+            }
+        }
+    }
+    for (_, items) in held {
+        let call = call.clone();
+        ready.spawn(async move {
+            let mut answered = Vec::with_capacity(items.len());
+            for item in items {
+                answered.push((item.index, call.lease(&item).await));
+            }
+            answered
+        });
+    }
+    while let Some(answered) = ready.join_next().await {
+        for (index, reply) in answered.into_iter().flatten() {
+            replies.put(index, reply);
+        }
+    }
+}
+
+impl Call {
+    /// How old a confirmation may be.
+    fn since(&self, node: &Node) -> Stamp {
+        match node.is_fixed() {
+            // It is renewed once, to its whole ttl.
+            true => self.begin,
+            false => self.begin.minus(age(node.session.ttl())),
+        }
+    }
+
+    async fn lease(&self, item: &Item) -> RenewReply {
+        match item.node.session.confirm(self.since(&item.node), self.until).await {
+            Ok(()) if Slot::of(&item.request.claim).has(&item.node) => {
+                let confirmation = item.node.confirmation();
+                let end = confirmation.sent.plus(confirmation.ttl);
+                Slot::of(&item.request.claim).lasts_until(&item.node, end);
+                reply_of(&item.node)
+            }
+            Ok(()) => RenewReply::Lost,
+            Err(Unconfirmed::Gone) => self.lost(item),
+            Err(Unconfirmed::Failed(error)) => RenewReply::Unknown(error.without_effect()),
+        }
+    }
+
+    async fn place(&self, item: &Item) -> RenewReply {
+        let link = match item.node.session.link(self.until).await {
+            Ok(link) => link,
+            Err(failure) => return RenewReply::Unknown(failure.without_effect()),
+        };
+        let position = position(&link, &item.node, self.until).await;
+        drop(link);
+        let claim = &item.request.claim;
+        match position {
+            Ok(Position::Gone) => return self.lost(item),
+            Ok(Position::First) => match Slot::of(claim).becomes(&item.node, Stage::HoldsAfterWait) {
+                None => return RenewReply::Lost,
+                Some(true) => {
+                    turn::holds(&self.inner, &self.core, claim, &item.node);
+                    let Some(node) = Slot::of(claim).node() else { return RenewReply::Lost };
+                    return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
+                }
+                Some(false) => {
+                    let node = Node { stage: Stage::HoldsAfterWait, ..item.node.clone() };
+                    return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
+                }
+            },
+            Ok(Position::Behind(_)) => {}
+            Err(Failure::NoSession) => return self.lost(item),
+            Err(failure) => return RenewReply::Unknown(failure.without_effect()),
+        }
+        match item.node.session.confirm(self.since(&item.node), self.until).await {
+            Ok(()) => {
+                let confirmation = of_place(item.node.confirmation(), self.begin);
+                RenewReply::Waiting { confirmation, retry_after: confirmation.ttl }
+            }
+            Err(Unconfirmed::Gone) => self.lost(item),
+            Err(Unconfirmed::Failed(error)) => RenewReply::Unknown(error.without_effect()),
+        }
+    }
+
+    fn lost(&self, item: &Item) -> RenewReply {
+        if item.node.session.has_ended() {
+            self.inner.sessions.forget(&item.node.session);
+        }
+        Slot::of(&item.request.claim).has_no_node(&item.request.claim);
+        RenewReply::Lost
+    }
+}
+
+fn reply_of(node: &Node) -> RenewReply {
+    match node.stage {
+        Stage::HoldsAfterWait => RenewReply::Granted(Grant::new(node.token(), node.confirmation())),
+        Stage::Holds | Stage::Waits => RenewReply::Renewed(node.confirmation()),
+    }
+}

@@ -1,0 +1,179 @@
+//! Staying connected: the task of a session.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::backend::PooledSession;
+use tokio::time::Instant;
+
+use super::{PAUSES, Phase, Session};
+use crate::errors::Failure;
+use crate::link::{Link, NoLink};
+
+/// After this time without a client, at least, the server has ended a session.
+const GONE_BY: Duration = Duration::from_secs(60);
+
+impl Session {
+    pub(super) async fn run(self: Arc<Self>, mut link: Arc<Link>) {
+        loop {
+            let is_expired = tokio::select! {
+                is_expired = link.broken() => is_expired,
+                () = self.overdue() => {
+                    self.end();
+                    false
+                }
+                () = self.ended() => false,
+                () = self.stay_active(&link) => false,
+            };
+            if is_expired {
+                link.kill();
+                return self.expired();
+            }
+            if self.has_ended() {
+                self.report_gone();
+                return match link.close().await {
+                    true => self.expired(),
+                    false => self.end_at_server().await,
+                };
+            }
+            link.kill();
+            self.shared.leave_server(link.server());
+            self.become_down();
+            link = match self.reconnect().await {
+                Some(link) => link,
+                None => return,
+            };
+        }
+    }
+
+    /// Reads again and again, so that each write proves a recent activity, and ends the link if its server is silent.
+    async fn stay_active(&self, link: &Link) {
+        let pause = self.shared.settings.tick / 2;
+        // A server may be slow. Other calls end the link sooner, but a waiter sends none.
+        let timeout = self.shared.settings.timeout;
+        let bound = (self.ttl / 4).clamp(timeout, timeout * 2);
+        loop {
+            tokio::time::sleep(pause).await;
+            let sent = self.core.stamp();
+            let read = link.call(|client| client.check_stat("/"), Instant::now() + bound).await;
+            match read {
+                Ok(_) | Err(Failure::Refused(_)) => link.acknowledged(sent),
+                // The link has broken, or will.
+                Err(_) => tokio::time::sleep(pause).await,
+            }
+        }
+    }
+
+    async fn ended(&self) {
+        let mut phase = self.phase.subscribe();
+        let _ = phase.wait_for(|phase| matches!(phase, Phase::Ended)).await;
+    }
+
+    fn become_down(&self) {
+        self.phase.send_if_modified(|phase| {
+            let is_up = matches!(phase, Phase::Up(_));
+            if is_up {
+                *phase = Phase::Down;
+            }
+            is_up
+        });
+    }
+
+    /// Resolves when the session was not confirmed for its ttl.
+    async fn overdue(&self) {
+        loop {
+            let left = self.ends_at().since(self.core.stamp());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// Opens another link. `None` if the session has ended.
+    async fn reconnect(self: &Arc<Self>) -> Option<Arc<Link>> {
+        let (mut pause, mut bound) = (PAUSES.0, self.shared.attempt());
+        let mut is_first = true;
+        loop {
+            if self.is_too_late() {
+                tokio::select! {
+                    () = self.overdue() => self.end(),
+                    () = self.ended() => {}
+                }
+                self.report_gone();
+                self.end_at_server().await;
+                return None;
+            }
+            if !std::mem::take(&mut is_first) {
+                tokio::time::sleep(self.core.jitter(pause)).await;
+                pause = (pause * 2).min(PAUSES.1);
+            }
+            match self.try_link(&mut bound).await {
+                Ok(link) => {
+                    let link = Arc::new(link);
+                    self.phase.send_if_modified(|phase| {
+                        let is_down = matches!(phase, Phase::Down);
+                        if is_down {
+                            *phase = Phase::Up(link.clone());
+                        }
+                        is_down
+                    });
+                    return Some(link);
+                }
+                Err(NoLink::Expired) => {
+                    self.expired();
+                    return None;
+                }
+                Err(NoLink::Failed(_)) => {}
+            }
+        }
+    }
+
+    /// Tries once, for at most `bound`, which grows if the server is silent.
+    async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
+        let (server, begin, sent) = (self.shared.server(), Instant::now(), self.core.stamp());
+        let ttl = self.requested + self.shared.more();
+        let link = Link::open(&self.shared, server, Some(&self.info), ttl, sent, begin + *bound).await;
+        if link.is_err() {
+            self.shared.leave_server(server);
+            if begin.elapsed() >= *bound {
+                *bound = (*bound * 2).min(self.shared.settings.timeout);
+            }
+        }
+        link
+    }
+
+    /// Makes sure that the server has ended the session, although there is no link. Usually it has, as soon as the ttl is over.
+    ///
+    /// If replies are lost, an attempt to connect before that end prolongs the session. So no pause is shorter than the ttl of the session, and
+    /// the tick in which the server ends it.
+    async fn end_at_server(&self) {
+        let pause = self.ttl() + self.shared.more() + self.shared.settings.tick;
+        let until = Instant::now() + GONE_BY.max(pause * 2);
+        let mut next = pause;
+        while Instant::now() < until {
+            tokio::time::sleep(next + self.core.jitter(PAUSES.0)).await;
+            let begin = Instant::now();
+            match self.try_link(&mut self.shared.attempt()).await {
+                Ok(link) => {
+                    if Arc::new(link).close().await {
+                        break;
+                    }
+                }
+                Err(NoLink::Expired) => break,
+                // A server that is silent may have prolonged it.
+                Err(NoLink::Failed(_)) if begin.elapsed() >= self.shared.attempt() / 2 => next = pause,
+                Err(NoLink::Failed(_)) => next = PAUSES.1,
+            }
+        }
+        self.expired();
+    }
+
+    /// The server has ended the session.
+    fn expired(&self) {
+        self.end();
+        self.is_gone.send_replace(true);
+        self.keeper.end();
+        self.report_gone();
+    }
+}

@@ -1,0 +1,229 @@
+//! Waiting for the turn of a claim, and watching its node while it holds.
+//!
+//! A waiter watches the node before its own. So a release wakes one client. If the node belonged to a holder that released the lock, the
+//! waiter holds from then on (see [`hand_over`](crate::queue::hand_over)). If it is gone for another reason, others may still be before the
+//! waiter, so it reads the queue again. A holder watches its own node, unless the hold is a short one.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold_core::backend::{Claim, CoreHandle, Event};
+use tokio::time::Instant;
+use zookeeper_client::EventType;
+
+use crate::backend::Inner;
+use crate::errors::Failure;
+use crate::queue::{Position, delete, position};
+use crate::shared::lock;
+use crate::slot::{Node, Slot, Stage};
+
+/// A lock that is held for no longer is not watched.
+const SHORT_HOLD: Duration = Duration::from_millis(20);
+
+/// The pause after an error of the server.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The leases whose nodes are to be watched soon.
+#[derive(Default)]
+pub(crate) struct Delayed(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    due: VecDeque<(Instant, Claim, Node)>,
+    is_running: bool,
+}
+
+/// How a watch has ended.
+enum Watched {
+    /// The node was deleted, or was not there.
+    Gone,
+    /// The data of the node were changed.
+    Changed,
+    /// The link has ended, or a request failed.
+    Failed,
+    /// The session has ended, which reports the loss.
+    Ended,
+}
+
+/// Starts to wait for the turn of a claim, behind the node `before`.
+pub(crate) fn wait(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node, before: String) {
+    let task =
+        core.keeper_runtime().spawn(wait_for_turn(inner.clone(), core.clone(), claim.clone(), node.clone(), before));
+    Slot::of(claim).runs(task.abort_handle());
+}
+
+async fn wait_for_turn(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node, before: String) {
+    let mut before = Some(before);
+    loop {
+        if let Some(name) = before.take() {
+            match watch(&inner, &node, &format!("{}/{name}", node.lock)).await {
+                Watched::Gone => {}
+                // Only a holder's release does this, so no other node is before the own one.
+                Watched::Changed => {
+                    granted(&inner, &core, &claim, &node);
+                    return;
+                }
+                Watched::Failed => tokio::time::sleep(core.jitter(PAUSE / 10)).await,
+                Watched::Ended => return,
+            }
+        }
+        let position = match node.session.link(Instant::now() + node.session.ttl()).await {
+            Ok(link) => position(&link, &node, inner.shared.until()).await,
+            Err(failure) => Err(failure),
+        };
+        match position {
+            Ok(Position::Behind(name)) => before = Some(name),
+            Ok(Position::First) => {
+                granted(&inner, &core, &claim, &node);
+                return;
+            }
+            Ok(Position::Gone) => return gone(&core, &claim, &node),
+            Err(Failure::NoSession) => return,
+            Err(_) => tokio::time::sleep(core.jitter(PAUSE)).await,
+        }
+    }
+}
+
+/// The node is the first of its queue.
+fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
+    let slot = Slot::of(claim);
+    // This task ends by itself.
+    slot.leaves_task();
+    if slot.becomes(node, Stage::HoldsAfterWait) == Some(true) {
+        let (owner, place, token) = (*claim.owner(), node.place(), node.token());
+        // The server has sent this to the session, which lives. Its newest confirmation is one of the lease.
+        core.event(Event::Granted { owner, place, token, confirmation: Some(node.confirmation()) });
+        let confirmation = node.confirmation();
+        slot.lasts_until(node, confirmation.sent.plus(confirmation.ttl));
+        holds(inner, core, claim, node);
+    }
+}
+
+/// The claim holds the lock from now on.
+pub(crate) fn holds(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
+    watch_own(inner, core, claim, node);
+    if node.is_fixed() {
+        let task = core.keeper_runtime().spawn(end_in_time(inner.clone(), core.clone(), claim.clone(), node.clone()));
+        Slot::of(claim).runs(task.abort_handle());
+    }
+}
+
+/// Deletes the node of a lease that is not renewed when its ttl is over. Others may keep its session alive. If that fails, it is tried again
+/// until the session has ended.
+async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node) {
+    let slot = Slot::of(&claim);
+    loop {
+        let Some(ends) = slot.node().filter(|known| known.is(&node)).and_then(|known| known.ends) else { return };
+        let left = ends.since(core.stamp());
+        if left.is_zero() {
+            break;
+        }
+        tokio::time::sleep(left).await;
+    }
+    slot.leaves_task();
+    slot.has_no_node(&claim);
+    loop {
+        let link = match node.session.link(Instant::now() + node.session.ttl()).await {
+            Ok(link) => link,
+            Err(Failure::NoSession) => return,
+            Err(_) => continue,
+        };
+        if delete(&link, &node.path(), inner.shared.until()).await.is_ok() {
+            return;
+        }
+        drop(link);
+        tokio::time::sleep(core.jitter(PAUSE)).await;
+    }
+}
+
+/// The node is not there any more.
+fn gone(core: &CoreHandle, claim: &Claim, node: &Node) {
+    let slot = Slot::of(claim);
+    slot.leaves_task();
+    if slot.has(node) {
+        slot.has_no_node(claim);
+        core.event(Event::Gone { owner: *claim.owner() });
+    }
+}
+
+/// Watches the node of a lease, if it is held for longer than a moment.
+fn watch_own(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
+    let mut state = lock(&inner.delayed.0);
+    state.due.push_back((Instant::now() + SHORT_HOLD, claim.clone(), node.clone()));
+    if !std::mem::replace(&mut state.is_running, true) {
+        core.keeper_runtime().spawn(watch_delayed(inner.clone(), core.clone()));
+    }
+}
+
+async fn watch_delayed(inner: Arc<Inner>, core: CoreHandle) {
+    loop {
+        let next = {
+            let mut state = lock(&inner.delayed.0);
+            // A lease that was released takes no time.
+            while state.due.front().is_some_and(|(_, claim, node)| !Slot::of(claim).has(node)) {
+                state.due.pop_front();
+            }
+            match state.due.front() {
+                Some((at, ..)) if *at > Instant::now() => Err(*at),
+                Some(_) => Ok(state.due.pop_front()),
+                None => {
+                    state.is_running = false;
+                    return;
+                }
+            }
+        };
+        match next {
+            Ok(due) => {
+                if let Some((_, claim, node)) = due {
+                    core.keeper_runtime().spawn(watch_until_gone(inner.clone(), core.clone(), claim, node));
+                }
+            }
+            Err(at) => tokio::time::sleep_until(at).await,
+        }
+    }
+}
+
+async fn watch_until_gone(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node) {
+    let path = node.path();
+    while Slot::of(&claim).has(&node) {
+        match watch(&inner, &node, &path).await {
+            Watched::Ended => return,
+            Watched::Failed => tokio::time::sleep(core.jitter(PAUSE / 10)).await,
+            Watched::Gone => return gone(&core, &claim, &node),
+            // Its own release, or somebody who writes by hand.
+            Watched::Changed => {}
+        }
+    }
+}
+
+/// Watches a node until something happens to it.
+async fn watch(inner: &Inner, node: &Node, path: &str) -> Watched {
+    // As long as the session lives: its task connects again.
+    let link = match node.session.link(Instant::now() + node.session.ttl()).await {
+        Ok(link) => link,
+        Err(Failure::NoSession) => return Watched::Ended,
+        Err(_) => return Watched::Failed,
+    };
+    let closed = link.closed();
+    let watched = link.call(|client| client.get_and_watch_data(path), inner.shared.until()).await;
+    // The watch does not keep the link.
+    drop(link);
+    match watched {
+        Ok((_, _, watcher)) => {
+            tokio::select! {
+                biased;
+                () = closed => Watched::Failed,
+                event = watcher.changed() => match event.event_type {
+                    EventType::NodeDataChanged => Watched::Changed,
+                    EventType::NodeDeleted => Watched::Gone,
+                    // The session has ended, or its link.
+                    _ => Watched::Failed,
+                },
+            }
+        }
+        Err(Failure::NoNode) => Watched::Gone,
+        Err(Failure::NoSession) => Watched::Ended,
+        Err(_) => Watched::Failed,
+    }
+}
