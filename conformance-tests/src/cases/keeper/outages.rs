@@ -13,7 +13,7 @@ use crate::fault::{PathFault, Tamper};
 use crate::faulty::lock;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::Hooked;
-use crate::support::{AT_ONCE, LOST_BY, Stopwatch, eventually, join, name};
+use crate::support::{AT_ONCE, LOST_BY, Stopwatch, becomes, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariant 15: a fault that ends before the validity loses no lease: a cut connection, silence, or lost replies.
@@ -201,7 +201,7 @@ pub async fn one_poisoned_lease_of_a_thousand(fixture: &dyn Fixture) {
     assert_eq!(gone, [poisoned.to_string()], "one poisoned lease caused the loss of others");
     eventually(AT_ONCE, "one loss is counted", async || ann.stats().lost == 1).await;
     drop(guards);
-    eventually(ttl, "the others are released", async || ann.stats().released >= LEASES as u64 - 1).await;
+    becomes(ttl, "the others are released", async || ann.stats(), |stats| stats.released >= LEASES as u64 - 1).await;
 }
 
 async fn many(client: &LockClient, count: usize, ttl: Duration) -> Vec<LockGuard> {
