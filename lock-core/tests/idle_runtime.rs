@@ -14,7 +14,8 @@ use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockName, Result};
 
 const MS: Duration = Duration::from_millis(1);
-const DELAY: Duration = Duration::from_millis(50);
+/// The runtime is no longer driven before it is over.
+const DELAY: Duration = Duration::from_secs(60);
 
 /// RenewReplies acquires late.
 struct Slow(MemoryBackend);

@@ -9,12 +9,26 @@ use leasehold_core::backend::{
     RenewReplies, RenewRequest,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LossReason, Result};
+use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LockName, LossReason, Result};
 
 const MS: Duration = Duration::from_millis(1);
 
+/// Renewed in time although the machine pauses the keeper for a second.
+const STEADY: Duration = Duration::from_secs(3);
+
+/// Longer than anything takes here.
+const SOON: Duration = Duration::from_secs(20);
+
 fn client(store: &MemoryStore) -> LockClient {
     LockClient::new(MemoryBackend::new(store))
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < SOON, "{what}");
+        std::thread::sleep(5 * MS);
+    }
 }
 
 #[tokio::test]
@@ -37,7 +51,7 @@ async fn a_waiter_gets_it_when_the_guard_is_dropped() {
     let waiter = tokio::spawn(async move { two.lock("job").acquire().await });
     tokio::time::sleep(50 * MS).await;
     drop(guard);
-    let guard = tokio::time::timeout(Duration::from_secs(1), waiter).await.unwrap().unwrap().unwrap();
+    let guard = tokio::time::timeout(SOON, waiter).await.unwrap().unwrap().unwrap();
     assert!(guard.is_held());
 }
 
@@ -76,11 +90,11 @@ async fn a_hundred_tasks_take_turns() {
 async fn it_is_renewed_while_held_and_told_when_gone() {
     let store = MemoryStore::default();
     let client = client(&store);
-    let guard = client.lock("job").ttl(150 * MS).acquire().await.unwrap();
-    tokio::time::sleep(500 * MS).await;
+    let guard = client.lock("job").ttl(STEADY).acquire().await.unwrap();
+    eventually("it is renewed", || client.stats().renewed >= 2);
     assert!(guard.is_held());
     store.remove(guard.name());
-    let loss = tokio::time::timeout(Duration::from_secs(1), guard.lost()).await.unwrap();
+    let loss = tokio::time::timeout(STEADY, guard.lost()).await.unwrap();
     assert_eq!(loss.reason, LossReason::Gone);
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
 }
@@ -90,17 +104,17 @@ async fn a_fixed_lease_and_a_longest_hold_run_out() {
     let client = client(&MemoryStore::default());
     let guard = client.lock("fixed").ttl(150 * MS).without_renewal().acquire().await.unwrap();
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
-    let guard = client.lock("max").ttl(150 * MS).max_hold(200 * MS).acquire().await.unwrap();
+    let guard = client.lock("max").ttl(STEADY).max_hold(STEADY + 500 * MS).acquire().await.unwrap();
     assert_eq!(guard.lost().await.reason, LossReason::MaxHold);
 }
 
 #[tokio::test]
 async fn a_shortest_hold_outlives_its_release() {
     let client = client(&MemoryStore::default());
-    let lock = client.lock("min").min_hold(300 * MS);
+    let lock = client.lock("min").min_hold(2000 * MS);
     lock.acquire().await.unwrap().release().await.unwrap();
     assert!(lock.try_acquire().await.unwrap().is_none());
-    tokio::time::sleep(320 * MS).await;
+    tokio::time::sleep(2020 * MS).await;
     assert!(lock.try_acquire().await.unwrap().is_some());
 }
 
@@ -127,9 +141,9 @@ async fn a_wait_ends_in_time_and_leaves_nothing() {
     let error = two.lock("job").wait(100 * MS).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(started.elapsed() >= 100 * MS);
-    tokio::time::sleep(50 * MS).await;
-    let seen = two.inspect("job").await.unwrap().unwrap();
-    assert_eq!((seen.waiters, seen.is_held()), (Some(0), true));
+    let name = LockName::new("job").unwrap();
+    eventually("its place is withdrawn", || store.inspect(&name).is_some_and(|seen| seen.waiters == Some(0)));
+    assert!(store.inspect(&name).is_some_and(|seen| seen.is_held()));
 }
 
 #[tokio::test]
@@ -149,7 +163,8 @@ fn it_works_on_another_executor_and_outside_a_runtime() {
     let client = client(&store);
     let guard = futures_executor::block_on(client.lock("job").acquire()).unwrap();
     drop(guard);
-    std::thread::sleep(50 * MS);
+    let name = LockName::new("job").unwrap();
+    eventually("the keeper releases it", || store.inspect(&name).is_some_and(|seen| !seen.is_held()));
     let guard = futures_executor::block_on(client.lock("job").wait(Duration::ZERO).acquire()).unwrap();
     futures_executor::block_on(guard.release()).unwrap();
 }
@@ -158,7 +173,7 @@ fn it_works_on_another_executor_and_outside_a_runtime() {
 async fn an_operator_lists_and_breaks() {
     let store = MemoryStore::default();
     let (one, two) = (client(&store), client(&store));
-    let guard = one.lock("team/b").ttl(200 * MS).acquire().await.unwrap();
+    let guard = one.lock("team/b").ttl(SOON).acquire().await.unwrap();
     one.lock("team/a").acquire().await.unwrap().release().await.unwrap();
     let _other = one.lock("other").acquire().await.unwrap();
     let names =

@@ -123,6 +123,7 @@ async fn a_loss_says_why() {
 struct Slow {
     call_bound: Duration,
     takes: Duration,
+    started: Arc<AtomicBool>,
     dropped: Arc<AtomicBool>,
 }
 
@@ -166,6 +167,7 @@ impl LockBackend for Slow {
 impl Inspect for Slow {
     async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
         let _note = NoteDrop(self.dropped.clone());
+        self.started.store(true, Ordering::SeqCst);
         tokio::time::sleep(self.takes).await;
         Ok(None)
     }
@@ -195,6 +197,14 @@ async fn reads_end_within_their_bounds() {
     }
 }
 
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Without tokio a call runs on the keeper's runtime. It is dropped there when its caller drops it.
 #[test]
 fn a_call_that_is_dropped_elsewhere_ends() {
@@ -203,14 +213,10 @@ fn a_call_that_is_dropped_elsewhere_ends() {
     {
         let mut inspection = pin!(client.inspect("job"));
         assert!(inspection.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        std::thread::sleep(Duration::from_millis(50));
+        eventually("the call begins", || slow.started.load(Ordering::SeqCst));
         assert!(!slow.dropped.load(Ordering::SeqCst));
     }
-    let begun = std::time::Instant::now();
-    while !slow.dropped.load(Ordering::SeqCst) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the call does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the call ends", || slow.dropped.load(Ordering::SeqCst));
 }
 
 /// A shared backend is the backend.
@@ -218,10 +224,9 @@ fn a_call_that_is_dropped_elsewhere_ends() {
 async fn a_backend_behind_an_arc_keeps_its_verbs() {
     let store = MemoryStore::default();
     let client =
-        LockClient::builder(Arc::new(MemoryBackend::new(&store))).ttl(Duration::from_millis(300)).build().unwrap();
+        LockClient::builder(Arc::new(MemoryBackend::new(&store))).ttl(Duration::from_secs(3)).build().unwrap();
     let guard = client.lock("job").acquire().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    assert!(guard.is_held(), "it is renewed");
+    eventually("it is renewed", || client.stats().renewed > 0);
     guard.release().await.unwrap();
     assert_eq!(store.resource_counts().leases, 0);
 }

@@ -178,18 +178,18 @@ async fn a_replica_refuses_locks() {
 #[tokio::test]
 async fn no_server_is_unavailable_at_once_and_a_silent_one_within_the_bound() {
     let mut server = Redis::start(&[]);
-    let mut backend = server.backend("&timeout=300ms").await;
+    let mut backend = server.backend("&timeout=2s").await;
     backend.subscribed().await;
     backend.granted(&claim("job", 1), LONG).await;
 
     server.signal("-STOP");
     let started = Instant::now();
     assert_eq!(kind(backend.acquire(&claim("late", 1), LONG).await), ErrorKind::Indeterminate);
-    assert!(started.elapsed() >= ms(300), "given up after {:?}", started.elapsed());
+    assert!(started.elapsed() >= ms(2000), "given up after {:?}", started.elapsed());
     // By now the connection is closed, and no new one can be made.
     assert_eq!(kind(backend.acquire(&claim("more", 1), LONG).await), ErrorKind::Unavailable);
     server.signal("-CONT");
-    let until = Instant::now() + ms(5000);
+    let until = Instant::now() + ms(20_000);
     while let Err(error) = backend.withdraw(&claim("late", 1)).await {
         assert!(Instant::now() < until, "{error:?}");
     }
@@ -207,13 +207,13 @@ async fn no_server_is_unavailable_at_once_and_a_silent_one_within_the_bound() {
 async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_withdrawn_has_no_effect() {
     let server = Redis::start(&[]);
     let (url, late) = server.late_url();
-    let backend = Backend::new(RedisBackend::connect(&format!("{url}&timeout=300ms")).await.unwrap());
+    let backend = Backend::new(RedisBackend::connect(&format!("{url}&timeout=2s")).await.unwrap());
     for (name, withdrawn) in [("kept", false), ("withdrawn", true)] {
         // The first acquire publishes the ttl, so that the second one is the request that is late.
         backend.granted(&claim("warm", 1), LONG).await;
         late.keep();
         assert_eq!(kind(backend.acquire(&claim(name, 1), LONG).await), ErrorKind::Indeterminate);
-        let until = Instant::now() + ms(5000);
+        let until = Instant::now() + ms(20_000);
         while withdrawn && backend.withdraw(&claim(name, 1)).await.is_err() {
             assert!(Instant::now() < until, "no new connection");
         }
@@ -260,7 +260,7 @@ async fn acquire_many(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
 #[tokio::test]
 async fn each_of_many_requests_ends_within_its_bound_in_front_of_a_silent_server() {
     let server = Redis::start(&[]);
-    let mut backend = server.backend("&timeout=300ms").await;
+    let mut backend = server.backend("&timeout=2s").await;
     backend.subscribed().await;
     backend.granted(&claim("job", 1), LONG).await;
     server.signal("-STOP");
@@ -269,16 +269,16 @@ async fn each_of_many_requests_ends_within_its_bound_in_front_of_a_silent_server
     let count = |wanted| ends.iter().filter(|&&end| end == Some(wanted)).count();
     let (sent, unsent) = (count(ErrorKind::Indeterminate), count(ErrorKind::Unavailable));
     assert!(sent >= 64 && unsent >= 64 && sent + unsent == 600, "{sent} and {unsent}");
-    assert!(longest <= ms(300 + 200), "{longest:?}");
+    assert!(longest <= ms(2000 + 200), "{longest:?}");
 }
 
 #[tokio::test]
 async fn each_of_many_requests_ends_within_its_bound_over_a_slow_path() {
     let server = Redis::start(&[]);
-    let url = server.slow_url(ms(450));
-    let backend = Backend::new(RedisBackend::connect_lazy(&format!("{url}&timeout=1s")).unwrap());
+    let url = server.slow_url(ms(900));
+    let backend = Backend::new(RedisBackend::connect_lazy(&format!("{url}&timeout=2s")).unwrap());
     // Connecting, loading the scripts and publishing the ttl each take a round trip.
-    let until = Instant::now() + ms(20_000);
+    let until = Instant::now() + ms(60_000);
     while let Err(error) = backend.acquire(&claim("job", 1), LONG).await {
         assert!(Instant::now() < until, "{error:?}");
     }
@@ -287,7 +287,7 @@ async fn each_of_many_requests_ends_within_its_bound_over_a_slow_path() {
     let count = |wanted| ends.iter().filter(|&&end| end == wanted).count();
     let (granted, open) = (count(None), count(Some(ErrorKind::Indeterminate)));
     assert!(granted >= 64 && open >= 64, "{granted} and {open}");
-    assert!(longest <= ms(1000 + 200), "{longest:?}");
+    assert!(longest <= ms(2000 + 200), "{longest:?}");
 }
 
 #[tokio::test]
@@ -297,7 +297,7 @@ async fn a_connection_that_breaks_during_a_call_leaves_the_outcome_unknown_and_t
     backend.subscribed().await;
     // The first acquire publishes the ttl, so that the second one is the request that is cut.
     backend.granted(&claim("warm", 1), LONG).await;
-    server.command(&["CLIENT", "PAUSE", "400", "WRITE"]).await;
+    server.command(&["CLIENT", "PAUSE", "20000", "WRITE"]).await;
     let call = tokio::spawn({
         let inner = backend.inner.clone();
         async move { inner.acquire(&AcquireRequest::new(claim("job", 1), LONG)).await }
@@ -305,8 +305,9 @@ async fn a_connection_that_breaks_during_a_call_leaves_the_outcome_unknown_and_t
     tokio::time::sleep(ms(100)).await;
     server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    server.command(&["CLIENT", "UNPAUSE"]).await;
     assert_eq!(kind(call.await.unwrap()), ErrorKind::Indeterminate);
-    let until = Instant::now() + ms(5000);
+    let until = Instant::now() + ms(20_000);
     while let Err(error) = backend.acquire(&claim("job", 2), LONG).await {
         assert!(Instant::now() < until, "{error:?}");
     }

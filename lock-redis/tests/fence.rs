@@ -22,7 +22,7 @@ async fn a_late_write_is_refused_and_changes_nothing() {
     let (bob, bob_client) = client(&server).await;
     let add = FencedScript::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
 
-    let late = ann_client.lock("account").ttl(Duration::from_secs(1)).without_renewal().acquire().await.unwrap();
+    let late = ann_client.lock("account").ttl(Duration::from_secs(3)).without_renewal().acquire().await.unwrap();
     let fence = ann.fence(&late);
     let balance = fence.key("balance");
     assert_eq!(fence.run(&add, &[&balance], &["10"]).await.unwrap(), Value::Int(10));

@@ -10,7 +10,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
-use support::{Redis, claim, ms, try_request};
+use support::{Redis, claim, ms, patient, try_request};
 
 fn confirmed(answer: &RenewReply) -> std::time::Duration {
     match answer {
@@ -84,17 +84,17 @@ async fn a_renewal_shortens_only_on_request() {
     // A longer one too, so that one call contains both kinds of renewals.
     let leases = [
         RenewRequest::new(claim("other", 1), PlaceNumber::NONE, ms(60_000)),
-        RenewRequest::new(ann.clone(), place, ms(1000)),
+        RenewRequest::new(ann.clone(), place, ms(5000)),
     ];
     let answers = backend.renew(&leases).await;
     assert!(matches!(answers[0], RenewReply::Lost));
-    assert_eq!(confirmed(&answers[1]), ms(1000));
+    assert_eq!(confirmed(&answers[1]), ms(5000));
     assert!(left().await > ms(25_000));
 
-    let mut exactly = RenewRequest::new(ann.clone(), place, ms(1000));
+    let mut exactly = RenewRequest::new(ann.clone(), place, ms(5000));
     exactly.policy = RenewPolicy::Exactly;
-    assert_eq!(confirmed(&backend.renew(&[exactly]).await[0]), ms(1000));
-    assert!(left().await <= ms(1000));
+    assert_eq!(confirmed(&backend.renew(&[exactly]).await[0]), ms(5000));
+    assert!(left().await <= ms(5000));
     assert_eq!(confirmed(&backend.renew_one(&ann, place, ms(90_000)).await), ms(90_000));
     assert!(left().await > ms(85_000));
 }
@@ -197,7 +197,7 @@ async fn the_same_lock_twice_in_a_batch_is_read_twice() {
     let server = Redis::start(&[]);
     let backend = server.backend("").await;
     let ann = claim("job", 1);
-    let place = backend.granted(&ann, ms(1000)).await.confirmation.place;
+    let place = backend.granted(&ann, ms(5000)).await.confirmation.place;
     let lease = |ttl| RenewRequest::new(ann.clone(), place, ttl);
     let answers = backend.renew(&[lease(ms(9000)), lease(ms(2000)), lease(ms(9000))]).await;
     assert!(answers.iter().all(|answer| matches!(answer, RenewReply::Renewed(_))), "{answers:?}");
@@ -328,7 +328,8 @@ async fn a_record_of_another_format_is_an_error_and_never_a_grant() {
         let mut set = redis::Cmd::new();
         set.arg("SET").arg("test:{job}").arg(&odd);
         let url = server.url().replace("?prefix=test:", "");
-        let mut connection = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+        let client = redis::Client::open(url).unwrap();
+        let mut connection = client.get_multiplexed_async_connection_with_config(&patient()).await.unwrap();
         connection.send_packed_command(&set).await.unwrap().extract_error().unwrap();
 
         let error = backend.acquire(&claim("job", 2), ms(1000)).await.unwrap_err();

@@ -327,14 +327,21 @@ mod tests {
         worker.open(soon()).await.unwrap();
         // Stands in for a slow disk.
         let (begun, has_begun) = oneshot::channel();
-        let slow = worker.run(Instant::now() + OPEN_TIMEOUT, |_, _| {
+        let (finish, finished) = std::sync::mpsc::channel();
+        let slow = worker.run(Instant::now() + OPEN_TIMEOUT, move |_, _| {
             let _ = begun.send(());
-            std::thread::sleep(Duration::from_millis(800));
+            let _ = finished.recv();
             Ok(())
         });
         let queued_behind = async {
             has_begun.await.unwrap();
-            tokio::join!(worker.run(soon(), |_, _| Ok(())), worker.open(soon()))
+            let called = worker.run(soon(), |_, _| Ok(())).await;
+            let is_over = async {
+                tokio::time::sleep_until((soon() + Duration::from_millis(200)).into()).await;
+                finish.send(()).unwrap();
+            };
+            let (opened, ()) = tokio::join!(worker.open(soon()), is_over);
+            (called, opened)
         };
         let (slow, (called, opened)) = tokio::join!(slow, queued_behind);
         slow.unwrap();

@@ -37,7 +37,7 @@ async fn a_late_write_is_refused_and_changes_nothing() {
     let path = folder.path().join("app.db");
     let (ann, bob) = (client(&path).await, client(&path).await);
     let mut own = accounts(&path);
-    let late = ann.lock("account").ttl(Duration::from_millis(300)).without_renewal().acquire().await.unwrap();
+    let late = ann.lock("account").ttl(Duration::from_secs(2)).without_renewal().acquire().await.unwrap();
     pay_in(&mut own, &late, 10).unwrap();
 
     // Ann is paused here: her lease ends, and Bob works.
@@ -64,12 +64,12 @@ async fn nobody_takes_over_in_the_middle_of_a_fenced_write() {
     let path = folder.path().join("app.db");
     let (ann, bob) = (client(&path).await, client(&path).await);
     let mut own = accounts(&path);
-    let ttl = Duration::from_millis(300);
+    let ttl = Duration::from_secs(2);
     let guard = ann.lock("account").ttl(ttl).without_renewal().acquire().await.unwrap();
     let waiter = tokio::spawn(async move { bob.lock("account").acquire().await });
     let write = own.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     fence(&write, &guard).unwrap();
-    tokio::time::sleep(ttl * 2).await;
+    tokio::time::sleep(ttl * 3 / 2).await;
     assert!(!guard.is_held() && !waiter.is_finished(), "another holds while a fenced write can still be committed");
     write.execute("INSERT INTO account VALUES (7)", []).unwrap();
     write.commit().unwrap();

@@ -137,9 +137,10 @@ impl Redis {
         assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
     }
 
-    /// A backend of this server.
+    /// A backend of this server. Unless `more` has a `timeout`, its calls end in time on a machine that pauses.
     pub(crate) async fn backend(&self, more: &str) -> Backend {
-        Backend::new(RedisBackend::connect(&format!("{}{more}", self.url())).await.expect("a connection"))
+        let patience = if more.contains("timeout=") { "" } else { "&timeout=20s" };
+        Backend::new(RedisBackend::connect(&format!("{}{patience}{more}", self.url())).await.expect("a connection"))
     }
 
     /// Sends a command on a separate connection.
@@ -149,8 +150,9 @@ impl Redis {
             command.arg(part);
         }
         let url = format!("redis+unix://{}", self.folder.path().join("redis.sock").display());
-        let mut connection =
-            redis::Client::open(url).expect("a URL").get_multiplexed_async_connection().await.expect("a connection");
+        let client = redis::Client::open(url).expect("a URL");
+        let connection = client.get_multiplexed_async_connection_with_config(&patient()).await;
+        let mut connection = connection.expect("a connection");
         connection.send_packed_command(&command).await.expect("an answer").extract_error().expect("no error")
     }
 
@@ -161,6 +163,12 @@ impl Redis {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
         line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
     }
+}
+
+/// A connection that waits for its replies on a machine that pauses.
+pub(crate) fn patient() -> redis::AsyncConnectionConfig {
+    let bound = Some(Duration::from_secs(20));
+    redis::AsyncConnectionConfig::new().set_connection_timeout(bound).set_response_timeout(bound)
 }
 
 /// Holds requests back, and delivers them later.
