@@ -223,8 +223,7 @@ fn a_call_that_is_dropped_elsewhere_ends() {
 #[tokio::test]
 async fn a_backend_behind_an_arc_keeps_its_verbs() {
     let store = MemoryStore::default();
-    let client =
-        LockClient::builder(Arc::new(MemoryBackend::new(&store))).ttl(Duration::from_secs(3)).build().unwrap();
+    let client = LockClient::builder(Arc::new(MemoryBackend::new(&store))).ttl(Duration::from_secs(3)).build().unwrap();
     let guard = client.lock("job").acquire().await.unwrap();
     eventually("it is renewed", || client.stats().renewed > 0);
     guard.release().await.unwrap();

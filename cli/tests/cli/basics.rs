@@ -65,7 +65,7 @@ fn a_held_lock_has_its_own_exit_code(store: &Store) {
     id_of(&store.file("id"));
     for (args, how) in [
         (&["run", "held", "--no-wait", "--", "touch", "ran"][..], "--no-wait"),
-        (&["run", "held", "--wait", "500ms", "--", "touch", "ran"], "500ms"),
+        (&["run", "held", "--wait", "2s", "--", "touch", "ran"], "2s"),
     ] {
         let (code, stdout, stderr) = outcome(store, args);
         assert_eq!((code, &*stdout), (120, ""), "{stderr}");
@@ -85,9 +85,9 @@ fn a_wait_ends_in_time_or_with_the_lock(store: &Store) {
     let mut holder = Running::start(store, &["run", "wait", "--", "sh", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
     let begin = Instant::now();
-    let (code, ..) = outcome(store, &["run", "wait", "--wait", "300ms", "--", "touch", "early"]);
+    let (code, ..) = outcome(store, &["run", "wait", "--wait", "2s", "--", "touch", "early"]);
     assert_eq!(code, 120);
-    assert!(begin.elapsed() >= Duration::from_millis(300));
+    assert!(begin.elapsed() >= Duration::from_secs(2));
     let waiter = Running::start(store, &["run", "wait", "--wait", "forever", "--", "touch", "ran"]);
     std::thread::sleep(Duration::from_millis(200));
     assert!(!store.file("ran").exists() && !store.file("early").exists() && !holder.has_ended());

@@ -31,6 +31,7 @@ pub(crate) fn start_waiting(store: &Store, args: &[&str]) -> Running {
 
 fn with_the_defaults_the_next_run_begins_when_the_last_one_ends(store: &Store) {
     let gate = store.gate();
+    let mut gaps = Vec::new();
     for round in 0..3 {
         let (ended, began) = (store.file(&format!("ended{round}")), store.file(&format!("began{round}")));
         let script = format!("echo $$ > id{round}; read line < gate; date +%s%N > {}", ended.display());
@@ -38,14 +39,14 @@ fn with_the_defaults_the_next_run_begins_when_the_last_one_ends(store: &Store) {
         id_of(&store.file(&format!("id{round}")));
         let script = format!("date +%s%N > {}", began.display());
         let next = start_waiting(store, &["run", "x", "--", "sh", "-c", &script]);
-        let lag_monitor = LagMonitor::start();
         gate.open();
         let [ended, began] = [ended, began].map(|file| line_of(&file).parse::<u64>().unwrap());
-        let gap = Duration::from_nanos(began.checked_sub(ended).expect("they took turns"));
-        assert!(gap <= HANDOFF + lag_monitor.allowance(), "round {round}: {gap:?}");
+        gaps.push(Duration::from_nanos(began.checked_sub(ended).expect("they took turns")));
         assert_eq!(holder.end(), (0, String::new(), String::new()));
         assert_eq!(next.end(), (0, String::new(), String::new()));
     }
+    // A pause of the machine can delay one of them. What waits for a poll or a renewal is late each time.
+    assert!(gaps.iter().any(|gap| *gap <= HANDOFF), "{gaps:?}");
 }
 
 fn many_runs_with_the_defaults_take_turns_without_stalls(store: &Store) {
@@ -73,13 +74,14 @@ fn a_longest_hold_that_is_shorter_than_a_place_in_the_queue_is_kept(store: &Stor
     id_of(&store.file("id"));
     let script = "echo $$ > next; exec sleep 600";
     let next = start_waiting(store, &["run", "x", "--max-hold", "2s", "--", "sh", "-c", script]);
+    let opened = Instant::now();
     gate.open();
     let command = id_of(&store.file("next"));
     let (lag_monitor, began) = (LagMonitor::start(), Instant::now());
     until("the command is gone", || !is_running(command));
     let took = began.elapsed();
     // TERM ends it. The validity is a tenth shorter than the hold, and TERM is sent a sixth before its end.
-    assert!(took + lag_monitor.allowance() >= Duration::from_millis(1300), "{took:?}");
+    assert!(opened.elapsed() >= Duration::from_millis(1300), "{:?}", opened.elapsed());
     assert!(took <= Duration::from_secs(2) + lag_monitor.allowance(), "{took:?}");
     let (code, _, stderr) = next.end();
     assert_eq!(code, 124, "{stderr}");

@@ -21,14 +21,14 @@ on_every_store!(
 );
 
 /// When the command of a killed run is gone: its watcher reads the end of a pipe, and kills it.
-const GONE_BY: Duration = Duration::from_millis(50);
+const GONE_BY: Duration = Duration::from_secs(1);
 
 /// A command with a child process. Both ignore every signal that can be ignored.
 const FAMILY: &str =
     r#"trap "" INT TERM HUP; sh -c 'echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
 
 fn killed_with_9_it_is_followed_when_its_lease_ends(store: &Store) {
-    let ttl = Duration::from_secs(6);
+    let (ttl, started) = (Duration::from_secs(6), Instant::now());
     let mut run = Running::start(store, &["run", "x", "--ttl", "6s", "--", "sh", "-c", "echo $$ > id; exec sleep 600"]);
     id_of(&store.file("id"));
     let next = start_waiting(store, &["run", "x", "--", "sh", "-c", "echo > began"]);
@@ -41,8 +41,11 @@ fn killed_with_9_it_is_followed_when_its_lease_ends(store: &Store) {
     if store.ends_leases_with_processes() {
         assert!(took <= HANDOFF + allowance, "{took:?}");
     } else {
-        assert!(seen.elapsed() >= left, "followed {:?} early", left - seen.elapsed());
-        assert!(took <= ttl + HANDOFF + allowance, "{took:?}");
+        // What a server rounds up, the lease need not last.
+        let (since, least) = if store.pushes_losses() { (started, ttl) } else { (seen, left) };
+        assert!(since.elapsed() >= least, "followed {:?} early", least - since.elapsed());
+        // A session ends later than its ttl. A renewal of the next place is due within three seconds, and nobody waits for that.
+        assert!(took <= ttl + 4 * HANDOFF + allowance, "{took:?}");
     }
     assert_eq!(next.end(), (0, String::new(), String::new()));
 }

@@ -9,7 +9,7 @@ fn a_conflict_ends_with_the_code_of_the_option(store: &Store) {
     let gate = store.gate();
     let holder = Running::start(store, &["run", "x", "-c", "echo $$ > id; read line < gate"]);
     id_of(&store.file("id"));
-    for wait in [&["-n"][..], &["-w", "0.3"]] {
+    for wait in [&["-n"][..], &["-w", "1.5"]] {
         let args = [&["run", "x", "--json"], wait, &["-E", "7", "-c", "touch ran"]].concat();
         let (code, _, stderr) = outcome(store, &args);
         assert_eq!(code, 7, "{stderr}");

@@ -13,8 +13,8 @@ pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, T
 use super::bounds::{start, with_call};
 use super::stored::Stored;
 
-/// How late a takeover may be after the lease has ended: the server looks for ended leases twice a second.
-pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(600);
+/// How late a takeover may be after the lease has ended: the server looks for ended leases twice a second. And a call.
+pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(600).saturating_add(CALL);
 
 const PREFIX: &str = "leasehold/";
 

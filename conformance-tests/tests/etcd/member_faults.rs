@@ -186,15 +186,16 @@ fn a_late_transaction_after_a_withdraw_has_no_effect() {
         let bob = Direct::warm(&fixture, Route::Clear).await;
         for round in 0..3 {
             let name = LockName::new(format!("late {round}")).expect("a name");
-            let claim = ann.claim(&name);
+            // A session with this ttl is open, so the request that is held is the one that creates the key.
+            let (claim, ttl) = (ann.claim(&name), fixture.ttl() * 20);
             fixture.path(PathFault::Hold).await;
-            assert!(ann.acquire(&claim, TTL).await.is_err(), "the request was held");
+            assert!(ann.acquire(&claim, ttl).await.is_err(), "the request was held");
             fixture.heal().await;
             // The next member serves it.
             ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
             fixture.deliver().await;
             assert_eq!(places(&fixture, name.as_str()), 0, "the late request took effect");
-            let reply = bob.acquire(&bob.claim(&name), TTL).await;
+            let reply = bob.acquire(&bob.claim(&name), ttl).await;
             assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
         }
     });

@@ -11,7 +11,9 @@ fn a_lock_over_tls() {
         certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
         let file = |name: &str| folder.path().join(name).display().to_string();
         let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
-        let own = format!("ca={ca}&cert={cert}&key={key}");
+        // A server that was just started may need longer for its first handshake than the default.
+        let authority = format!("timeout=10s&ca={ca}");
+        let own = format!("{authority}&cert={cert}&key={key}");
         for clients_need_certificates in [false, true] {
             let tls = EtcdTls { folder: folder.path().to_owned(), clients_need_certificates };
             let server = EtcdSettings::new().tls(tls).start().unwrap_or_else(|error| panic!("{error}"));
@@ -26,7 +28,7 @@ fn a_lock_over_tls() {
             locks("etcds", &own).await.expect("the client has a certificate");
             // A file alone means TLS, too.
             locks("etcd", &own).await.expect("the client has a certificate");
-            let anonymous = locks("etcds", &format!("ca={ca}")).await;
+            let anonymous = locks("etcds", &authority).await;
             assert_eq!(anonymous.is_ok(), !clients_need_certificates, "{anonymous:?}");
             for (scheme, more) in [("etcd", ""), ("etcds", "")] {
                 let refused =

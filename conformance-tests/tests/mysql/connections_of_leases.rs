@@ -74,12 +74,12 @@ fn cancelled_waiters_keep_their_connections() {
         let guard = hold(&ann, "cancelled").await;
         let opened = || Stored(&*fixture.server()).status("Connections");
         let wait = async || {
-            let refused = bob.lock("cancelled").wait(Duration::from_millis(60)).acquire().await;
+            let refused = bob.lock("cancelled").wait(Duration::from_millis(500)).acquire().await;
             assert_eq!(refused.expect_err("it is held").kind(), ErrorKind::Timeout);
             eventually("the place has ended", || bob.stats().waiting == 0).await;
         };
         wait().await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         let before = opened();
         for _ in 0..10 {
             wait().await;
@@ -113,7 +113,10 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
         let guard = hold(&ann, "another user").await;
         let lock = bob.lock("another user");
         let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
-        eventually("bob waits", || bob.stats().waiting == 1).await;
+        let waiters = async || ann.inspect("another user").await.expect("it may read").and_then(|seen| seen.waiters);
+        while waiters().await != Some(1) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let database = fixture.names().0;
         let user = format!("{database}_o");
         let account = format!("'{user}'@'%'");

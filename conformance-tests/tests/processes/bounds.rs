@@ -144,9 +144,18 @@ pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
 
 /// Waits for the reply to `check`: whether the lock is held.
 pub(crate) fn is_held(lock_holder: &mut LockHolder) -> bool {
+    checked(lock_holder).0
+}
+
+/// How long the lock holder's lease is valid at least, as it answered to `check`.
+pub(crate) fn validity(lock_holder: &mut LockHolder) -> Duration {
+    checked(lock_holder).1
+}
+
+fn checked(lock_holder: &mut LockHolder) -> (bool, Duration) {
     lock_holder
         .next(SOON, |line| match line.event {
-            HolderEvent::Checked { held, .. } => Some(held),
+            HolderEvent::Checked { held, validity_ms, .. } => Some((held, Duration::from_millis(validity_ms))),
             _ => None,
         })
         .unwrap()

@@ -159,8 +159,8 @@ fn a_paused_waiter_is_passed_over_and_does_not_hold_when_it_wakes() {
     let mut sleeper = environment.waiter(&[]);
     let mut second = environment.waiter(&[]);
     sleeper.process().pause().unwrap();
-    holder.send("release").unwrap();
     let released = machine_now();
+    holder.send("release").unwrap();
     let (at, next) = second.acquired(SOON).unwrap();
     environment.happened("the next lock holder got the lock", at, released, released + TTL + TAKEOVER_SLACK);
     assert!(next > token);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 use leasehold_core::backend::TtlScope;
 
+use super::bounds::validity;
 use super::environment::{
     CALL, Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
 };
@@ -107,6 +108,10 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     let environment = Environment::new();
     let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
     let (_, latest) = environment.lease_ends();
+    // Its validity ends no earlier, whenever the holder can report that.
+    let checked = machine_now();
+    holder.send("check").unwrap();
+    let valid_until = checked + validity(&mut holder);
     environment.proxy.apply(Fault::LoseReplies);
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
@@ -114,14 +119,9 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     environment.happened("the loss was reported", at, Duration::ZERO, latest + TTL / 3 - MARGIN + LOSS_SLACK);
     let (earliest, latest) = match environment.outlives_its_process() {
         // The validity has ended, and the client ends the connection of the lease. That request arrives.
-        Duration::ZERO => {
-            let late = LOSS_SLACK + environment.lag_monitor().allowance();
-            (Duration::from_micros(at).saturating_sub(late), Duration::from_micros(at) + CALL)
-        }
+        Duration::ZERO => (valid_until, Duration::from_micros(at) + CALL),
         // The session would keep the lease, so the client releases it. That request arrives.
-        _ if environment.ttl_scope() == TtlScope::Session => {
-            (Duration::from_micros(at).saturating_sub(LOSS_SLACK), Duration::from_micros(at) + TTL)
-        }
+        _ if environment.ttl_scope() == TtlScope::Session => (valid_until, Duration::from_micros(at) + TTL),
         // Its renewals arrived, so the server grants the lock later, and then at once.
         _ => environment.lease_ends(),
     };

@@ -74,16 +74,14 @@ fn pauses_with_its_connections_open() {
     let mut server = RedisSettings::new().start().unwrap();
     let mut client = SideConnection::open(server.addr()).unwrap();
     server.pause().unwrap();
-    let waiter = std::thread::spawn(move || {
-        let begin = Instant::now();
-        (client.command(&["PING"]).unwrap().text(), begin.elapsed())
-    });
+    let begin = Instant::now();
+    let waiter = std::thread::spawn(move || (client.command(&["PING"]).unwrap().text(), begin.elapsed()));
     let pause = Duration::from_millis(100);
     std::thread::sleep(pause);
     server.resume().unwrap();
     let (reply, took) = waiter.join().unwrap();
     assert_eq!(reply, "PONG");
-    assert!(took >= pause / 2, "answered after {took:?} by a paused server");
+    assert!(took >= pause, "answered after {took:?} by a paused server");
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn ten_thousand_names_leave_no_nodes() {
             .property("znode.container.checkIntervalMs=1000")
             .property("znode.container.maxPerMinute=10000000");
         let server: ZooKeeperServer = settings.start().unwrap_or_else(|error| panic!("{error}"));
-        let client = leasehold::connect(&format!("zk://{}/", server.addr())).await.expect("a client");
+        let client = leasehold::connect(&format!("zk://{}/?timeout=10s", server.addr())).await.expect("a client");
         let tasks = (0..100).map(|task| {
             let client = client.clone();
             tokio::spawn(async move {
@@ -75,7 +75,8 @@ fn a_handoff_costs_the_same_with_many_waiters() {
             let guard = hold(&holder, name.as_str()).await;
             let mut waiting = Vec::new();
             // Many sessions, which are kept active as seldom as those of a server with the default tick.
-            let url = fixture.url(Route::Clear, "").replace("tick=200ms", "tick=2s");
+            let url =
+                fixture.url(Route::Clear, "").replace("tick=200ms", "tick=2s").replace("timeout=1s", "timeout=10s");
             for _ in 0..waiters {
                 let builder =
                     LockClient::builder(ZkBackend::connect_lazy(&url).expect("a URL")).ttl(TTL * 20).wait(SOON * 20);

@@ -45,12 +45,7 @@ impl<D: Deployment> Reused<D> {
         let mut taken = Self { servers: None, is_spoiled: false };
         taken.servers = idle.filter(|servers| is_clean(servers) && set_up(servers.side()).is_ok());
         if taken.servers.is_none() {
-            // One of some hundred new ensembles did not reply to a request for five seconds, before any case had begun.
-            let servers = start().or_else(|error| {
-                eprintln!("the servers cannot be set up, others are started: {error}");
-                start()
-            });
-            taken.servers = Some(servers?);
+            taken.servers = Some(start()?);
         }
         Ok(taken)
     }

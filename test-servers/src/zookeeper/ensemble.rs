@@ -307,7 +307,17 @@ impl ZooKeeperEnsemble {
                 Ok(())
             })?;
         }
-        self.await_servers()
+        self.await_servers()?;
+        // One of some hundred new ensembles does not reply to its first request for five seconds.
+        let until = Instant::now() + ELECTION_BOUND;
+        for server in &self.servers {
+            while let Err(error) = server.side().sync() {
+                if Instant::now() > until {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -104,9 +104,9 @@ fn a_follower_that_is_cut_off_from_the_leader_stops_to_serve() {
     let leader = ensemble.leader().unwrap();
     let follower = others(leader).next().unwrap();
     write(ensemble.server(follower).side(), "/a").unwrap();
+    let start = Instant::now();
     ensemble.cut(follower);
     write(ensemble.server(leader).side(), "/b").unwrap();
-    let start = Instant::now();
     wait_until(ELECTION, || ensemble.server(follower).side().get("/a").is_err());
     assert!(start.elapsed() > Duration::from_millis(500), "it serves reads until it misses the leader");
     assert_eq!(ensemble.leader().unwrap(), leader);
