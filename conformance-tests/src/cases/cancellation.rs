@@ -21,8 +21,8 @@ use crate::timing_control::in_time;
 /// The delay of the path in cases that drop a call in flight.
 const SLOW: Duration = Duration::from_millis(15);
 
-/// A request and its reply, and the withdraw and its reply, on a slow path.
-const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 50);
+/// A request and its reply, and the withdraw and its reply, on a slow path. And what two writes of the servers take.
+const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 300);
 
 /// To open a connection on a slow path: five requests and their replies.
 const CONNECTED: Duration = Duration::from_millis(15 * 2 * 5);

@@ -99,7 +99,7 @@ pub async fn the_notice_of_a_loss_is_as_claimed(fixture: &dyn Fixture) {
     let place = ann.granted(&claim, ttl).await.confirmation.place;
     ann.take_events();
     if fixture.tamper(&name, Tamper::Remove).await.is_ok() {
-        tokio::time::sleep(AT_ONCE).await;
+        tokio::time::sleep(AT_ONCE * 5).await;
         let pushed = ann.take_events().iter().any(|event| matches!(event, leasehold_core::backend::Event::Gone { .. }));
         assert_eq!(pushed, ann.capabilities().loss_notice == LossNotice::Pushed, "whether a loss was pushed");
     }

@@ -21,7 +21,7 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
         return in_process(fixture, &ann, unsupported);
     }
     // A server may be stopped within milliseconds. The outcome of a request on a connection that was used just before is unknown then.
-    tokio::time::sleep(AT_ONCE / 2).await;
+    tokio::time::sleep(AT_ONCE * 3).await;
     let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock(name.as_str()));
     let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable);

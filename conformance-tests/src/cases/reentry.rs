@@ -2,7 +2,9 @@
 
 use leasehold_core::{ErrorKind, HolderId, LossReason};
 
-use crate::clients::{hold, is_free, kind_of, long_client, lost, polled, queued, steady_client, steady_ttl};
+use crate::clients::{
+    handoff_bound, hold, is_free, kind_of, long_client, lost, polled, queued, steady_client, steady_ttl,
+};
 use crate::fault::Tamper;
 use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, eventually, join, name};
@@ -40,7 +42,7 @@ pub async fn another_holder_waits(fixture: &dyn Fixture) {
     ];
     for other in others {
         assert!(other.try_acquire().await.expect("nothing is broken").is_none(), "two holders hold one lock");
-        assert_eq!(kind_of(&other.wait(AT_ONCE).acquire().await), ErrorKind::Timeout);
+        assert_eq!(kind_of(&other.wait(fixture.ttl()).acquire().await), ErrorKind::Timeout);
     }
     assert!(guard.is_held());
 }
@@ -59,7 +61,8 @@ pub async fn pending_acquires_of_one_holder_are_granted_together(fixture: &dyn F
     queued(fixture, &ann, &name, (2, 1)).await;
     guard.release().await.expect("a release");
     let both = async { (join(first).await, join(second).await) };
-    let (first, second) = in_time(AT_ONCE, "both are granted by one handoff", both).await;
+    let bound = handoff_bound(&ann.capabilities());
+    let (first, second) = in_time(bound, "both are granted by one handoff", both).await;
     assert_eq!(first.fencing_token(), second.fencing_token());
     drop(first);
     assert!(!is_free(&bob, &name).await);
@@ -82,7 +85,8 @@ pub async fn cancelling_one_pending_acquire_leaves_the_other(fixture: &dyn Fixtu
     assert!(goes.is_err(), "the lock is held");
     queued(fixture, &ann, &name, (1, 1)).await;
     guard.release().await.expect("a release");
-    let granted = in_time(AT_ONCE, "the remaining acquire has kept its place", join(stays)).await;
+    let bound = handoff_bound(&ann.capabilities());
+    let granted = in_time(bound, "the remaining acquire has kept its place", join(stays)).await;
     assert!(granted.is_held());
 }
 

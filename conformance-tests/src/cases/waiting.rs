@@ -51,7 +51,9 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
         let (stopwatch, lock) = (Stopwatch::start(), bob.lock(name.as_str()).wait(wait));
         let refused = in_time(wait + ENDS_BY, "waited for longer than it was to", lock.acquire()).await;
         stopwatch.not_before(wait, "gave up before its wait was over");
-        assert_eq!(kind_of(&refused), ErrorKind::Timeout, "{refused:?}");
+        // So short a wait can end before the first reply.
+        let kind = kind_of(&refused);
+        assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Indeterminate), "{refused:?}");
     }
 }
 
@@ -161,11 +163,12 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(reports(), 0, "a watch reports a lock that is held");
     ann.release(&holder, Delivery::Confirmed).await.expect("a release");
-    tokio::time::sleep(AT_ONCE).await;
+    // A store that polls may report it with its next poll.
+    tokio::time::sleep(AT_ONCE * 3).await;
     assert_eq!(reports(), 1, "a release is reported once");
 
     let watch = names.watch(&waiter);
-    tokio::time::sleep(AT_ONCE).await;
+    tokio::time::sleep(AT_ONCE * 3).await;
     assert_eq!(reports(), 1, "a lock that was free before is reported once");
     drop(watch);
 

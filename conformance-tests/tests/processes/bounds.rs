@@ -147,12 +147,8 @@ pub(crate) fn is_held(lock_holder: &mut LockHolder) -> bool {
     checked(lock_holder).0
 }
 
-/// How long the lock holder's lease is valid at least, as it answered to `check`.
-pub(crate) fn validity(lock_holder: &mut LockHolder) -> Duration {
-    checked(lock_holder).1
-}
-
-fn checked(lock_holder: &mut LockHolder) -> (bool, Duration) {
+/// The answer to `check`: whether the lock holder holds, and for how long its lease is valid at least.
+pub(crate) fn checked(lock_holder: &mut LockHolder) -> (bool, Duration) {
     lock_holder
         .next(SOON, |line| match line.event {
             HolderEvent::Checked { held, validity_ms, .. } => Some((held, Duration::from_millis(validity_ms))),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_conformance::harness::{Fault, LockHolder, machine_now};
 use leasehold_core::backend::TtlScope;
 
-use super::bounds::validity;
+use super::bounds::checked;
 use super::environment::{
     CALL, Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
 };
@@ -109,9 +109,9 @@ fn a_holder_without_replies_is_notified_while_the_server_renews_its_lease() {
     let (mut holder, token, mut waiter) = holder_and_waiter(&environment);
     let (_, latest) = environment.lease_ends();
     // Its validity ends no earlier, whenever the holder can report that.
-    let checked = machine_now();
+    let before = machine_now();
     holder.send("check").unwrap();
-    let valid_until = checked + validity(&mut holder);
+    let valid_until = before + checked(&mut holder).1;
     environment.proxy.apply(Fault::LoseReplies);
     let (at, reason) = holder.lost(SOON).unwrap();
     assert_eq!(reason, "Expired");
