@@ -76,7 +76,7 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     // Validity counts from before the last renewal was sent, minus a tenth. A renewal may have been sent until the store stopped
     // answering, which waits for writers.
     assert!(
-        took <= began + ttl * 19 / 20 + lag_monitor.allowance(),
+        took <= began + ttl * 9 / 10 + lag_monitor.allowance(),
         "killed after the lease: {took:?}, after an outage that began within {began:?}"
     );
     // And the last renewal was due a third of the ttl ago at most.
@@ -86,7 +86,7 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     let term = term.duration_since(outage_at).unwrap_or_default();
     // The shell handles the signal after its `sleep` has ended.
     let between = took.saturating_sub(term) + lag_monitor.allowance();
-    assert!(between + Duration::from_secs(1) >= grace, "TERM at {term:?}, gone at {took:?}");
+    assert!(between + Duration::from_millis(500) >= grace, "TERM at {term:?}, gone at {took:?}");
     let (code, _, stderr) = run.end();
     assert_eq!(code, 121, "{stderr}");
     stderr

@@ -27,7 +27,7 @@ fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store
     let paused = Instant::now();
     until("nobody of the family is_running, while the run is stopped", || !family.into_iter().any(is_running));
     let took = paused.elapsed();
-    assert!(took <= TTL * 19 / 20 + lag_monitor.allowance(), "the lease ended before: {took:?}");
+    assert!(took <= TTL * 9 / 10 + lag_monitor.allowance(), "the lease ended before: {took:?}");
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");
     run.resume();
     let (code, _, stderr) = run.end();
