@@ -1,6 +1,8 @@
 //! The life of a lease on the memory backend, as far as one client and a few tasks show it. What every backend has to keep
 //! is in the conformance suite; this is the first thing to run after a change in this crate.
 
+mod support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LockName, LossReason, Result};
+use support::eventually;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -21,14 +24,6 @@ const SOON: Duration = Duration::from_secs(20);
 
 fn client(store: &MemoryStore) -> LockClient {
     LockClient::new(MemoryBackend::new(store))
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = std::time::Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < SOON, "{what}");
-        std::thread::sleep(5 * MS);
-    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! What a client refuses, and what it says: bounds of every input, the texts of errors, bounded calls beyond the contract.
 
+mod support;
+
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{
     Error, ErrorKind, FencingToken, HolderInfo, KeeperRuntime, LockClient, LockInfo, LockName, Loss, LossReason, Result,
 };
+use support::eventually;
 
 fn client() -> LockClient {
     LockClient::new(MemoryBackend::new(&MemoryStore::default()))
@@ -194,14 +197,6 @@ async fn reads_end_within_their_bounds() {
         let client = LockClient::builder(slow).keeper(KeeperRuntime::CurrentRuntime).build().unwrap();
         assert_eq!(kind(client.inspect("job").await), inspected, "{takes:?}");
         assert_eq!(kind(client.list("", 1).await), listed, "{takes:?}");
-    }
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = std::time::Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
