@@ -160,6 +160,7 @@ macro_rules! for_each_case {
                 a_late_renewal_revives_nothing
                 a_reply_after_an_unnoticed_end_revives_nothing
                 a_slow_path_loses_nothing
+                many_leases_on_a_slow_path_lose_none
                 a_release_during_a_renewal_stays_a_release
                 one_poisoned_lease_of_a_thousand
                 a_renewal_that_panics_harms_no_other_lease

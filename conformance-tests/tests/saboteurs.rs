@@ -192,6 +192,7 @@ saboteurs! {
         a_late_renewal_revives_nothing: RenewalRevivesAtServer, "arrived late revived";
         a_reply_after_an_unnoticed_end_revives_nothing: ClockStopsWhileIdle, "revived the lease";
         a_slow_path_loses_nothing: RenewsTooSlowly, "the keeper has an established connection";
+        many_leases_on_a_slow_path_lose_none: RenewsOneAfterTheOther, "lost";
         a_release_during_a_renewal_stays_a_release: RenewalRevivesAtServer, "revived the released lease";
         one_poisoned_lease_of_a_thousand: StaysBroken, "caused the loss of others";
         a_renewal_that_panics_harms_no_other_lease: RefusesRenewals, "caused the loss of other leases";

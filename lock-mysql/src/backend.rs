@@ -19,7 +19,7 @@ use crate::connections::{Connections, TEST_AFTER, Use};
 use crate::for_update::ForUpdate;
 use crate::maintenance::Maintenance;
 use crate::pool::{Limit, Pool};
-use crate::renewal;
+use crate::renewal::Renewals;
 use crate::rows::{self, Acquired};
 use crate::session::SetUp;
 use crate::settings::{Strategy, Wakeup, parse_url};
@@ -34,6 +34,7 @@ pub struct MySqlBackend {
     /// It connected before it was attached.
     is_connected: AtomicBool,
     capabilities: Capabilities,
+    renewals: Renewals,
     /// Serves the requests if the strategy is [`Strategy::ForUpdate`].
     for_update: Option<ForUpdate>,
 }
@@ -70,7 +71,8 @@ impl MySqlBackend {
         let connections = Arc::new(Connections::new(shared.clone()));
         let for_update = (shared.settings.strategy == Strategy::ForUpdate)
             .then(|| ForUpdate::new(shared.clone(), connections.clone()));
-        Ok(Self { shared, connections, is_connected: AtomicBool::new(false), capabilities, for_update })
+        let (is_connected, renewals) = (AtomicBool::new(false), Renewals::default());
+        Ok(Self { shared, connections, is_connected, capabilities, renewals, for_update })
     }
 
     /// Creates the tables in the database of a URL, if they do not exist. [`SCHEMA`] is the SQL.
@@ -157,7 +159,7 @@ impl LockBackend for MySqlBackend {
         }
         let connections = self.connections.renewals().and_then(|pool| Ok((pool, self.shared.core.core()?)));
         match connections {
-            Ok((pool, core)) => renewal::renew(&pool, core, requests, replies, self.until()).await,
+            Ok((pool, core)) => self.renewals.renew(&pool, core, requests, replies, self.until()).await,
             Err(error) => replies.fail_rest(&error),
         }
     }

@@ -7,10 +7,7 @@ use leasehold_core::backend::{Capabilities, OnRestart, Restart, StoreClock, TtlS
 use crate::errors::BACKEND;
 use crate::for_update::SECOND;
 use crate::settings::{Settings, Strategy};
-use crate::statements::SIZES;
-
-/// The most leases in one renew call.
-pub(crate) const RENEW_BATCH: usize = SIZES[SIZES.len() - 1];
+use crate::statements::RENEW_ROWS;
 
 pub(crate) fn of(settings: &Settings) -> Capabilities {
     match settings.strategy {
@@ -28,7 +25,7 @@ fn of_rows(settings: &Settings) -> Capabilities {
     it.fencing = "the last token + 1, at least the server's time in µs; kept in the lock's row";
     it.restart = Restart::KeepsAll;
     it.call_bound = settings.timeout;
-    it.renew_batch = RENEW_BATCH;
+    it.renew_batch = RENEW_ROWS;
     it.limits_of_exclusion = match settings.on_restart {
         OnRestart::Trust => &[STEP, FAILOVER_TRUSTED, CRASH_TRUSTED, SPLIT, DELETED],
         OnRestart::Quarantine => &[STEP, TTL_LOST, SPLIT, DELETED],

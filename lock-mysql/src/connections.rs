@@ -14,7 +14,7 @@ use crate::pool::{Limit, Pool, RuntimePool};
 use crate::session::SetUp;
 use crate::settings::Strategy;
 use crate::shared::Shared;
-use crate::statements::{ACQUIRE, ACQUIRE_FREE, RELEASE, RENEW, WITHDRAW};
+use crate::statements::{ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW};
 
 /// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is repeated.
 pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
@@ -65,13 +65,13 @@ impl Group {
 impl Connections {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let statements = |statements| SetUp { statements, ..SetUp::default() };
-        let (for_calls, for_renewals): (&[_], &[_]) = match shared.settings.strategy {
-            Strategy::Row => (&[ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW], &[RENEW[0]]),
-            Strategy::ForUpdate => (for_update::PREPARED, &[]),
+        let for_calls: &[_] = match shared.settings.strategy {
+            Strategy::Row => &[ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW],
+            Strategy::ForUpdate => for_update::PREPARED,
         };
         let calls = Group::new(statements(for_calls), Limit::Calls(shared.settings.connections));
         let leases = Group::new(for_update::SET_UP, Limit::Leases(shared.settings.locks));
-        let renewals = Group::new(statements(for_renewals), Limit::Calls(1));
+        let renewals = Group::new(SetUp::default(), Limit::Calls(1));
         let turns = Group::new(SetUp::default(), Limit::Calls(MOST_TURNS));
         Self { shared, calls, renewals, turns, leases }
     }

@@ -96,6 +96,8 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Session>>,
     /// There is more than one idle connection.
     has_surplus: Notify,
+    /// A connection was returned.
+    is_returned: Notify,
     /// The runtime was shut down, or the backend was dropped.
     is_stopped: AtomicBool,
 }
@@ -117,6 +119,7 @@ impl Pool {
             opening: Semaphore::new(MAX_OPENING),
             idle: Mutex::default(),
             has_surplus: Notify::new(),
+            is_returned: Notify::new(),
             is_stopped: AtomicBool::new(false),
         }
     }
@@ -157,7 +160,7 @@ impl Pool {
         lock(&self.idle).clear();
     }
 
-    /// Takes a connection, and opens one if none is idle.
+    /// Takes a connection, and opens one if none is idle or becomes idle meanwhile.
     ///
     /// # Errors
     /// `NotSent`: no connection became free, or none could be opened. `TimedOut`: the server does not reply.
@@ -174,11 +177,26 @@ impl Pool {
                 return Ok(Checkout { pool: self, session: Some(session), permit });
             }
         }
+        let mut opened = std::pin::pin!(self.open(until));
+        let session = loop {
+            tokio::select! {
+                opened = &mut opened => break opened.map_err(Failure::NotSent)?,
+                // On a slow path, another call ends several times while a connection is opened.
+                () = self.is_returned.notified() => {
+                    if let Some(session) = lock(&self.idle).pop() {
+                        break session;
+                    }
+                }
+            }
+        };
+        Ok(Checkout { pool: self, session: Some(session), permit })
+    }
+
+    async fn open(&self, until: Instant) -> Result<Session, Error> {
         // Otherwise many that are opened at once would all take too long.
         let turn = timeout_at(until, self.opening.acquire()).await;
-        let _turn = turn.map_err(|_| Failure::NotSent(no_connection(&self.shared.address)))?;
-        let session = Session::open(&self.shared, self.set_up, until).await.map_err(Failure::NotSent)?;
-        Ok(Checkout { pool: self, session: Some(session), permit })
+        let _turn = turn.map_err(|_| no_connection(&self.shared.address))?;
+        Session::open(&self.shared, self.set_up, until).await
     }
 
     async fn permit(&self, until: Instant) -> Result<SemaphorePermit<'_>, Error> {
@@ -344,6 +362,7 @@ impl Checkout<'_> {
         {
             let mut idle = lock(&self.pool.idle);
             idle.push(session);
+            self.pool.is_returned.notify_one();
             if idle.len() > 1 {
                 self.pool.has_surplus.notify_one();
             }

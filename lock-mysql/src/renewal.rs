@@ -1,188 +1,144 @@
-//! Renews many leases in one statement.
+//! Renews many leases in one round trip.
 //!
-//! A user's transaction may keep a row locked: a fenced write does so until its end. The statement then waits, and blocks the rows that it
-//! has renewed so far. So it is cancelled soon, and the rows that nobody has locked are renewed without it.
+//! A user's transaction may keep a row locked: a fenced write does so until its end. So the update skips such rows, and the query in the same
+//! packet says which rows it has changed. A time limit instead would take a slow path for a locked row.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Confirmation, CoreHandle, OwnerToken, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest, Stamp,
+    Confirmation, CoreHandle, OwnerToken, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind};
+use sqlx::mysql::MySqlRow;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
-use crate::pool::{Checkout, Pool};
+use crate::pool::Pool;
 use crate::quarantine;
-use crate::rows::{self, owners_and_rests};
-use crate::statements::{HELD, LOCK_HELD, RENEW, RENEW_EXACTLY, SIZES, Sized};
+use crate::rows::{self, get};
+use crate::shared::lock;
+use crate::statements::{RENEW_ROWS, renew_rows};
 
-/// A statement that takes longer waits for a row that another transaction has locked, or the server is slow.
-const CANCEL_AFTER: Duration = Duration::from_millis(100);
+/// The renewals that wait for the connection. Those that came while a packet was on its way are sent together: on a slow path, a packet for
+/// each call would take longer than the leases last.
+#[derive(Default)]
+pub(crate) struct Renewals {
+    waiting: Mutex<Vec<Renewal>>,
+    sending: tokio::sync::Mutex<()>,
+}
 
-/// A request, and its index in the call.
-pub(crate) type Indexed<'a> = (usize, &'a RenewRequest);
+/// One request, its index in its call, and where the call expects the reply.
+struct Renewal {
+    request: RenewRequest,
+    index: usize,
+    reply: UnboundedSender<(usize, RenewReply)>,
+}
 
-/// Renews leases, and gives a reply for each.
-pub(crate) async fn renew(
-    pool: &Pool,
-    core: &CoreHandle,
-    requests: &[RenewRequest],
-    replies: &RenewReplies,
-    until: Instant,
-) {
-    let mut rest: Vec<Indexed<'_>> = requests.iter().enumerate().collect();
-    while let Some((_, first)) = rest.first() {
-        let key = (first.ttl, first.policy);
-        let (alike, others): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|(_, request)| (request.ttl, request.policy) == key);
-        for some in alike.chunks(SIZES[SIZES.len() - 1]) {
-            if let Err(failure) = renew_alike(pool, core, some, replies, until).await {
-                let error = Error::from(failure);
-                for (index, _) in some {
-                    replies.put(*index, RenewReply::Unknown(error.clone()));
+impl Renewal {
+    fn reply(&self, reply: RenewReply) {
+        // The call may have given up.
+        let _ = self.reply.send((self.index, reply));
+    }
+}
+
+impl Renewals {
+    /// Renews leases, and gives a reply for each.
+    pub(crate) async fn renew(
+        &self,
+        pool: &Pool,
+        core: &CoreHandle,
+        requests: &[RenewRequest],
+        replies: &RenewReplies,
+        until: Instant,
+    ) {
+        let (reply, mut replied) = unbounded_channel();
+        let renewal =
+            |(index, request): (_, &RenewRequest)| Renewal { request: request.clone(), index, reply: reply.clone() };
+        lock(&self.waiting).extend(requests.iter().enumerate().map(renewal));
+        drop(reply);
+        let all = async {
+            loop {
+                tokio::select! {
+                    biased;
+                    reply = replied.recv() => match reply {
+                        Some((index, reply)) => replies.put(index, reply),
+                        None => return,
+                    },
+                    sending = self.sending.lock() => {
+                        let mut waiting = std::mem::take(&mut *lock(&self.waiting));
+                        // A call that has given up may be followed by the release of its claim, and that by nothing.
+                        waiting.retain(|renewal| !renewal.reply.is_closed());
+                        send(pool, core, waiting, until).await;
+                        drop(sending);
+                    }
                 }
+            }
+        };
+        if timeout_at(until, all).await.is_err() {
+            replies.fail_rest(&Failure::TimedOut.into());
+        }
+    }
+}
+
+/// Sends renewals: those with the same ttl and policy together.
+async fn send(pool: &Pool, core: &CoreHandle, mut rest: Vec<Renewal>, until: Instant) {
+    while let Some(first) = rest.first() {
+        let key = (first.request.ttl, first.request.policy);
+        let (alike, others): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|it| (it.request.ttl, it.request.policy) == key);
+        for some in alike.chunks(RENEW_ROWS) {
+            if let Err(failure) = send_alike(pool, core, some, key, until).await {
+                let error = Error::from(failure);
+                some.iter().for_each(|renewal| renewal.reply(RenewReply::Unknown(error.clone())));
             }
         }
         rest = others;
     }
 }
 
-/// Renews leases that have the same ttl and policy.
-async fn renew_alike(
+async fn send_alike(
     pool: &Pool,
     core: &CoreHandle,
-    requests: &[Indexed<'_>],
-    replies: &RenewReplies,
+    renewals: &[Renewal],
+    (ttl, policy): (Duration, RenewPolicy),
     until: Instant,
 ) -> Result<(), Failure> {
     let mut connection = pool.checkout(until).await?;
-    let ttl = requests.first().map_or(Duration::ZERO, |(_, request)| request.ttl);
     if let Err(failure) = quarantine::before_renewal(&mut connection, ttl, until).await {
         connection.put_back();
         return Err(failure);
     }
+    let claims = || renewals.iter().map(|renewal| &renewal.request.claim);
+    let names = claims().map(|claim| rows::bytes(claim.name()));
+    let text = renew_rows(names, claims().map(rows::owner), rows::micros(ttl), policy == RenewPolicy::Exactly);
     let sent = core.stamp();
-    match update(pool, &mut connection, requests, until).await {
-        Ok(renewed) if renewed == requests.len() as u64 => {
-            connection.put_back();
-            for (index, request) in requests {
-                replies.put(*index, confirmed(request.ttl, sent));
-            }
-            Ok(())
-        }
-        Ok(_) => {
-            connection.put_back();
-            reply(pool, core, requests, |_| false, replies, until).await
-        }
-        // This statement had no effect.
-        Err(Failure::Conflict(_)) => {
-            connection.put_back();
-            renew_unlocked(pool, core, requests, replies, until).await
-        }
-        Err(failure) => Err(failure),
-    }
-}
-
-/// Sends the update, and cancels it if it takes long.
-async fn update(
-    pool: &Pool,
-    connection: &mut Checkout<'_>,
-    requests: &[Indexed<'_>],
-    until: Instant,
-) -> Result<u64, Failure> {
-    let id = connection.id();
-    let mut update = std::pin::pin!(connection.execute(update_of(requests), until));
-    if let Ok(done) = timeout_at(until.min(Instant::now() + CANCEL_AFTER), &mut update).await {
-        return Ok(done?.rows_affected());
-    }
-    let mut cancel = std::pin::pin!(cancel(pool, id, until));
-    let done = tokio::select! {
-        // A cancellation that arrives after the statement has ended has no effect.
-        done = &mut update => done,
-        _ = &mut cancel => update.await,
-    };
-    Ok(done?.rows_affected())
-}
-
-/// Cancels the statement of a connection.
-async fn cancel(pool: &Pool, id: u64, until: Instant) -> Result<(), Failure> {
-    let mut other = pool.checkout(until).await?;
-    other.execute_text(format!("KILL QUERY {id}"), until).await?;
-    other.put_back();
-    Ok(())
-}
-
-/// Renews the rows that no other transaction has locked.
-async fn renew_unlocked(
-    pool: &Pool,
-    core: &CoreHandle,
-    requests: &[Indexed<'_>],
-    replies: &RenewReplies,
-    until: Instant,
-) -> Result<(), Failure> {
-    let mut connection = pool.checkout(until).await?;
-    connection.execute_text("BEGIN".to_owned(), until).await?;
-    let unlocked = owners_and_rests(&connection.fetch(of_claims(&LOCK_HELD, None, requests), until).await?)?;
-    let some: Vec<Indexed<'_>> =
-        requests.iter().filter(|(_, request)| unlocked.contains_key(request.claim.owner())).copied().collect();
-    if !some.is_empty() {
-        connection.execute(update_of(&some), until).await?;
-    }
-    connection.execute_text("COMMIT".to_owned(), until).await?;
+    let renewed = connection.fetch_text(text, until).await;
     connection.put_back();
-    reply(pool, core, requests, |owner| !unlocked.contains_key(owner), replies, until).await
-}
-
-/// Replies by what the store has for each claim after the renewal. A claim that holds its lock, but whose row was locked, was not renewed.
-async fn reply(
-    pool: &Pool,
-    core: &CoreHandle,
-    requests: &[Indexed<'_>],
-    was_locked: impl Fn(&OwnerToken) -> bool,
-    replies: &RenewReplies,
-    until: Instant,
-) -> Result<(), Failure> {
-    let mut connection = pool.checkout(until).await?;
-    let sent = core.stamp();
-    let held = owners_and_rests(&connection.fetch(of_claims(&HELD, None, requests), until).await?)?;
-    connection.put_back();
-    for (index, request) in requests {
-        let owner = request.claim.owner();
-        let reply = match held.get(owner) {
+    let renewed = were_renewed(&renewed?)?;
+    for renewal in renewals {
+        renewal.reply(match renewed.get(renewal.request.claim.owner()) {
             None => RenewReply::Lost,
-            Some(_) if was_locked(owner) => RenewReply::Unknown(locked()),
-            Some(rest) => confirmed(request.ttl.min(*rest), sent),
-        };
-        replies.put(*index, reply);
+            Some(false) => RenewReply::Unknown(locked()),
+            Some(true) => RenewReply::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE }),
+        });
     }
     Ok(())
 }
 
-fn confirmed(ttl: Duration, sent: Stamp) -> RenewReply {
-    RenewReply::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE })
+/// The claims that hold their locks, and whether the lease of each was renewed.
+fn were_renewed(rows: &[MySqlRow]) -> Result<HashMap<OwnerToken, bool>, Failure> {
+    let read = |row| {
+        let owner: Vec<u8> = get(row, 0)?;
+        let owner = OwnerToken::from_bytes(owner.try_into().map_err(|_| Failure::UnexpectedReply)?);
+        Ok((owner, get::<i64>(row, 1)? != 0))
+    };
+    rows.iter().map(read).collect()
 }
 
 fn locked() -> Error {
     let text = "another transaction has locked the row of this lock in `leasehold_locks`: end such transactions sooner";
     Error::new(ErrorKind::Unavailable, text)
-}
-
-fn update_of<'q>(requests: &[Indexed<'q>]) -> rows::Statement<'q> {
-    let Some((_, first)) = requests.first() else { return sqlx::query("DO 0") };
-    let statements = match first.policy {
-        RenewPolicy::Exactly => &RENEW_EXACTLY,
-        _ => &RENEW,
-    };
-    of_claims(statements, Some(first.ttl), requests)
-}
-
-fn of_claims<'q>(statements: &Sized, ttl: Option<Duration>, requests: &[Indexed<'q>]) -> rows::Statement<'q> {
-    let (text, size) = rows::sized(statements, requests.len());
-    let mut statement = sqlx::query(text);
-    if let Some(ttl) = ttl {
-        statement = statement.bind(rows::micros(ttl));
-    }
-    let statement = rows::bind_all(statement, requests, size, |&(_, request)| rows::bytes(request.claim.name()));
-    rows::bind_all(statement, requests, size, |&(_, request)| request.claim.owner().as_bytes())
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireRequest, Claim, OwnerToken, Stamp, WITHDRAWN_TTL};
+use leasehold_core::backend::{AcquireRequest, Claim, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{FencingToken, LockName};
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -173,16 +173,6 @@ pub(crate) fn bind_all<'r, 'q, T>(
         statement = statement.bind(value(&rows[index.min(rows.len() - 1)]));
     }
     statement
-}
-
-/// Reads owner tokens, each with the rest of its lease.
-pub(crate) fn owners_and_rests(rows: &[MySqlRow]) -> Result<HashMap<OwnerToken, Duration>, Failure> {
-    let read = |row| {
-        let owner: Vec<u8> = get(row, 0)?;
-        let owner = OwnerToken::from_bytes(owner.try_into().map_err(|_| Failure::UnexpectedReply)?);
-        Ok((owner, duration(get(row, 1)?)))
-    };
-    rows.iter().map(read).collect()
 }
 
 /// A duration in microseconds; nothing for one that has passed.

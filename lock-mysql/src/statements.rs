@@ -326,50 +326,6 @@ pub(crate) const PURGE_ROWS: usize = 100;
 pub(crate) const PURGE: &str =
     concat!("DELETE FROM leasehold_locks WHERE name IN (", marks!(100), ") AND ", purgeable!());
 
-/// The rows of claims that hold their locks. Binds names, owners.
-macro_rules! held_by {
-    ($size:tt) => {
-        concat!(
-            " WHERE name IN (",
-            marks!($size),
-            ") AND owner IN (",
-            marks!($size),
-            ") AND expires_at > ",
-            now!(),
-            " AND format = '1x'"
-        )
-    };
-}
-
-macro_rules! renew {
-    ($size:tt) => {
-        concat!(
-            "UPDATE leasehold_locks SET expires_at = GREATEST(expires_at, ",
-            now!(),
-            " + INTERVAL ? MICROSECOND)",
-            held_by!($size)
-        )
-    };
-}
-
-macro_rules! renew_exactly {
-    ($size:tt) => {
-        concat!("UPDATE leasehold_locks SET expires_at = ", now!(), " + INTERVAL ? MICROSECOND", held_by!($size))
-    };
-}
-
-macro_rules! held {
-    ($size:tt) => {
-        concat!("SELECT owner, ", rest!(), " FROM leasehold_locks", held_by!($size))
-    };
-}
-
-macro_rules! lock_held {
-    ($size:tt) => {
-        concat!("SELECT owner, ", rest!(), " FROM leasehold_locks", held_by!($size), " FOR UPDATE SKIP LOCKED")
-    };
-}
-
 macro_rules! poll {
     ($size:tt) => {
         concat!(
@@ -388,17 +344,47 @@ macro_rules! sized {
     };
 }
 
-/// Renews leases to a ttl and shortens none. Affects as many rows as were renewed. Binds ttl, names, owners.
-pub(crate) const RENEW: Sized = sized!(renew);
+/// The most leases in one [`renew_rows`]. MariaDB makes a join of an `IN` with 1,000 values.
+pub(crate) const RENEW_ROWS: usize = 500;
 
-/// Renews leases to a ttl, which may shorten them. Binds ttl, names, owners.
-pub(crate) const RENEW_EXACTLY: Sized = sized!(renew_exactly);
-
-/// The owners of leases that are held, and the rest of each lease in µs. Binds names, owners.
-pub(crate) const HELD: Sized = sized!(held);
-
-/// The same, without rows that another transaction has locked. Locks the others until the end of the transaction.
-pub(crate) const LOCK_HELD: Sized = sized!(lock_held);
+/// Renews leases to a ttl, without those whose rows another transaction has locked. Then the owners of the leases that are held, and whether
+/// each was renewed. `exactly` may shorten a lease.
+///
+/// As text, because the protocol of prepared statements takes a round trip for each. `LIMIT` keeps MySQL from merging the inner query into
+/// the update, which it refuses then.
+pub(crate) fn renew_rows<'a>(
+    names: impl Iterator<Item = &'a [u8]>,
+    owners: impl Iterator<Item = &'a [u8]>,
+    ttl: u64,
+    exactly: bool,
+) -> String {
+    let list = |values: Vec<String>| values.join(", ");
+    let held = format!(
+        concat!("name IN ({}) AND owner IN ({}) AND expires_at > ", now!(), " AND format = '1x'"),
+        list(names.map(literal).collect()),
+        list(owners.map(literal).collect())
+    );
+    let end = format!(concat!(now!(), " + INTERVAL {} MICROSECOND"), ttl);
+    let (end, is_whole) = match exactly {
+        true => (end, format!(concat!(" AND ", rest!(), " <= {}"), ttl)),
+        false => (format!("GREATEST(lease.expires_at, {end})"), String::new()),
+    };
+    format!(
+        concat!(
+            "SET @sent = ",
+            now_micros!(),
+            "; UPDATE (SELECT name FROM leasehold_locks WHERE {held} LIMIT {rows} FOR UPDATE SKIP LOCKED) AS mine ",
+            "STRAIGHT_JOIN leasehold_locks AS lease ON lease.name = mine.name SET lease.expires_at = {end}; ",
+            "SELECT owner, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', expires_at) >= @sent + {ttl}{is_whole} ",
+            "FROM leasehold_locks WHERE {held}"
+        ),
+        held = held,
+        rows = RENEW_ROWS,
+        end = end,
+        ttl = ttl,
+        is_whole = is_whole
+    )
+}
 
 /// The names of locks that have a row, whether each is held, and its last token. Binds names.
 pub(crate) const POLL: Sized = sized!(poll);

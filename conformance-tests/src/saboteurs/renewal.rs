@@ -29,6 +29,8 @@ plain! {
     RenewsTooSlowly;
     /// Renews half of a batch and drops the rest.
     RenewsHalfABatch;
+    /// Takes a round trip for each lease of a batch.
+    RenewsOneAfterTheOther;
     /// Treats a missing reply as a successful one.
     TakesSilenceForAReply;
 }
@@ -97,6 +99,17 @@ impl Hooks for RenewsHalfABatch {
     async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
         let half = inner.backend.capabilities().renew_batch / 2;
         inner.renew(&leases[..leases.len().min(half)]).await
+    }
+}
+
+#[async_trait]
+impl Hooks for RenewsOneAfterTheOther {
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
+        let mut replies = Vec::with_capacity(leases.len());
+        for (index, lease) in leases.iter().enumerate() {
+            replies.push((index, inner.renew_one(lease).await));
+        }
+        replies
     }
 }
 

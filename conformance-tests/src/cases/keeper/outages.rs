@@ -141,14 +141,24 @@ pub async fn a_reply_after_an_unnoticed_end_revives_nothing(fixture: &dyn Fixtur
 
 /// A path that is slow, but within the bounds, loses no lease.
 pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
+    slow_path(fixture, 1).await;
+}
+
+/// Neither does it if the renewals of many leases are due at once, in more than one call.
+pub async fn many_leases_on_a_slow_path_lose_none(fixture: &dyn Fixture) {
+    slow_path(fixture, 150).await;
+}
+
+async fn slow_path(fixture: &dyn Fixture, leases: usize) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, steady_ttl(fixture));
-    let guard = ann.lock("slow path").ttl(ttl).acquire().await.expect("nothing is broken");
+    let guards = many(&ann, leases, ttl).await;
     eventually(ttl, "the keeper has an established connection", async || ann.stats().renewed > 0).await;
     let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
     fixture.path(PathFault::Delay(delay)).await;
     let stopwatch = Stopwatch::start();
     while stopwatch.elapsed() < ttl * 2 {
-        assert!(guard.is_held(), "a delay of {delay:?} lost a lease of {ttl:?} after {:?}", stopwatch.elapsed());
+        let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+        assert!(lost == 0, "a delay of {delay:?} lost {lost} leases of {ttl:?} after {:?}", stopwatch.elapsed());
         tokio::time::sleep(fixture.ttl() / 20).await;
     }
     assert_eq!(ann.stats().lost, 0);
