@@ -7,6 +7,7 @@ mod zk {
     mod resource_counts;
     mod reused;
     mod server_faults;
+    mod stale_reads;
     mod stored;
     mod three_servers;
 

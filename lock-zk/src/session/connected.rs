@@ -129,18 +129,42 @@ impl Session {
         }
     }
 
-    /// Tries once, for at most `bound`, which grows if the server is silent.
+    /// Tries once to connect to a server that knows all that this session has done. Takes at most `bound`, which grows if the server is silent.
     async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
-        let (server, begin, sent) = (self.shared.server(), Instant::now(), self.core.stamp());
-        let ttl = self.requested + self.shared.more();
-        let link = Link::open(&self.shared, server, Some(&self.info), ttl, sent, begin + *bound).await;
-        if link.is_err() {
+        let (server, begin) = (self.shared.server(), Instant::now());
+        let until = begin + *bound;
+        let caught_up = match self.open_link(server, until).await {
+            Ok(link) => self.catch_up(link, until).await,
+            Err(failure) => Err(failure),
+        };
+        if caught_up.is_err() {
             self.shared.leave_server(server);
             if begin.elapsed() >= *bound {
                 *bound = (*bound * 2).min(self.shared.settings.timeout);
             }
         }
-        link
+        caught_up
+    }
+
+    async fn open_link(&self, server: usize, until: Instant) -> Result<Link, NoLink> {
+        let (ttl, sent) = (self.requested + self.shared.more(), self.core.stamp());
+        Link::open(&self.shared, server, Some(&self.info), ttl, sent, until).await
+    }
+
+    /// Waits until the server of a new link has everything that this session has seen at the server before. The client crate does not tell the
+    /// server how much that is, and a follower accepts a session before it has caught up. A read there does not show nodes that this session
+    /// has created, so leases that live would be taken for lost, and nobody would delete their nodes.
+    ///
+    /// Only the reply to a write proves it. A leader that others have replaced replies to `sync` until it misses its followers.
+    async fn catch_up(&self, link: Link, until: Instant) -> Result<Link, NoLink> {
+        let failure = match self.write_before(&link, |_| std::future::ready(()), until).await {
+            Ok(_) => return Ok(link),
+            Err(Failure::NoSession) => NoLink::Expired,
+            Err(failure) => NoLink::Failed(failure),
+        };
+        // A link that is dropped alone would end the session.
+        link.kill();
+        Err(failure)
     }
 
     /// Makes sure that the server has ended the session, although there is no link. Usually it has, as soon as the ttl is over.
@@ -153,17 +177,19 @@ impl Session {
         let mut next = pause;
         while Instant::now() < until {
             tokio::time::sleep(next + self.core.jitter(PAUSES.0)).await;
-            let begin = Instant::now();
-            match self.try_link(&mut self.shared.attempt()).await {
+            let (server, begin) = (self.shared.server(), Instant::now());
+            match self.open_link(server, begin + self.shared.attempt()).await {
                 Ok(link) => {
                     if Arc::new(link).close().await {
                         break;
                     }
                 }
                 Err(NoLink::Expired) => break,
-                // A server that is silent may have prolonged it.
-                Err(NoLink::Failed(_)) if begin.elapsed() >= self.shared.attempt() / 2 => next = pause,
-                Err(NoLink::Failed(_)) => next = PAUSES.1,
+                Err(NoLink::Failed(_)) => {
+                    self.shared.leave_server(server);
+                    // A server that is silent may have prolonged it.
+                    next = if begin.elapsed() >= self.shared.attempt() / 2 { pause } else { PAUSES.1 };
+                }
             }
         }
         self.expired();

@@ -1,0 +1,118 @@
+//! A session moves to a server that does not know what the session has done at another one.
+
+use std::time::Duration;
+
+use leasehold_conformance::harness::{Fault, Reach};
+use leasehold_conformance::{DEADLINE, Data, run};
+use leasehold_core::{LockClient, LockGuard, LockName};
+use leasehold_test_servers::{ZooKeeperEnsemble, ZooKeeperSettings};
+
+use super::common::{SOON, eventually, hold};
+use super::stored::Stored;
+
+/// Longer than the test.
+const TTL: Duration = Duration::from_secs(60);
+
+/// How many locks a client holds, and for how many it waits.
+const LOCKS: usize = 5;
+
+/// How often the session moves to the old leader.
+const MOVES: usize = 2;
+
+/// A client that reads there takes its leases for lost within a few milliseconds.
+const HARM: Duration = Duration::from_millis(500);
+
+/// A leader that is cut off from the others takes itself for the leader until it misses them: it accepts sessions, and replies to `sync` and
+/// to reads. A session that moves there loses nothing, although its nodes were created when the others had another leader.
+#[test]
+fn a_session_that_moves_to_an_old_leader_loses_nothing() {
+    run(DEADLINE * 2, || async {
+        // A leader misses the others after a minute.
+        let ensemble = ZooKeeperSettings::new().line("syncLimit=600").start_ensemble();
+        let mut ensemble = ensemble.unwrap_or_else(|error| panic!("{error}"));
+        let old = ensemble.leader().expect("a leader");
+        let others = [1, 2].map(|step| (old + step) % ZooKeeperEnsemble::SERVERS);
+        let new = others[0];
+        let (ann, bob) = (client_of(&ensemble, &[new, old]).await, client_of(&ensemble, &[new]).await);
+        // The old leader knows the sessions.
+        hold(&ann, "warm").await.release().await.expect("a release");
+        hold(&bob, "warm").await.release().await.expect("a release");
+        ensemble.cut(old);
+        close(&ensemble, old);
+        for other in others {
+            ensemble.server_mut(other).kill().expect("a kill");
+        }
+        for other in others {
+            ensemble.start_again(other, Data::Kept).expect("a start");
+        }
+        let ensemble = tokio::task::spawn_blocking(move || ensemble.other_leader(old).map(|_| ensemble));
+        let ensemble = ensemble.await.expect("no panic").expect("the others have another leader");
+
+        let nodes = |name: String| {
+            let stored = Stored { side: ensemble.server(new).side(), root: "/leasehold" };
+            stored.try_queue(&LockName::new(name).expect("a name")).ok().map(|queue| queue.len())
+        };
+        let (held, awaited) = (|index| format!("held {index}"), |index| format!("awaited {index}"));
+        let (mut guards, mut before, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        for index in 0..LOCKS {
+            guards.push(hold(&ann, &held(index)).await);
+            before.push(hold(&bob, &awaited(index)).await);
+            let lock = ann.lock(awaited(index));
+            waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes") }));
+            eventually("ann waits", || nodes(awaited(index)) == Some(2)).await;
+        }
+
+        let sessions = |server: usize| ensemble.server(server).side().connected_sessions().expect("its sessions").len();
+        for _ in 0..MOVES {
+            ensemble.proxy(old).heal();
+            close(&ensemble, new);
+            eventually("ann has moved to the old leader", || sessions(old) == 1).await;
+            tokio::time::sleep(HARM).await;
+            let state = |server: usize| ensemble.server(server).side().word("srvr").expect("a reply");
+            let (behind, newest) = (state(old), state(new));
+            assert!(behind.contains("Mode: leader") && zxid(&behind) < zxid(&newest), "{behind} {newest}");
+            ensemble.proxy(new).heal();
+            close(&ensemble, old);
+            eventually("ann and bob have moved back", || sessions(new) == 2).await;
+            for index in 0..LOCKS {
+                assert_eq!(nodes(held(index)), Some(1), "a lease and no other node");
+                assert_eq!(nodes(awaited(index)), Some(2), "the lease of bob and the place of ann");
+            }
+        }
+        assert!(guards.iter().all(LockGuard::is_held), "leases that live were taken for lost");
+
+        for guard in before {
+            guard.release().await.expect("a release");
+        }
+        for waiter in waiting {
+            guards.push(waiter.await.expect("no panic"));
+        }
+        for guard in guards {
+            guard.release().await.expect("a release");
+        }
+        assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0));
+        for index in 0..LOCKS {
+            assert_eq!((nodes(held(index)), nodes(awaited(index))), (Some(0), Some(0)), "a node is left");
+        }
+    });
+}
+
+/// Clients reach this server no more.
+fn close(ensemble: &ZooKeeperEnsemble, server: usize) {
+    ensemble.proxy(server).apply(Fault::Refuse);
+    ensemble.proxy(server).apply_to(Fault::Disconnect, Reach::Open);
+}
+
+/// A client of these servers.
+async fn client_of(ensemble: &ZooKeeperEnsemble, servers: &[usize]) -> LockClient {
+    let addrs = ensemble.proxied_addrs();
+    let hosts: Vec<_> = servers.iter().map(|server| addrs[*server].to_string()).collect();
+    let url = format!("zk://{}/?timeout=1s&tick=200ms", hosts.join(","));
+    leasehold::connect_builder(&url).await.expect("a server").ttl(TTL).wait(SOON * 3).build().expect("a client")
+}
+
+/// The newest transaction that a server has: `Zxid: 0x100000002`.
+fn zxid(state: &str) -> u64 {
+    let number = state.lines().find_map(|line| line.strip_prefix("Zxid: 0x")).expect("a transaction");
+    u64::from_str_radix(number, 16).expect("a number")
+}
