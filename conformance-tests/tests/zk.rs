@@ -4,6 +4,7 @@
 mod zk {
     #[path = "../support/mod.rs"]
     mod common;
+    mod fixed;
     mod fixture;
     mod one_server;
     mod queues;

@@ -251,12 +251,11 @@ impl Attempt<'_> {
                     true => node.created_by(),
                     false => node.confirmation(),
                 };
-                match slot.becomes(&node, Stage::Holds) {
+                match slot.holds(&node, Stage::Holds, confirmation) {
                     None => return Ok(None),
                     Some(true) => turn::holds(self.inner, self.core, claim, &node),
                     Some(false) => {}
                 }
-                slot.lasts_until(&node, confirmation.sent.plus(confirmation.ttl));
                 Ok(Some(AcquireOutcome::Granted(Grant::new(node.token(), confirmation))))
             }
             Position::Behind(_) if self.request.on_contention == OnContention::Fail => {

@@ -92,13 +92,13 @@ impl Call {
 
     async fn lease(&self, item: &Item) -> RenewReply {
         match item.node.session.confirm(self.since(&item.node), self.until).await {
-            Ok(()) if Slot::of(&item.request.claim).has(&item.node) => {
-                let confirmation = item.node.confirmation();
-                let end = confirmation.sent.plus(confirmation.ttl);
-                Slot::of(&item.request.claim).lasts_until(&item.node, end);
-                reply_of(&item.node)
+            Ok(()) => {
+                let node = &item.node;
+                match Slot::of(&item.request.claim).holds(node, node.stage, node.confirmation()) {
+                    Some(_) => reply_of(node),
+                    None => RenewReply::Lost,
+                }
             }
-            Ok(()) => RenewReply::Lost,
             Err(Unconfirmed::Gone) => self.lost(item),
             Err(Unconfirmed::Failed(error)) => RenewReply::Unknown(error.without_effect()),
         }
@@ -114,18 +114,17 @@ impl Call {
         let claim = &item.request.claim;
         match position {
             Ok(Position::Gone) => return self.lost(item),
-            Ok(Position::First) => match Slot::of(claim).becomes(&item.node, Stage::HoldsAfterWait) {
-                None => return RenewReply::Lost,
-                Some(true) => {
+            Ok(Position::First) => {
+                let stage = Stage::HoldsAfterWait;
+                let Some(is_new) = Slot::of(claim).holds(&item.node, stage, item.node.confirmation()) else {
+                    return RenewReply::Lost;
+                };
+                if is_new {
                     turn::holds(&self.inner, &self.core, claim, &item.node);
-                    let Some(node) = Slot::of(claim).node() else { return RenewReply::Lost };
-                    return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
                 }
-                Some(false) => {
-                    let node = Node { stage: Stage::HoldsAfterWait, ..item.node.clone() };
-                    return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
-                }
-            },
+                let node = Node { stage, ..item.node.clone() };
+                return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
+            }
             Ok(Position::Behind(_)) => {}
             Err(Failure::NoSession) => return self.lost(item),
             Err(failure) => return RenewReply::Unknown(failure.without_effect()),

@@ -160,23 +160,19 @@ impl Slot {
         session.add(claim);
     }
 
-    /// The node is now this for its claim. Returns whether that is new; `None` if the claim has another node, or none.
-    pub(crate) fn becomes(&self, node: &Node, stage: Stage) -> Option<bool> {
+    /// The node is now a lease, with this confirmation. Returns whether that is new; `None` if the claim has another node, or none.
+    pub(crate) fn holds(&self, node: &Node, stage: Stage, confirmation: Confirmation) -> Option<bool> {
         let mut state = lock(&self.state);
         let known = state.node.as_mut().filter(|known| known.is(node))?;
         let is_new = known.stage == Stage::Waits;
         if is_new {
             known.stage = stage;
         }
-        Some(is_new)
-    }
-
-    /// A lease that is not renewed lasts until then, at least.
-    pub(crate) fn lasts_until(&self, node: &Node, end: Stamp) {
-        let mut state = lock(&self.state);
-        if let Some(ends) = state.node.as_mut().filter(|known| known.is(node)).and_then(|known| known.ends.as_mut()) {
-            *ends = end.max(*ends);
+        // A claim may have waited for longer than its ttl. The task that ends its lease must not see the end that the place had.
+        if let Some(ends) = known.ends.as_mut() {
+            *ends = confirmation.sent.plus(confirmation.ttl).max(*ends);
         }
+        Some(is_new)
     }
 
     /// The server has no node of the claim. Returns whether it had one, as far as was known.

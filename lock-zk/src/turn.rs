@@ -90,12 +90,11 @@ fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     let slot = Slot::of(claim);
     // This task ends by itself.
     slot.leaves_task();
-    if slot.becomes(node, Stage::HoldsAfterWait) == Some(true) {
+    // The server has sent this to the session, which lives. Its newest confirmation is one of the lease.
+    let confirmation = node.confirmation();
+    if slot.holds(node, Stage::HoldsAfterWait, confirmation) == Some(true) {
         let (owner, place, token) = (*claim.owner(), node.place(), node.token());
-        // The server has sent this to the session, which lives. Its newest confirmation is one of the lease.
-        core.event(Event::Granted { owner, place, token, confirmation: Some(node.confirmation()) });
-        let confirmation = node.confirmation();
-        slot.lasts_until(node, confirmation.sent.plus(confirmation.ttl));
+        core.event(Event::Granted { owner, place, token, confirmation: Some(confirmation) });
         holds(inner, core, claim, node);
     }
 }
