@@ -85,6 +85,7 @@ macro_rules! for_each_case {
                 a_hold_outlives_the_retention
                 the_holder_never_believes_longer_than_the_server
                 a_fixed_lease_is_not_renewed
+                a_fixed_lease_ends_beside_a_kept_one
                 a_fixed_lease_that_waited_has_its_whole_ttl
                 the_default_ttl_is_whole_soon_after_a_grant
                 max_hold_ends_the_renewal
@@ -105,6 +106,7 @@ macro_rules! for_each_case {
                 a_watch_reports_once
                 an_event_during_a_call_is_not_lost
                 clients_are_served_in_order_where_that_is_claimed
+                a_waiter_that_gives_up_passes_nothing_on
                 tasks_of_one_client_are_served_in_order
                 a_thousand_waiters_all_get_their_turn
                 the_cost_of_a_handoff_is_flat

@@ -117,6 +117,7 @@ saboteurs! {
         a_hold_outlives_the_retention: SweepsHeldLeases, "records of free locks";
         the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder's validity is";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
+        a_fixed_lease_ends_beside_a_kept_one: RenewsAllOfTheClient, "although another one is renewed";
         a_fixed_lease_that_waited_has_its_whole_ttl: RefusesRenewals, "that waited was lost early";
         the_default_ttl_is_whole_soon_after_a_grant: RefusesRenewals, "soon has its whole ttl";
         max_hold_ends_the_renewal: RenewsByItself, "longest hold";
@@ -137,6 +138,7 @@ saboteurs! {
         a_watch_reports_once: WatchesNothing, "a release is reported once";
         an_event_during_a_call_is_not_lost: PushesNothing, "notified during its request";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
+        a_waiter_that_gives_up_passes_nothing_on: PassesOnItsPlace, "holds beside the holder";
         tasks_of_one_client_are_served_in_order: TokensFall, "out of order";
         a_thousand_waiters_all_get_their_turn: TokensTwice, "a thousand holders";
         the_cost_of_a_handoff_is_flat: WakesEverybody, "requests per handoff";

@@ -274,6 +274,19 @@ pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     assert!(is_free(&bob, &name).await);
 }
 
+/// A fixed lease ends at the store, although its client keeps another lease with the same ttl, which may share its session.
+pub async fn a_fixed_lease_ends_beside_a_kept_one(fixture: &dyn Fixture) {
+    let ann = steady_client(fixture, Route::Clear).await;
+    let (name, other, ttl) = (name("fixed beside"), name("kept"), steady_ttl(fixture));
+    let kept = hold(&ann, &other).await;
+    let guard = ann.lock(name.as_str()).without_renewal().acquire().await.expect("nothing is broken");
+    let reason = lost(&guard, ttl, "the holder of a fixed lease is notified before it ends at the store").await;
+    assert_eq!(reason, LossReason::Expired);
+    let ended = async || fixture.record(&name).await.lease().is_none();
+    eventually(ttl / 2, "the fixed lease ends at the server, although another one is renewed", ended).await;
+    support::still_held(fixture, &other, kept.fencing_token(), ttl / 3).await;
+}
+
 /// A fixed lease after a wait lasts for its whole ttl, although its place has used up a part of that ttl or has a shorter one.
 pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);

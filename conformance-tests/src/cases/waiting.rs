@@ -16,7 +16,7 @@ use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::support::{AT_ONCE, ENDS_BY, Stopwatch, eventually, join, name};
+use crate::support::{self, AT_ONCE, ENDS_BY, Stopwatch, eventually, join, name};
 use crate::timing_control::in_time;
 
 /// Invariant 11: a wait of zero makes one attempt within the bound of a call, and leaves no waiter.
@@ -258,6 +258,34 @@ pub async fn clients_are_served_in_order_where_that_is_claimed(fixture: &dyn Fix
     tokens.sort();
     tokens.dedup();
     assert_eq!(tokens.len() as u64, CLIENTS);
+}
+
+/// Invariant 1: a waiter that gives up passes nothing on to the waiter behind it, because it did not hold the lock.
+pub async fn a_waiter_that_gives_up_passes_nothing_on(fixture: &dyn Fixture) {
+    let (holder, bob, next) = (
+        long_client(fixture, Route::Clear).await,
+        long_client(fixture, Route::Clear).await,
+        long_client(fixture, Route::Clear).await,
+    );
+    let name = name("gives up");
+    let guard = hold(&holder, &name).await;
+    let gives_up = tokio::spawn(hold(&bob, &name));
+    queued(fixture, &bob, &name, (1, 1)).await;
+    let waits = tokio::spawn(hold(&next, &name));
+    queued(fixture, &next, &name, (1, 2)).await;
+    gives_up.abort();
+    eventually(AT_ONCE * 5, "it leaves the queue", async || {
+        bob.stats().waiting == 0
+            && (bob.capabilities().waiting != Waiting::ServerQueue || fixture.record(&name).await.waiting() == 1)
+    })
+    .await;
+    tokio::time::sleep(AT_ONCE * 2).await;
+    assert!(!waits.is_finished(), "the waiter behind one that gave up holds beside the holder");
+    support::still_held(fixture, &name, guard.fencing_token(), fixture.ttl()).await;
+    guard.release().await.expect("a release");
+    let bound = handoff_bound(&next.capabilities());
+    let guard = in_time(bound, "the next waiter holds after the release", join(waits)).await;
+    guard.release().await.expect("a release");
 }
 
 /// Tasks of one client are served in the order in which they came, on every backend.

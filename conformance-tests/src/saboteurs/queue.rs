@@ -10,7 +10,7 @@ use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
     ReleaseOutcome, ReleaseRequest, RenewReply, RenewRequest, WatchGuard, WatchNames,
 };
-use leasehold_core::{ErrorKind, LockName, Result};
+use leasehold_core::{ErrorKind, FencingToken, LockName, Result};
 
 use super::exclusion::refused;
 use super::{plain, stateful};
@@ -78,8 +78,15 @@ pub struct WakesEverybody {
     seen: Mutex<HashMap<LockName, Vec<RenewRequest>>>,
 }
 
+/// Grants the lock to the next waiter when a waiter gives up.
+#[derive(Default)]
+pub struct PassesOnItsPlace {
+    waiting: Mutex<Vec<(CoreHandle, Claim, Confirmation)>>,
+}
+
 stateful! {
     LosesOnePush;
+    PassesOnItsPlace;
     ReportsStalePlaces;
     SkipsTheHead;
     WakesEverybody;
@@ -166,6 +173,32 @@ impl Hooks for PretendsToKeepPlaces {
             }
         }
         replies
+    }
+}
+
+#[async_trait]
+impl Hooks for PassesOnItsPlace {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let reply = inner.backend.acquire(request).await;
+        if let (Ok(AcquireOutcome::Queued { confirmation, .. }), Some(core)) = (&reply, inner.core()) {
+            lock(&self.waiting).push((core.clone(), request.claim.clone(), *confirmation));
+        }
+        reply
+    }
+
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let reply = inner.backend.release(request).await;
+        let mut waiting = lock(&self.waiting);
+        if let Some(own) = waiting.iter().position(|(_, claim, _)| claim.owner() == request.claim.owner()) {
+            let (_, left, _) = waiting.remove(own);
+            if let Some((core, claim, confirmation)) = waiting.iter().find(|(_, claim, _)| claim.name() == left.name())
+            {
+                let (owner, place) = (*claim.owner(), confirmation.place);
+                let token = FencingToken::new(place.get());
+                core.event(Event::Granted { owner, place, token, confirmation: Some(*confirmation) });
+            }
+        }
+        reply
     }
 }
 

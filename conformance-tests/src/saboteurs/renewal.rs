@@ -140,6 +140,35 @@ impl Hooks for TakesSilenceForAReply {
     }
 }
 
+/// Renews all leases of a client with each renewal, as if they shared a session.
+#[derive(Default)]
+pub struct RenewsAllOfTheClient {
+    granted: Mutex<Vec<(usize, RenewRequest)>>,
+}
+
+stateful! {
+    RenewsAllOfTheClient;
+}
+
+#[async_trait]
+impl Hooks for RenewsAllOfTheClient {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Granted(grant)) = &reply {
+            let lease = RenewRequest::new(request.claim.clone(), grant.confirmation.place, request.ttl);
+            lock(&self.granted).push((inner.nth, lease));
+        }
+        reply
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
+        let of_client = |(nth, lease): &(usize, RenewRequest)| (*nth == inner.nth).then(|| lease.clone());
+        let all: Vec<_> = lock(&self.granted).iter().filter_map(of_client).collect();
+        inner.renew(&all).await;
+        inner.renew(leases).await
+    }
+}
+
 /// Continues to fail for a while after the first failure of a client.
 #[derive(Default)]
 pub struct StaysBroken {
