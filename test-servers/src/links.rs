@@ -55,6 +55,12 @@ impl Links {
         self.apply(Fault::DropTraffic, |link| [(one, other), (other, one)].contains(&(link.from, link.to)));
     }
 
+    /// What the others send this server on the connections that it opens arrives later.
+    pub(crate) fn delay(&self, server: usize, delay: Duration) {
+        let fault = Fault::Delay { requests: Duration::ZERO, replies: delay };
+        self.apply(fault, |link| link.from == server);
+    }
+
     /// Servers that are started do not find each other.
     pub(crate) fn refuse(&self) {
         self.apply(Fault::Refuse, |_| true);

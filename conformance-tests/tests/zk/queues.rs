@@ -6,7 +6,7 @@ use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
 use leasehold_core::backend::{AcquireOutcome, Delivery};
 use leasehold_core::{KeeperRuntime, LockClient};
-use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
+use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::ROOT;
@@ -235,5 +235,30 @@ fn a_node_without_a_reply_is_found_again() {
         ann.release(&claim, Delivery::InDoubt).await.expect("a release");
         let reply = bob.acquire(&bob.claim(&name), ttl).await;
         assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
+    });
+}
+
+/// A claim that looks for its node finds one of another session, which ends with that session. It is deleted, and does not count.
+#[test]
+fn a_node_of_another_session_does_not_count() {
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Faulty).await;
+        let (name, ttl) = (name("another session"), fixture.ttl() * 20);
+        let claim = ann.claim(&name);
+        fixture.path(PathFault::LoseReplies).await;
+        assert!(ann.acquire(&claim, ttl).await.is_err(), "the reply was lost");
+        let nodes = || Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name);
+        let own = nodes().pop().expect("the claim has a node");
+        let (prefix, _) = own.path.rsplit_once('-').expect("a number");
+        fixture.deployment().side().delete(&own.path).expect("it is deleted");
+        let other = fixture.deployment().side().create(&format!("{prefix}-"), "1", ZooKeeperLife::Sequential);
+        let other = other.expect("it is created");
+        fixture.heal().await;
+        let reply = ann.acquire(&claim, ttl).await;
+        let Ok(AcquireOutcome::Granted(grant)) = reply else { panic!("the lock is free: {reply:?}") };
+        let nodes = nodes();
+        let [node] = &nodes[..] else { panic!("the claim has one node: {nodes:?}") };
+        assert!(node.path != other && node.session == own.session, "it is the node of another session");
+        assert_eq!(u64::try_from(node.created).ok(), Some(grant.token.get()));
     });
 }

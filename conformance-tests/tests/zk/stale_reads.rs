@@ -1,4 +1,4 @@
-//! A session moves to a server that does not know what the session has done at another one.
+//! Servers that do not know everything that others have replied to.
 
 use std::time::Duration;
 
@@ -93,6 +93,29 @@ fn a_session_that_moves_to_an_old_leader_loses_nothing() {
         assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0));
         for index in 0..LOCKS {
             assert_eq!((nodes(held(index)), nodes(awaited(index))), (Some(0), Some(0)), "a node is left");
+        }
+    });
+}
+
+/// A follower learns of each release a moment later than the leader. Its clients see that the lock is free, and who holds it.
+#[test]
+fn a_client_of_a_follower_that_is_behind_sees_the_newest_state() {
+    const BEHIND: Duration = Duration::from_millis(200);
+    run(DEADLINE, || async {
+        let ensemble = ZooKeeperSettings::new().start_ensemble().unwrap_or_else(|error| panic!("{error}"));
+        let leader = ensemble.leader().expect("a leader");
+        let follower = (leader + 1) % ZooKeeperEnsemble::SERVERS;
+        let (ann, bob) = (client_of(&ensemble, &[leader]).await, client_of(&ensemble, &[follower]).await);
+        hold(&ann, "behind").await.release().await.expect("a release");
+        hold(&bob, "behind").await.release().await.expect("a release");
+        ensemble.delay(follower, BEHIND);
+        for _ in 0..3 {
+            let guard = hold(&ann, "behind").await;
+            let seen = bob.inspect("behind").await.expect("a lock").expect("it is held");
+            assert_eq!(seen.last_token, Some(guard.fencing_token()), "the follower shows an old state");
+            guard.release().await.expect("a release");
+            let next = bob.lock("behind").try_acquire().await.expect("an attempt");
+            next.expect("the lock is free").release().await.expect("a release");
         }
     });
 }

@@ -230,7 +230,12 @@ impl ZooKeeperEnsemble {
         self.peers.links.cut_between(one, other);
     }
 
-    /// Ends all cuts.
+    /// What the leader sends this follower arrives later, so that the follower is behind.
+    pub fn delay(&self, follower: usize, delay: Duration) {
+        self.peers.links.delay(follower, delay);
+    }
+
+    /// Ends all cuts and delays.
     pub fn heal(&self) {
         self.peers.links.heal();
     }
