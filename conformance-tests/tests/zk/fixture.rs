@@ -70,7 +70,7 @@ pub(super) trait Deployment: Send + Sized + 'static {
 /// A ZooKeeper and the path to it.
 pub(super) struct ZkFixture<D: Deployment> {
     deployment: Mutex<Reused<D>>,
-    paths: TcpPaths,
+    pub(super) paths: TcpPaths,
     /// The number of writes when it was set up.
     writes_before: AtomicU64,
     sessions: Mutex<Sessions>,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_conformance::{Fixture, PathFault, Route};
+use leasehold_conformance::{Fixture, PathFault, Route, ServerFault};
 use leasehold_core::{KeeperRuntime, LockClient};
 
 use super::common::{Stopwatch, eventually, hold};
@@ -113,5 +113,35 @@ fn a_session_whose_end_is_lost_is_not_prolonged() {
         eventually("the session ends", || sessions() == 0).await;
         // A session that is prolonged ends two ttls after the fault.
         stopwatch.within(TTL + SLACK * 2, "the session ends");
+    });
+}
+
+/// A server whose replies are lost prolongs a session with each connection. So a client whose lease is almost over does not connect.
+#[test]
+fn a_session_is_not_continued_at_the_end_of_its_ttl() {
+    case(async |fixture| {
+        let backend = fixture.backend(Route::Faulty).await;
+        let client = LockClient::builder(backend).ttl(TTL).build().expect("a client");
+        hold(&client, "warm").await.release().await.expect("a release");
+        let guard = client.lock("almost over").without_renewal().acquire().await.expect("a lease");
+        let granted = Stopwatch::start();
+        // The path accepts connections, and ends them at once.
+        fixture.server(ServerFault::Kill).await.expect("a kill");
+        let accepted = || fixture.paths.proxies().map(|proxy| proxy.stats().accepted).sum::<u64>();
+        let before = accepted();
+        tokio::time::sleep(TTL * 3 / 4 - granted.elapsed()).await;
+        assert!(accepted() > before, "the client does not connect, so this proves nothing");
+        let end = Stopwatch::start();
+        let (mut seen, mut last) = (accepted(), granted.elapsed());
+        while granted.elapsed() < TTL {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let now = accepted();
+            if now != seen {
+                (seen, last) = (now, granted.elapsed());
+            }
+        }
+        assert!(!guard.is_held());
+        let bound = TTL - TTL / 8 + end.lag();
+        assert!(last <= bound, "the client has connected {last:?} after a lease of {TTL:?} was granted");
     });
 }

@@ -95,6 +95,11 @@ impl Session {
         let (mut pause, mut bound) = (PAUSES.0, self.shared.attempt());
         let mut is_first = true;
         loop {
+            if !std::mem::take(&mut is_first) {
+                tokio::time::sleep(self.core.jitter(pause)).await;
+                pause = (pause * 2).min(PAUSES.1);
+            }
+            // After the pause: a lease of a second is over soon after seven eighths of it.
             if self.is_too_late() {
                 tokio::select! {
                     () = self.overdue() => self.end(),
@@ -103,10 +108,6 @@ impl Session {
                 self.report_gone();
                 self.end_at_server().await;
                 return None;
-            }
-            if !std::mem::take(&mut is_first) {
-                tokio::time::sleep(self.core.jitter(pause)).await;
-                pause = (pause * 2).min(PAUSES.1);
             }
             match self.try_link(&mut bound).await {
                 Ok(link) => {
