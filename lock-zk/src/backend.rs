@@ -71,7 +71,8 @@ impl Inner {
         };
         session.use_since(now);
         let link = session.link(until).await?;
-        // A follower may be behind the leader.
+        // A follower may be behind the leader. A leader that was replaced is, too, for a moment: what it shows may be old, and a write that
+        // depends on it fails.
         let root = self.shared.nodes.root();
         link.call(|client| client.sync(root), until).await?;
         Ok(link)
@@ -100,6 +101,7 @@ impl ZkBackend {
         let (shared, until) = (&self.inner.shared, self.inner.shared.until());
         let link = self.any_link(READER, until).await?;
         let root = shared.nodes.root();
+        // It may be old: only the permission counts.
         let listed = link.call(|client| client.list_children(root), until).await;
         tokio::spawn(Arc::new(link).close());
         match listed {

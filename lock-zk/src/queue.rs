@@ -1,4 +1,8 @@
 //! Reads the queue of a lock.
+//!
+//! A read may be behind the leader, and shows at least what the session has done and seen before (`Session::catch_up`). So a node of this
+//! session that is not shown is gone. Another node that is shown may be gone: a claim may take itself for a waiter until its watch reports
+//! that, and not for the holder too early.
 
 use tokio::time::Instant;
 
@@ -18,7 +22,7 @@ pub(crate) enum Position {
     Gone,
 }
 
-/// Reads the place of a node.
+/// Reads the place of a node. `Gone` is certain, `Behind` may be old.
 pub(crate) async fn position(link: &Link, node: &Node, until: Instant) -> Result<Position, Failure> {
     match link.call(|client| client.list_children(&node.lock), until).await {
         Ok(names) => position_in(link, &names, node, until).await,
@@ -52,7 +56,7 @@ pub(crate) async fn position_in(
     }
 }
 
-/// The transaction that created a node. `None` if there is none.
+/// The transaction that created a node. `None` if there is none: it was listed before, and is deleted now.
 async fn created(link: &Link, path: &str, until: Instant) -> Result<Option<i64>, Failure> {
     let stat = link.call(|client| client.check_stat(path), until).await?;
     Ok(stat.map(|stat| stat.czxid))
@@ -68,7 +72,8 @@ pub(crate) struct Shown {
     pub(crate) waiters: u64,
 }
 
-/// Reads the first node of a queue. `None` if the queue is empty.
+/// Reads the first node of a queue. `None` if the queue is empty. It is as new as the link, which [`reader`](crate::backend::Inner::reader)
+/// has synced.
 pub(crate) async fn shown(link: &Link, lock: &str, until: Instant) -> Result<Option<Shown>, Failure> {
     loop {
         let names = match link.call(|client| client.list_children(lock), until).await {

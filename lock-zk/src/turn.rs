@@ -205,6 +205,7 @@ async fn watch(inner: &Inner, node: &Node, path: &str) -> Watched {
         Err(_) => return Watched::Failed,
     };
     let closed = link.closed();
+    // An old state is followed by its change, which the watch reports. An own node that is not shown is gone, and so is one before it.
     let watched = link.call(|client| client.get_and_watch_data(path), inner.shared.until()).await;
     // The watch does not keep the link.
     drop(link);

@@ -55,6 +55,7 @@ impl Session {
         loop {
             tokio::time::sleep(pause).await;
             let sent = self.core.stamp();
+            // Only the fact that there is a reply counts.
             let read = link.call(|client| client.check_stat("/"), Instant::now() + bound).await;
             match read {
                 Ok(_) | Err(Failure::Refused(_)) => link.acknowledged(sent),
