@@ -242,6 +242,7 @@ saboteurs! {
     reconnect {
         a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "has reconnected retries at once";
         a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
+        a_holder_is_notified_after_a_reconnect: ClaimsToPush, "a loss is pushed after a reconnect";
     }
     names {
         all_names_are_distinct: FoldsCase, "is confused with the name";

@@ -1,7 +1,10 @@
-//! Waiters after a reconnect.
+//! Waiters and holders after a reconnect.
 
-use crate::clients::{handoff_bound, hold, is_free, long_client, queued};
-use crate::fault::PathFault;
+use leasehold_core::backend::{Event, LossNotice, RenewReply, RenewRequest, TtlScope};
+
+use crate::clients::{LONG, handoff_bound, hold, is_free, long_client, queued};
+use crate::direct::Direct;
+use crate::fault::{PathFault, Tamper};
 use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, BACK, eventually, join, name};
 use crate::timing_control::in_time;
@@ -45,4 +48,32 @@ pub async fn a_waiter_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
         let next = in_time(bound, "a waiter is notified after a reconnect as before", join(waiter)).await;
         next.release().await.expect("a release");
     }
+}
+
+/// Invariant 6: a holder that has reconnected learns of a loss as before. Its renewals would hide that it does not.
+pub async fn a_holder_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
+    let ann = Direct::warm(fixture, Route::Faulty).await;
+    let (name, ttl) = (name("loss after a reconnect"), fixture.ttl() * LONG);
+    if ann.capabilities().ttl_scope == TtlScope::Connection {
+        fixture.empty("a lease ends with its connection");
+        return;
+    }
+    let claim = ann.claim(&name);
+    let place = ann.granted(&claim, ttl).await.confirmation.place;
+    // A client may begin to observe its lease a moment later.
+    tokio::time::sleep(AT_ONCE).await;
+    fixture.path(PathFault::Disconnect).await;
+    tokio::time::sleep(AT_ONCE).await;
+    fixture.heal().await;
+    let request = RenewRequest::new(claim, place, ttl);
+    let back = async || matches!(ann.renew(request.clone()).await, RenewReply::Renewed(_));
+    eventually(BACK + ann.capabilities().call_bound, "the client works again", back).await;
+    ann.take_events();
+    if fixture.tamper(&name, Tamper::Remove).await.is_ok() && ann.capabilities().loss_notice == LossNotice::Pushed {
+        let reported = async || ann.take_events().iter().any(|event| matches!(event, Event::Gone { .. }));
+        eventually(BACK, "a loss is pushed after a reconnect as before", reported).await;
+    }
+    let reply = ann.renew(request.clone()).await;
+    let has_lease = fixture.record(&name).await.lease().is_some();
+    assert_eq!(matches!(reply, RenewReply::Renewed(_)), has_lease, "the next renewal returned {reply:?}");
 }
