@@ -301,6 +301,7 @@ mod further {
             refuses_the_user: RestoresNothing, "Fixture::server(Restore) after ";
         }
         capabilities {
+            the_bounds_of_a_ttl_are_true: ShortensLongTtls, "instead of 86400s";
             the_scope_of_a_ttl_is_as_claimed: ClaimsConnections, "a lease ends with its connection";
         }
         keeper {

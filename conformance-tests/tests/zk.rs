@@ -6,6 +6,7 @@ mod zk {
     mod common;
     mod fixed;
     mod fixture;
+    mod limits;
     mod one_server;
     mod queues;
     mod resource_counts;

@@ -21,7 +21,7 @@ pub enum ErrorKind {
     Unavailable,
     /// The request may have taken effect: work as if the lock were not held, and expect others to see it as held.
     Indeterminate,
-    /// The input is wrong, and nothing was sent.
+    /// The input is wrong, or this server cannot grant such a ttl. Nothing was acquired.
     InvalidInput,
     /// This backend, or this server, cannot do it.
     Unsupported,

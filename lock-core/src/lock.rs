@@ -120,8 +120,8 @@ impl Lock {
     /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait. The acquire had no effect.
     /// - [`Indeterminate`](ErrorKind::Indeterminate): the outcome is unknown. The caller does not hold the lock, but others may see it as
     ///   held until the keeper has withdrawn the claim in the background, or its ttl has passed.
-    /// - [`InvalidInput`](ErrorKind::InvalidInput): a name or duration out of bounds, or a tokio runtime without timers
-    ///   (`enable_time`). Nothing was sent.
+    /// - [`InvalidInput`](ErrorKind::InvalidInput): a name or duration out of bounds, a ttl that this server does not grant, or a tokio
+    ///   runtime without timers (`enable_time`). Nothing was acquired.
     /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
     ///   once, because waiting does not help.
     ///

@@ -11,7 +11,7 @@ use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError,
 
 use crate::backend::Inner;
 use crate::capabilities::LONGEST_PLACE;
-use crate::errors::{Failure, withdrawn};
+use crate::errors::{Failure, too_long, withdrawn};
 use crate::link::Link;
 use crate::nodes::{VERSION, data, parse_all};
 use crate::queue::{Position, delete, position, position_in};
@@ -56,6 +56,9 @@ impl Attempt<'_> {
                 None => {
                     let opened = self.inner.session(self.core, self.request.ttl, self.until).await;
                     let session = opened.map_err(Failure::not_sent)?;
+                    if session.ttl() < self.request.ttl {
+                        return Err(Failure::Refused(too_long(self.request.ttl, session.ttl())));
+                    }
                     match self.enter(&session).await {
                         Err(Failure::NoSession) => {
                             // It has ended, and the request had no effect.

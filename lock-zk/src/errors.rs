@@ -1,5 +1,7 @@
 //! Maps every failure of a request to an error. The kind says what the failure means for the lock.
 
+use std::time::Duration;
+
 use leasehold_core::backend::NotOpened;
 use leasehold_core::{Error, ErrorKind};
 use zookeeper_client::Error as ClientError;
@@ -124,6 +126,13 @@ pub(crate) fn withdrawn() -> Failure {
 
 const NO_PERMISSION: &str =
     "the user may not do this: set the permissions that `leasehold acl` prints, and write the user into the URL";
+
+/// The servers end a session sooner than a lease of this ttl.
+pub(crate) fn too_long(ttl: Duration, longest: Duration) -> Error {
+    Error::invalid(format!(
+        "the servers grant leases of at most {longest:?}, and the ttl is {ttl:?}: shorten it, or raise their `maxSessionTimeout`"
+    ))
+}
 
 #[cfg(test)]
 mod tests {

@@ -116,7 +116,10 @@ fn is_new_enough(version: &str) -> bool {
 /// A session lasts two ticks longer than its leases.
 fn session_limits(shortest: Duration, longest: Duration, tick: Duration) -> Check {
     let more = tick * 2;
-    let found = format!("ttl of {shortest:?} to {longest:?}, of which leases have {more:?} less");
+    let found = format!(
+        "leases of at most {:?}: the servers end a session after {shortest:?} to {longest:?}, and its leases end two of `tick` before",
+        longest.saturating_sub(more)
+    );
     let default = leasehold_core::defaults::DEFAULT_TTL;
     let status = match longest >= default + more {
         // Without another setting, the shortest session lasts two ticks of the server.
@@ -126,7 +129,7 @@ fn session_limits(shortest: Duration, longest: Duration, tick: Duration) -> Chec
         )),
         true => CheckStatus::Ok,
         false => CheckStatus::Warning(format!(
-            "a longer ttl, such as the default of {default:?}, becomes the longest one: raise `maxSessionTimeout`"
+            "a longer ttl, such as the default of {default:?}, is refused: raise `maxSessionTimeout`, or set a ttl"
         )),
     };
     Check::new("session limits", found, status)

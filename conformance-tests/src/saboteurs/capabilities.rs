@@ -60,6 +60,8 @@ impl Hooks for TakesFewerLater {
 plain! {
     /// Refuses ttls below 50 ms, and does not claim that.
     RefusesShortTtls;
+    /// Grants no lease for longer than 23 hours, and does not claim that.
+    ShortensLongTtls;
     /// Has a queue, and claims that waiters poll.
     ClaimsToBePolled;
     /// Claims to push losses.
@@ -112,6 +114,15 @@ impl Hooks for RefusesShortTtls {
 
 impl Hooks for ShowsNothing {
     fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
+#[async_trait]
+impl Hooks for ShortensLongTtls {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let mut shorter = request.clone();
+        shorter.ttl = request.ttl.min(Duration::from_secs(23 * 3600));
+        inner.backend.acquire(&shorter).await
+    }
+}
+
         let mut extensions = inner.backend.extensions();
         extensions.inspect = Some(self);
         extensions.list = Some(self);

@@ -43,7 +43,8 @@ const QUOTA: &str = "/zookeeper/quota/team a/locks";
 pub(super) fn settings() -> ZooKeeperSettings {
     // The server would delete empty containers every minute, and count that as a write.
     let settings = ZooKeeperSettings::new().property("znode.container.checkIntervalMs=86400000");
-    settings.line("maxSessionTimeout=86400000").line("enforceQuota=true")
+    // The longest ttl, and two of `tick`.
+    settings.line("maxSessionTimeout=86400400").line("enforceQuota=true")
 }
 
 /// The servers.

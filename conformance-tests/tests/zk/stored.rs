@@ -41,10 +41,12 @@ impl Stored<'_> {
     }
 
     /// What is left of a lease, by the clock of the server, which is that of this machine. A session lasts for its ttl after its last
-    /// write.
+    /// write, and no longer than this server has granted it.
     fn left(&self, node: &ZooKeeperNode) -> Duration {
         let data = String::from_utf8_lossy(&node.data);
         let ttl = data.split('\t').nth(1).and_then(|ttl| ttl.parse().ok()).expect("a node has the ttl of its session");
+        let granted = self.side.session_timeouts().unwrap_or_else(|error| panic!("no sessions: {error}"));
+        let ttl = granted.get(&node.session).copied().unwrap_or(Duration::MAX).min(Duration::from_millis(ttl));
         let path = format!("{}/.session-{:016x}", self.root, node.session);
         let written = self.side.get(&path).unwrap_or_else(|error| panic!("no session: {error}"));
         let written = written.map(|node| node.changed_at).into_iter();
@@ -53,7 +55,7 @@ impl Stored<'_> {
         let created = siblings.iter().filter(|other| other.session == node.session).map(|other| other.created_at);
         let last = created.chain(written).max().unwrap_or(node.created_at);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
-        (last + UNIT + Duration::from_millis(ttl)).saturating_sub(now)
+        (last + UNIT + ttl).saturating_sub(now)
     }
 
     pub(super) fn record(&self, name: &LockName) -> Record {

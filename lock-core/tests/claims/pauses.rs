@@ -127,6 +127,25 @@ async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
     }
 }
 
+/// A server may grant no ttl as long as that of the front. The acquires behind it that want a shorter one do not fail with it.
+#[tokio::test(start_paused = true)]
+async fn a_ttl_that_the_server_does_not_grant_fails_those_alone_that_want_it() {
+    let (client, mut store) = scripted();
+    let long = client.lock("job").ttl(TTL * 2);
+    let long = [long.clone(), long].map(|lock| tokio::spawn(async move { lock.acquire().await }));
+    let (_, answer) = store.acquire().await;
+    assert_eq!(store.asked().ttl, TTL * 2);
+    let short = acquire(&client);
+    sleep(MS).await;
+    answer.send(Err(Error::invalid("planted: the server grants less"))).unwrap();
+    store.grants(1, 1).await;
+    assert_eq!(store.asked().ttl, TTL);
+    drop(granted(short).await);
+    for refused in long {
+        assert_eq!(refused.await.unwrap().unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}
+
 /// The last waiter has left when the reply comes: only what may have taken effect is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_effect() {

@@ -281,14 +281,27 @@ impl ZooKeeperSide {
     /// # Errors
     /// Those of the connection.
     pub fn connected_sessions(&self) -> io::Result<Vec<i64>> {
+        Ok(self.session_timeouts()?.into_keys().collect())
+    }
+
+    /// How long each of these sessions lasts without its client, as the server has granted it.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn session_timeouts(&self) -> io::Result<BTreeMap<i64, Duration>> {
         let page = self.word("cons")?;
-        // ` /127.0.0.1:42598[1](queued=0,recved=1,sent=1,sid=0x100004a8d780000,…)`
+        // ` /127.0.0.1:42598[1](queued=0,recved=1,sent=1,sid=0x100004a8d780000,…,to=10000,…)`
+        let field = |line: &str, name: &str| {
+            let (_, rest) = line.split_once(name)?;
+            Some(rest.split_once(',')?.0.to_owned())
+        };
         let session = |line: &str| {
-            let (_, rest) = line.split_once("sid=0x")?;
-            i64::from_str_radix(rest.split_once(',')?.0, 16).ok()
+            let number = i64::from_str_radix(&field(line, "sid=0x")?, 16).ok()?;
+            Some((number, Duration::from_millis(field(line, ",to=")?.parse().ok()?)))
         };
         let own = lock(&self.own_sessions);
-        Ok(page.lines().filter_map(session).filter(|session| *session != 0 && !own.contains(session)).collect())
+        let sessions = page.lines().filter_map(session);
+        Ok(sessions.filter(|(number, _)| *number != 0 && !own.contains(number)).collect())
     }
 
     /// The numbers of `mntr` without their prefix `zk_`: `watch_count`, `packets_received`, `cnt_updatelatency`.

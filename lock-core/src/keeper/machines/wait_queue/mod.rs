@@ -165,7 +165,9 @@ impl<T> WaitQueue<T> {
                 }
                 out.push(QueueOutput::Note(QueueNote::AttemptFailed(error.clone())));
                 match error.kind() {
-                    ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
+                    // The server may grant the shorter ttl of another acquire.
+                    ErrorKind::InvalidInput => self.refuse_ttl(rules, &error, now, out),
+                    ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
                         self.close(rules, &error, out);
                     }
                     _ if self.refuse_tries(rules, &error, now, out) => {}
@@ -332,6 +334,14 @@ impl<T> WaitQueue<T> {
             self.start_over(rules, now, out);
         }
         refused
+    }
+
+    /// Fails every acquire with the ttl of the claim, and sends another claim for the others.
+    fn refuse_ttl(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+        for to in self.waiters.take_with_ttl(self.claim.ttl) {
+            out.push(QueueOutput::Failed { to, error: error.clone() });
+        }
+        self.start_over(rules, now, out);
     }
 
     /// Withdraws the claim, and sends another one for those who wait.

@@ -1,6 +1,7 @@
 //! The acquires of a local queue, in order.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::backend::OnContention;
 use crate::clock::Stamp;
@@ -102,6 +103,14 @@ impl<T> Waiters<T> {
             self.0.pop_front();
         }
         is_empty
+    }
+
+    /// Takes out those that want this ttl.
+    pub(super) fn take_with_ttl(&mut self, ttl: Duration) -> Vec<T> {
+        let all = std::mem::take(&mut self.0).into_iter();
+        let (taken, rest) = all.partition::<VecDeque<_>, _>(|waiter| waiter.terms.ttl == ttl);
+        self.0 = rest;
+        taken.into_iter().flat_map(|waiter| waiter.acquires).map(|acquire| acquire.to).collect()
     }
 
     pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {

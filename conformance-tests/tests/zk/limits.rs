@@ -1,0 +1,38 @@
+//! The limits of a server for sessions.
+
+use std::time::Duration;
+
+use leasehold::zk::ZkBackend;
+use leasehold_conformance::{DEADLINE, run};
+use leasehold_core::{ErrorKind, LockClient};
+use leasehold_test_servers::ZooKeeperSettings;
+
+/// A server never grants more than its `maxSessionTimeout`. What it cannot grant is refused, and not shortened: `doctor` names the limit, too.
+#[test]
+fn a_ttl_is_granted_as_requested_or_refused_with_the_limit_of_the_server() {
+    run(DEADLINE, || async {
+        let server = ZooKeeperSettings::new().line("maxSessionTimeout=3000").start().expect("a server");
+        let backend = ZkBackend::connect(&format!("zk://{}/?tick=100ms", server.addr())).await.expect("a backend");
+        let client = LockClient::new(backend);
+        // A session lasts two ticks longer than its leases.
+        let longest = Duration::from_millis(2800);
+
+        for longer in [longest + Duration::from_millis(1), Duration::from_secs(300)] {
+            let error = client.lock("job").ttl(longer).acquire().await.expect_err("the server grants less");
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("2.8s") && text.contains("maxSessionTimeout"), "{text}");
+        }
+        let nodes = server.side().tree("/").expect("the nodes");
+        assert!(nodes.iter().all(|node| !node.path.ends_with("/job")), "something was acquired: {nodes:?}");
+
+        let guard = client.lock("job").ttl(longest).acquire().await.expect("the longest that the server grants");
+        let granted = server.side().session_timeouts().expect("the sessions");
+        assert!(granted.values().any(|granted| *granted == Duration::from_millis(3000)), "{granted:?}");
+        guard.release().await.expect("a release");
+
+        let checks = client.examine().await.expect("nothing is broken");
+        let limits = checks.iter().find(|check| check.about == "session limits").expect("the limits");
+        assert!(limits.found.contains("2.8s"), "{limits:?}");
+    });
+}
