@@ -25,8 +25,10 @@ pub(crate) struct LockReport {
 pub(crate) struct LeaseReport {
     /// Its fencing token.
     pub(crate) token: u64,
-    /// The rest of its ttl, unless it is renewed.
+    /// The rest of its ttl, unless it is renewed, or an upper bound of that.
     pub(crate) ttl_left_ms: u64,
+    /// Whether the store knows when the lease ends.
+    pub(crate) ttl_left_exact: bool,
     /// When it was granted, in seconds since the Unix epoch, if the store's tokens contain the time.
     pub(crate) since: Option<u64>,
     pub(crate) host: Option<String>,
@@ -40,7 +42,9 @@ impl From<LeaseInfo> for LeaseReport {
     fn from(lease: LeaseInfo) -> Self {
         let token = lease.token.get();
         let ttl_left_ms = u64::try_from(lease.ttl_left.as_millis()).unwrap_or(u64::MAX);
-        let nobody = Self { token, ttl_left_ms, since: None, host: None, pid: None, started: None, label: None };
+        let ttl_left_exact = lease.ttl_left_exact;
+        let (since, host, pid, started, label) = (None, None, None, None, None);
+        let nobody = Self { token, ttl_left_ms, ttl_left_exact, since, host, pid, started, label };
         let Some(holder) = lease.holder else { return nobody };
         Self {
             since: granted_at(token, holder.started),
@@ -54,6 +58,12 @@ impl From<LeaseInfo> for LeaseReport {
 }
 
 impl LeaseReport {
+    /// The rest of its ttl as text.
+    pub(crate) fn ttl_left(&self) -> String {
+        let left = format_seconds(self.ttl_left_ms);
+        if self.ttl_left_exact { left } else { format!("at most {left}") }
+    }
+
     /// The holder as text.
     pub(crate) fn who(&self) -> String {
         let (Some(host), Some(pid)) = (&self.host, self.pid) else { return "an unknown holder".to_owned() };
@@ -101,7 +111,7 @@ impl LockReport {
             if let Some(since) = lease.since {
                 _ = write!(text, " for {}", age(since));
             }
-            _ = write!(text, ", token {}, {} left", lease.token, format_seconds(lease.ttl_left_ms));
+            _ = write!(text, ", token {}, {} left", lease.token, lease.ttl_left());
         }
         self.add_waiters(&mut text);
         text
@@ -187,12 +197,12 @@ mod tests {
             serde_json::to_string(&report).unwrap(),
             r#"{"name":"orders/42","held":true,"last_token":7,"waiters":2,"holders":[{"token":7,"ttl_left_ms":12345,"#
                 .to_owned()
-                + r#""since":null,"host":"web-1","pid":42,"started":1700000000,"label":""}]}"#
+                + r#""ttl_left_exact":true,"since":null,"host":"web-1","pid":42,"started":1700000000,"label":""}]}"#
         );
-        let lease = LeaseInfo::new(FencingToken::new(8), Duration::from_millis(1), None);
+        let lease = LeaseInfo::of_unknown_age(FencingToken::new(8), Duration::from_millis(1), None);
         assert_eq!(
             serde_json::to_string(&LeaseReport::from(lease)).unwrap(),
-            r#"{"token":8,"ttl_left_ms":1,"since":null,"host":null,"pid":null,"started":null,"label":null}"#
+            r#"{"token":8,"ttl_left_ms":1,"ttl_left_exact":false,"since":null,"host":null,"pid":null,"started":null,"label":null}"#
         );
         assert_eq!(
             serde_json::to_string(&LockReport::of("x", LockInfo::new(None, Vec::new(), None))).unwrap(),
@@ -210,6 +220,13 @@ mod tests {
         assert!(text.contains("nightly) for 1m 5s") || text.contains("nightly) for 1m 6s"), "{text}");
         assert!(text.ends_with(&format!("token {granted}, 12.3 s left, 1 waiting")), "{text}");
         assert_eq!(LockReport::of("x", LockInfo::new(None, Vec::new(), None)).to_text(), "x: free, no record of it");
+    }
+
+    #[test]
+    fn an_upper_bound_is_shown_as_one() {
+        let lease = LeaseInfo::of_unknown_age(FencingToken::new(7), Duration::from_secs(30), None);
+        let text = LockReport::of("x", LockInfo::new(None, vec![lease], None)).to_text();
+        assert!(text.ends_with("token 7, at most 30.0 s left"), "{text}");
     }
 
     #[test]

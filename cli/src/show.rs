@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::args::{Ls, Status, Watch};
 use crate::exit::{Exit, Failure};
 use crate::output::{LiveLine, Output, Reader, reader_gone};
-use crate::report::{LockReport, age, format_seconds, format_time, printable};
+use crate::report::{LockReport, age, format_time, printable};
 use crate::store::Store;
 
 /// `status NAME`.
@@ -144,7 +144,7 @@ fn to_lines(report: &LockReport) -> String {
             line("for", age(since));
         }
         line("token", lease.token.to_string());
-        line("ttl left", format_seconds(lease.ttl_left_ms));
+        line("ttl left", lease.ttl_left());
     }
     match report.last_token {
         _ if report.held => {}
@@ -164,7 +164,7 @@ fn live_line(report: &LockReport) -> String {
         None => "held, ".to_owned(),
     };
     let waiters = report.waiters.map_or_else(String::new, |waiters| format!(", {waiters} waiting"));
-    format!("  {held}{} left{waiters}", format_seconds(lease.ttl_left_ms))
+    format!("  {held}{} left{waiters}", lease.ttl_left())
 }
 
 /// The time of day, for people who read a log of changes.

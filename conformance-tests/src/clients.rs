@@ -51,7 +51,12 @@ pub(crate) async fn steady_client(fixture: &dyn Fixture, route: Route) -> LockCl
 
 /// A client whose leases do not end during a case.
 pub(crate) async fn long_client(fixture: &dyn Fixture, route: Route) -> LockClient {
-    build(builder(fixture, route).await.ttl(fixture.ttl() * LONG))
+    build(builder(fixture, route).await.ttl(long_ttl(fixture)))
+}
+
+/// The ttl of its leases.
+pub(crate) fn long_ttl(fixture: &dyn Fixture) -> Duration {
+    fixture.ttl() * LONG
 }
 
 /// A client with an operator's permissions.

@@ -302,6 +302,7 @@ mod further {
         }
         capabilities {
             the_bounds_of_a_ttl_are_true: ShortensLongTtls, "instead of 86400s";
+            inspection_is_true_or_unsupported: ShowsAFreshLease, "the server has";
             the_scope_of_a_ttl_is_as_claimed: ClaimsConnections, "a lease ends with its connection";
         }
         keeper {

@@ -41,15 +41,23 @@ impl LockInfo {
 pub struct LeaseInfo {
     /// The token of the lease.
     pub token: FencingToken,
-    /// How long it lasts unless it is renewed.
+    /// How long it lasts unless it is renewed, or an upper bound of that: see [`ttl_left_exact`](Self::ttl_left_exact).
     pub ttl_left: Duration,
+    /// Whether the store knows when the lease ends. If not, `ttl_left` is the whole ttl: the lease may end at any time before that, and a
+    /// dead holder looks like one that lives.
+    pub ttl_left_exact: bool,
     /// Who holds it, where the store kept that.
     pub holder: Option<HolderInfo>,
 }
 
 impl LeaseInfo {
-    /// The state of a lease.
+    /// The state of a lease that ends after `ttl_left`.
     pub const fn new(token: FencingToken, ttl_left: Duration, holder: Option<HolderInfo>) -> Self {
-        Self { token, ttl_left, holder }
+        Self { token, ttl_left, ttl_left_exact: true, holder }
+    }
+
+    /// The state of a lease with this ttl. The store does not know when it was renewed.
+    pub const fn of_unknown_age(token: FencingToken, ttl: Duration, holder: Option<HolderInfo>) -> Self {
+        Self { token, ttl_left: ttl, ttl_left_exact: false, holder }
     }
 }

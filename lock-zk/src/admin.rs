@@ -129,8 +129,8 @@ async fn read_all(link: &Link, root: &str, names: &[String], until: Instant) -> 
 fn state_of(shown: &Shown) -> Result<LockInfo, Failure> {
     let (ttl, holder) = read_data(&shown.data).ok_or_else(|| Failure::Refused(other_format()))?;
     let token = FencingToken::new(shown.created.unsigned_abs());
-    // The server does not say when a session ends. It is at most a ttl away.
-    Ok(LockInfo::new(Some(token), vec![LeaseInfo::new(token, ttl, holder)], Some(shown.waiters)))
+    // The server does not say when a session ends.
+    Ok(LockInfo::new(Some(token), vec![LeaseInfo::of_unknown_age(token, ttl, holder)], Some(shown.waiters)))
 }
 
 #[async_trait]

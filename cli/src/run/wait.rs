@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::args::Run;
 use crate::exit::{Exit, Failure, with_causes};
 use crate::output::{LiveLine, Output};
-use crate::report::{LockReport, format_duration_roughly, format_seconds, printable};
+use crate::report::{LockReport, format_duration_roughly, printable};
 use crate::run::options::RunOptions;
 use crate::run::signals::Signals;
 
@@ -134,7 +134,7 @@ fn progress(seen: &LockReport, place: Option<u64>) -> String {
         None | Some(0) => String::new(),
         Some(waiters) => format!(", {waiters} waiting"),
     };
-    format!("{} left{waiters}{place}; held by {}", format_seconds(lease.ttl_left_ms), lease.who())
+    format!("{} left{waiters}{place}; held by {}", lease.ttl_left(), lease.who())
 }
 
 /// An upper bound for the place of this run in the queue. The store tells how many wait, including later ones. The queue is FIFO, so

@@ -8,7 +8,7 @@ use leasehold_core::backend::{
     AcquireOutcome, Delivery, LossNotice, PlaceNumber, RenewReply, RenewRequest, TtlScope, Waiting,
 };
 
-use crate::clients::{client, hold, kind_of, long_client, lost, operator, queued, steady_client, steady_ttl};
+use crate::clients::{client, hold, kind_of, long_client, long_ttl, lost, operator, queued, steady_client, steady_ttl};
 use crate::direct::Direct;
 use crate::fault::{PathFault, ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
@@ -210,13 +210,18 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     let lock = bob.lock(name.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
     queued(fixture, &bob, &name, (1, 1)).await;
+    // The whole ttl is not left any more.
+    tokio::time::sleep(AT_ONCE * 2).await;
+    let stopwatch = Stopwatch::start();
     let seen = bob.inspect(name.as_str()).await.expect("nothing is broken").expect("it is held");
     let record = fixture.record(&name).await;
     let [lease] = &seen.holders[..] else { panic!("one holds an exclusive lock: {seen:?}") };
     assert_eq!((Some(lease.token), seen.last_token), (record.last_token, record.last_token));
     assert_eq!((lease.token, seen.waiters), (guard.fencing_token(), record.waiters));
     let left = record.lease().expect("an inspection ended the lease");
-    assert!(lease.ttl_left >= left && lease.ttl_left <= left + fixture.ttl() * 2, "{lease:?}, the server has {left:?}");
+    let step = fixture.record_step() + bob.capabilities().ttl_granularity;
+    let at_most = if lease.ttl_left_exact { left + step + stopwatch.elapsed() } else { long_ttl(fixture) };
+    assert!(lease.ttl_left + step >= left && lease.ttl_left <= at_most, "{lease:?}, the server has {left:?}");
     if let Some(holder) = &lease.holder {
         assert_eq!((holder.label.as_str(), holder.pid), ("conformance", std::process::id()), "who holds");
     }

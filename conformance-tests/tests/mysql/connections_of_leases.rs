@@ -132,7 +132,8 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
             assert_eq!(refused.kind(), ErrorKind::Auth, "{refused}");
             assert!(refused.to_string().contains("CONNECTION ADMIN"), "{refused}");
             let seen = other.inspect("another user").await.expect("it may read").expect("there is a row");
-            assert_eq!(seen.holder().map(|lease| lease.token), Some(guard.fencing_token()));
+            let lease = seen.holder().expect("it is held");
+            assert_eq!((lease.token, lease.ttl_left_exact), (guard.fencing_token(), waiters.is_some()));
             assert_eq!((seen.last_token, seen.waiters), (Some(guard.fencing_token()), waiters));
         }
         fixture.execute(&format!("GRANT CONNECTION ADMIN ON *.* TO {account}"));

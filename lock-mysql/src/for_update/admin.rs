@@ -26,8 +26,18 @@ fn read_row(row: &MySqlRow) -> Result<Option<LockInfo>, Failure> {
     let holder: Vec<u8> = get(row, 4)?;
     let holder = HolderInfo::decode(&String::from_utf8_lossy(&holder)).map(|(_, holder)| holder);
     let left = duration(get::<i64>(row, 3)?.saturating_mul(1_000));
-    let lease = (is_held != 0).then(|| LeaseInfo::new(token, left, holder));
+    let lease = (is_held != 0).then(|| match is_shown(row) {
+        Ok(true) => Ok(LeaseInfo::new(token, left, holder)),
+        Ok(false) => Ok(LeaseInfo::of_unknown_age(token, left, holder)),
+        Err(failure) => Err(failure),
+    });
+    let lease = lease.transpose()?;
     Ok(Some(LockInfo::new(Some(token), lease.into_iter().collect(), None)))
+}
+
+/// Whether the server shows this user the connection of the lease, and so its age.
+fn is_shown(row: &MySqlRow) -> Result<bool, Failure> {
+    Ok(get::<i64>(row, 6)? != 0)
 }
 
 impl ForUpdate {
@@ -45,7 +55,7 @@ impl ForUpdate {
         let [row, waiters] = &rows[..] else { return Ok(None) };
         let info = read_row(row)?.ok_or_else(|| Failure::Refused(other_format()))?;
         // A user who does not see the holder's connection does not see those of waiters either.
-        let is_shown = !info.is_held() || get::<i64>(row, 6)? != 0;
+        let is_shown = !info.is_held() || is_shown(row)?;
         let waiters = u64::try_from(get::<i64>(waiters, 0)?).unwrap_or_default();
         Ok(Some(LockInfo::new(info.last_token, info.holders, is_shown.then_some(waiters))))
     }
