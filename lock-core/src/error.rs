@@ -33,7 +33,8 @@ pub enum ErrorKind {
 
 /// An error, with the lock, the backend and the action. Cheap to clone.
 ///
-/// The text is a fragment in lower case. It prints no cause that [`source`](std::error::Error::source)
+/// The text is a fragment in lower case. It says that a request may have taken effect if the kind is
+/// [`Indeterminate`](ErrorKind::Indeterminate), and never otherwise. It prints no cause that [`source`](std::error::Error::source)
 /// returns, no owner token and no password.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
@@ -61,15 +62,12 @@ impl Error {
 
     /// No reply arrived within the bound of a call, so its outcome is unknown.
     pub fn no_reply() -> Self {
-        let text =
-            "the server did not reply in time (`timeout` in the URL): the request may or may not have taken effect";
-        Self::new(ErrorKind::Indeterminate, text)
+        Self::new(ErrorKind::Indeterminate, "the server did not reply in time (`timeout` in the URL)")
     }
 
     /// The connection broke before the reply to a request, so its outcome is unknown.
     pub fn connection_broke() -> Self {
-        let text = "the connection broke during the request: it may or may not have taken effect";
-        Self::new(ErrorKind::Indeterminate, text)
+        Self::new(ErrorKind::Indeterminate, "the connection broke during the request")
     }
 
     /// A reply is not one of the store, so the outcome of its request is unknown.
@@ -132,7 +130,11 @@ impl fmt::Display for Error {
             }
             f.write_str(": ")?;
         }
-        f.write_str(&self.0.text)
+        f.write_str(&self.0.text)?;
+        match self.0.kind {
+            ErrorKind::Indeterminate => f.write_str("; the request may or may not have taken effect"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -156,6 +158,16 @@ impl std::error::Error for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_error_in_doubt_says_that_the_request_may_have_taken_effect() {
+        for error in [Error::no_reply(), Error::connection_broke(), Error::unexpected_reply()] {
+            assert!(error.to_string().contains("taken effect"), "{error}");
+            let error = error.without_effect();
+            assert!(!format!("{error} {error:?}").contains("effect"), "{error:?}");
+            assert!(error.with_kind(ErrorKind::Indeterminate).to_string().contains("taken effect"));
+        }
+    }
 
     #[test]
     fn only_doubt_is_mended_by_knowing_that_there_was_no_effect() {

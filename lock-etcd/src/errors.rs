@@ -215,10 +215,7 @@ const REPLIES: &[(&[&str], Meaning)] = &[
         &["too large lease TTL"],
         Meaning::Refused(ErrorKind::InvalidInput, "the server grants no lease with such a long ttl"),
     ),
-    (
-        &["request timed out", "server stopped"],
-        Meaning::Unknown("the member could not complete the request: it may or may not have taken effect"),
-    ),
+    (&["request timed out", "server stopped"], Meaning::Unknown("the member could not complete the request")),
 ];
 
 #[cfg(test)]
