@@ -15,6 +15,7 @@ mod zk {
     mod stored;
     mod support;
     mod tls;
+    mod unreachable;
 
     leasehold_conformance::suite!(one_server::OneServer);
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest, SessionPool,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, NotOpened, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewRequest, SessionPool,
 };
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
 use crate::acquire::Attempt;
 use crate::capabilities;
-use crate::errors::Failure;
+use crate::errors::{Failure, none_connected, not_connected};
 use crate::known::Known;
 use crate::link::{Link, NEVER, NoLink};
 use crate::release::release;
@@ -23,6 +23,7 @@ use crate::session::Session;
 use crate::settings::parse_url;
 use crate::shared::Shared;
 use crate::turn::Delayed;
+use crate::unreachable;
 
 /// The ttl of a session that only reads.
 const READER: Duration = Duration::from_secs(10);
@@ -58,7 +59,10 @@ impl Inner {
                 Session::open(&shared, &core, ttl, until).await
             }
         };
-        Ok(self.sessions.shared(core, ttl, until, open).await?)
+        self.sessions.shared(core, ttl, until, open).await.map_err(|why| match why {
+            NotOpened::TimedOut => not_connected(&self.shared.target.addresses.join(", "), unreachable::SILENT),
+            why => why.into(),
+        })
     }
 
     /// A connection for reads.
@@ -113,18 +117,18 @@ impl ZkBackend {
     /// A link of a new session without leases, at the first server that replies.
     pub(crate) async fn any_link(&self, ttl: Duration, until: Instant) -> Result<Link, Failure> {
         let shared = &self.inner.shared;
-        let mut last = Failure::TimedOut;
+        let mut failures = Vec::new();
         for _ in 0..shared.target.addresses.len() {
             let (server, bound) = (shared.server(), until.min(Instant::now() + shared.attempt()));
-            last = match Link::open(shared, server, None, ttl, NEVER, bound).await {
+            failures.push(match Link::open(shared, server, None, ttl, NEVER, bound).await {
                 Ok(link) => return Ok(link),
                 Err(NoLink::Failed(failure @ Failure::Refused(_))) => return Err(failure),
                 Err(NoLink::Failed(failure)) => failure,
                 Err(NoLink::Expired) => Failure::NoSession,
-            };
+            });
             shared.leave_server(server);
         }
-        Err(last)
+        Err(none_connected(&failures))
     }
 
     /// Parses a URL and sends nothing. The first call connects, and calls fail while no server can be reached.

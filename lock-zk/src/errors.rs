@@ -104,19 +104,34 @@ impl From<NotOpened<Self>> for Failure {
     }
 }
 
-/// The error of an attempt to connect.
-pub(crate) fn not_connected(address: &str, cause: Option<ClientError>) -> Failure {
-    let error = Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address}"));
-    Failure::NotSent(match cause {
-        Some(cause) => error.with_source(cause),
-        None => error,
-    })
+/// The error of an attempt to connect to a server.
+pub(crate) fn not_connected(address: &str, cause: &str) -> Failure {
+    Failure::NotSent(Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address}: {cause}")))
+}
+
+/// The error of attempts to connect to several servers.
+pub(crate) fn none_connected(failures: &[Failure]) -> Failure {
+    match failures {
+        [] => Failure::TimedOut,
+        [failure] => failure.clone(),
+        failures => {
+            let texts: Vec<_> = failures.iter().map(|failure| failure.clone().without_effect().to_string()).collect();
+            Failure::NotSent(Error::new(ErrorKind::Unavailable, texts.join("; ")))
+        }
+    }
 }
 
 /// The stored state has a format that this version does not know.
 pub(crate) fn other_format() -> Error {
     let text = "a node of this lock has another format: a newer version of Leasehold may have created it";
     Error::new(ErrorKind::Unsupported, text)
+}
+
+/// The servers end a session sooner than a lease of this ttl.
+pub(crate) fn too_long(ttl: Duration, longest: Duration) -> Error {
+    Error::invalid(format!(
+        "the servers grant leases of at most {longest:?}, and the ttl is {ttl:?}: shorten it, or raise their `maxSessionTimeout`"
+    ))
 }
 
 /// The claim was withdrawn.
@@ -126,13 +141,6 @@ pub(crate) fn withdrawn() -> Failure {
 
 const NO_PERMISSION: &str =
     "the user may not do this: set the permissions that `leasehold acl` prints, and write the user into the URL";
-
-/// The servers end a session sooner than a lease of this ttl.
-pub(crate) fn too_long(ttl: Duration, longest: Duration) -> Error {
-    Error::invalid(format!(
-        "the servers grant leases of at most {longest:?}, and the ttl is {ttl:?}: shorten it, or raise their `maxSessionTimeout`"
-    ))
-}
 
 #[cfg(test)]
 mod tests {

@@ -21,6 +21,7 @@ mod settings;
 mod shared;
 mod slot;
 mod turn;
+mod unreachable;
 
 pub use backend::ZkBackend;
 pub use fence::{Fence, fence};

@@ -20,6 +20,7 @@ use zookeeper_client::{Client, Error as ClientError, SessionInfo, SessionState};
 use crate::activity::Activity;
 use crate::errors::{Failure, not_connected};
 use crate::shared::{Shared, lock};
+use crate::unreachable;
 
 /// For a link whose session has no leases.
 pub(crate) const NEVER: Stamp = Stamp::ZERO;
@@ -85,8 +86,13 @@ impl Link {
             (Ok(Err(error @ (ClientError::AuthFailed | ClientError::BadArguments(_)))), _) => {
                 Err(NoLink::Failed(Failure::of(error)))
             }
-            (Ok(Err(error)), _) => Err(NoLink::Failed(not_connected(address, Some(error)))),
-            (Ok(Ok(_)) | Err(_), _) => Err(NoLink::Failed(not_connected(address, None))),
+            // A session that goes on connects again and again, and nobody reads why that fails.
+            (Ok(Err(_)), _) if session.is_some() => Err(NoLink::Failed(not_connected(address, "the connection broke"))),
+            (Ok(Err(_)), _) => {
+                let why = unreachable::why(address, !scheme.is_empty(), until).await;
+                Err(NoLink::Failed(not_connected(address, &why)))
+            }
+            (Ok(Ok(_)) | Err(_), _) => Err(NoLink::Failed(not_connected(address, unreachable::SILENT))),
         }
     }
 

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{CreateMode, SessionInfo};
 
-use crate::errors::Failure;
+use crate::errors::{Failure, none_connected};
 use crate::link::{Link, NoLink};
 use crate::shared::{Shared, lock};
 use crate::slot::Slot;
@@ -71,7 +71,7 @@ impl Session {
         ttl: Duration,
         until: Instant,
     ) -> Result<Arc<Self>, Failure> {
-        let mut last = Failure::TimedOut;
+        let mut failures = Vec::new();
         let mut attempts = JoinSet::new();
         let (first, servers) = (shared.server(), shared.target.addresses.len());
         let mut next = 0;
@@ -90,12 +90,12 @@ impl Session {
                 Ok(Some(Ok((_, _, Err(NoLink::Failed(failure @ Failure::Refused(_))))))) => return Err(failure),
                 Ok(Some(Ok((server, _, Err(NoLink::Failed(failure)))))) => {
                     shared.leave_server(server);
-                    last = failure;
+                    failures.push(failure);
                 }
                 Ok(Some(Ok((.., Err(NoLink::Expired))) | Err(_))) => {}
                 Err(_) if next < servers => {}
                 Ok(None) if next < servers => {}
-                Ok(None) | Err(_) => return Err(last),
+                Ok(None) | Err(_) => return Err(none_connected(&failures)),
             }
         }
     }
@@ -176,7 +176,7 @@ impl Session {
         match timeout_at(until, up).await {
             Ok(link) => link,
             Err(_) => {
-                let text = "no connection to a server, which is connected to again";
+                let text = "not connected to ZooKeeper; reconnecting";
                 Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, text)))
             }
         }

@@ -33,7 +33,7 @@ fn a_lock_over_tls() {
                 .line(format!("ssl.trustStore.location={ca}"))
                 .line("ssl.trustStore.type=PEM")
                 .line(format!("ssl.clientAuth={}", if clients_need_certificates { "need" } else { "none" }));
-            let _server = server.start().unwrap_or_else(|error| panic!("{error}"));
+            let server = server.start().unwrap_or_else(|error| panic!("{error}"));
             // The server listens there a moment later.
             eventually("the server takes TLS", || TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
             let connect = async |scheme: &str, more: &str| {
@@ -50,7 +50,10 @@ fn a_lock_over_tls() {
             let anonymous = locks("zks", &authority).await;
             assert_eq!(anonymous.is_ok(), !clients_need_certificates, "{anonymous:?}");
             let plain = locks("zk", "").await.expect_err("plain text");
-            assert!(matches!(plain.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate), "{plain:?}");
+            assert!(plain.kind() == ErrorKind::Unavailable && plain.to_string().contains("zks://"), "{plain:?}");
+            let no_tls = format!("zks://localhost:{}/?{own}", server.addr().port());
+            let no_tls = leasehold::connect(&no_tls).await.expect_err("a port without TLS");
+            assert!(no_tls.kind() == ErrorKind::Unavailable && no_tls.to_string().contains("zk://"), "{no_tls:?}");
             let missing = connect("zks", "ca=nowhere.pem").await.expect_err("there is no such file");
             assert!(
                 missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"),
