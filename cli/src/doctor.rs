@@ -152,8 +152,11 @@ async fn examine(client: &LockClient) -> Vec<Check> {
 fn limits_of_exclusion(client: &LockClient) -> Check {
     let capabilities = client.capabilities();
     let limits = capabilities.limits_of_exclusion.iter().map(|limit| format!("\n      {limit}")).collect::<String>();
-    let found = if limits.is_empty() { "never".to_owned() } else { format!("when{limits}") };
-    Check::new("exclusion ends", found, CheckStatus::Ok)
+    let found = match limits.is_empty() {
+        true => "none".to_owned(),
+        false => format!("two clients may hold a lock, and only the fencing token decides, if{limits}"),
+    };
+    Check::new("limits of exclusion", found, CheckStatus::Ok)
 }
 
 impl DoctorReport {

@@ -45,7 +45,9 @@ impl Examine for EtcdBackend {
             checks.push(database(&states));
         }
         checks.push(self.alarms().await);
-        checks.push(self.locks().await);
+        let locks = self.locks().await;
+        checks.push(user(shared.user.as_ref().map(|(user, _)| user), &locks));
+        checks.push(locks);
         Ok(checks)
     }
 }
@@ -98,6 +100,19 @@ fn is_fixed(version: &str) -> bool {
     let version = (next(), next(), next());
     let same_line = FIXED.iter().find(|fixed| (fixed.0, fixed.1) == (version.0, version.1));
     same_line.map_or(version > FIXED[2], |fixed| version >= *fixed)
+}
+
+/// A cluster with users refuses those that are unknown to it.
+fn user(user: Option<&String>, locks: &Check) -> Check {
+    match user {
+        Some(user) => Check::new("user", user.clone(), CheckStatus::Ok),
+        None if locks.status == CheckStatus::Ok => {
+            let hint = "anyone who reaches the members, with a certificate that they accept, may take and break every lock: set up the \
+                        user that `leasehold acl etcd` prints, and write it into the URL";
+            Check::new("user", "none", CheckStatus::Warning(hint.to_owned()))
+        }
+        None => Check::new("user", "none", CheckStatus::Ok),
+    }
 }
 
 fn leader(states: &[StatusResponse]) -> Check {

@@ -164,6 +164,8 @@ impl ZkBackend {
             let acl = link.call(|client| client.get_acl(root), until).await;
             Ok((names.iter().filter(|name| is_lock(name)).count(), acl.ok()))
         };
+        // Without a user in the URL, the nodes that are created belong to everybody.
+        let has_user = self.inner.shared.target.user.is_some();
         match read.await {
             Ok((count, acl)) => {
                 let is_open = acl.is_some_and(|(acl, _)| {
@@ -171,19 +173,24 @@ impl ZkBackend {
                         |acl: &zookeeper_client::Acl| acl.scheme() == "world" && acl.permission() != Permission::READ;
                     acl.iter().any(world)
                 });
-                let status = match is_open && self.inner.shared.target.user.is_some() {
-                    true => CheckStatus::Warning(
-                        "everybody may write there: set the permissions that `leasehold acl` prints".to_owned(),
-                    ),
-                    false => CheckStatus::Ok,
-                };
-                Check::new("root", format!("{root} with {count} locks"), status)
+                Check::new("root", format!("{root} with {count} locks"), status_if(is_open || !has_user))
             }
             Err(Failure::NoNode) => {
-                Check::new("root", format!("{root} does not exist: the first lock creates it"), CheckStatus::Ok)
+                Check::new("root", format!("{root} does not exist: the first lock creates it"), status_if(!has_user))
             }
             Err(failure) => Check::failed("root", &Failure::without_effect(failure)),
         }
+    }
+}
+
+fn status_if(is_open: bool) -> CheckStatus {
+    match is_open {
+        true => CheckStatus::Warning(
+            "anyone who reaches the servers may take and break every lock: set the permissions that `leasehold acl zk` prints, and \
+             write the user into the URL"
+                .to_owned(),
+        ),
+        false => CheckStatus::Ok,
     }
 }
 

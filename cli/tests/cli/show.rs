@@ -183,7 +183,7 @@ fn break_without_a_terminal_needs_yes(store: &Store) {
 fn a_store_without_errors_passes_doctor(store: &Store) {
     let (code, text, stderr) = outcome(store, &["doctor"]);
     assert_eq!((code, &*stderr), (0, ""), "{text}");
-    for part in ["connection", "round trip", "acquire and release", "exclusion ends", "fit for locks"] {
+    for part in ["connection", "round trip", "acquire and release", "limits of exclusion", "fit for locks"] {
         assert!(text.contains(part), "no {part}: {text}");
     }
     let report = json(store, &["doctor", "--json"]);
