@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::backend::{Clock as _, Stamp, SystemClock, TtlScope};
+use leasehold::backend::{Capabilities, Clock as _, Stamp, SystemClock, TtlScope};
 use leasehold::defaults::DEFAULT_MARGIN_PERCENT;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 use rustix::process::{Signal, kill_current_process_group};
@@ -302,7 +302,10 @@ async fn release(
             tokio::select! {
                 () = outlast(end, &clock, client, &name, output) => {}
                 // The user does not want to wait.
-                _ = signals.next_termination() => {}
+                signal = signals.next_termination() => {
+                    let text = without_shortest_hold(&name, &client.capabilities(), options.ttl);
+                    output.warn(Exit::Signal(signal.as_raw()).kind(), &text);
+                }
             }
         }
         return None;
@@ -349,6 +352,18 @@ async fn outlast(end: Stamp, clock: &SystemClock, client: &LockClient, name: &st
     }
     // The client has begun to release the lock.
     let _ = tokio::time::timeout(RELEASE_BOUND, client.shutdown()).await;
+}
+
+/// What a signal leaves of a lock whose shortest hold this process waits for.
+fn without_shortest_hold(name: &str, capabilities: &Capabilities, ttl: Duration) -> String {
+    if capabilities.ttl_scope == TtlScope::Connection {
+        return format!("a signal ended the wait for --min-hold: lock `{name}` is released before that");
+    }
+    let at_most = format_duration_roughly(ttl + capabilities.takeover_slack);
+    format!(
+        "a signal ended the wait for --min-hold: lock `{name}` stays held until its lease ends, and not only for the shortest hold, but \
+         for {at_most} at most"
+    )
 }
 
 async fn ended(watcher: Option<&Watcher>) {

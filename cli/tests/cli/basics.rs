@@ -161,20 +161,28 @@ fn different_names_are_different_locks(store: &Store) {
     assert_eq!(outcome(store, &["run", "one", "--no-wait", "--", "true"]).0, 0);
 }
 
-/// Where the lease ends with its process.
+/// Where the run itself waits for the end of the shortest hold. The lock is free at once if its lease ends with its process.
 #[test]
-fn a_signal_ends_the_wait_for_the_shortest_hold() {
-    let store = Store::mysql_for_update();
-    let begin = Instant::now();
-    let args = ["run", "cron", "--min-hold", "60s", "--", "sh", "-c", "echo $$ > id; exit 3"];
-    let job = Running::start(&store, &args);
-    let command = id_of(&store.file("id"));
-    until("the command has ended", || !is_running(command));
-    assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
-    job.signal(rustix::process::Signal::TERM);
-    assert_eq!(job.end(), (3, String::new(), String::new()));
-    assert_eq!(outcome(&store, &["run", "cron", "--", "true"]).0, 0);
-    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+fn a_signal_ends_the_wait_for_the_shortest_hold_and_says_what_becomes_of_the_lock() {
+    for store in [Store::mysql_for_update(), Store::etcd(), Store::zk()] {
+        let begin = Instant::now();
+        let args = ["run", "cron", "--min-hold", "60s", "--", "sh", "-c", "echo $$ > id; exit 3"];
+        let job = Running::start(&store, &args);
+        let command = id_of(&store.file("id"));
+        until("the command has ended", || !is_running(command));
+        assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
+        job.signal(rustix::process::Signal::TERM);
+        let (code, stdout, stderr) = job.end();
+        assert_eq!((code, &*stdout), (3, ""), "{stderr}");
+        if store.ends_leases_with_processes() {
+            assert!(stderr.contains("released before"), "{stderr}");
+            assert_eq!(outcome(&store, &["run", "cron", "--", "true"]).0, 0);
+        } else {
+            assert!(stderr.contains("stays held until its lease ends") && stderr.contains("1m 1s at most"), "{stderr}");
+            assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    }
 }
 
 #[test]
