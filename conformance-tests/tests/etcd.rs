@@ -9,6 +9,7 @@ mod etcd {
     mod queues;
     mod resource_counts;
     mod slow_path;
+    mod small_transactions;
     mod stored;
     mod support;
     mod tls;

@@ -14,6 +14,7 @@ use crate::backend::Inner;
 use crate::connections::Connections;
 use crate::errors::{Failure, other_format};
 use crate::keys;
+use crate::pauses::Pauses;
 use crate::renewal;
 use crate::session::Session;
 use crate::sessions::Sessions;
@@ -66,6 +67,7 @@ impl Attempt<'_> {
     pub(crate) async fn run(&self) -> Result<AcquireOutcome, Failure> {
         let (ttl, place_ttl) = (self.request.ttl, self.request.ttl.min(LONGEST_PLACE_TTL));
         let queues = self.request.on_contention == OnContention::Queue;
+        let mut pauses = Pauses::default();
         loop {
             // A place has a shorter ttl than a long lease. Its session is opened when a lock is held by another claim, and ends
             // by itself when none was for some time.
@@ -90,6 +92,7 @@ impl Attempt<'_> {
             if Instant::now() >= self.until {
                 return Err(Failure::NoLease);
             }
+            pauses.wait(self.until).await;
         }
     }
 
@@ -100,6 +103,7 @@ impl Attempt<'_> {
     /// Sends the transaction until its sessions and their epochs are the current ones.
     async fn enter(&self, ttl: Duration, how: How, mut places: Option<Arc<Session>>) -> Result<Found, Failure> {
         let claim = &self.request.claim;
+        let mut pauses = Pauses::default();
         loop {
             let session = self.session(ttl).await?;
             for session in places.iter().chain([&session]) {
@@ -126,6 +130,7 @@ impl Attempt<'_> {
                     self.inner.sessions.forget(&session);
                     places.take().inspect(|places| self.inner.sessions.forget(places));
                     self.check_time()?;
+                    pauses.wait(self.until).await;
                     continue;
                 }
                 Err(failure) => return Err(failure),

@@ -14,10 +14,8 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::connection::Connection;
 use crate::errors::{Failure, not_connected};
+use crate::pauses::Pauses;
 use crate::shared::{Shared, lock};
-
-/// The pause between two attempts of a request that no member serves now.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// For how many bounds of a call an attempt to connect to the only member goes on. It takes several round trips, and a
 /// call that waits for it may end before.
@@ -134,13 +132,13 @@ impl Connections {
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
         T: Send + 'static,
     {
-        let mut tokens_refused = 0;
+        let (mut tokens_refused, mut pauses) = (0, Pauses::default());
         loop {
             let connection = match self.get(until).await {
                 Ok(connection) => connection,
                 // The members may be electing a leader. Without another member, a retry is the caller's.
                 Err(failure) if self.shared.members.are_several() && failure.may_repeat() && Instant::now() < until => {
-                    pause(until).await;
+                    pauses.wait(until).await;
                     continue;
                 }
                 Err(failure) => return Err(failure),
@@ -154,7 +152,7 @@ impl Connections {
             if !failure.may_repeat() || tokens_refused > 1 || Instant::now() >= until {
                 return Err(failure);
             }
-            pause(until).await;
+            pauses.wait(until).await;
         }
     }
 
@@ -167,7 +165,7 @@ impl Connections {
         T: Send + 'static,
     {
         let mut attempts = JoinSet::new();
-        let (mut asked, mut last) = (0, None);
+        let (mut asked, mut last, mut pauses) = (0, None, Pauses::default());
         loop {
             let begin = Instant::now();
             let ask = |attempts: &mut JoinSet<_>, nth: usize| {
@@ -203,7 +201,7 @@ impl Connections {
             }
             if attempts.is_empty() {
                 asked = 0;
-                pause(until).await;
+                pauses.wait(until).await;
             }
         }
     }
@@ -261,10 +259,6 @@ impl Drop for Connections {
     fn drop(&mut self) {
         self.watchdog.abort();
     }
-}
-
-async fn pause(until: Instant) {
-    sleep_until((Instant::now() + PAUSE).min(until)).await;
 }
 
 fn is_not_sent(failure: &Failure) -> bool {

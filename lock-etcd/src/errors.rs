@@ -18,6 +18,8 @@ pub(crate) enum Failure {
     Token(Error),
     /// The request had no effect, and would have none at another member.
     Refused(Error),
+    /// The server takes fewer operations in a transaction, which had no effect.
+    TooManyOperations(Error),
     /// There is no such etcd lease. The request had no effect.
     NoLease,
     /// The request may have been sent, and no reply arrived within the bound.
@@ -65,6 +67,9 @@ impl Failure {
                 Self::Token(Error::new(ErrorKind::Auth, "the server refuses the token of the user").with_source(cause))
             }
             Some((_, Meaning::Refused(kind, text))) => Self::Refused(Error::new(*kind, *text).with_source(cause)),
+            Some((_, Meaning::TooManyOperations)) => {
+                Self::TooManyOperations(Error::new(ErrorKind::Unsupported, TOO_FEW_OPERATIONS).with_source(cause))
+            }
             Some((_, Meaning::Unknown(text))) => {
                 Self::Unknown(Error::new(ErrorKind::Indeterminate, *text).with_source(cause))
             }
@@ -102,6 +107,7 @@ impl From<Failure> for Error {
             | Failure::Elsewhere(error)
             | Failure::Token(error)
             | Failure::Refused(error)
+            | Failure::TooManyOperations(error)
             | Failure::Disconnected(error)
             | Failure::Unknown(error) => error,
             Failure::NoLease => Self::new(ErrorKind::Unavailable, "the server has ended the session of this client"),
@@ -174,10 +180,13 @@ enum Meaning {
     Elsewhere(&'static str),
     Token,
     Refused(ErrorKind, &'static str),
+    TooManyOperations,
     Unknown(&'static str),
 }
 
 const NO_PERMISSION: &str = "the user may not do this: give it the role that `leasehold acl` prints";
+pub(crate) const TOO_FEW_OPERATIONS: &str =
+    "the server takes too few operations in a transaction: start it with `--max-txn-ops=128`, its default";
 const NO_USER: &str = "the server requires a user: write it into the URL, as in etcd://user:password@host";
 
 /// What the replies of the server mean, by the beginning of their text.
@@ -210,6 +219,7 @@ const REPLIES: &[(&[&str], Meaning)] = &[
             "the database of the server is full: compact and defragment it, and disarm the alarm NOSPACE",
         ),
     ),
+    (&["too many operations in txn request"], Meaning::TooManyOperations),
     (&["corrupt cluster"], Meaning::Refused(ErrorKind::Unsupported, "the members of the cluster have different data")),
     (
         &["too large lease TTL"],
@@ -229,6 +239,7 @@ mod tests {
             Failure::Elsewhere(_) => "elsewhere",
             Failure::Token(_) => "token",
             Failure::Refused(_) => "refused",
+            Failure::TooManyOperations(_) => "too many operations",
             Failure::NoLease => "no lease",
             Failure::TimedOut => "timed out",
             Failure::Disconnected(_) => "disconnected",
@@ -255,6 +266,12 @@ mod tests {
             (Code::PermissionDenied, "etcdserver: permission denied", "refused", Auth),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", "refused", Capacity),
             (Code::DataLoss, "etcdserver: corrupt cluster", "refused", Unsupported),
+            (
+                Code::InvalidArgument,
+                "etcdserver: too many operations in txn request",
+                "too many operations",
+                Unsupported,
+            ),
             (Code::OutOfRange, "etcdserver: too large lease TTL", "refused", InvalidInput),
             (Code::Unavailable, "etcdserver: request timed out", "unknown", Indeterminate),
             (

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use async_trait::async_trait;
-use etcd_client::{AlarmAction, AlarmType, GetOptions, StatusResponse};
+use etcd_client::{AlarmAction, AlarmType, GetOptions, StatusResponse, Txn, TxnOp};
 use leasehold_core::Result;
 use leasehold_core::admin::{Check, CheckStatus};
 use leasehold_core::backend::Examine;
@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use crate::backend::EtcdBackend;
 use crate::connection::Connection;
-use crate::errors::Failure;
+use crate::errors::{Failure, TOO_FEW_OPERATIONS};
 use crate::keys::range_end;
+use crate::transactions::{DEFAULT_OPERATIONS, FEWEST_OPERATIONS};
 
 /// The first versions of each line without the known defects of leases.
 const FIXED: [(u32, u32, u32); 3] = [(3, 4, 38), (3, 5, 23), (3, 6, 5)];
@@ -23,13 +24,15 @@ impl Examine for EtcdBackend {
         let shared = &self.inner.shared;
         let addresses: Vec<_> = shared.members.all().iter().map(|member| &*member.address).collect();
         let mut checks = vec![Check::new("server", addresses.join(", "), CheckStatus::Ok)];
-        // All at once, because each may be silent until the bound.
+        // All requests at once, because each may be silent until the bound.
         let until = shared.until();
         let members = (0..shared.members.all().len()).map(|member| {
             let shared = shared.clone();
             tokio::spawn(async move { status_of(&shared, member, until).await })
         });
         let members: Vec<_> = members.collect();
+        let (transactions, alarms, locks) =
+            tokio::join!(self.transactions(until), self.alarms(until), self.locks(until));
         let (mut states, mut down) = (Vec::new(), Vec::new());
         for (member, task) in members.into_iter().enumerate() {
             match task.await {
@@ -44,10 +47,8 @@ impl Examine for EtcdBackend {
             checks.push(leader(&states));
             checks.push(database(&states));
         }
-        checks.push(self.alarms().await);
-        let locks = self.locks().await;
         checks.push(user(shared.user.as_ref().map(|(user, _)| user), &locks));
-        checks.push(locks);
+        checks.extend([transactions, alarms, locks]);
         Ok(checks)
     }
 }
@@ -129,8 +130,40 @@ fn database(states: &[StatusResponse]) -> Check {
 }
 
 impl EtcdBackend {
-    async fn alarms(&self) -> Check {
-        let until = self.inner.shared.until();
+    /// How many operations the server takes in a transaction. It does not say so: this searches for the most that it does not refuse.
+    async fn transactions(&self, until: Instant) -> Check {
+        let (mut taken, mut refused) = (0, DEFAULT_OPERATIONS + 1);
+        let mut next = DEFAULT_OPERATIONS;
+        while refused - taken > 1 {
+            match self.takes(next, until).await {
+                Ok(()) => taken = next,
+                Err(Failure::TooManyOperations(_)) => refused = next,
+                Err(failure) => return Check::failed("transactions", &failure.without_effect()),
+            }
+            next = taken.midpoint(refused);
+        }
+        let or_more = if taken == DEFAULT_OPERATIONS { " or more" } else { "" };
+        let status = match taken >= FEWEST_OPERATIONS {
+            true => CheckStatus::Ok,
+            false => CheckStatus::Error(TOO_FEW_OPERATIONS.to_owned()),
+        };
+        Check::new("transactions", format!("{taken} operations{or_more}"), status)
+    }
+
+    /// Sends a transaction with so many operations.
+    async fn takes(&self, operations: usize, until: Instant) -> Result<(), Failure> {
+        let connections = self.inner.caller().map_err(Failure::NotSent)?;
+        let prefix = self.inner.shared.keys.names_with("").unwrap_or_default();
+        let count = TxnOp::get(prefix, Some(GetOptions::new().with_count_only()));
+        let txn = Txn::new().and_then(vec![count; operations]);
+        let sent = connections.send_repeatable(until, move |client| {
+            let txn = txn.clone();
+            async move { client.kv_client().txn(txn).await }
+        });
+        sent.await.map(drop)
+    }
+
+    async fn alarms(&self, until: Instant) -> Check {
         let listed = async {
             let connections = self.inner.caller().map_err(Failure::NotSent)?;
             let list = connections.send_repeatable(until, move |client| async move {
@@ -151,8 +184,7 @@ impl EtcdBackend {
         }
     }
 
-    async fn locks(&self) -> Check {
-        let until = self.inner.shared.until();
+    async fn locks(&self, until: Instant) -> Check {
         let counted = async {
             let connections = self.inner.caller().map_err(Failure::NotSent)?;
             let prefix = self.inner.shared.keys.names_with("").unwrap_or_default();

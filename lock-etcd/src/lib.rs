@@ -15,6 +15,7 @@ mod key_ids;
 mod keys;
 mod members;
 mod mirror;
+mod pauses;
 mod renewal;
 mod session;
 mod sessions;

@@ -17,6 +17,7 @@ use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::keys::range_end;
 use crate::mirror::Position;
+use crate::pauses::Pauses;
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
@@ -26,8 +27,8 @@ use crate::transactions::{self, Attached};
 /// different times are renewed together from then on.
 const AGE: u32 = 6;
 
-/// The most claims that one request reads. Each takes two operations, and the server takes 128 in a transaction.
-const MAX_READS: usize = 50;
+/// Reading one claim takes so many operations of a transaction.
+const READ_OPERATIONS: usize = 2;
 
 /// A claim that is to be renewed.
 struct Item {
@@ -63,15 +64,19 @@ pub(crate) async fn renew(
     let mut ready = JoinSet::new();
     call.reply(items, replies, &mut ready);
     let mut reads = JoinSet::new();
-    let mut unknown = unknown.into_iter().peekable();
-    while unknown.peek().is_some() {
-        let chunk: Vec<_> = unknown.by_ref().take(MAX_READS).collect();
-        reads.spawn(read(inner.clone(), connections.clone(), chunk, until));
-    }
+    let most_operations = &inner.shared.most_operations;
     loop {
+        while !unknown.is_empty() {
+            let count = unknown.len().min((most_operations.get() / READ_OPERATIONS).max(1));
+            reads.spawn(read(inner.clone(), connections.clone(), unknown.drain(..count).collect(), until));
+        }
         tokio::select! {
             Some(read) = reads.join_next() => match read {
                 Ok((items, None)) => call.reply(items, replies, &mut ready),
+                Ok((items, Some(Failure::TooManyOperations(_)))) if items.len() > 1 => {
+                    most_operations.refused(READ_OPERATIONS * items.len());
+                    unknown.extend(items);
+                }
                 Ok((items, Some(failure))) => {
                     let error = failure.without_effect();
                     for item in items {
@@ -204,7 +209,11 @@ pub(crate) async fn attach(
     until: Instant,
 ) -> Result<Option<ClaimKey>, Failure> {
     let slot = Slot::of(claim);
+    let mut pauses = Pauses::default();
     loop {
+        if Instant::now() >= until {
+            return Err(Failure::TimedOut);
+        }
         let keeper = inner.keeper(core);
         let session = match key.is_fixed {
             true => Sessions::own(&keeper, core, ttl, until).await?,
@@ -216,6 +225,7 @@ pub(crate) async fn attach(
             Ok(_) => {}
             Err(Unconfirmed::Gone) => {
                 inner.sessions.forget(&session);
+                pauses.wait(until).await;
                 continue;
             }
             Err(Unconfirmed::Failed(error)) => return Err(Failure::Unknown(error)),
@@ -232,6 +242,7 @@ pub(crate) async fn attach(
             Ok(reply) => reply,
             Err(Failure::NoLease) => {
                 inner.sessions.forget(&session);
+                pauses.wait(until).await;
                 continue;
             }
             Err(failure) => return Err(failure),
@@ -245,9 +256,6 @@ pub(crate) async fn attach(
             Attached::Gone => return Ok(None),
             Attached::Epoch(epoch) if epoch < entry.lease.epoch => inner.sessions.forget(&session),
             Attached::Epoch(epoch) => session.note_epoch(epoch),
-        }
-        if Instant::now() >= until {
-            return Err(Failure::TimedOut);
         }
     }
 }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::keys::Keys;
 use crate::members::Members;
 use crate::settings::{Settings, Target};
+use crate::transactions::MostOperations;
 
 /// A request that may be sent to several members gets this part of the bound of a call for each, with three members or more.
 const ATTEMPTS: u32 = 3;
@@ -19,13 +20,15 @@ pub(crate) struct Shared {
     pub(crate) members: Members,
     pub(crate) user: Option<(String, String)>,
     pub(crate) core: Attachment,
+    pub(crate) most_operations: MostOperations,
 }
 
 impl Shared {
     pub(crate) fn new(target: Target, settings: Settings) -> Self {
         let Target { members, user } = target;
         let keys = Keys::new(&settings.prefix);
-        Self { settings, keys, members: Members::new(members), user, core: Attachment::new() }
+        let members = Members::new(members);
+        Self { settings, keys, members, user, core: Attachment::new(), most_operations: MostOperations::default() }
     }
 
     /// The deadline of a call that starts now.

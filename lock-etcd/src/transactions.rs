@@ -1,11 +1,39 @@
 //! The transactions, and how their replies are read.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
 
 use crate::errors::Failure;
 use crate::keys::range_end;
+
+/// How many operations the server takes in a transaction unless it is configured otherwise.
+pub(crate) const DEFAULT_OPERATIONS: usize = 128;
+
+/// The most that one transaction of a claim has: those of [`Entry::join`], and the one inside it.
+pub(crate) const FEWEST_OPERATIONS: usize = 5;
+
+/// How many operations the server takes in a transaction, as far as it is known: it does not say so, but refuses more.
+pub(crate) struct MostOperations(AtomicUsize);
+
+impl MostOperations {
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// A transaction with so many was refused. From now on none has more than half of them.
+    pub(crate) fn refused(&self, operations: usize) {
+        self.0.fetch_min((operations / 2).max(1), Ordering::Relaxed);
+    }
+}
+
+impl Default for MostOperations {
+    fn default() -> Self {
+        Self(AtomicUsize::new(DEFAULT_OPERATIONS))
+    }
+}
 
 /// An etcd lease, and the epoch that a transaction expects.
 #[derive(Clone, Debug)]

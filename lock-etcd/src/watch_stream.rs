@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchResponseStream};
+use leasehold_core::{Error, ErrorKind};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -84,12 +85,14 @@ impl WatchStream {
         match self.incoming.message().await {
             Ok(Some(message)) => {
                 self.connection.health.note_reply();
+                // A watch that was refused has no number. Which one it was is known only after all have been opened again.
+                if message.canceled() && message.watch_id() < 0 {
+                    let text = format!("the server refuses a watch: {}", message.cancel_reason());
+                    return Err(Failure::Refused(Error::new(ErrorKind::Auth, text)));
+                }
                 Ok(read(&message))
             }
-            Ok(None) => Err(Failure::Elsewhere(leasehold_core::Error::new(
-                leasehold_core::ErrorKind::Unavailable,
-                "the member has ended the watches",
-            ))),
+            Ok(None) => Err(Failure::Elsewhere(Error::new(ErrorKind::Unavailable, "the member has ended the watches"))),
             Err(error) => Err(Failure::of(error)),
         }
     }

@@ -11,13 +11,14 @@ use etcd_client::{GetOptions, GetResponse, ResponseHeader, Txn, TxnOp, TxnOpResp
 use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber};
 use leasehold_core::{FencingToken, LockName};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use crate::connection::Connection;
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::keys::{Keys, range_end};
 use crate::mirror::{Decision, Member, Mirror, Position};
+use crate::pauses::Pauses;
 use crate::shared::lock;
 use crate::slot::Slot;
 use crate::transactions;
@@ -33,12 +34,6 @@ const LINGER: Duration = Duration::from_millis(50);
 /// A stream that was silent for so long is tested.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Pauses before the stream is opened again.
-const PAUSES: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_millis(250);
-
-/// The most queues that one request reads. The server takes 128 operations in a transaction.
-const MAX_READS: usize = 64;
-
 /// The queues that a client watches.
 #[derive(Default)]
 pub(crate) struct Watcher {
@@ -53,7 +48,7 @@ struct State {
     watches: HashMap<i64, LockName>,
     last_watch: i64,
     to_open: Vec<LockName>,
-    /// Locks that were granted a short while ago, and when to watch them.
+    /// Locks that are to be watched later, in the order of these times.
     delayed: VecDeque<(Instant, LockName)>,
     /// When the last lock was watched at once.
     watched_at_once: Option<Instant>,
@@ -61,13 +56,15 @@ struct State {
     idle: VecDeque<(Instant, LockName)>,
     to_cancel: Vec<i64>,
     /// Queues whose watches were just opened.
-    to_read: Vec<(LockName, i64)>,
+    to_read: Vec<Watched>,
 }
 
 struct Queue {
     mirror: Mirror<Claim>,
     /// When its watch ends, if no claim is added until then.
     ends: Option<Instant>,
+    /// The server may end its watch as often as it is opened.
+    pauses: Pauses,
 }
 
 impl Watcher {
@@ -76,7 +73,7 @@ impl Watcher {
         let member = Member { key: key.as_bytes().to_vec(), revision, holds, of: claim.clone() };
         let (decisions, has_work) = {
             let mut state = lock(&self.state);
-            let make = || Queue { mirror: Mirror::new(), ends: None };
+            let make = || Queue { mirror: Mirror::new(), ends: None, pauses: Pauses::default() };
             let queue = state.queues.entry(claim.name().clone()).or_insert_with(make);
             queue.ends = None;
             let decisions = queue.mirror.add(*claim.owner(), member);
@@ -107,7 +104,7 @@ impl Watcher {
 
     /// Runs until it is aborted.
     pub(crate) async fn run(self: Arc<Self>, connections: Arc<Connections>, core: CoreHandle) {
-        let mut pause = *PAUSES.start();
+        let mut pauses = Pauses::default();
         loop {
             let first = loop {
                 if let Some(first) = lock(&self.state).next_to_open(&connections.shared.keys) {
@@ -115,18 +112,11 @@ impl Watcher {
                 }
                 self.wait_for_work().await;
             };
-            let opened = self.open(&connections, first).await;
-            match opened {
-                Ok(stream) => {
-                    pause = *PAUSES.start();
-                    self.serve(stream, &connections, &core).await;
-                }
-                Err(()) => {
-                    sleep(core.jitter(pause)).await;
-                    pause = (pause * 2).min(*PAUSES.end());
-                }
+            if let Ok(stream) = self.open(&connections, first).await {
+                self.serve(stream, &connections, &core).await;
             }
             lock(&self.state).stream_ended();
+            sleep_until(pauses.next(Instant::now())).await;
         }
     }
 
@@ -154,7 +144,7 @@ impl Watcher {
     async fn serve(&self, mut stream: WatchStream, connections: &Arc<Connections>, core: &CoreHandle) {
         let connection = stream.connection.clone();
         let (bound, mut heard, mut asked) = (connections.shared.settings.timeout, Instant::now(), None);
-        let mut reads: Option<tokio::task::JoinHandle<Option<Reads>>> = None;
+        let mut reads: Option<Reading> = None;
         loop {
             let next = self.send_requests(&stream, &connections.shared.keys);
             if reads.is_none() {
@@ -175,9 +165,15 @@ impl Watcher {
                 },
                 read = async { reads.as_mut().expect("it was begun").await }, if reads.is_some() => {
                     reads = None;
-                    // Without a reply, the watches begin anew.
-                    let Ok(Some(read)) = read else { return };
-                    carry_out(core, self.read(read));
+                    match read {
+                        Ok(Ok(read)) => carry_out(core, self.read(read)),
+                        Ok(Err((queues, Failure::TooManyOperations(_)))) if queues.len() > 1 => {
+                            connections.shared.most_operations.refused(queues.len());
+                            lock(&self.state).to_read.extend(queues);
+                        }
+                        // Without a reply, the watches begin anew.
+                        Ok(Err(_)) | Err(_) => return,
+                    }
                 }
                 () = self.work.notified() => {}
                 () = async { sleep_until(next.expect("there is one")).await }, if next.is_some() => {}
@@ -214,7 +210,7 @@ impl Watcher {
             Incoming::Progress => return Vec::new(),
         };
         let Some(name) = state.watches.get(&watch).cloned() else { return Vec::new() };
-        let Some(Queue { mirror, .. }) = state.queues.get_mut(&name) else { return Vec::new() };
+        let Some(Queue { mirror, pauses, .. }) = state.queues.get_mut(&name) else { return Vec::new() };
         match message {
             Incoming::Created(_) => {
                 if mirror.created(watch) {
@@ -225,7 +221,8 @@ impl Watcher {
             Incoming::Cancelled(_) => {
                 mirror.closed();
                 state.watches.remove(&watch);
-                state.to_open.push(name);
+                let at = pauses.next(Instant::now());
+                state.watch_later(at, name);
                 Vec::new()
             }
             Incoming::Changes(_, changes) => {
@@ -238,10 +235,10 @@ impl Watcher {
     }
 
     /// Begins to read the queues whose watches were just opened.
-    fn begin_reads(&self, connections: &Arc<Connections>) -> Option<tokio::task::JoinHandle<Option<Reads>>> {
-        let names: Vec<(LockName, i64)> = {
+    fn begin_reads(&self, connections: &Arc<Connections>) -> Option<Reading> {
+        let names: Vec<_> = {
             let mut state = lock(&self.state);
-            let count = state.to_read.len().min(MAX_READS);
+            let count = state.to_read.len().min(connections.shared.most_operations.get());
             state.to_read.drain(..count).collect()
         };
         if names.is_empty() {
@@ -250,8 +247,10 @@ impl Watcher {
         let connections = connections.clone();
         Some(tokio::spawn(async move {
             let queues: Vec<_> = names.iter().map(|(name, _)| connections.shared.keys.queue(name)).collect();
-            let (revision, places) = read(&connections, queues).await.ok()?;
-            Some(Reads { revision, queues: names.into_iter().zip(places).collect() })
+            match read(&connections, queues).await {
+                Ok((revision, places)) => Ok(Reads { revision, queues: names.into_iter().zip(places).collect() }),
+                Err(failure) => Err((names, failure)),
+            }
         }))
     }
 
@@ -302,11 +301,17 @@ async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i6
 /// The keys of a queue, and their create revisions.
 type Places = Vec<(Vec<u8>, i64)>;
 
+/// A lock, and the number of its watch.
+type Watched = (LockName, i64);
+
 /// Queues that were read at one revision.
 struct Reads {
     revision: i64,
-    queues: Vec<((LockName, i64), Places)>,
+    queues: Vec<(Watched, Places)>,
 }
+
+/// A read of queues. If it fails, they are still to be read.
+type Reading = tokio::task::JoinHandle<Result<Reads, (Vec<Watched>, Failure)>>;
 
 impl State {
     /// Has a lock watched soon. Returns whether the task has to be woken for it.
@@ -318,8 +323,14 @@ impl State {
             self.to_open.push(name.clone());
             return true;
         }
-        self.delayed.push_back((now + SHORT_HOLD, name.clone()));
-        self.delayed.len() == 1
+        self.watch_later(now + SHORT_HOLD, name.clone())
+    }
+
+    /// Has a lock watched at that time. Returns whether the task has to be woken for it.
+    fn watch_later(&mut self, at: Instant, name: LockName) -> bool {
+        let index = self.delayed.partition_point(|(other, _)| *other <= at);
+        self.delayed.insert(index, (at, name));
+        index == 0
     }
 
     /// The next watch to open: its number and what it watches.

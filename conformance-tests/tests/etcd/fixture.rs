@@ -23,8 +23,8 @@ const CONNECT_BOUND: Duration = Duration::from_secs(2);
 const STABLE: Duration = Duration::from_millis(30);
 
 /// The least permissions, so that every case proves that they are enough.
-const USER: &str = "locker";
-const PASSWORD: &str = "pass-word";
+pub(super) const USER: &str = "locker";
+pub(super) const PASSWORD: &str = "pass-word";
 
 /// What every key begins with. In a URL, the space is encoded.
 pub(super) const PREFIX: &str = "team a/locks/";
@@ -95,7 +95,7 @@ fn unread(addr: SocketAddr) -> u64 {
     of_server.sum()
 }
 
-fn permit(side: &EtcdSide) -> std::io::Result<()> {
+pub(super) fn permit(side: &EtcdSide) -> std::io::Result<()> {
     side.set_user(USER, PASSWORD, &[(EtcdAccess::ReadWrite, EtcdKeys::with_prefix(PREFIX))])
 }
 

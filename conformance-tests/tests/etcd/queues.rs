@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold_conformance::{Direct, Fixture, Route};
+use leasehold_conformance::{Direct, Fixture, PathFault, Route};
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, PlaceNumber, RenewReply, RenewRequest};
 use leasehold_core::{LockClient, LockGuard, LockName};
 use leasehold_test_servers::EtcdKey;
 
 use super::common::{SOON, Stopwatch, eventually, hold};
-use super::fixture::PREFIX;
+use super::fixture::{PASSWORD, PREFIX, USER, permit};
 use super::one_member::OneMember;
 use super::stored::Stored;
 use super::support::case;
@@ -250,5 +250,39 @@ fn a_client_that_queues_again_soon_opens_no_watch() {
         let messages = statistics().requests().get("Watch").copied().unwrap_or_default();
         assert!(messages < CLIENTS * CYCLES / 3, "{messages} messages for {} handoffs", CLIENTS * CYCLES);
         eventually("no lock is watched any more", || statistics().watches() == 0).await;
+    });
+}
+
+/// The server refuses a watch without its number. A client opens it again, and not as fast as the server refuses.
+#[test]
+fn a_client_whose_watches_are_refused_asks_seldom_and_goes_on() {
+    const SECONDS: u64 = 3;
+    case(async |fixture| {
+        let ann = client(&fixture).await;
+        let bob = LockClient::builder(fixture.backend(Route::Faulty).await).ttl(TTL).wait(SOON).build();
+        let guard = hold(&ann, "refused").await;
+        let waiter = waits(&bob.expect("a client"), "refused");
+        let watches = || fixture.deployment().side().statistics().expect("statistics").watches();
+        eventually("both watch", || watches() == 2).await;
+        fixture.deployment().side().set_user(USER, PASSWORD, &[]).expect("it is set");
+        fixture.path(PathFault::Disconnect).await;
+        fixture.heal().await;
+        let requests = || fixture.deployment().side().statistics().expect("statistics").requests();
+        let before = requests();
+        tokio::time::sleep(Duration::from_secs(SECONDS)).await;
+        for (method, count) in requests() {
+            let more = count - before.get(&method).copied().unwrap_or_default();
+            assert!(more <= 20 * SECONDS, "{more} requests of {method}");
+        }
+        permit(fixture.deployment().side()).expect("it is set");
+        let stopwatch = Stopwatch::start();
+        eventually("bob watches again", || watches() == 2).await;
+        stopwatch.within(AT_ONCE, "bob watches again");
+        // After the read that follows.
+        tokio::time::sleep(SETTLED).await;
+        guard.release().await.expect("a release");
+        let stopwatch = Stopwatch::start();
+        waiter.await.expect("no panic").release().await.expect("a release");
+        stopwatch.within(AT_ONCE / 3, "bob gets the lock at once");
     });
 }
