@@ -8,6 +8,7 @@ mod etcd {
     mod one_member;
     mod queues;
     mod resource_counts;
+    mod silent_server;
     mod slow_path;
     mod small_transactions;
     mod stored;

@@ -18,7 +18,7 @@ use crate::errors::{Failure, other_format};
 use crate::keys::{QueueKey, range_end, read_value};
 use crate::transactions::{Place, place};
 
-/// A listing takes at most this many call bounds.
+/// A listing of many pages takes at most this many call bounds. Each of its requests has one.
 const LIST_BOUNDS: u32 = 9;
 
 /// The number of keys that one request reads. The server serves others between two requests.
@@ -27,15 +27,18 @@ const PAGE: i64 = 1_000;
 /// Reads what is left of etcd leases. Many locks share one.
 struct Leases {
     connections: Arc<Connections>,
+    /// The end of the whole call.
+    until: Instant,
     left: HashMap<i64, Duration>,
 }
 
 impl Leases {
     /// What is left at most: the server counts in whole seconds.
-    async fn left(&mut self, lease: i64, until: Instant) -> Result<Duration, Failure> {
+    async fn left(&mut self, lease: i64) -> Result<Duration, Failure> {
         if let Some(left) = self.left.get(&lease) {
             return Ok(*left);
         }
+        let until = self.connections.shared.until().min(self.until);
         let reply = self
             .connections
             .send_repeatable(until, move |client| async move { client.lease_client().time_to_live(lease, None).await });
@@ -84,8 +87,8 @@ impl EtcdBackend {
         let reply = self.get(&connections, &queue, options, until).await?;
         let Some(first) = reply.kvs().first().map(place) else { return Ok(None) };
         let waiters = u64::try_from(reply.count() - 1).unwrap_or_default();
-        let mut leases = Leases { connections, left: HashMap::new() };
-        state_of(&first, waiters, &mut leases, until).await.map(Some)
+        let mut leases = Leases { connections, until, left: HashMap::new() };
+        state_of(&first, waiters, &mut leases).await.map(Some)
     }
 
     async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {
@@ -99,7 +102,8 @@ impl EtcdBackend {
         loop {
             let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
             let from_text = String::from_utf8_lossy(&from).into_owned();
-            let reply = self.get(&connections, &from_text, options, until).await?;
+            // A server that does not reply at all ends the call after one bound.
+            let reply = self.get(&connections, &from_text, options, inner.shared.until().min(until)).await?;
             for kv in reply.kvs() {
                 if let Some(QueueKey { name, is_claim }) = inner.shared.keys.parse(kv.key()) {
                     add(&mut queues, name, is_claim, place(kv));
@@ -114,13 +118,13 @@ impl EtcdBackend {
                 _ => break,
             }
         }
-        let mut leases = Leases { connections, left: HashMap::new() };
+        let mut leases = Leases { connections, until, left: HashMap::new() };
         let (mut locks, mut unreadable) = (Vec::new(), Vec::new());
         for queue in queues.into_iter().take(limit) {
             let name =
                 LockName::decode(&queue.name).map_or_else(|| ListedName::Cut(queue.name.clone()), ListedName::Whole);
             if queue.is_readable {
-                let state = state_of(&queue.first, queue.waiters, &mut leases, until).await?;
+                let state = state_of(&queue.first, queue.waiters, &mut leases).await?;
                 locks.push(Listed::new(name, state));
             } else {
                 unreadable.push(name);
@@ -177,9 +181,9 @@ fn add(queues: &mut Vec<Queue>, name: &str, is_claim: bool, place: Place) {
     }
 }
 
-async fn state_of(first: &Place, waiters: u64, leases: &mut Leases, until: Instant) -> Result<LockInfo, Failure> {
+async fn state_of(first: &Place, waiters: u64, leases: &mut Leases) -> Result<LockInfo, Failure> {
     let holder = read_value(&first.value).ok_or_else(|| Failure::Refused(other_format()))?;
-    let left = leases.left(first.lease, until).await?;
+    let left = leases.left(first.lease).await?;
     let token = FencingToken::new(number_of(first.revision).get());
     Ok(LockInfo::new(Some(token), vec![LeaseInfo::new(token, left, holder)], Some(waiters)))
 }
