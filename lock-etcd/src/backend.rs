@@ -1,6 +1,7 @@
 //! The backend.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -23,7 +24,7 @@ use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::settings::parse_url;
 use crate::shared::{Shared, lock};
-use crate::slot::Slot;
+use crate::slot::{ClaimKey, Slot};
 use crate::transactions;
 use crate::watcher::Watcher;
 
@@ -130,17 +131,45 @@ impl EtcdBackend {
             }
         }
         if !ended {
-            let deleted = connections.send(until, |mut kv| {
-                let key = key.clone();
-                async move { kv.delete(key, None).await }
-            });
-            was_held = slot.send(deleted).await?.deleted() > 0;
+            was_held = slot.send(self.delete(&connections, key, slot.key(), until)).await?;
         }
         if let Some(of_claim) = slot.key().filter(|of_claim| of_claim.is_fixed) {
             revoke(inner, core, &of_claim.session);
         }
         slot.has_no_key();
         Ok(was_held)
+    }
+
+    /// Deletes the key of a claim. Returns whether there was one.
+    async fn delete(
+        &self,
+        connections: &Arc<Connections>,
+        key: String,
+        of_claim: Option<ClaimKey>,
+        until: tokio::time::Instant,
+    ) -> Result<bool, Failure> {
+        let Some(of_claim) = of_claim.filter(|_| self.inner.shared.members.are_several()) else {
+            let deleted = connections.send(until, |mut kv| {
+                let key = key.clone();
+                async move { kv.delete(key, None).await }
+            });
+            return Ok(deleted.await?.deleted() > 0);
+        };
+        // A member that is silent delays this only until the next one is asked as well. Its late request deletes nothing else: the next
+        // claim may have the same key, but with another create revision.
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = sent.clone();
+        let deleted = connections.send_repeatable(until, move |client| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let txn = transactions::delete(&key, of_claim.revision);
+            async move { client.kv_client().txn(txn).await }
+        });
+        match deleted.await?.succeeded() {
+            true => Ok(true),
+            false if sent.load(Ordering::Relaxed) == 1 => Ok(false),
+            // One of the others may have deleted it, and nobody knows whether it was still there.
+            false => Err(Failure::TimedOut),
+        }
     }
 
     /// Makes sure that no request of this session that was sent before takes effect any more.

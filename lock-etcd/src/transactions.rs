@@ -159,6 +159,12 @@ pub(crate) fn withdraw(key: &str, epoch_key: &str, lease: i64) -> Txn {
     Txn::new().and_then([TxnOp::put(epoch_key, "", Some(options)), TxnOp::delete(key, None)])
 }
 
+/// Deletes the key of a claim, if it is still the one with this create revision.
+pub(crate) fn delete(key: &str, revision: i64) -> Txn {
+    let is_same = Compare::create_revision(key, CompareOp::Equal, revision);
+    Txn::new().when([is_same]).and_then([TxnOp::delete(key, None)])
+}
+
 /// The reply to a transaction that attaches a key to another session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Attached {

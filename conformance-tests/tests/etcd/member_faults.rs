@@ -200,3 +200,26 @@ fn a_late_transaction_after_a_withdraw_has_no_effect() {
         }
     });
 }
+
+/// The client's member no longer replies. The next one deletes the key, and the late request to the first one deletes nothing else.
+#[test]
+fn a_release_does_not_wait_for_a_silent_member() {
+    case(async |fixture| {
+        let ann = client(&fixture).await;
+        let guard = hold(&ann, "released").await;
+        let next = hold(&ann, "next").await;
+        inject(&fixture, MemberFault::Pause, Which::TheClients);
+        let stopwatch = Stopwatch::start();
+        guard.release().await.expect("another member has released it");
+        // A third of the bound, and a connection to the next member.
+        stopwatch.within(Duration::from_millis(700), "a release");
+        assert_eq!(places(&fixture, "released"), 0);
+        // The next claim has the same key.
+        let again = hold(&ann, "released").await;
+        end(&fixture, MemberFault::Pause, 0);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(again.is_held() && places(&fixture, "released") == 1, "the late request deleted the next claim");
+        again.release().await.expect("a release");
+        next.release().await.expect("a release");
+    });
+}
