@@ -410,9 +410,17 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The error of clap in one line.
-pub(crate) fn to_one_line(error: &clap::Error) -> String {
-    let text = error.to_string();
+/// The error of clap in one line. clap quotes arguments, and a URL that is given at the wrong place may have a password.
+pub(crate) fn to_one_line(error: &clap::Error, arguments: &[OsString]) -> String {
+    let mut text = error.to_string();
+    for argument in arguments.iter().map(|argument| argument.to_string_lossy()) {
+        let value = argument.split_once('=').filter(|_| argument.starts_with('-')).map(|(_, value)| value);
+        for part in
+            [value, Some(&argument)].into_iter().flatten().filter(|part| part.contains("://") || part.contains('@'))
+        {
+            text = text.replace(part, "***");
+        }
+    }
     let mut line: Vec<_> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
     // clap prints "tip: a similar … exists" after an empty line.
     line.extend(text.lines().find_map(|line| line.trim().strip_prefix("tip: ").map(|_| line.trim())));
@@ -510,6 +518,22 @@ mod tests {
     }
 
     #[test]
+    fn a_url_at_the_wrong_place_is_not_quoted() {
+        for args in [
+            &["status", "x", "mysql:u:hunter2@host"][..],
+            &["status", "x", "redis://:hunter2\n@host"],
+            &["status", "x", "--stor=redis://:hunter2@host"],
+            &["run", "x", "--ttl=redis://:hunter2@host", "--", "true"],
+            &["run", "x", "--wait", "redis://:hunter2@host", "--", "true"],
+            &["redis://:hunter2@host"],
+        ] {
+            let arguments: Vec<_> = args.iter().map(OsString::from).collect();
+            let text = to_one_line(&parse(args).unwrap_err(), &arguments);
+            assert!(!text.contains("hunter2"), "{args:?}: {text}");
+        }
+    }
+
+    #[test]
     fn wrong_input_is_reported_in_one_line() {
         for (args, hint) in [
             (&["run", "x"][..], "CMD"),
@@ -528,7 +552,7 @@ mod tests {
             (&["staus", "x"], "'status'"),
         ] {
             let error = parse(args).unwrap_err();
-            let text = to_one_line(&error);
+            let text = to_one_line(&error, &[]);
             assert!(text.contains(hint) && !text.contains('\n'), "{args:?}: {text}");
             assert_eq!(error.exit_code(), 2);
         }

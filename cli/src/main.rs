@@ -64,7 +64,7 @@ fn report_wrong_arguments(error: &clap::Error, arguments: &[OsString]) -> ExitCo
         return if error.use_stderr() { Exit::BadInput } else { Exit::Success }.into();
     }
     let json = arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json");
-    report_failure(Output::new(json), Err(Failure::input(args::to_one_line(error)))).into()
+    report_failure(Output::new(json), Err(Failure::input(args::to_one_line(error, arguments)))).into()
 }
 
 fn execute(cli: &Cli, output: Output) -> Result<Exit, Failure> {

@@ -1,7 +1,7 @@
 //! Selects the store from the options and the environment, and connects to it.
 
 use leasehold::LockClient;
-use leasehold::backend::StoreUrl;
+use leasehold::backend::{StoreUrl, without_password};
 use url::Url;
 
 use crate::args::Common;
@@ -62,25 +62,7 @@ impl Store {
 
     /// The URL without a password, for messages.
     pub(crate) fn display_url(&self) -> String {
-        let Ok((first, others)) = StoreUrl::split_hosts(&self.resolved, "store") else { return "not a URL".to_owned() };
-        let Ok(mut url) = Url::parse(&first) else { return "not a URL".to_owned() };
-        if url.password().is_some() {
-            // Only a URL that has no host cannot have a password.
-            let _ = url.set_password(Some("***"));
-        }
-        let hidden = |(key, value): (std::borrow::Cow<'_, str>, std::borrow::Cow<'_, str>)| match &*key {
-            "pass" => (key.into_owned(), "***".to_owned()),
-            _ => (key.into_owned(), value.into_owned()),
-        };
-        if url.query_pairs().any(|(key, _)| key == "pass") {
-            let pairs: Vec<_> = url.query_pairs().map(hidden).collect();
-            url.query_pairs_mut().clear().extend_pairs(pairs);
-        }
-        let mut text: String = url.into();
-        let begin = text.find("://").map_or(0, |at| at + 3);
-        let end = text[begin..].find(['/', '?', '#']).map_or(text.len(), |at| begin + at);
-        text.insert_str(end, &others.iter().map(|host| format!(",{host}")).collect::<String>());
-        text
+        without_password(&self.resolved)
     }
 
     /// Connects, and returns once the store has answered.
@@ -103,8 +85,12 @@ fn until_exit(client: LockClient) -> LockClient {
 
 fn check_scheme(url: &str) -> Result<(), Failure> {
     let invalid = |why: &dyn std::fmt::Display| {
+        let encode = match url.contains('@') {
+            true => ", and write `/` `?` `#` `@` in a password as `%2F` `%3F` `%23` `%40`",
+            false => "",
+        };
         Failure::input(format!(
-            "the store is not a valid URL ({why}): use a URL such as `redis://host:6379` or `sqlite:///path/locks.db`"
+            "the store is not a valid URL ({why}): use a URL such as `redis://host:6379` or `sqlite:///path/locks.db`{encode}"
         ))
     };
     // Several hosts are no valid URL.
@@ -180,15 +166,31 @@ mod tests {
         assert!(text.contains("empty host") && !text.contains("hunter2"), "{text}");
     }
 
-    #[cfg(all(feature = "redis", feature = "sqlite"))]
-    #[test]
-    fn no_password_is_shown() {
-        for (url, shown) in [
-            ("redis://u:hunter2@host:7000/1?prefix=a", "redis://u:***@host:7000/1?prefix=a"),
-            ("redis+unix:///run/r.sock?user=u&pass=hunter2", "redis+unix:///run/r.sock?user=u&pass=***"),
-            ("sqlite:///var/lib/locks.db?timeout=2s", "sqlite:///var/lib/locks.db?timeout=2s"),
-        ] {
-            assert_eq!(Store::choose(Some(url), None).ok().unwrap().display_url(), shown);
+    const SECRET: &str = "hunter2";
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_has_the_password_of_a_wrong_url(
+            scheme in proptest::sample::select(leasehold::SCHEMES.iter().map(|(scheme, ..)| *scheme).collect::<Vec<_>>()),
+            special in proptest::sample::select(vec!["", "1/", "1?", "1#", "/", "@", ":", ",", "&", "\n"]),
+            form in proptest::sample::select(vec![
+                "S://u:PP@127.0.0.1:1/app", "S:u:PP@127.0.0.1:1/app", "S:///u:PP@127.0.0.1:1/app", "S:/u:PP@127.0.0.1:1/app",
+                "S://u:XP@127.0.0.1:1", "S:u:XP@127.0.0.1", "S://P@127.0.0.1:1", "S://127.0.0.1:1,u:PP@127.0.0.1:2/app", "PP", "u:PP@h",
+                "S://127.0.0.1:1/app?pass=PP&x=1", "S://127.0.0.1:1?Password=PP", "S://u:PP@127.0.0.1:1,,127.0.0.1:2",
+            ]),
+        ) {
+            let url = form.replace('S', scheme).replace('X', special).replace("PP", "PXP").replace('X', special).replace('P', SECRET);
+            // What follows three slashes is the path of a file.
+            if !url.starts_with("sqlite:///") && !url.starts_with("redis+unix:///") {
+                let text = match Store::choose(Some(&url), None) {
+                    Err(failure) => failure.text,
+                    Ok(store) => {
+                        let failure = store.connect_lazily("").err().map(|failure| failure.text);
+                        format!("{} {}", store.display_url(), failure.unwrap_or_default())
+                    }
+                };
+                proptest::prop_assert!(!text.contains(SECRET), "{url}: {text}");
+            }
         }
     }
 }

@@ -56,17 +56,23 @@ pub(crate) enum Location {
 
 /// Parses a URL.
 pub(crate) fn parse_url(text: &str) -> Result<(Location, Settings)> {
+    let not_absolute = || {
+        Error::invalid(
+            "the URL of a SQLite file needs an absolute path and therefore three slashes: `sqlite:///path/locks.db`",
+        )
+    };
+    if text.strip_prefix("sqlite:").is_some_and(|rest| !rest.starts_with("//")) {
+        return Err(not_absolute());
+    }
     let mut url = StoreUrl::parse(text, "SQLite file", SCHEMES)?;
+    if url.url().host_str().is_some_and(|host| !host.is_empty()) {
+        return Err(not_absolute());
+    }
     let settings = Settings::from(CommonSettings::take(&mut url)?).check()?;
-    Ok((location(text, &url.finish()?)?, settings))
+    Ok((location(&url.finish()?)?, settings))
 }
 
-fn location(text: &str, url: &Url) -> Result<Location> {
-    if !text["sqlite:".len()..].starts_with("//") || url.host_str().is_some_and(|host| !host.is_empty()) {
-        let text =
-            "the URL of a SQLite file needs an absolute path and therefore three slashes: `sqlite:///path/locks.db`";
-        return Err(Error::invalid(text));
-    }
+fn location(url: &Url) -> Result<Location> {
     if url.path().is_empty() {
         return Ok(Location::StateFolder);
     }

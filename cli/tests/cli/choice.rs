@@ -23,6 +23,31 @@ fn the_command_gets_the_resolved_store(store: &Store) {
     assert_eq!(result, (0, store.url().to_owned(), String::new()));
 }
 
+#[test]
+fn the_password_of_a_wrong_url_is_not_shown() {
+    let store = Store::any();
+    for url in [
+        "mysql:s:hunter2@127.0.0.1:1/app",
+        "mysql:///s:hunter2@127.0.0.1:1/app",
+        "mysql://s:1/hunter2@127.0.0.1:1/app",
+        "mysql://s:a#hunter2@127.0.0.1:1/app",
+        "redis://hunter2@127.0.0.1:1",
+        "redis+unix:///nowhere.sock?user=u&pass=hunter2&hunter2",
+        "hunter2@127.0.0.1",
+    ] {
+        for args in [
+            &["run", "x", "-v", "-n", "--", "true"][..],
+            &["status", "x", "-v", "--json"],
+            &["doctor", "-v"],
+            &["ls", "-v"],
+            &["status", "x", url],
+        ] {
+            let (code, stdout, stderr) = outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));
+            assert!(code > 0 && !format!("{stdout}{stderr}").contains("hunter2"), "{url}: {stdout}{stderr}");
+        }
+    }
+}
+
 /// `leasehold` for a user with this home and no settings.
 fn at_home(store: &Store, home: &str, args: &[&str]) -> Command {
     let mut command = leasehold(store, args);

@@ -47,7 +47,7 @@ pub use self::requests::{
 pub use self::restart::OnRestart;
 pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
 pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
-pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration};
+pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, without_password};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
 use crate::error::Result;

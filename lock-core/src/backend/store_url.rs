@@ -41,23 +41,37 @@ impl StoreUrl {
     /// Reads a URL of a `store` (`Redis`, `SQLite file`), with one of these schemes (`redis://`).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, or a parameter that is given twice.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, a parameter that is given twice, and an `@`
+    /// behind the host.
     pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
-        let url =
-            Url::parse(text).map_err(|why| Error::invalid(format!("the URL of {} cannot be read: {why}", a(store))))?;
+        let url = Url::parse(text).map_err(|why| {
+            let hint = if text.contains('@') { format!("; {ENCODE}") } else { String::new() };
+            Error::invalid(format!("the URL of {} cannot be read: {why}{hint}", a(store)))
+        })?;
         let scheme = url.scheme();
         if !schemes.iter().any(|known| known.strip_suffix("://") == Some(scheme)) {
             let text = format!("`{scheme}://` is not a URL of {}: there are {}", a(store), schemes.join(", "));
             return Err(Error::invalid(text));
         }
-        let mut parameters: Vec<(String, String)> = Vec::new();
-        for (name, value) in url.query_pairs() {
-            if parameters.iter().any(|(other, _)| *other == name) {
-                return Err(Error::invalid(format!("the URL of {} gives `{name}` twice", a(store))));
-            }
-            parameters.push((name.into_owned(), value.into_owned()));
+        // `mysql:user:password@host` is a URL with a path. Errors show paths.
+        if !text.split_once(':').is_some_and(|(_, rest)| rest.starts_with("//")) {
+            return Err(Error::invalid(format!("`//` is missing after `{scheme}:` in the URL of {}", a(store))));
         }
-        Ok(Self { url, store, parameters, known: Vec::new() })
+        // The `/` in `mysql://user:1/2@host/database` ends the host, and the rest of the password is a path. A file has no password.
+        let parts = [Some(url.path()), url.query(), url.fragment()];
+        if url.host_str().is_some_and(|host| !host.is_empty())
+            && parts.into_iter().flatten().any(|part| part.contains('@'))
+        {
+            return Err(Error::invalid(format!("the URL of {} has an `@` behind its host; {ENCODE}", a(store))));
+        }
+        let mut parsed = Self { url, store, parameters: Vec::new(), known: Vec::new() };
+        for (name, value) in parsed.url.query_pairs() {
+            if parsed.parameters.iter().any(|(other, _)| *other == name) {
+                return Err(Error::invalid(format!("the URL of {} gives {} twice", a(store), parsed.shown(&name))));
+            }
+            parsed.parameters.push((name.into_owned(), value.into_owned()));
+        }
+        Ok(parsed)
     }
 
     /// Splits a URL of several hosts, `scheme://user@host1:1,host2:2/path`, which is no URL. Returns the URL with its first host alone,
@@ -115,6 +129,15 @@ impl StoreUrl {
         Err(Error::invalid(format!("`{name}` is {}, not `{text}`", words.join(" or "))))
     }
 
+    /// A parameter, for an error. Not its name if that may be a part of a password: `pass=a&b`, `server:///user:1?b@host`.
+    fn shown(&self, name: &str) -> String {
+        let has_at = self.url.query().is_some_and(|query| query.contains('@'));
+        match has_at || self.url.query_pairs().any(|(name, _)| is_secret(&name)) {
+            true => "parameter".to_owned(),
+            false => format!("parameter `{name}`"),
+        }
+    }
+
     /// The URL without its parameters, after the store has taken all that it knows.
     ///
     /// # Errors
@@ -124,9 +147,8 @@ impl StoreUrl {
         let store = self.store;
         if let Some((unknown, _)) = self.parameters.first() {
             let known: Vec<_> = self.known.iter().map(|name| format!("`{name}`")).collect();
-            let text =
-                format!("unknown parameter `{unknown}` in the URL of {}: there are {}", a(store), known.join(", "));
-            return Err(Error::invalid(text));
+            let (unknown, known) = (self.shown(unknown), known.join(", "));
+            return Err(Error::invalid(format!("unknown {unknown} in the URL of {}: there are {known}", a(store))));
         }
         if self.url.fragment().is_some() {
             return Err(Error::invalid(format!("the URL of {} has no `#…`; a `#` in it is written `%23`", a(store))));
@@ -134,6 +156,50 @@ impl StoreUrl {
         self.url.set_query(None);
         Ok(self.url)
     }
+}
+
+/// How to write a password.
+const ENCODE: &str =
+    "in a password write `/` as `%2F`, `?` as `%3F`, `#` as `%23` and `@` as `%40`, and behind the host `@` as `%40`";
+
+/// Whether a parameter of this name may have a password as its value.
+fn is_secret(name: &str) -> bool {
+    name.to_ascii_lowercase().contains("pass")
+}
+
+/// A URL of any store, for people: without a password, and without what may be a part of one if the URL is malformed. A URL of several
+/// hosts keeps them.
+pub fn without_password(text: &str) -> String {
+    const HIDDEN: &str = "***";
+    let shown = || {
+        let (first, others) = StoreUrl::split_hosts(text, "store").ok()?;
+        let mut url = StoreUrl::parse(&first, "store", &[&format!("{}://", first.split_once(':')?.0)]).ok()?.url;
+        // Without a host the rest is the path of a file, or `server:///user:password@host`.
+        if url.host_str().is_none_or(str::is_empty) && !matches!(url.scheme(), "sqlite" | "redis+unix") {
+            return None;
+        }
+        match (url.username(), url.password()) {
+            ("", None) => {}
+            (user, password) => {
+                // `redis://password@host` is a common mistake.
+                let hides_user = password.is_none() || user.contains('%');
+                // They fail only for a URL without a host, which has neither.
+                let _ = url.set_password(password.is_some().then_some(HIDDEN));
+                let _ = if hides_user { url.set_username(HIDDEN) } else { Ok(()) };
+            }
+        }
+        url.set_fragment(None);
+        let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+        if let Some(at) = pairs.iter().position(|(name, _)| is_secret(name)) {
+            url.query_pairs_mut().clear().extend_pairs(&pairs[..at]).append_pair(&pairs[at].0, HIDDEN);
+        }
+        let mut shown = String::from(url);
+        let begin = shown.find("://")? + 3;
+        let end = shown[begin..].find(['/', '?']).map_or(shown.len(), |at| begin + at);
+        shown.insert_str(end, &others.iter().map(|host| format!(",{host}")).collect::<String>());
+        Some(shown)
+    };
+    shown().unwrap_or_else(|| HIDDEN.to_owned())
 }
 
 impl std::fmt::Debug for StoreUrl {
@@ -230,6 +296,31 @@ mod tests {
     }
 
     #[test]
+    fn a_shown_url_has_no_password() {
+        for (url, shown) in [
+            ("redis://u:hunter2@host:7000/1?prefix=a", "redis://u:***@host:7000/1?prefix=a"),
+            ("redis://hunter2@host", "redis://***@host"),
+            ("redis://hunter2@x:hunter2@host", "redis://***:***@host"),
+            ("redis+unix:///run/r.sock?user=u&pass=hunter2&hunter2=1", "redis+unix:///run/r.sock?user=u&pass=***"),
+            ("mysql://host/app?Password=hunter2", "mysql://host/app?Password=***"),
+            ("sqlite:///var/a@b/locks.db?timeout=2s", "sqlite:///var/a@b/locks.db?timeout=2s"),
+            ("zk://u:hunter2@one:1,two,three/locks?tick=1s", "zk://u:***@one:1,two,three/locks?tick=1s"),
+            ("mysql://u:hunter2@host/app#hunter2", "mysql://u:***@host/app"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
+        for url in [
+            "mysql:u:hunter2@host/app",
+            "mysql:///u:hunter2@host/app",
+            "hunter2",
+            "zk://u:hunter2@one,,two",
+            "zk://u:1/hunter2@one",
+        ] {
+            assert_eq!(without_password(url), "***", "{url}");
+        }
+    }
+
+    #[test]
     fn durations_have_a_unit_and_are_not_zero() {
         for (text, ms) in [("250ms", 250), ("5s", 5_000), ("10m", 600_000), ("2h", 7_200_000), ("1h 30m", 5_400_000)] {
             assert_eq!(parse_duration("ttl", text).unwrap(), Duration::from_millis(ms), "{text}");
@@ -275,6 +366,13 @@ mod tests {
             ),
             ("store://u:hunter2@host?mode=three", "`mode` is `one` or `two`, not `three`"),
             ("store://u:hunter2@host?timeout=1s&timeout=2s", "`timeout` twice"),
+            ("store:u:hunter2@host", "`//` is missing after `store:` in the URL of a store"),
+            ("store://u:1/hunter2@host", "an `@` behind its host; in a password write `/` as `%2F`"),
+            ("store://u:1?hunter2@host", "an `@` behind its host"),
+            ("store://u:1#hunter2@host", "an `@` behind its host"),
+            ("store://u:x#hunter2@host", "invalid port number; in a password write"),
+            ("store://host?pass=a&hunter2", "unknown parameter in the URL of a store: there are `timeout`"),
+            ("store://host?pass=a&hunter2&hunter2", "gives parameter twice"),
             ("store://u:hunter2@host?timeout=5", "`250ms`"),
             ("store://u:hunter2@host#part", "%23"),
         ] {
