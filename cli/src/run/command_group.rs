@@ -70,13 +70,14 @@ impl CommandGroup {
 
     /// Starts the command. The start message carries its standard input.
     pub(crate) fn start(&mut self) -> io::Result<()> {
-        let Some(start_socket) = self.start_socket.take() else { return Ok(()) };
+        let Some(start_socket) = &self.start_socket else { return Ok(()) };
         let stdin = io::stdin();
         let fds = [stdin.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&fds));
-        sendmsg(&start_socket, &[IoSlice::new(b"!")], &mut control, SendFlags::empty())?;
+        sendmsg(start_socket, &[IoSlice::new(b"!")], &mut control, SendFlags::empty())?;
+        self.start_socket = None;
         Ok(())
     }
 
@@ -112,6 +113,16 @@ impl CommandGroup {
     /// Whether no running process is left in the group. Call it after [`reap`](Self::reap).
     pub(crate) fn is_empty(&self) -> bool {
         test_kill_process_group(self.group).is_err() || only_zombies(self.group)
+    }
+}
+
+impl Drop for CommandGroup {
+    /// Reaps a launcher that was never told to start the command.
+    fn drop(&mut self) {
+        if self.start_socket.is_some() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
     }
 }
 

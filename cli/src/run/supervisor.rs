@@ -199,8 +199,6 @@ impl Supervisor {
         let bound = if self.options.on_lost == OnLost::Kill { left / 2 } else { Duration::MAX };
         let replaced = tokio::time::timeout(bound, watcher.replace()).await;
         if let Err(error) = replaced.unwrap_or_else(|late| Err(late.into())) {
-            // A stopped watcher would see the closed pipe after CONT, and kill the group.
-            watcher.kill();
             self.watcher = None;
             let text = format!(
                 "the watcher ended and cannot be replaced ({error}): if leasehold gets KILL, the command continues"
@@ -263,9 +261,7 @@ impl Supervisor {
             }
         }
         // The kernel gives the group's id to no other process until the command is reaped, so no other process can be killed.
-        if let Some(watcher) = &mut self.watcher {
-            watcher.dismiss();
-        }
+        self.watcher = None;
         self.command.reap();
     }
 }

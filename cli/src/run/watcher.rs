@@ -18,7 +18,7 @@ const START_BOUND: Duration = Duration::from_secs(10);
 /// The least change of the deadline that is sent. A smaller one comes from reading two clocks.
 const NOISE: Duration = Duration::from_millis(5);
 
-/// A process that ends the command when this one is killed or stopped. See [`watcher_process`](super::watcher_process).
+/// A process that ends the command when this one is killed or stopped, until it is dropped. See [`watcher_process`](super::watcher_process).
 #[derive(Debug)]
 pub(crate) struct Watcher {
     process: Child,
@@ -94,13 +94,6 @@ impl Watcher {
         self.order(&format!("deadline {deadline}\n"))
     }
 
-    /// Makes it exit without killing the group.
-    pub(crate) fn dismiss(&mut self) {
-        if self.order("done\n").is_err() {
-            self.kill();
-        }
-    }
-
     /// Starts another watcher in its place, with the same group and without a deadline.
     pub(crate) async fn replace(&mut self) -> io::Result<()> {
         let mut other = Self::start()?;
@@ -108,20 +101,21 @@ impl Watcher {
         if let Some(group) = self.group {
             other.set_group(group)?;
         }
-        // Before its pipe closes, which would make it kill the group.
-        self.kill();
         *self = other;
         Ok(())
-    }
-
-    /// Kills it, so that it does not kill the group.
-    pub(crate) fn kill(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 
     fn order(&self, line: &str) -> io::Result<()> {
         // A pipe takes a short line whole or not at all.
         Ok(rustix::io::write(&self.orders, line.as_bytes()).map(|_| ())?)
+    }
+}
+
+impl Drop for Watcher {
+    /// Kills it before its pipe closes, which would make it kill the group, and reaps it: the first process of a container may reap
+    /// nothing.
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

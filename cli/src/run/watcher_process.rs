@@ -4,14 +4,14 @@
 //! its own session. The copy reads orders from a pipe whose other end only the run has:
 //!
 //! - `group 1234`: kill the process group 1234 when the pipe closes;
-//! - `deadline 987654321`: kill it also when the clock since boot passes that many nanoseconds;
-//! - `done`: exit without killing it.
+//! - `deadline 987654321`: kill it also when the clock since boot passes that many nanoseconds.
+//!
+//! The run kills the watcher when the command has ended.
 //!
 //! The watcher reads what the run has written even if the run is dead by then. The run sends the group before the command starts, so
 //! the command never runs without a watcher.
 
 use std::io::{self, Write as _};
-use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::run::signals::block_all;
 /// The longest sleep before a deadline: timers stop while the machine is suspended, the clock does not.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// Runs until it reads `done` or has killed the group.
+/// Runs until it has killed the group.
 pub(crate) fn watcher_process() -> ExitCode {
     match begin().and_then(|()| follow_orders()) {
         Ok(()) => Exit::Success.into(),
@@ -64,12 +64,8 @@ fn follow_orders() -> io::Result<()> {
         let mut bytes = [0; 512];
         match rustix::io::read(&stdin, &mut bytes) {
             Err(rustix::io::Errno::INTR) => {}
-            Ok(read @ 1..) => {
-                if orders.read(&bytes[..read]).is_break() {
-                    return Ok(());
-                }
-            }
-            // The run has ended without `done`.
+            Ok(read @ 1..) => orders.read(&bytes[..read]),
+            // The run has ended.
             Ok(0) | Err(_) => {
                 orders.kill();
                 return Ok(());
@@ -87,7 +83,7 @@ struct Orders {
 }
 
 impl Orders {
-    fn read(&mut self, bytes: &[u8]) -> ControlFlow<()> {
+    fn read(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
         while let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.unread.drain(..=end).collect();
@@ -95,11 +91,9 @@ impl Orders {
             match line.split_once(' ') {
                 Some(("group", group)) => self.group = group.parse().ok().and_then(Pid::from_raw),
                 Some(("deadline", deadline)) => self.deadline = deadline.parse().ok(),
-                _ if line == "done" => return ControlFlow::Break(()),
                 _ => {}
             }
         }
-        ControlFlow::Continue(())
     }
 
     fn is_overdue(&self) -> bool {
@@ -125,15 +119,14 @@ mod tests {
     fn orders_arrive_in_pieces_and_the_last_deadline_counts() {
         let mut orders = Orders::default();
         assert_eq!(orders.sleep(), None);
-        assert_eq!(orders.read(b"group 12"), ControlFlow::Continue(()));
+        orders.read(b"group 12");
         assert_eq!(orders.group, None);
-        assert_eq!(orders.read(b"34\ndeadline 1\n"), ControlFlow::Continue(()));
+        orders.read(b"34\ndeadline 1\n");
         assert_eq!(orders.group, Pid::from_raw(1234));
         assert!(orders.is_overdue());
         let later = Deadline::after(Duration::from_secs(60));
-        assert_eq!(orders.read(format!("deadline {later}\n").as_bytes()), ControlFlow::Continue(()));
+        orders.read(format!("deadline {later}\n").as_bytes());
         assert!(!orders.is_overdue());
         assert_eq!(orders.sleep(), Some(LONGEST_SLEEP));
-        assert_eq!(orders.read(b"done\ngroup 1\n"), ControlFlow::Break(()));
     }
 }

@@ -46,3 +46,4 @@ mod signals;
 mod store;
 mod terminal;
 mod unreachable;
+mod zombies;

@@ -189,12 +189,15 @@ pub(crate) fn group(id: u32) -> u32 {
 
 /// Its child processes with this name.
 pub(crate) fn children(id: u32, name: &str) -> Vec<u32> {
+    let has_name =
+        |&child: &u32| std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|comm| comm.trim_end() == name);
+    all_children(id).into_iter().filter(has_name).collect()
+}
+
+/// All its child processes, also those that are zombies.
+pub(crate) fn all_children(id: u32) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let is_child = |&child: &u32| {
-        field(child, 1) == Some(id.to_string())
-            && std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|comm| comm.trim_end() == name)
-    };
-    all.filter(is_child).collect()
+    all.filter(|&child| field(child, 1) == Some(id.to_string())).collect()
 }
 
 /// The watcher of a run.
