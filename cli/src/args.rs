@@ -246,6 +246,10 @@ pub(crate) struct Run {
     #[arg(long, short = 'E', value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
 
+    /// Print no message if another client holds the lock: the exit code says it. `-E 0` implies it
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+
     /// Run this text with `/bin/sh -c`, instead of a command after `--`
     #[arg(long = "command", short = 'c', value_name = "TEXT", conflicts_with = "command")]
     pub(crate) shell_text: Option<OsString>,
@@ -263,6 +267,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Whether a conflict is no news: cron mails everything that a job prints.
+    pub(crate) fn is_conflict_silent(&self) -> bool {
+        self.quiet || self.conflict_exit_code == Some(0)
+    }
+
     /// The command and its arguments, whichever way they were given.
     pub(crate) fn words(&self) -> Vec<OsString> {
         match &self.shell_text {

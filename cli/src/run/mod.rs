@@ -84,6 +84,7 @@ pub(crate) async fn run(store: &Store, args: &Run, options: RunOptions, output: 
     let guard = match wait::acquire(&client, args, &options, &mut signals, output).await {
         Ok(guard) => guard,
         Err(NotStarted::Failed(failure)) => return Err(failure),
+        Err(NotStarted::Skipped(exit)) => return Ok(exit),
         Err(NotStarted::Interrupted(signal)) => return Ok(Exit::Signal(signal.as_raw())),
     };
     match prepare(store, args, options, (signals, watcher), (client, guard), output).await {

@@ -21,6 +21,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Why a run ends before its command starts.
 pub(crate) enum NotStarted {
     Failed(Failure),
+    /// Another client holds the lock, and the user does not want to read that.
+    Skipped(Exit),
     /// By a signal.
     Interrupted(Signal),
 }
@@ -42,7 +44,7 @@ pub(crate) async fn acquire(
     let signal = tokio::select! {
         biased;
         signal = signals.next_termination() => signal,
-        guard = wait(client, args, options) => return Ok(guard?),
+        guard = wait(client, args, options) => return guard,
         never = show_progress(client, args, output) => match never {},
     };
     // The acquire was dropped. The client withdraws its claim in the background.
@@ -54,7 +56,7 @@ pub(crate) async fn acquire(
     Err(NotStarted::Interrupted(signal))
 }
 
-async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<LockGuard, Failure> {
+async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<LockGuard, NotStarted> {
     let mut lock = client.lock(&args.name).ttl(options.ttl).wait(args.wait);
     if let Some(max_hold) = args.max_hold {
         lock = lock.max_hold(max_hold);
@@ -63,7 +65,7 @@ async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<L
         lock = lock.min_hold(min_hold);
     }
     if args.no_wait {
-        return match lock.try_acquire().await? {
+        return match lock.try_acquire().await.map_err(Failure::from)? {
             Some(guard) => Ok(guard),
             None => Err(conflict(client, args, "holds the lock or waits for it, and --no-wait was given").await),
         };
@@ -73,17 +75,20 @@ async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<L
             Err(conflict(client, args, &format!("held the lock for the whole wait of {}", format_wait(args.wait)))
                 .await)
         }
-        other => Ok(other?),
+        other => Ok(other.map_err(Failure::from)?),
     }
 }
 
-async fn conflict(client: &LockClient, args: &Run, how: &str) -> Failure {
+async fn conflict(client: &LockClient, args: &Run, how: &str) -> NotStarted {
+    let exit = args.conflict_exit_code.map_or(Exit::Held, Exit::HeldAs);
+    if args.is_conflict_silent() {
+        return NotStarted::Skipped(exit);
+    }
     let now = match client.inspect(&args.name).await {
         Ok(seen) => LockReport::new(client, &args.name, seen).to_text(),
         Err(_) => format!("{}: the store does not say who holds it", printable(&args.name)),
     };
-    let exit = args.conflict_exit_code.map_or(Exit::Held, Exit::HeldAs);
-    Failure::new(exit, format!("another client {how}; nothing was run ({now})"))
+    Failure::new(exit, format!("another client {how}; nothing was run ({now})")).into()
 }
 
 /// Shows progress on the terminal until it is dropped.
