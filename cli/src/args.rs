@@ -48,22 +48,31 @@ pub(crate) struct Common {
     pub(crate) verbose: bool,
 }
 
+/// The name of the lock as an option. [`parse`] moves it to the field of the argument.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Named {
+    /// Name of the lock, also one that begins with `-`: for scripts, as in `--name="$name"`
+    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true, conflicts_with = "name")]
+    named: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Hold a lock while a command runs
     ///
     /// The command follows `--`, as in `leasehold run nightly -- ./report.sh --all`. It gets the fencing token in
-    /// LEASEHOLD_FENCING_TOKEN, the name of the lock in LEASEHOLD_NAME and the resolved URL of the store in LEASEHOLD_STORE. Put
-    /// another `--` before a name that begins with `-`: `leasehold run -- -nightly -- ./report.sh`.
+    /// LEASEHOLD_FENCING_TOKEN, the name of the lock in LEASEHOLD_NAME and the resolved URL of the store in LEASEHOLD_STORE. A script
+    /// with the name in a variable uses `leasehold run --name="$name" -- ./report.sh`, which takes every name.
     #[command(
         after_long_help = TABLE,
-        override_usage = "leasehold run [OPTIONS] <NAME> -- <CMD>...\n       leasehold run [OPTIONS] -- <-NAME> -- <CMD>..."
+        override_usage = "leasehold run [OPTIONS] <NAME> -- <CMD>...\n       leasehold run [OPTIONS] --name=<NAME> -- <CMD>..."
     )]
     Run(Run),
     /// Show who holds a lock
     ///
     /// This command only reads the store. A Redis user needs no more than the rules of `leasehold acl redis --read-only`. On SQLite,
     /// permission to read the file is enough.
+    #[command(override_usage = "leasehold status [OPTIONS] <NAME>\n       leasehold status [OPTIONS] --name=<NAME>")]
     Status(Status),
     /// List locks
     ///
@@ -74,11 +83,13 @@ pub(crate) enum Command {
     ///
     /// This command prints a line for each change. On a terminal it also shows the time left. It ends when it is interrupted, or
     /// when the program that reads its output ends. It only reads the store.
+    #[command(override_usage = "leasehold watch [OPTIONS] <NAME>\n       leasehold watch [OPTIONS] --name=<NAME>")]
     Watch(Watch),
     /// End the lease of the holder of a lock
     ///
     /// This command asks for confirmation first. It raises the fencing token. The old holder learns of it with its next renewal, or
     /// at once on etcd and ZooKeeper. It may still be writing until then.
+    #[command(override_usage = "leasehold break [OPTIONS] <NAME>\n       leasehold break [OPTIONS] --name=<NAME>")]
     Break(Break),
     /// Print the SQL that creates the tables of a SQL store
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
@@ -109,6 +120,17 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// The name of the lock: the argument and the option.
+    fn name(&mut self) -> Option<(&mut String, &mut Named)> {
+        match self {
+            Self::Run(Run { name, named, .. })
+            | Self::Status(Status { name, named, .. })
+            | Self::Watch(Watch { name, named, .. })
+            | Self::Break(Break { name, named, .. }) => Some((name, named)),
+            _ => None,
+        }
+    }
+
     /// Whether to print JSON.
     pub(crate) fn json(&self) -> bool {
         match self {
@@ -208,6 +230,9 @@ pub(crate) struct Run {
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) name: String,
 
+    #[command(flatten)]
+    pub(crate) named: Named,
+
     /// How long the lease lasts unless it is renewed, and so how long others wait after a crash
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub(crate) ttl: Duration,
@@ -294,7 +319,10 @@ pub(crate) enum OnLost {
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     /// Name of the lock
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// Exit with 1 if the lock is free
     #[arg(long)]
     pub(crate) exit_code: bool,
@@ -322,7 +350,10 @@ pub(crate) struct Ls {
 #[derive(Args, Debug)]
 pub(crate) struct Watch {
     /// Name of the lock
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// How often to read the store
     #[arg(long, value_name = "DURATION", value_parser = interval, default_value = "500ms")]
     pub(crate) every: Duration,
@@ -334,7 +365,10 @@ pub(crate) struct Watch {
 #[derive(Args, Debug)]
 pub(crate) struct Break {
     /// Name of the lock
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
@@ -362,23 +396,29 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = command();
     let parsed = command.try_get_matches_from_mut(arguments)?;
     let mut cli = Cli::from_arg_matches(&parsed).map_err(|error| error.format(&mut command))?;
-    if let Command::Run(run) = &mut cli.command
-        && run.name.is_empty()
-    {
-        // `run -- -NAME -- CMD`: clap takes everything after the first `--` as the command.
-        match &run.command[..] {
-            [name, dashes, _, ..] if name.to_string_lossy().starts_with('-') && dashes == "--" => {
-                let not_text = |_| command.error(ClapErrorKind::InvalidUtf8, "the name of the lock is not valid UTF-8");
-                run.name = name.clone().into_string().map_err(not_text)?;
-                run.command.drain(..2);
-            }
-            _ => {
-                let text = "the name of the lock, <NAME>, is missing or empty";
-                return Err(command.error(ClapErrorKind::MissingRequiredArgument, text));
-            }
+    if let Some((name, Named { named })) = cli.command.name() {
+        let has_option = named.is_some();
+        *name = named.take().unwrap_or_else(|| std::mem::take(name));
+        if name.is_empty() && (has_option || !take_name_from_words(&mut command, &mut cli.command)?) {
+            let text = "the name of the lock, <NAME>, is missing or empty";
+            return Err(command.error(ClapErrorKind::MissingRequiredArgument, text));
         }
     }
     Ok(cli)
+}
+
+/// Takes the name from `run -- -NAME -- CMD`: clap takes everything after the first `--` as the command.
+fn take_name_from_words(command: &mut clap::Command, parsed: &mut Command) -> Result<bool, clap::Error> {
+    let Command::Run(run) = parsed else { return Ok(false) };
+    match &run.command[..] {
+        [name, dashes, _, ..] if name.to_string_lossy().starts_with('-') && dashes == "--" => {
+            let not_text = |_| command.error(ClapErrorKind::InvalidUtf8, "the name of the lock is not valid UTF-8");
+            run.name = name.clone().into_string().map_err(not_text)?;
+            run.command.drain(..2);
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
 }
 
 /// The longest duration, and the meaning of `forever`: ten years.
@@ -492,6 +532,31 @@ mod tests {
         }
         let Command::Status(status) = parse(&["status", "--", "-x"]).unwrap().command else { panic!("no status") };
         assert_eq!(status.name, "-x");
+        // `--name=NAME` takes every name.
+        for name in ["x", "-x", "--", "--help", "-h", "--ttl", "--name=y", "a\nb", "-", " "] {
+            let option = format!("--name={name}");
+            for args in [&["run", &*option, "--", "echo", "--name=z"][..], &["run", "--name", name, "-c", "echo"]] {
+                let Command::Run(run) = parse(args).unwrap().command else { panic!("{args:?}") };
+                assert_eq!(
+                    (&*run.name, &*run.words()[0] == "echo" || run.shell_text.is_some()),
+                    (name, true),
+                    "{args:?}"
+                );
+            }
+            for subcommand in ["status", "watch", "break"] {
+                let mut parsed = parse(&[subcommand, "--json", &option]).unwrap().command;
+                assert_eq!(parsed.name().unwrap().0, name, "{subcommand}");
+            }
+        }
+        for args in [
+            &["run", "--name=", "--", "-x", "--", "echo"][..],
+            &["run", "--name", "", "--", "echo"],
+            &["status", "--name="],
+            &["break"],
+        ] {
+            assert_eq!(parse(args).unwrap_err().kind(), ClapErrorKind::MissingRequiredArgument, "{args:?}");
+        }
+        assert_eq!(parse(&["status", "x", "--name=y"]).unwrap_err().kind(), ClapErrorKind::ArgumentConflict);
         // A name without a dash comes before the first `--`: here the name is missing.
         for args in [&["run", "--", "git", "--", "x"][..], &["run", "--", "-x", "--"], &["run", "--", "-x"]] {
             assert_eq!(parse(args).unwrap_err().kind(), ClapErrorKind::MissingRequiredArgument, "{args:?}");

@@ -27,7 +27,10 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "A lock on one machine, for a service or for several users:",
                 "leasehold run import --store sqlite:///var/lib/app/locks.db -- ./import",
             ),
-            ("A name that begins with a dash:", "leasehold run -- -nightly -- ./report.sh"),
+            (
+                "A script with the name in a variable, whatever the name begins with:",
+                "leasehold run --name=\"$name\" -- ./report.sh",
+            ),
         ],
     ),
     (

@@ -106,3 +106,25 @@ fn a_name_may_begin_with_a_dash() {
         assert_eq!(outcome(&store, args).0, 0, "{args:?}");
     }
 }
+
+#[test]
+fn one_form_takes_every_name_of_a_variable() {
+    let store = Store::any();
+    for name in ["x", "-x", "--", "--help", "-", "a\nb", "a b", "$(touch ran)"] {
+        let script = r#""$LEASEHOLD" run --name="$n" -- sh -c 'printf %s "$LEASEHOLD_NAME"; "$LEASEHOLD" status --name="$n" --json' &&
+            "$LEASEHOLD" break --name="$n" --yes --json"#;
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).current_dir(store.folder()).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"));
+        let (code, stdout, stderr) = outcome_of(&output(shell.env("n", name).env("LEASEHOLD_STORE", store.url())));
+        assert_eq!((code, &*stderr), (0, ""), "{name:?}");
+        let rest = stdout.strip_prefix(name).unwrap_or_else(|| panic!("{name:?}: {stdout}"));
+        let lines: Vec<serde_json::Value> = rest.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines.len() == 2 && lines.iter().all(|line| line["name"] == name), "{name:?}: {rest}");
+        assert_eq!(lines[0]["held"], true, "{rest}");
+    }
+    for args in [&["run", "--name=", "--", "touch", "ran"][..], &["status", "--name="], &["break", "--name", ""]] {
+        let (code, _, stderr) = outcome(&store, args);
+        assert!(code == 2 && stderr.contains("missing or empty"), "{args:?}: {stderr}");
+    }
+    assert!(!store.file("ran").exists());
+}
