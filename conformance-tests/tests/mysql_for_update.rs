@@ -12,6 +12,7 @@ mod mysql_for_update {
     mod fence;
     mod fixture;
     mod full_disk;
+    mod idle_limits;
     mod locked_rows_for_update;
     mod purge;
     mod record_for_update;

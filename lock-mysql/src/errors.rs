@@ -203,6 +203,11 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
             Unsupported,
             "a table of Leasehold is not that of this version: compare it with `leasehold schema mysql`",
         ),
+        (
+            &[1231],
+            Unsupported,
+            "the server refuses a setting of the connection: it has a lower maximum (an option `maximum-…`) than a lock needs",
+        ),
         (&[1064, 1305, 1193], Unsupported, "the server is too old: MySQL 8.0 or MariaDB 10.6 is needed"),
     ]
 };

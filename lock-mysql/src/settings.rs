@@ -76,6 +76,9 @@ pub struct Settings {
     /// The most locks that this client holds or waits for at once. Each takes a connection. Default 64, 1 to 10,000. Only for
     /// [`Strategy::ForUpdate`].
     pub locks: usize,
+    /// The longest time for which the connection of a lease is not used: the lease ends when something on the path closes a connection
+    /// that seems to be idle. Default 3 s, 1 s to 1 h. Only for [`Strategy::ForUpdate`].
+    pub keepalive: Duration,
     /// What to do after another server has taken the place of this one, or a restart that may have lost data.
     pub on_restart: OnRestart,
 }
@@ -91,6 +94,7 @@ impl Default for Settings {
             wakeup: Wakeup::default(),
             strategy: Strategy::default(),
             locks: 64,
+            keepalive: Duration::from_secs(3),
             on_restart: OnRestart::default(),
         }
     }
@@ -105,6 +109,9 @@ impl Settings {
         }
         if !(1..=10_000).contains(&self.locks) {
             return Err(Error::invalid(format!("`locks` is 1 to 10000, not {}", self.locks)));
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&self.keepalive) {
+            return Err(Error::invalid(format!("`keepalive` is 1s to 1h, not {:?}", self.keepalive)));
         }
         if self.strategy == Strategy::ForUpdate && self.wakeup != Wakeup::Poll {
             return Err(Error::invalid(
@@ -149,6 +156,11 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
             settings.locks =
                 text.parse().map_err(|_| Error::invalid(format!("`locks` is 1 to 10000, not `{text}`")))?;
         }
+    }
+    match (url.take_duration("keepalive")?, settings.strategy) {
+        (None, _) => {}
+        (Some(_), Strategy::Row) => return Err(Error::invalid("`keepalive` is for `strategy=for-update`")),
+        (Some(keepalive), Strategy::ForUpdate) => settings.keepalive = keepalive,
     }
     settings.on_restart = OnRestart::take(&mut url)?;
     let files = ["ca", "cert", "key"].map(|name| url.take(name));
@@ -273,6 +285,8 @@ mod tests {
             ("mysql://u:hunter2@localhost/locks?strategy=rows", "`for-update`"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&locks=0", "1 to 10000"),
             ("mysql://u:hunter2@localhost/locks?locks=7", "`strategy=for-update`"),
+            ("mysql://u:hunter2@localhost/locks?keepalive=7s", "`strategy=for-update`"),
+            ("mysql://u:hunter2@localhost/locks?strategy=for-update&keepalive=500ms", "1s to 1h"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&restart=trust", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&wakeup=get_lock", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),

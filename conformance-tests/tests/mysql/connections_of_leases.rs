@@ -1,16 +1,20 @@
 //! A lease that is kept by a connection: who ends the connection, and what follows.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::mysql::{MySqlBackend, grants};
-use leasehold_conformance::Route;
-use leasehold_core::{ErrorKind, LockClient, LossReason};
+use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
+use leasehold_conformance::{Direct, Fixture, Route, Tamper};
+use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest};
+use leasehold_core::{ErrorKind, LockClient, LockName, LossReason};
 
+use super::idle_limits::url_by;
 use super::record_for_update::{HOLDER, WAITS};
 use super::resource_counts::CLIENTS;
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
-use super::support::{SOON, Stopwatch, case, client, eventually, hold};
+use super::support::{SOON, Stopwatch, case, client, eventually, hold, own_servers};
 
 /// The connection that holds the only lock.
 fn holder(fixture: &MySqlFixture) -> String {
@@ -144,5 +148,142 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
         let next = tokio::time::timeout(SOON, waiting).await.expect("it is free").expect("no panic");
         assert!(next.fencing_token() > raised);
         fixture.execute(&format!("DROP USER {account}"));
+    });
+}
+
+/// A lease that lasts for longer than a renewal requests is not prolonged. The connection is gone all the same.
+#[test]
+fn a_renewal_that_prolongs_nothing_reports_the_end_of_the_connection() {
+    case(async |fixture| {
+        let ann = Direct::new(&fixture, Route::Clear).await;
+        let name = LockName::new("not prolonged").expect("a name");
+        let claim = ann.claim(&name);
+        let place = ann.granted(&claim, Duration::from_secs(20)).await.confirmation.place;
+        let renew = async || ann.renew(RenewRequest::new(claim.clone(), place, Duration::from_secs(1))).await;
+        assert!(matches!(renew().await, RenewReply::Renewed(_)));
+        fixture.tamper(&name, Tamper::Remove).await.expect("supported");
+        let reply = renew().await;
+        assert!(matches!(reply, RenewReply::Lost), "{reply:?}");
+    });
+}
+
+/// The first attempt of a claim has locked the row on a connection whose end the server does not see. The claim waits behind it on another
+/// one, and gives up.
+#[test]
+fn a_withdrawal_ends_the_connections_of_earlier_attempts() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        let proxy = FaultProxy::start(fixture.server().addr()).expect("a proxy");
+        let url = url_by(&fixture, &proxy, "");
+        let ann = Direct::attach(Arc::new(MySqlBackend::connect(&url).await.expect("a backend")));
+        let [warm, claim] = ["warm", "earlier"].map(|name| ann.claim(&LockName::new(name).expect("a name")));
+        ann.granted(&warm, SOON).await;
+        ann.release(&warm, Delivery::Confirmed).await.expect("a release");
+        for fault in [Fault::LoseReplies, Fault::HalfOpen] {
+            proxy.apply_to(fault, Reach::Open);
+        }
+        assert!(ann.acquire(&claim, SOON).await.is_err(), "the reply is lost");
+        let waits = ann.acquire(&claim, SOON).await;
+        assert!(matches!(waits, Ok(AcquireOutcome::Queued { .. })), "{waits:?}");
+        assert_eq!(
+            Stored(&*fixture.server()).transactions(),
+            2,
+            "the first connection has the row, and the second waits"
+        );
+        // Its connections for calls are broken too.
+        let inspect = || ann.backend().extensions().inspect.expect("supported");
+        while inspect().inspect(claim.name()).await.is_err() {}
+        while ann.release(&claim, Delivery::InDoubt).await.is_err() {}
+        let server = fixture.server();
+        assert_eq!(Stored(&*server).transactions(), 0, "a connection of the claim still has a transaction");
+    });
+}
+
+/// `FLUSH TABLES WITH READ LOCK` waits for the waiter, and every writer of the server for that statement.
+#[test]
+fn a_waiter_does_not_stop_the_writers_of_the_server() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        fixture.execute("CREATE TABLE other (number INT)");
+        let (ann, bob) = (client(&fixture, SOON).await, client(&fixture, SOON).await);
+        let guard = hold(&ann, "flushed").await;
+        let lock = bob.lock("flushed").wait(SOON * 2);
+        let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
+        let waits = format!("SELECT 1 FROM {CLIENTS} AND {WAITS}");
+        eventually("bob waits", || Stored(&*fixture.server()).query(&waits).len() == 1).await;
+        let [operator, writer] = [(); 2].map(|()| fixture.server().side().expect("a connection"));
+        let stopwatch = Stopwatch::start();
+        let flushed = tokio::task::spawn_blocking(move || {
+            operator.query("FLUSH TABLES WITH READ LOCK").expect("it waits for one slice");
+            operator
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let insert = format!("INSERT INTO {}.other VALUES (1)", fixture.names().0);
+        let written = tokio::task::spawn_blocking(move || writer.query(&insert).expect("it waits for the operator"));
+        let operator = flushed.await.expect("no panic");
+        stopwatch.within(Duration::from_millis(1500), "the operator waits for one slice of a waiter");
+        // A release goes on, and a grant waits.
+        guard.release().await.expect("a release");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!waiting.is_finished() && !written.is_finished(), "the tables are locked");
+        operator.query("UNLOCK TABLES").expect("its own lock");
+        written.await.expect("no panic");
+        drop(tokio::time::timeout(SOON, waiting).await.expect("bob still waits").expect("no panic"));
+    });
+}
+
+/// The row may have been handed to a waiter that gives up at this moment.
+#[test]
+fn waiters_that_give_up_together_do_not_delay_the_next_one() {
+    case(async |fixture| {
+        let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, client(&fixture, SOON).await);
+        let ann = Arc::new(ann);
+        for round in 0..3 {
+            let name = LockName::new(format!("given up {round}")).expect("a name");
+            let holder = ann.claim(&name);
+            ann.granted(&holder, SOON).await;
+            let claims: Vec<_> = (0..200).map(|_| ann.claim(&name)).collect();
+            let mut tasks = tokio::task::JoinSet::new();
+            for claim in claims.iter().cloned() {
+                let ann = ann.clone();
+                tasks.spawn(async move { drop(ann.acquire(&claim, SOON).await) });
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            tasks.shutdown().await;
+            for claim in claims {
+                let ann = ann.clone();
+                tasks.spawn(async move { while ann.release(&claim, Delivery::InDoubt).await.is_err() {} });
+            }
+            tokio::task::yield_now().await;
+            let stopwatch = Stopwatch::start();
+            ann.release(&holder, Delivery::Confirmed).await.expect("a release");
+            drop(hold(&bob, name.as_str()).await);
+            stopwatch.within(Duration::from_millis(700), &format!("round {round}: the next one holds"));
+            while let Some(done) = tasks.join_next().await {
+                done.expect("no panic");
+            }
+        }
+    });
+}
+
+/// Another program has locked the row for a moment, so nobody has its named lock, and the claim asks whether it waits.
+#[test]
+fn nothing_is_asked_when_nothing_is_held() {
+    case(async |fixture| {
+        let ann = client(&fixture, SOON).await;
+        hold(&ann, "asked").await.release().await.expect("a release");
+        let other = fixture.server().side().expect("a connection");
+        let (database, row) = (fixture.names().0, "SELECT 1 FROM leasehold_for_update WHERE name = 'asked' FOR UPDATE");
+        other.query(&format!("USE {database}; BEGIN; {row}")).expect("it is free");
+        let lock = ann.lock("asked");
+        let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        other.query("COMMIT").expect("a transaction");
+        waiting.await.expect("no panic").release().await.expect("a release");
+        let asked = || Stored(&*fixture.server()).status("Com_select");
+        let before = asked();
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        let selects = asked() - before;
+        assert!(selects <= 3, "{selects} queries in 700 ms");
     });
 }

@@ -8,6 +8,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
+use super::statements::LIMITS;
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::rows::get;
@@ -48,6 +49,10 @@ impl<'a> Connection<'a> {
         let is_on = |name| fact(name).is_some_and(|value: String| !matches!(&*value, "" | "OFF" | "0"));
         if is_on("wsrep_on") || is_on("group_replication_group_name") {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unsupported, CLUSTER)));
+        }
+        if let Some(limit) = LIMITS.iter().find(|limit| fact(limit).is_some_and(|value| !is_zero(&value))) {
+            let text = format!("{LIMITED}: `{limit}`");
+            return Err(Failure::NotSent(Error::new(ErrorKind::Unsupported, text)));
         }
         let id = session.id;
         let number = |name| fact(name).and_then(|it: String| it.parse::<u64>().ok());
@@ -104,6 +109,27 @@ impl<'a> Connection<'a> {
         self.checkout.put_back();
     }
 
+    /// Returns the connection to the pool, unless `may_return` denies it.
+    pub(super) fn put_back_if(self, may_return: impl FnOnce() -> bool) {
+        if may_return() {
+            self.put_back();
+        }
+    }
+
+    /// As [`Self::end`], of a lease. Sets `was_held` when the server has replied to the first statement: the row was still locked then.
+    pub(super) async fn release(
+        mut self,
+        statements: &str,
+        was_held: &AtomicBool,
+        may_return: impl FnOnce() -> bool,
+        until: Instant,
+    ) -> Result<(), Failure> {
+        let note = |_: &MySqlRow| was_held.store(true, Ordering::Relaxed);
+        self.checkout.fetch_text_noting(format!("SELECT 1; {statements}"), note, until).await?;
+        self.put_back_if(may_return);
+        Ok(())
+    }
+
     /// Runs the statements that end the transaction, and returns the connection to the pool unless `may_return` denies it.
     pub(super) async fn end(
         mut self,
@@ -112,15 +138,20 @@ impl<'a> Connection<'a> {
         until: Instant,
     ) -> Result<(), Failure> {
         self.checkout.execute_text(statements, until).await?;
-        if may_return() {
-            self.checkout.put_back();
-        }
+        self.put_back_if(may_return);
         Ok(())
     }
 }
 
 const CLUSTER: &str = "`strategy=for-update` needs one server that accepts writes: the nodes of Galera and of group replication do not \
      share the locks of rows. Use `strategy=row`";
+
+const LIMITED: &str = "`strategy=for-update` needs connections whose transactions may be idle and whose statements may take long, and this one \
+     has a limit, which the client could not set to 0: is there a proxy in between?";
+
+fn is_zero(limit: &str) -> bool {
+    limit.parse::<f64>() == Ok(0.0)
+}
 
 /// The value of a row with a name and a value.
 fn value(row: &MySqlRow, name: &str) -> Option<String> {

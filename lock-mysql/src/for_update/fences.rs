@@ -66,10 +66,16 @@ pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant)
     Ok(get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
 }
 
-/// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time.
-pub(super) async fn waits(pool: &Pool, statement: String, until: Instant) -> Result<bool, Failure> {
+/// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time, or when nobody
+/// needs to know any more.
+pub(super) async fn waits(
+    pool: &Pool,
+    statement: String,
+    is_needed: impl Fn() -> bool,
+    until: Instant,
+) -> Result<bool, Failure> {
     let mut pause = FIRST_PAUSE;
-    while Instant::now() + pause < until {
+    while is_needed() && Instant::now() + pause < until {
         let mut connection = pool.checkout(until).await?;
         let rows = connection.fetch_text(statement.clone(), until).await;
         connection.put_back();

@@ -5,6 +5,7 @@
 mod admin;
 mod connection;
 mod fences;
+mod hold;
 pub(crate) mod purge;
 mod slot;
 mod statements;
@@ -231,16 +232,14 @@ impl LockBackend for ForUpdate {
                 _ => return Ok(ReleaseOutcome::NotHeld),
             }
         }
-        if let (Some(handle), Phase::Waiting) = (&handle, &phase)
-            && self.cancel(handle, until).await?
-        {
-            slot.clear(handle);
-            return Ok(ReleaseOutcome::Released);
-        }
         // A statement of the connection may be in flight.
         let (stale, pool) = (slot.stale(), self.connections.calls()?);
         let mut outcome = ReleaseOutcome::NotHeld;
-        if let Some(handle) = &handle {
+        if let (Some(handle), Phase::Waiting) = (&handle, &phase)
+            && self.cancel(handle, until).await?
+        {
+            outcome = ReleaseOutcome::Released;
+        } else if let Some(handle) = &handle {
             let existed = match handle.connection.condemn() {
                 // Before the task closes it: only then is it known whether it existed.
                 Some(endpoint) => fences::end(&pool, &endpoint, until).await,

@@ -217,3 +217,29 @@ impl Slot {
         self.handle().and_then(|handle| handle.connection.endpoint()).map(|endpoint| endpoint.id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise `KILL` would end the lease of the claim that uses the connection next.
+    #[test]
+    fn a_connection_that_somebody_may_end_is_not_returned() {
+        let endpoint = || Endpoint { id: 7, host: "localhost:1".to_owned() };
+        let ownership = Ownership::default();
+        assert!(ownership.take(endpoint()) && ownership.condemn() == Some(endpoint()));
+        assert!(!ownership.may_return() && ownership.endpoint().is_some());
+        // Its statement alone was ended.
+        let ownership = Ownership::default();
+        assert!(ownership.take(endpoint()) && ownership.cancel() == Some(endpoint()));
+        assert!(!ownership.may_return());
+        ownership.was_cancelled();
+        assert!(ownership.may_return());
+        // Another claim may have it then.
+        assert_eq!(ownership.condemn(), None);
+        // It was condemned before there was one.
+        let ownership = Ownership::default();
+        assert_eq!(ownership.condemn(), None);
+        assert!(!ownership.take(endpoint()));
+    }
+}

@@ -26,21 +26,36 @@ pub(super) const OTHER_FORMAT: u64 = u64::MAX;
 pub(crate) const PREPARED: &[&str] =
     &["SELECT fence FROM leasehold_fences WHERE name = ?", "SELECT name FROM leasehold_for_update WHERE name = ?"];
 
-/// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that take long, and what
-/// [`Connection`](super::connection::Connection) needs to know.
+/// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that take long, but for
+/// `wait_timeout`, and what [`Connection`](super::connection::Connection) needs to know. With strict SQL mode the server refuses a value
+/// beyond its own maximum. It shows the values at the end, because a proxy may have kept the settings from it.
 pub(crate) const SET_UP: SetUp = SetUp {
     statements: &[],
     facts: "\
-SET SESSION wait_timeout = 3600 /*M!100300 , idle_transaction_timeout = 0, max_statement_time = 0 */; \
+SET SESSION wait_timeout = 3600, net_read_timeout = 30, net_write_timeout = 60 \
+/*M!100300 , idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0, \
+max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */; \
 SELECT 'host', host FROM information_schema.processlist WHERE id = CONNECTION_ID(); \
 SELECT 'before', CAST(UNIX_TIMESTAMP() AS CHAR); \
 SHOW GLOBAL STATUS LIKE 'Uptime'; \
 SELECT 'after', CAST(UNIX_TIMESTAMP() AS CHAR); \
-SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_group_name')",
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_group_name'); \
+SHOW SESSION VARIABLES WHERE Variable_name IN ('idle_transaction_timeout', 'idle_readonly_transaction_timeout', \
+'idle_write_transaction_timeout', 'max_statement_time', 'max_execution_time')",
 };
 
-/// The longest lock wait that MariaDB accepts, in seconds.
-const FOREVER: u64 = 100_000_000;
+/// The limits that are shown last. None may be set.
+pub(super) const LIMITS: [&str; 5] = [
+    "idle_transaction_timeout",
+    "idle_readonly_transaction_timeout",
+    "idle_write_transaction_timeout",
+    "max_statement_time",
+    "max_execution_time",
+];
+
+/// How long one statement waits for a row, in seconds. While it waits, `FLUSH TABLES WITH READ LOCK` waits for it, and all writers of the
+/// server wait for that.
+const SLICE: u64 = 1;
 
 /// How long a connection of the pool may be idle, in seconds.
 const IDLE: u64 = 3600;
@@ -71,7 +86,7 @@ pub(super) struct Grantee<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IfTaken {
     Skip,
-    /// The server serves those that wait mostly in their order.
+    /// For [`SLICE`].
     Wait,
 }
 
@@ -95,12 +110,12 @@ impl Statements {
     /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
     pub(super) fn lock(&self, if_taken: IfTaken, ttl: u64) -> String {
         let (name, select) = (&self.name, self.select());
-        let (bound, lock) = match if_taken {
-            IfTaken::Skip => (1, format!("{select} SKIP LOCKED")),
-            IfTaken::Wait => (FOREVER, format!("SELECT CAST(IS_USED_LOCK({}) AS SIGNED); {select}", self.named_lock)),
+        let lock = match if_taken {
+            IfTaken::Skip => format!("{select} SKIP LOCKED"),
+            IfTaken::Wait => format!("SELECT CAST(IS_USED_LOCK({}) AS SIGNED); {select}", self.named_lock),
         };
         format!(
-            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = {bound}; \
+            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = {SLICE}; \
              INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
              WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name}); BEGIN; {lock}"
         )
@@ -121,6 +136,11 @@ impl Statements {
     /// The server ends the connection, and with it the lease, when it hears nothing for so many seconds.
     pub(super) fn keep(ttl: u64) -> String {
         format!("SET SESSION wait_timeout = {ttl}")
+    }
+
+    /// [`Self::renew`], with another time.
+    pub(super) fn renew_to(ttl: u64) -> String {
+        format!("{}; {}", Self::renew(), Self::keep(ttl))
     }
 
     /// Unlocks the row. The connection can lock another one then.

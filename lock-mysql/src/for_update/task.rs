@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::{Confirmation, CoreHandle, Event, Grant, OwnerToken, PlaceNumber, RenewReply, Stamp};
-use leasehold_core::{Error, ErrorKind, FencingToken};
+use leasehold_core::backend::{Confirmation, CoreHandle, Event, OwnerToken, PlaceNumber, Stamp};
+use leasehold_core::{Error, ErrorKind};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::Connection;
 use super::fences::{self, Raised};
+use super::hold::Lease;
 use super::slot::{Command, Ownership, Phase};
 use super::statements::{Grantee, IfTaken, Statements};
 use crate::connections::Connections;
@@ -44,23 +45,6 @@ pub(super) struct Task {
     pub(super) phase: watch::Sender<Phase>,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
     pub(super) connection: Arc<Ownership>,
-}
-
-/// A lease.
-struct Lease {
-    token: FencingToken,
-    /// The ttl on the connection, the one that is recorded, and when the ttl began at the earliest.
-    ttl: Duration,
-    recorded: Duration,
-    sent: (Stamp, Instant),
-    /// The claim waited for it, and core may not know of the grant yet.
-    waited: bool,
-}
-
-impl Lease {
-    fn ends(&self) -> Instant {
-        self.sent.1 + self.ttl
-    }
 }
 
 /// Why there is no lease.
@@ -101,9 +85,19 @@ impl Task {
                 }
             }
             Err(NoLease::Cancelled) => {
-                self.connection.cancelled(self.until()).await;
+                // At once, because it may have locked the row, and others wait for it.
                 let unlock = self.request.statements.unlock();
-                if connection.end(unlock, || self.connection.may_return(), self.until()).await.is_err() {
+                let unlocked = connection.execute(unlock.clone(), self.until()).await;
+                self.connection.cancelled(self.until()).await;
+                let left = match unlocked {
+                    Ok(()) => {
+                        connection.put_back_if(|| self.connection.may_return());
+                        Ok(())
+                    }
+                    // `KILL QUERY` has met these statements.
+                    Err(_) => connection.end(unlock, || self.connection.may_return(), self.until()).await,
+                };
+                if left.is_err() {
                     self.end_connection().await;
                 }
                 self.over(Phase::Ended);
@@ -112,15 +106,15 @@ impl Task {
         }
     }
 
-    fn over(&self, phase: Phase) {
+    pub(super) fn over(&self, phase: Phase) {
         self.phase.send_replace(phase);
     }
 
-    fn until(&self) -> Instant {
+    pub(super) fn until(&self) -> Instant {
         Instant::now() + self.connections.shared.settings.timeout
     }
 
-    fn confirmation(&self, ttl: Duration, sent: Stamp) -> Confirmation {
+    pub(super) fn confirmation(&self, ttl: Duration, sent: Stamp) -> Confirmation {
         Confirmation { ttl, sent, place: self.place() }
     }
 
@@ -171,18 +165,32 @@ impl Task {
         let Request { statements, place_ttl, .. } = &self.request;
         let waits = statements.waits(connection.endpoint.id);
         let (lock, is_used) = (statements.lock(IfTaken::Wait, place_ttl.as_secs()), AtomicBool::new(false));
-        // The server ends this when the claim's connection is ended, and only then. The renewals of the place check that it exists.
-        let mut locked = std::pin::pin!(connection.wait(lock, &is_used, Instant::now() + FOREVER));
+        // The renewals of the place check that the connection exists. Statements of operators may delay a slice, so it has no bound.
+        let slices = async {
+            loop {
+                match connection.wait(lock.clone(), &is_used, Instant::now() + FOREVER).await {
+                    Err(Failure::Conflict(_)) if !self.connection.is_cancelled() => {}
+                    done => return done,
+                }
+            }
+        };
+        let mut locked = std::pin::pin!(slices);
         if let Ok(done) = tokio::time::timeout(SOON, &mut locked).await {
             return done;
         }
-        if is_used.load(Ordering::Relaxed) {
+        if self.is_waiting() || is_used.load(Ordering::Relaxed) {
             self.has_place();
         } else {
             // On a connection of its own, because others are needed for the grant, and in a task of its own, because a query that is dropped
             // closes its connection.
             let (pool, until) = (self.connections.renewals().map_err(Failure::NotSent)?, self.until());
-            let placed = tokio::spawn(async move { fences::waits(&pool, waits, until).await });
+            let (needed, is_needed) = tokio::sync::oneshot::channel::<()>();
+            let placed = tokio::spawn(async move {
+                let is_needed = || !needed.is_closed();
+                fences::waits(&pool, waits, is_needed, until).await
+            });
+            // Until the row is locked, or the place is known.
+            let _is_needed = is_needed;
             tokio::select! {
                 biased;
                 done = &mut locked => return done,
@@ -227,7 +235,7 @@ impl Task {
             match raised {
                 Ok(Raised::To(token)) => {
                     let waited = self.is_waiting();
-                    return Ok(Lease { token, ttl: *ttl, recorded: *ttl, sent, waited });
+                    return Ok(Lease::new(token, *ttl, sent, waited));
                 }
                 Ok(Raised::NotBefore(left)) if self.request.waits => {
                     self.has_place();
@@ -259,11 +267,16 @@ impl Task {
         }
     }
 
-    /// Ends the connection, which may still have locked the row. The server ends it after the ttl otherwise.
-    async fn end_connection(&self) {
-        let (Ok(pool), Some(endpoint)) = (self.connections.calls(), self.connection.condemn()) else { return };
-        if let Err(failure) = fences::end(&pool, &endpoint, self.until()).await {
-            tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "the connection of a claim cannot be ended");
+    /// Ends the connection, which may still have locked the row. The server ends it after the ttl otherwise. Returns whether the
+    /// connection existed; `None` if that is not known.
+    pub(super) async fn end_connection(&self) -> Option<bool> {
+        let (Ok(pool), Some(endpoint)) = (self.connections.calls(), self.connection.condemn()) else { return None };
+        match fences::end(&pool, &endpoint, self.until()).await {
+            Ok(existed) => Some(existed),
+            Err(failure) => {
+                tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "the connection of a claim cannot be ended");
+                None
+            }
         }
     }
 
@@ -277,90 +290,6 @@ impl Task {
         }
         if left.is_err() {
             self.end_connection().await;
-        }
-    }
-
-    /// Keeps the lease until it is released or lost.
-    async fn hold(&mut self, mut connection: Connection<'_>, mut lease: Lease) {
-        let confirmation = self.confirmation(lease.ttl, lease.sent.0);
-        self.over(Phase::Held(lease.token, confirmation));
-        if lease.waited {
-            let (owner, place, token) = (self.request.owner, self.request.place, lease.token);
-            self.core.event(Event::Granted { owner, place, token, confirmation: Some(confirmation) });
-        }
-        loop {
-            match self.commands.recv().await {
-                Some(Command::Renew { ttl, index, replies }) => {
-                    let renewed = self.renew(&mut connection, &mut lease, ttl).await;
-                    let is_lost = matches!(renewed, RenewReply::Lost);
-                    if is_lost {
-                        self.over(Phase::Ended);
-                    }
-                    // The caller may have given up.
-                    let _ = replies.send((index, renewed));
-                    if is_lost {
-                        drop(connection);
-                        return self.end_connection().await;
-                    }
-                }
-                Some(Command::Release { reply }) => {
-                    let (statements, was_over) = (self.request.statements.unlock(), Instant::now() >= lease.ends());
-                    let done = connection.end(statements, || self.connection.may_return(), self.until()).await;
-                    self.over(Phase::Ended);
-                    let left = done.is_ok();
-                    let _ = reply.send(match done {
-                        Ok(()) => Ok(true),
-                        // The server has ended the connection.
-                        Err(_) if was_over => Ok(false),
-                        Err(failure) => Err(failure),
-                    });
-                    if !left {
-                        self.end_connection().await;
-                    }
-                    return;
-                }
-                // The claim was dropped without a release: the lease lasts until its deadline.
-                None => return sleep_until(lease.ends()).await,
-            }
-        }
-    }
-
-    async fn renew(&self, connection: &mut Connection<'_>, lease: &mut Lease, ttl: Duration) -> RenewReply {
-        match self.try_renew(connection, lease, ttl).await {
-            Ok(Some(confirmation)) if lease.waited => RenewReply::Granted(Grant::new(lease.token, confirmation)),
-            Ok(Some(confirmation)) => RenewReply::Renewed(confirmation),
-            Ok(None) => RenewReply::Lost,
-            Err(failure) => RenewReply::Unknown(failure.into()),
-        }
-    }
-
-    /// Returns `None` if the lease is lost.
-    async fn try_renew(
-        &self,
-        connection: &mut Connection<'_>,
-        lease: &mut Lease,
-        ttl: Duration,
-    ) -> Result<Option<Confirmation>, Failure> {
-        let (statements, calls) = (&self.request.statements, self.connections.calls().map_err(Failure::NotSent)?);
-        let (stamp, now) = (self.core.stamp(), Instant::now());
-        // A statement on the connection would shorten the lease.
-        if lease.ends() >= now + ttl {
-            let holds = fences::holds(&calls, statements, connection.endpoint.id, self.until()).await?;
-            return Ok(holds.then(|| self.confirmation(ttl, stamp)));
-        }
-        if ttl > lease.recorded {
-            fences::lengthen(&calls, statements, lease.token, ttl.as_secs(), self.until()).await?;
-            lease.recorded = ttl;
-        }
-        let sent = (self.core.stamp(), Instant::now());
-        let renew = if ttl == lease.ttl { Statements::renew() } else { Statements::keep(ttl.as_secs()) };
-        match connection.execute(renew, lease.ends().max(self.until())).await {
-            Ok(()) => {
-                (lease.ttl, lease.sent) = (ttl, sent);
-                Ok(Some(self.confirmation(ttl, sent.0)))
-            }
-            // Whatever it was: the connection is not usable any more, and the lease ends with it.
-            Err(_) => Ok(None),
         }
     }
 }

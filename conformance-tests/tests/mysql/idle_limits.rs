@@ -1,0 +1,128 @@
+//! What ends a connection that seems to be idle: limits of the server and of proxies. A lease by `SELECT … FOR UPDATE` must outlast them.
+
+use std::time::Duration;
+
+use leasehold::mysql::MySqlBackend;
+use leasehold_conformance::harness::{Fault, FaultProxy};
+use leasehold_conformance::{Fixture, Route};
+use leasehold_core::{ErrorKind, LockClient, LockGuard, LossReason};
+use leasehold_test_servers::MySqlSettings;
+
+use super::record_for_update::HOLDER;
+use super::stored::Stored;
+use super::strategy::MySqlFixture;
+use super::support::{SOON, builder, client, eventually, hold, own_servers};
+
+/// Renewed every 10 s: no renewal comes within a test.
+const TTL: Duration = Duration::from_secs(30);
+
+/// The limits of a server, in seconds, that end idle connections, idle transactions and statements.
+const LIMITS: [&str; 8] = [
+    "wait_timeout",
+    "interactive_timeout",
+    "net_read_timeout",
+    "net_write_timeout",
+    "idle_transaction_timeout",
+    "idle_readonly_transaction_timeout",
+    "idle_write_transaction_timeout",
+    "max_statement_time",
+];
+
+/// The URL of clients that reach the server by this proxy.
+pub(super) fn url_by(fixture: &MySqlFixture, proxy: &FaultProxy, more: &str) -> String {
+    let server = fixture.server().addr().to_string();
+    fixture.url(Route::Clear, more).replace(&server, &proxy.addr().to_string())
+}
+
+/// The connection that holds the only lock, as the server sees it.
+fn holder(fixture: &MySqlFixture) -> Option<String> {
+    let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f"));
+    rows.into_iter().find_map(|row| row[0].clone()).map(|id| String::from_utf8_lossy(&id).into_owned())
+}
+
+/// Asserts that the same connection holds for so long, and that nobody else is granted the lock.
+async fn keeps(fixture: &MySqlFixture, guard: &LockGuard, time: Duration, what: &str) {
+    let (bob, first) = (client(fixture, SOON).await, holder(fixture));
+    assert!(first.is_some(), "{what}: the server has no holder");
+    let (lock, name) = (bob.lock(guard.name().as_str()).wait(time), guard.name().clone());
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(time).await;
+    assert_eq!(holder(fixture), first, "{what}: the server ended the connection that holds {name}");
+    let waited = waiting.await.expect("no panic").map(|guard| guard.fencing_token());
+    assert_eq!(waited.expect_err("two hold the lock").kind(), ErrorKind::Timeout, "{what}");
+    assert!(guard.is_held(), "{what}");
+}
+
+/// Each limit is two seconds for every connection that is opened from now on.
+#[test]
+fn no_idle_limit_of_the_server_ends_a_lease() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        for limit in LIMITS {
+            fixture.execute(&format!("SET GLOBAL {limit} = 2"));
+        }
+        let ann = client(&fixture, TTL).await;
+        let guard = hold(&ann, "idle").await;
+        keeps(&fixture, &guard, Duration::from_millis(4500), "all limits are 2 s").await;
+        guard.release().await.expect("it was held");
+    });
+}
+
+/// The server has a lower maximum than the lease needs: it says so, and nobody believes in a lease.
+#[test]
+fn a_limit_that_cannot_be_set_is_an_error_that_says_so() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::with_settings(MySqlSettings::new().option("maximum-wait-timeout=20"));
+        let refused = client(&fixture, SOON).await.lock("job").acquire().await.expect_err("20 s is too short");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        assert!(refused.to_string().contains("maximum"), "{refused}");
+    });
+}
+
+/// A proxy closes connections without traffic after 3 s and passes the end on to the server. `keepalive` is lower here.
+#[test]
+fn a_lease_is_used_more_often_than_idle_connections_are_closed() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        let proxy = FaultProxy::start(fixture.server().addr()).expect("a proxy");
+        let backend = MySqlBackend::connect(&url_by(&fixture, &proxy, "&keepalive=1s")).await.expect("a backend");
+        let ann = LockClient::builder(backend).ttl(TTL).build().expect("a client");
+        let guard = hold(&ann, "idle").await;
+        // Nothing but the connection of the lease is used from here on.
+        let mut last = proxy.stats().requests;
+        for _ in 0..3 {
+            let used = proxy.wait_for(Duration::from_millis(2500), |stats| stats.requests > last).await;
+            assert!(used, "the connection of the lease was not used for 2.5 s");
+            last = proxy.stats().requests;
+        }
+        // The holder learns at once that the path has closed its connection.
+        proxy.apply(Fault::Disconnect);
+        let loss =
+            tokio::time::timeout(Duration::from_millis(2500), guard.lost()).await.expect("the next use tells it");
+        assert_eq!(loss.reason, LossReason::Gone);
+    });
+}
+
+/// The uses of its connection do not make a lease last longer, nor end it early: after its holder is cut off, the server ends it after the
+/// rest of its ttl.
+#[test]
+fn a_lease_ends_with_its_ttl_although_its_connection_is_used() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        fixture.execute("SET GLOBAL log_output = 'TABLE'; SET GLOBAL general_log = ON");
+        let ann = builder(&fixture, "&keepalive=2s").await.ttl(Duration::from_secs(90)).build().expect("a client");
+        let guard = hold(&ann, "told").await;
+        let told = || {
+            let id = holder(&fixture).expect("the server has a holder");
+            let rows = Stored(&*fixture.server()).query(&format!(
+                "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log WHERE thread_id = {id} \
+                 AND argument REGEXP '^SET SESSION wait_timeout = [0-9]+$' ORDER BY event_time DESC LIMIT 1"
+            ));
+            let text = String::from_utf8_lossy(rows[0][0].as_deref().unwrap_or_default()).into_owned();
+            text.rsplit(' ').next().and_then(|seconds| seconds.parse::<u64>().ok()).expect("seconds")
+        };
+        assert_eq!(told(), 90, "the server ends the connection after another time than the ttl");
+        eventually("the connection is used for the rest of the ttl", || told() == 88).await;
+        guard.release().await.expect("it was held");
+    });
+}
