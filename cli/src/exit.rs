@@ -41,7 +41,7 @@ Exit codes of `leasehold run`:
   0-255    exit code of the command, passed through; 128+n if signal n ended it
   2        wrong input; nothing was run, and nothing was sent to the store
   120      another client held the lock for the whole wait; nothing was run
-  121      the lease was lost, or about to be lost, and the command was ended
+  121      the lease was lost, or about to be lost; the command was ended, if it still ran
   122      the store could not be reached or did not reply; nothing was run
   123      the store refused (user, permission, version, full); nothing was run
   124      --max-hold was reached and the command was ended

@@ -197,6 +197,7 @@ macro_rules! for_each_case {
                 lost_replies_to_renewals_end_the_validity
                 a_lost_reply_to_a_release_is_indeterminate
                 a_lost_release_is_sent_again
+                a_release_of_a_lost_lease_is_no_release
                 doubled_requests_do_what_one_does
                 a_waiter_that_was_cut_off_gets_the_lock
                 a_refused_user_gets_an_error_at_once

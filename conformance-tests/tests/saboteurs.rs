@@ -229,6 +229,7 @@ saboteurs! {
         lost_replies_to_renewals_end_the_validity: TakesSilenceForAReply, "does not prolong";
         a_lost_reply_to_a_release_is_indeterminate: TakesSilenceForAReply, "must fail";
         a_lost_release_is_sent_again: TriesReleasesOnce, "is sent again";
+        a_release_of_a_lost_lease_is_no_release: AlwaysReleased, "counts as released";
         doubled_requests_do_what_one_does: NewGrantEachTime, "Renewed";
         a_waiter_that_was_cut_off_gets_the_lock: StaysBroken, "gets the lock";
         a_refused_user_gets_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
@@ -312,6 +313,7 @@ mod further {
             a_shortest_hold_is_kept_and_no_longer: HidesShortenedLeases, "soon after the shortest hold";
         }
         faults {
+            a_release_of_a_lost_lease_is_no_release: TakesGoneForReleased, "by the repeated release";
             a_wall_clock_set_forward_does_no_harm: SendsTheClientsClock, "at the server";
             a_wall_clock_set_back_does_no_harm: SendsTheClientsClock, "at the server";
         }

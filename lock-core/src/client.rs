@@ -204,6 +204,10 @@ impl LockClient {
     /// # Errors
     /// [`Indeterminate`](ErrorKind::Indeterminate) if the store did not reply for two call bounds, or the ttl ended before it
     /// replied. The keeper continues in the background, and each lease ends by its ttl at the latest.
+    /// [`Lost`](ErrorKind::Lost) if everything has ended, but a release that this call made, or that was repeated in the background, found
+    /// no lease. That lease was lost before, and another client may have held the lock. After a call of the release without a reply, that
+    /// call may have ended the lease instead. Where the store still shows the fencing token of the lease as the last one, it has not been
+    /// lost, and there is no error. Each such release is reported once.
     /// [`InvalidInput`](ErrorKind::InvalidInput) on a tokio runtime without timers. Nothing was ended.
     ///
     /// # Cancel safety

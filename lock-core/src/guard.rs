@@ -107,8 +107,9 @@ impl LockGuard {
     /// # Errors
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before. Another client may have held the lock since.
     /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): the outcome
-    ///   is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the latest.
-    /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): the call was made on the call was made on a tokio runtime without timers
+    ///   is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the latest. If that finds no
+    ///   lease, [`shutdown`](crate::LockClient::shutdown) returns `Lost`.
+    /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): called on a tokio runtime without timers
     ///   (`enable_time`). The release is sent in the background.
     ///
     /// It ends within 1.25 times the backend's call bound.

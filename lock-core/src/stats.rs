@@ -23,7 +23,7 @@ pub struct Stats {
     pub renewed: u64,
     /// Renewals that failed or whose outcome is unknown.
     pub renewal_errors: u64,
-    /// Leases that were lost.
+    /// Leases that were lost, or whose release found that they may have been.
     pub lost: u64,
     /// Leases that were released.
     pub released: u64,

@@ -61,7 +61,8 @@ async fn withdraw(inner: &Inner, claim: &Claim, session: &Arc<Session>, until: I
 }
 
 /// Deletes a node of a claim. Returns whether it was there. No other claim can have a node of this name, so a deletion whose link has broken
-/// is repeated on the next one.
+/// is repeated on the next one. If that finds no node, the first deletion may have deleted it, or an operator before that: the outcome is
+/// unknown.
 async fn delete_own(session: &Session, path: &str, deletion: Deletion, until: Instant) -> Result<bool, Failure> {
     let mut may_have_deleted = false;
     loop {
@@ -73,10 +74,12 @@ async fn delete_own(session: &Session, path: &str, deletion: Deletion, until: In
             Err(failure) => Err(failure),
         };
         match deleted {
-            Ok(was_there) => return Ok(was_there || may_have_deleted),
+            Ok(false) if may_have_deleted => return Err(Failure::TimedOut),
+            Ok(was_there) => return Ok(was_there),
             // The nodes end with it, now or soon.
             Err(Failure::NoSession) => {
-                return if session.gone(until).await { Ok(may_have_deleted) } else { Err(Failure::TimedOut) };
+                let is_known = session.gone(until).await && !may_have_deleted;
+                return if is_known { Ok(false) } else { Err(Failure::TimedOut) };
             }
             Err(Failure::Disconnected(_)) if Instant::now() + PAUSE < until => {
                 may_have_deleted = true;

@@ -95,13 +95,15 @@ impl Supervisor {
             }
         }
         let outcome = outcome?;
-        let Self { lease, client, mut signals, options, output, interrupt, cause, .. } = self;
+        let Self { lease, termination, client, mut signals, options, output, interrupt, cause, .. } = self;
         let lost = release(lease, &client, &options, &mut signals, output).await;
         match (cause, lost) {
-            (Some(failure), _) => Err(failure),
-            (None, Some(failure)) if options.on_lost == OnLost::Kill => Err(failure),
-            _ => Ok(exit(outcome, had_terminal, interrupt)),
+            (Some(failure), _) => return Err(failure),
+            (None, Some(failure)) if options.on_lost == OnLost::Kill => return Err(failure),
+            (None, Some(failure)) if !termination.has_warned() => output.warn(failure.exit.kind(), &failure.text),
+            (None, _) => {}
         }
+        Ok(exit(outcome, had_terminal, interrupt))
     }
 
     async fn wait_for_end(&mut self) -> Result<Outcome, Failure> {
@@ -283,7 +285,8 @@ fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit
 }
 
 /// Releases the lock. A release without an answer does not make the run fail, because the command has already exited: the client
-/// retries it for a bounded time. If the lease was lost before, another client may have held the lock while the command ran.
+/// retries it for a bounded time. If the lease was lost before, or may have been, another client may have held the lock while the command
+/// ran: then this returns why.
 async fn release(
     lease: HeldLease,
     client: &LockClient,
@@ -312,25 +315,39 @@ async fn release(
     }
     // The client retries in the background, and the shutdown returns when it has an answer.
     let again = async {
-        while client.shutdown().await.is_err() {
-            tokio::time::sleep(POLL_INTERVAL).await;
+        loop {
+            match client.shutdown().await {
+                Ok(()) => return Ok(()),
+                Err(lost) if lost.kind() == ErrorKind::Lost => return Err(lost),
+                Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
+            }
         }
     };
     let released = tokio::select! {
-        released = tokio::time::timeout(RELEASE_BOUND, again) => released.is_ok(),
+        released = tokio::time::timeout(RELEASE_BOUND, again) => released.ok(),
         // The user does not want to wait.
-        _ = signals.next_termination() => false,
+        _ = signals.next_termination() => None,
     };
-    if !released {
-        // No renewal was sent after the release began.
-        let left = format_duration_roughly(options.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
-        let text = format!(
-            "lock `{name}` could not be released ({}): it stays held until its lease ends, in {left} at the latest",
-            with_causes(&error)
-        );
-        output.warn(Exit::from(error.kind()).kind(), &text);
+    match released {
+        Some(Ok(())) => None,
+        Some(Err(_)) => {
+            let text = format!(
+                "lock `{name}` may have been lost before leasehold saw the command end: the store no longer has the lease, and \
+                 did not confirm its release"
+            );
+            Some(Failure::new(Exit::Lost, text))
+        }
+        None => {
+            // No renewal was sent after the release began.
+            let left = format_duration_roughly(options.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
+            let text = format!(
+                "lock `{name}` could not be released ({}): it stays held until its lease ends, in {left} at the latest",
+                with_causes(&error)
+            );
+            output.warn(Exit::from(error.kind()).kind(), &text);
+            None
+        }
     }
-    None
 }
 
 /// Waits until the shortest hold is over: a lease that ends with its process would end before. The client renews it meanwhile.

@@ -118,6 +118,11 @@ impl Termination {
         self.stage > Stage::Running && self.on_lost == OnLost::Kill
     }
 
+    /// Whether the warning was written.
+    pub(crate) fn has_warned(&self) -> bool {
+        self.stage == Stage::Done && self.on_lost == OnLost::Warn
+    }
+
     /// Whether the command got KILL.
     pub(crate) fn was_killed(&self) -> bool {
         self.stage == Stage::Done && self.on_lost == OnLost::Kill

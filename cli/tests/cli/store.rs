@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use leasehold::mysql::{SCHEMA, grants};
 use leasehold_conformance::Data;
-use leasehold_conformance::harness::folder;
+use leasehold_conformance::harness::{FaultProxy, folder};
 #[cfg(feature = "etcd")]
 use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSettings};
 use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
@@ -123,6 +123,21 @@ impl Store {
 
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The URL of the store behind a proxy, which can break the path; `None` for a file.
+    pub(crate) fn proxy(&self) -> Option<(String, FaultProxy)> {
+        let addr = match &self.kind {
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(server) => server.borrow().addr(),
+            Kind::MySql(server, _) => server.borrow().addr(),
+            Kind::Redis(server) => server.borrow().addr(),
+            Kind::Sqlite(_) => return None,
+            #[cfg(feature = "zk")]
+            Kind::Zk(server) => server.borrow().addr(),
+        };
+        let proxy = FaultProxy::start(addr).unwrap();
+        Some((self.url.replace(&addr.to_string(), &proxy.addr().to_string()), proxy))
     }
 
     /// Whether the store knows its waiters.

@@ -282,7 +282,10 @@ pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) 
     leaves_nothing(fixture, &bob, &acquired, bound, what).await;
     leaves_nothing(fixture, &bob, &released, bound, what).await;
     let shutdown = in_time(bound, "a shutdown does not wait for a stalled runtime", ann.shutdown()).await;
-    shutdown.expect("nothing is left to release");
+    // Nothing is left. But nobody has read the reply to the release, and bob held the lock before the keeper repeated it.
+    if let Err(error) = shutdown {
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    }
     outside(move || drop(runtime)).await;
 }
 

@@ -198,6 +198,48 @@ pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
     }
 }
 
+/// Invariant 6: a release of a lease that another client has taken says so, although its holder could not know. Where the reply is lost, the
+/// repeated release finds no lease, and the shutdown says so.
+pub async fn a_release_of_a_lost_lease_is_no_release(fixture: &dyn Fixture) {
+    let bob = long_client(fixture, Route::Clear).await;
+    if fixture.backend(Route::Clear).await.extensions().break_lock.is_none() {
+        return fixture.empty("it breaks no locks");
+    }
+    for is_cut in [false, true] {
+        let (ann, name) = (long_client(fixture, Route::Faulty).await, name(&format!("lost before, cut: {is_cut}")));
+        let guard = hold(&ann, &name).await;
+        if is_cut {
+            fixture.path(PathFault::DropTraffic).await;
+        }
+        let raised =
+            bob.break_lock(name.as_str(), guard.fencing_token()).await.expect("the path of the operator is clear");
+        assert!(raised.is_some(), "the lease was current");
+        let next = hold(&bob, &name).await;
+        let released = guard.release().await;
+        if is_cut {
+            let kind = kind_of(&released);
+            assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{kind:?}");
+            fixture.heal().await;
+            // It fails as long as there is no connection.
+            let ended = async {
+                loop {
+                    match ann.shutdown().await {
+                        Err(error) if error.kind() != ErrorKind::Lost => {}
+                        ended => return ended,
+                    }
+                }
+            };
+            let ended = in_time(BACK + ann.capabilities().call_bound * 3, "the release is repeated", ended).await;
+            assert!(ended.is_err(), "a lease that was lost counts as released by the repeated release");
+        } else {
+            assert!(released.is_err(), "a lease that was lost counts as released");
+            assert_eq!(kind_of(&released), ErrorKind::Lost, "{released:?}");
+            ann.shutdown().await.expect("its loss was reported before");
+        }
+        assert!(next.is_held() && !is_free(&bob, &name).await, "the next lease was released");
+    }
+}
+
 /// Contract of `LockBackend`, "idempotent by claim": every request arrives twice, with and without a queue, and has the effect of
 /// one request.
 pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {

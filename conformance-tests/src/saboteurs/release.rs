@@ -49,8 +49,15 @@ pub struct TriesReleasesOnce {
     tried: Mutex<HashSet<OwnerToken>>,
 }
 
+/// A release that finds nothing counts as done by an earlier one that failed.
+#[derive(Default)]
+pub struct TakesGoneForReleased {
+    failed: Mutex<HashSet<OwnerToken>>,
+}
+
 stateful! {
     DropsReleasesOfWaiters;
+    TakesGoneForReleased;
     TriesReleasesOnce;
 }
 
@@ -86,5 +93,18 @@ impl Hooks for TriesReleasesOnce {
             return Ok(ReleaseOutcome::NotHeld);
         }
         inner.backend.release(request).await
+    }
+}
+
+#[async_trait]
+impl Hooks for TakesGoneForReleased {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        let (owner, outcome) = (request.claim.owner(), inner.backend.release(request).await);
+        match outcome {
+            Err(_) => _ = lock(&self.failed).insert(*owner),
+            Ok(ReleaseOutcome::NotHeld) if lock(&self.failed).contains(owner) => return Ok(ReleaseOutcome::Released),
+            Ok(_) => {}
+        }
+        outcome
     }
 }

@@ -64,7 +64,7 @@ impl Hold {
         let abandoned = AbandonedRelease {
             keeper: keeper.clone(),
             claim: self.lease.claim.clone(),
-            ending: Ending { delivery: Delivery::InDoubt, ..ending },
+            ending: Ending { delivery: Delivery::InDoubt, is_repeated: true, ..ending },
             overdue: keeper.now().plus(keeper.call_bound()),
         };
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);

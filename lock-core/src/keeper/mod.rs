@@ -34,7 +34,7 @@ use self::report::Reports;
 pub use self::run::KeeperRuntime;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
-use self::withdraw::Withdrawal;
+use self::withdraw::{LostReleases, Withdrawal};
 use crate::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewRequest, WatchGuard};
 use crate::clock::{Clock, Stamp};
 use crate::entropy::Entropy;
@@ -85,6 +85,7 @@ struct State {
     withdrawals: usize,
     /// How many withdrawals were given up without a reply.
     unanswered: usize,
+    lost_releases: LostReleases,
     sleeps_until: Stamp,
     life: Life,
     reports: Reports,
@@ -185,6 +186,7 @@ impl LeaseKeeper {
                     next_waiter: 0,
                     withdrawals: 0,
                     unanswered: 0,
+                    lost_releases: LostReleases::default(),
                     sleeps_until: Stamp::ZERO,
                     life: Life::Open,
                     reports: Reports::default(),

@@ -278,12 +278,13 @@ impl LeaseKeeper {
             let mut progress = std::pin::pin!(progress);
             progress.as_mut().enable();
             let (left, unanswered) = {
-                let state = crate::sync::lock(&self.state);
-                (self.left(&state), state.unanswered - before)
+                let mut state = crate::sync::lock(&self.state);
+                let (left, unanswered) = (self.left(&state), state.unanswered - before);
+                if left == 0 && unanswered == 0 {
+                    return std::mem::take(&mut state.lost_releases).outcome();
+                }
+                (left, unanswered)
             };
-            if left == 0 && unanswered == 0 {
-                return Ok(());
-            }
             if left == 0 {
                 let text = format!("the store did not answer the release of {unanswered} claims; their ttl is over");
                 return Err(Error::new(ErrorKind::Indeterminate, text));

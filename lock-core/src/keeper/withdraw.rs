@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::machines::disposal::{Disposal, Due, EndCall, Ended, Ending, Next, Why};
+use super::machines::disposal::{Disposal, Due, EndCall, Ended, Ending, Finding, Next, Why};
 use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
@@ -12,7 +12,7 @@ use crate::backend::{Claim, Delivery, ReleaseRequest, RenewPolicy, RenewReplies,
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
-use crate::token::OwnerToken;
+use crate::token::{FencingToken, OwnerToken};
 
 /// A claim that is ended in the background.
 pub(super) struct Withdrawal {
@@ -46,11 +46,17 @@ impl LeaseKeeper {
 
     /// A call that runs in the background has ended: its claim need not be ended when it is overdue.
     pub(super) fn call_ended(&self, state: &mut State, owner: &OwnerToken) {
-        let Some(&OwnerState::Ending(id)) = state.owners.get(owner) else { return };
-        if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id)
-            && withdrawal.machine.awaits_call()
-        {
+        if let Some(id) = Self::left_to_itself(state, owner) {
             self.withdrawal_done(state, id);
+        }
+    }
+
+    /// What ends the claim when its call is overdue, which continues without a caller.
+    fn left_to_itself(state: &mut State, owner: &OwnerToken) -> Option<TaskId> {
+        let Some(&OwnerState::Ending(id)) = state.owners.get(owner) else { return None };
+        match state.schedule.get_mut(id) {
+            Some(Task::Withdraw(withdrawal)) if withdrawal.machine.awaits_call() => Some(id),
+            _ => None,
         }
     }
 
@@ -100,11 +106,16 @@ impl LeaseKeeper {
 
     pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, (claim, ending): (Claim, Ending)) {
         let answer = self.call_end(&claim, &ending).await;
+        let finding = match answer.as_ref().map_or(Finding::Kept, |ended| ending.finding(*ended)) {
+            Finding::Unclear(token) if self.is_last_grant(&claim, token).await => Finding::Kept,
+            finding => finding,
+        };
         self.with_state(|state, _| {
             let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return };
             match withdrawal.machine.ended(answer.as_ref().copied(), self.now()) {
                 Next::Done(why, rest) => {
                     match why {
+                        Why::Release if finding != Finding::Kept => self.released_too_late(state, &claim, finding),
                         Why::Release => self.counters.released.add(),
                         Why::Withdraw => self.counters.withdrawn.add(),
                     }
@@ -119,6 +130,24 @@ impl LeaseKeeper {
                 state.reports.debug(claim.name(), || Report::WithdrawFailed { error });
             }
         });
+    }
+
+    /// A lease that was released in the background was lost before, or may have been. Nobody waits for the outcome but a shutdown.
+    fn released_too_late(&self, state: &mut State, claim: &Claim, finding: Finding) {
+        self.counters.lost.add();
+        match finding {
+            Finding::Lost => state.lost_releases.lost += 1,
+            Finding::Kept | Finding::Unclear(_) => state.lost_releases.unclear += 1,
+        }
+        state.reports.warn(claim.name(), Report::ReleasedTooLate { finding });
+    }
+
+    /// Whether the store shows that nobody was granted the lock after the grant with this token, nor broke it. Stores that keep nothing of
+    /// a free lock cannot show it.
+    async fn is_last_grant(&self, claim: &Claim, token: FencingToken) -> bool {
+        let Some(inspect) = self.backend.extensions().inspect else { return false };
+        let info = tokio::time::timeout(self.call_bound(), inspect.inspect(claim.name())).await;
+        matches!(info, Ok(Ok(Some(info))) if info.last_token == Some(token))
     }
 
     /// One call that ends a claim, now or at the end of its `min_hold`.
@@ -145,8 +174,9 @@ impl LeaseKeeper {
     /// Ends a claim for a caller who waits. What fails continues in the background.
     pub(super) async fn end_now(self: Arc<Self>, claim: Claim, ending: Ending) -> Result<()> {
         let keeper = &self;
+        let repeated = Ending { is_repeated: true, ..ending };
         let mut unanswered =
-            Unanswered { keeper, claim: &claim, ending: Some(Ending { delivery: Delivery::InDoubt, ..ending }) };
+            Unanswered { keeper, claim: &claim, ending: Some(Ending { delivery: Delivery::InDoubt, ..repeated }) };
         let answer = keeper.call_end(&claim, &ending).await;
         if let Ok(ended) = &answer {
             unanswered.ending = None;
@@ -160,18 +190,48 @@ impl LeaseKeeper {
                 return Ok(());
             }
             Ok(Ended::NotHeld | Ended::NothingRunsOut) => {
+                keeper.with_state(|state, _| match Self::left_to_itself(state, claim.owner()) {
+                    // The caller has given up, and does not see this error.
+                    Some(_) => keeper.released_too_late(state, &claim, Finding::Lost),
+                    None => keeper.counters.lost.add(),
+                });
                 Error::new(ErrorKind::Lost, "the store no longer had this lease when it was released")
             }
             Err(error) => {
                 // An error that promises to have had no effect leaves no doubt.
                 if error.kind() == ErrorKind::Unavailable {
-                    unanswered.ending = Some(ending);
+                    unanswered.ending = Some(repeated);
                 }
                 tracing::debug!(lock = %claim.name(), %error, "release failed; continues in the background");
                 error
             }
         };
         Err(error.during("release", claim.name(), keeper.capabilities.backend))
+    }
+}
+
+/// Releases in the background that found no lease, and that no shutdown has reported.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LostReleases {
+    lost: usize,
+    unclear: usize,
+}
+
+impl LostReleases {
+    /// What a shutdown returns that has no other error.
+    pub(super) fn outcome(self) -> Result<()> {
+        let text = match (self.lost, self.unclear) {
+            (0, 0) => return Ok(()),
+            (0, unclear) => format!(
+                "the store no longer has {unclear} of the released leases, and did not confirm their release: \
+                 another client may have held the lock before it"
+            ),
+            (lost, 0) => format!("the store no longer had {lost} of the leases when they were released"),
+            (lost, unclear) => format!(
+                "the store no longer had {lost} of the leases when they were released, and did not confirm the release of {unclear} others"
+            ),
+        };
+        Err(Error::new(ErrorKind::Lost, text))
     }
 }
 

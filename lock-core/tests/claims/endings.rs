@@ -46,6 +46,56 @@ async fn a_release_that_outlives_its_client_goes_on() {
     store.is_over().await;
 }
 
+/// A repeated release finds no lease: the first call ended it, or it was lost before. A shutdown says so once, unless the store shows that
+/// nobody was granted the lock since.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_reports_a_repeated_release_that_finds_no_lease() {
+    let lost = Some(ErrorKind::Lost);
+    for (failed, last_token, expected) in
+        [(unknown(), None, lost), (refused(), None, lost), (unknown(), Some(2), lost), (unknown(), Some(1), None)]
+    {
+        let (client, mut store) = scripted();
+        store.shows(last_token);
+        let acquiring = acquire(&client);
+        store.grants(1, 1).await;
+        let release = tokio::spawn(granted(acquiring).await.release());
+        store.release().await.2.send(Err(failed)).unwrap();
+        assert_ne!(release.await.unwrap().unwrap_err().kind(), ErrorKind::Lost, "it is not known");
+        store.release().await.2.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
+        assert_eq!(client.shutdown().await.err().map(|error| error.kind()), expected, "{last_token:?}");
+        assert_eq!((client.stats().lost, client.stats().released), if expected.is_some() { (1, 0) } else { (0, 1) });
+        client.shutdown().await.expect("it was reported");
+    }
+}
+
+/// Nobody waits for the release of a guard that was dropped, or whose release was. Its first reply is certain.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_reports_a_loss_that_a_release_in_the_background_finds() {
+    for drops in [false, true] {
+        let (client, mut store) = scripted();
+        // The lease was lost, although nobody was granted the lock since.
+        store.shows(Some(1));
+        let acquiring = acquire(&client);
+        store.grants(1, 1).await;
+        let guard = granted(acquiring).await;
+        let (_, _, answer) = if drops {
+            drop(guard);
+            store.release().await
+        } else {
+            let release = tokio::spawn(guard.release());
+            let call = store.release().await;
+            release.abort();
+            drop(release.await);
+            sleep(MS).await;
+            call
+        };
+        answer.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
+        sleep(MS).await;
+        let error = client.shutdown().await.expect_err("the lease was lost");
+        assert_eq!((error.kind(), client.stats().lost), (ErrorKind::Lost, 1), "{error}");
+    }
+}
+
 /// A shutdown waits for the reply of an acquire that is in flight, and for what has to be done about it.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {

@@ -9,10 +9,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery, Event, Extensions,
-    Grant, LockBackend, Mode, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
-    Stamp, TtlScope,
+    Grant, Inspect, LockBackend, Mode, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
+    RenewRequest, Stamp, TtlScope,
 };
-use leasehold_core::{Error, ErrorKind, FencingToken, KeeperRuntime, LockClient, LockGuard, LockName, Result};
+use leasehold_core::{
+    Error, ErrorKind, FencingToken, KeeperRuntime, LockClient, LockGuard, LockInfo, LockName, Result,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -34,6 +36,7 @@ struct Scripted {
     core: Arc<OnceLock<CoreHandle>>,
     asked: Arc<Mutex<Option<AcquireRequest>>>,
     poisoned: Arc<Mutex<Option<LockName>>>,
+    last_token: Arc<Mutex<Option<FencingToken>>>,
     ttl_scope: TtlScope,
 }
 
@@ -93,7 +96,16 @@ impl LockBackend for Scripted {
     }
 
     fn extensions(&self) -> Extensions<'_> {
-        Extensions::default()
+        let mut extensions = Extensions::default();
+        extensions.inspect = Some(self);
+        extensions
+    }
+}
+
+#[async_trait]
+impl Inspect for Scripted {
+    async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
+        Ok(Some(LockInfo::new(*self.last_token.lock().unwrap(), Vec::new(), None)))
     }
 }
 
@@ -117,6 +129,7 @@ pub(crate) struct Store {
     core: Arc<OnceLock<CoreHandle>>,
     asked: Arc<Mutex<Option<AcquireRequest>>>,
     poisoned: Arc<Mutex<Option<LockName>>>,
+    last_token: Arc<Mutex<Option<FencingToken>>>,
 }
 
 /// A client, and the store behind it.
@@ -130,8 +143,15 @@ pub(crate) fn scripted_in(ttl_scope: TtlScope) -> (LockClient, Store) {
     let core: Arc<OnceLock<CoreHandle>> = Arc::default();
     let asked: Arc<Mutex<Option<AcquireRequest>>> = Arc::default();
     let poisoned: Arc<Mutex<Option<LockName>>> = Arc::default();
-    let backend =
-        Scripted { calls: send, core: core.clone(), asked: asked.clone(), poisoned: poisoned.clone(), ttl_scope };
+    let last_token: Arc<Mutex<Option<FencingToken>>> = Arc::default();
+    let backend = Scripted {
+        calls: send,
+        core: core.clone(),
+        asked: asked.clone(),
+        poisoned: poisoned.clone(),
+        last_token: last_token.clone(),
+        ttl_scope,
+    };
     let client = LockClient::builder(backend)
         .clock(Arc::new(Paused(Instant::now())))
         .keeper(KeeperRuntime::CurrentRuntime)
@@ -139,7 +159,7 @@ pub(crate) fn scripted_in(ttl_scope: TtlScope) -> (LockClient, Store) {
         .ttl(TTL)
         .build()
         .unwrap();
-    (client, Store { calls, core, asked, poisoned })
+    (client, Store { calls, core, asked, poisoned, last_token })
 }
 
 /// An acquire of the lock that most tests are about, in a task of its own.
@@ -250,6 +270,11 @@ impl Store {
 
     pub(crate) fn event(&self, event: Event) {
         self.core().event(event);
+    }
+
+    /// What the store shows of a free lock from now on.
+    pub(crate) fn shows(&self, last_token: Option<u64>) {
+        *self.last_token.lock().unwrap() = last_token.map(FencingToken::new);
     }
 
     /// Every renewal call that this lock is part of panics from now on.

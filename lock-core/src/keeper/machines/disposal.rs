@@ -8,6 +8,7 @@ use super::rules::{PATIENCE, Rules, backoff};
 use crate::backend::{Delivery, PlaceNumber, ReleaseOutcome, RenewReply};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::token::FencingToken;
 
 /// How a claim is to end at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,10 @@ pub struct Ending {
     pub ttl: Duration,
     /// The lease was released within its `min_hold`: it is left to expire then.
     pub run_out: Option<RunOut>,
+    /// The token of a lease that was valid when its holder released it: if the store no longer has it, the holder may have lost it before.
+    pub released: Option<FencingToken>,
+    /// An earlier call that was to end the claim failed or has no reply.
+    pub is_repeated: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +57,7 @@ pub enum Ended {
 impl Ending {
     /// Ends the claim at once.
     pub fn now(delivery: Delivery, ttl: Duration) -> Self {
-        Self { delivery, ttl, run_out: None }
+        Self { delivery, ttl, run_out: None, released: None, is_repeated: false }
     }
 
     /// When the end begins: at once, or at the end of a `min_hold` that the store has confirmed.
@@ -80,11 +85,32 @@ impl Ending {
             Ended::Released | Ended::NotHeld => None,
             Ended::RunsOut => {
                 let run_out = self.run_out.map(|run_out| RunOut { begun: true, ..run_out });
-                Some(Self { run_out, ..*self })
+                Some(Self { run_out, released: None, ..*self })
             }
-            Ended::NothingRunsOut => Some(Self { run_out: None, ..*self }),
+            Ended::NothingRunsOut => Some(Self { run_out: None, released: None, ..*self }),
         }
     }
+
+    /// What this reply says about the lease at the time of its release.
+    pub fn finding(&self, ended: Ended) -> Finding {
+        match (ended, self.released) {
+            (Ended::Released | Ended::RunsOut, _) | (_, None) => Finding::Kept,
+            (Ended::NotHeld | Ended::NothingRunsOut, Some(token)) if self.is_repeated => Finding::Unclear(token),
+            (Ended::NotHeld | Ended::NothingRunsOut, Some(_)) => Finding::Lost,
+        }
+    }
+}
+
+/// What is known about a lease that its holder released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// The store had it until the release. Or its holder knows that it was lost.
+    Kept,
+    /// The store did not have it any more.
+    Lost,
+    /// The store does not have it any more. An earlier call of the release may have ended it, without a reply. Or it was lost: then another
+    /// claim may have held the lock before the release. If the last grant of the lock is still the one with this token, none has.
+    Unclear(FencingToken),
 }
 
 impl Ended {
@@ -182,7 +208,9 @@ impl Disposal {
         }
         self.phase = Phase::InFlight;
         self.failures += 1;
-        Due::Send(self.ending, Wake::at(now.plus(rules.call_bound)))
+        let ending = self.ending;
+        self.ending.is_repeated = true;
+        Due::Send(ending, Wake::at(now.plus(rules.call_bound)))
     }
 
     /// The reply to a call.
@@ -284,7 +312,7 @@ mod tests {
         let place = PlaceNumber::new(3);
         for delivery in [Delivery::Confirmed, Delivery::InDoubt] {
             let run_out = Some(RunOut { at: at(10), place, begun: false });
-            let ending = Ending { delivery, ttl: TTL, run_out };
+            let ending = Ending { run_out, released: Some(FencingToken::new(7)), ..Ending::now(delivery, TTL) };
             assert_eq!(ending.call(&rules(), at(4)), EndCall::RunOut { place, ttl: Duration::from_secs(6) });
             assert_eq!(ending.call(&rules(), at(10)), EndCall::Release(delivery));
             let rest = ending.rest(Ended::NothingRunsOut).map(|rest| rest.call(&rules(), at(5)));
@@ -302,6 +330,25 @@ mod tests {
                 assert_eq!(rest.call(&rules(), at(10)), EndCall::Release(Delivery::InDoubt));
             }
         }
+    }
+
+    /// The first reply is clear. After a call without a known outcome, a lease that is gone may have ended by that call or before it.
+    #[test]
+    fn a_lease_that_is_gone_was_lost_or_may_have_been() {
+        let token = FencingToken::new(7);
+        let ending = Ending { released: Some(token), ..Ending::now(Delivery::Confirmed, TTL) };
+        let (mut disposal, _) = Disposal::new(ending, Why::Release, at(1));
+        let first = lost_call(&mut disposal, at(1));
+        let again = lost_call(&mut disposal, at(6));
+        for (sent, expected) in [(first, Finding::Lost), (again, Finding::Unclear(token))] {
+            assert_eq!([Ended::NotHeld, Ended::NothingRunsOut].map(|ended| sent.finding(ended)), [expected; 2]);
+            assert_eq!([Ended::Released, Ended::RunsOut].map(|ended| sent.finding(ended)), [Finding::Kept; 2]);
+        }
+        // Its holder knows of the loss, or there was no lease.
+        assert_eq!(Ending { released: None, ..again }.finding(Ended::NotHeld), Finding::Kept);
+        // What is withdrawn later is no lease of the holder any more.
+        let in_doubt = Ending { delivery: Delivery::InDoubt, ..first };
+        assert_eq!(in_doubt.rest(Ended::NothingRunsOut).map(|rest| rest.released), Some(None));
     }
 
     #[test]

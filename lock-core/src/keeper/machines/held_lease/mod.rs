@@ -308,7 +308,8 @@ impl HeldLease {
                     }
                     LossReason::Expired | LossReason::MaxHold => {
                         self.stop(out);
-                        out.push(LeaseOutput::End(self.ending(now), Why::Release));
+                        // The holder knows of this loss.
+                        out.push(LeaseOutput::End(Ending { released: None, ..self.ending(now) }, Why::Release));
                     }
                     LossReason::Gone | LossReason::Shutdown => {}
                 }
@@ -462,7 +463,7 @@ impl HeldLease {
     /// How the lease is to end that is released now.
     fn ending(&self, now: Stamp) -> Ending {
         let run_out = self.min_hold_ends(now).map(|at| RunOut { at, place: self.place, begun: false });
-        Ending { delivery: self.delivery, ttl: self.claim_ttl, run_out }
+        Ending { run_out, released: Some(self.token), ..Ending::now(self.delivery, self.claim_ttl) }
     }
 
     /// When the lease may end that is released within its `min_hold`.
