@@ -58,9 +58,10 @@ pub async fn a_holder_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
         fixture.empty("a lease ends with its connection");
         return;
     }
+    // A client may begin and cease to observe its leases a moment later.
+    tokio::time::sleep(AT_ONCE).await;
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl).await.confirmation.place;
-    // A client may begin to observe its lease a moment later.
     tokio::time::sleep(AT_ONCE).await;
     fixture.path(PathFault::Disconnect).await;
     tokio::time::sleep(AT_ONCE).await;

@@ -1,10 +1,11 @@
 //! Queues: what they cost and leave, their last numbers, and nodes of requests without a reply.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
-use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::backend::{AcquireOutcome, Delivery, ReleaseOutcome};
 use leasehold_core::{KeeperRuntime, LockClient};
 use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings};
 
@@ -184,7 +185,7 @@ fn the_last_numbers_keep_the_order() {
             deployment.set_counter(&path, i32::MAX - 2).expect("a counter");
             deployment.start_again(Data::Kept).expect("a start");
         }
-        let (order, mut tasks) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
+        let (order, mut tasks) = (Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
         let holder = client(&fixture, TTL).await;
         let guard = hold(&holder, name.as_str()).await;
         for index in 0..CLIENTS {
@@ -260,5 +261,28 @@ fn a_node_of_another_session_does_not_count() {
         let [node] = &nodes[..] else { panic!("the claim has one node: {nodes:?}") };
         assert!(node.path != other && node.session == own.session, "it is the node of another session");
         assert_eq!(u64::try_from(node.created).ok(), Some(grant.token.get()));
+    });
+}
+
+/// The reply to a release is lost with its connection. The client asks on the next one, finds no node, and knows that it has released.
+#[test]
+fn a_release_whose_connection_breaks_is_a_release() {
+    case(async |fixture| {
+        // A busy machine may need a second until the path is healed.
+        let url = fixture.url(Route::Faulty, "").replace("timeout=1s", "timeout=10s");
+        let ann = Arc::new(Direct::attach(Arc::new(ZkBackend::connect_lazy(&url).expect("a URL"))));
+        let name = name("broken release");
+        let claim = ann.claim(&name);
+        ann.granted(&claim, TTL).await;
+        fixture.path(PathFault::LoseReplies).await;
+        let release = tokio::spawn({
+            let (ann, claim) = (ann.clone(), claim.clone());
+            async move { ann.release(&claim, Delivery::Confirmed).await }
+        });
+        eventually("the server has deleted the node", || queue(&fixture, &name) == 0).await;
+        // Connections that have lost bytes are reset.
+        fixture.heal().await;
+        let released = release.await.expect("no panic");
+        assert!(matches!(released, Ok(ReleaseOutcome::Released)), "{released:?}");
     });
 }
