@@ -286,3 +286,51 @@ fn a_release_whose_connection_breaks_is_a_release() {
         assert!(matches!(released, Ok(ReleaseOutcome::Released)), "{released:?}");
     });
 }
+
+/// Somebody deletes the node of a waiter. Its next renewal notices that, and the waiter takes another place although nothing else happens.
+#[test]
+fn a_place_that_was_deleted_is_taken_again() {
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture, TTL).await, client(&fixture, Duration::from_secs(3)).await);
+        let name = name("deleted place");
+        let guard = hold(&ann, name.as_str()).await;
+        let lock = bob.lock(name.as_str());
+        let waiter = tokio::spawn(async move { lock.acquire().await.expect("its turn comes") });
+        eventually("bob waits", || queue(&fixture, &name) == 2).await;
+        let place = Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name).pop().expect("his place");
+        fixture.deployment().side().delete(&place.path).expect("it is deleted");
+        eventually("bob waits again", || queue(&fixture, &name) == 2).await;
+        guard.release().await.expect("a release");
+        waiter.await.expect("no panic");
+    });
+}
+
+/// An attempt that does not wait sees a free lock, and another client is faster. The attempt leaves no node behind.
+#[test]
+fn an_attempt_that_was_overtaken_leaves_no_place() {
+    const SLOW: Duration = Duration::from_millis(150);
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Clear).await;
+        let bob = Arc::new(Direct::warm(&fixture, Route::Faulty).await);
+        let ttl = fixture.ttl() * 20;
+        fixture.path(PathFault::Delay(SLOW)).await;
+        let mut refused = 0;
+        for round in 0..3 {
+            let name = name(&format!("overtaken {round}"));
+            let attempt = tokio::spawn({
+                let (bob, claim) = (bob.clone(), bob.claim(&name));
+                async move { bob.try_acquire(&claim, ttl).await.expect("an attempt") }
+            });
+            // The list of the attempt arrives after one delay, and its creation two delays later.
+            tokio::time::sleep(SLOW * 2).await;
+            let overtakes = ann.acquire(&ann.claim(&name), ttl).await.expect("an acquire");
+            // On a busy machine it may come too late.
+            if let AcquireOutcome::Contended { .. } = attempt.await.expect("no panic") {
+                assert!(matches!(overtakes, AcquireOutcome::Granted(_)), "{overtakes:?}");
+                assert_eq!(queue(&fixture, &name), 1, "the attempt has left its node");
+                refused += 1;
+            }
+        }
+        assert!(refused > 0, "no attempt was overtaken");
+    });
+}
