@@ -301,7 +301,7 @@ fn a_place_that_was_deleted_is_taken_again() {
         fixture.deployment().side().delete(&place.path).expect("it is deleted");
         eventually("bob waits again", || queue(&fixture, &name) == 2).await;
         guard.release().await.expect("a release");
-        waiter.await.expect("no panic");
+        waiter.await.expect("no panic").release().await.expect("a release");
     });
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_conformance::{Fixture, PathFault, Route, ServerFault};
+use leasehold_conformance::{Direct, Fixture, PathFault, Route, ServerFault};
+use leasehold_core::backend::Delivery;
 use leasehold_core::{KeeperRuntime, LockClient};
 
 use super::common::{Stopwatch, eventually, hold};
@@ -143,5 +144,30 @@ fn a_session_is_not_continued_at_the_end_of_its_ttl() {
         assert!(!guard.is_held());
         let bound = TTL - TTL / 8 + end.lag();
         assert!(last <= bound, "the client has connected {last:?} after a lease of {TTL:?} was granted");
+    });
+}
+
+/// A claim is withdrawn whose creation had no reply. Its session ends earlier for the client than at the server, and only then is it done.
+#[test]
+fn a_withdraw_in_an_ended_session_is_done_when_its_node_is_gone() {
+    const SHORT: Duration = Duration::from_secs(2);
+    case(async |fixture| {
+        let ann = Direct::new(&fixture, Route::Faulty).await;
+        ann.granted(&ann.claim(&name("opens the session")), SHORT).await;
+        let name = name("in doubt");
+        let claim = ann.claim(&name);
+        fixture.path(PathFault::LoseReplies).await;
+        let begin = Stopwatch::start();
+        assert!(ann.acquire(&claim, SHORT).await.is_err(), "the reply was lost");
+        assert_eq!(queue(&fixture, &name), 1);
+        let mut is_healed = false;
+        while ann.release(&claim, Delivery::InDoubt).await.is_err() {
+            if !is_healed && begin.elapsed() > SHORT + SHORT / 4 {
+                fixture.heal().await;
+                is_healed = true;
+            }
+            begin.within(SHORT * 8, "the withdraw is done");
+        }
+        assert_eq!(queue(&fixture, &name), 0, "the withdraw is reported as done, and the node is there");
     });
 }
