@@ -1,13 +1,13 @@
-//! Queues: what they cost and leave, their last numbers, and nodes of requests without a reply.
+//! Queues: what they cost and leave, their last numbers, and nodes that somebody else deletes or overtakes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
-use leasehold_core::backend::{AcquireOutcome, Delivery, ReleaseOutcome};
+use leasehold_core::backend::AcquireOutcome;
 use leasehold_core::{KeeperRuntime, LockClient};
-use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings};
+use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::ROOT;
@@ -211,79 +211,6 @@ fn the_last_numbers_keep_the_order() {
             assert!(*next > token, "tokens rise");
             token = *next;
         }
-    });
-}
-
-/// The reply to the creation of a node is lost. The claim finds its node again, and creates no second one.
-#[test]
-fn a_node_without_a_reply_is_found_again() {
-    case(async |fixture| {
-        let ann = Direct::warm(&fixture, Route::Faulty).await;
-        let bob = Direct::warm(&fixture, Route::Clear).await;
-        // A session with this ttl is open.
-        let (name, ttl) = (name("no reply"), fixture.ttl() * 20);
-        let claim = ann.claim(&name);
-        fixture.path(PathFault::LoseReplies).await;
-        assert!(ann.acquire(&claim, ttl).await.is_err(), "the reply was lost");
-        assert_eq!(queue(&fixture, &name), 1);
-        fixture.heal().await;
-        let token = Stored { side: fixture.deployment().side(), root: ROOT }.record(&name).last_token;
-        match ann.acquire(&claim, ttl).await {
-            Ok(AcquireOutcome::Granted(grant)) => assert_eq!(Some(grant.token), token, "it is another node"),
-            other => panic!("the node was not found again: {other:?}"),
-        }
-        assert_eq!(queue(&fixture, &name), 1, "the claim has two nodes");
-        ann.release(&claim, Delivery::InDoubt).await.expect("a release");
-        let reply = bob.acquire(&bob.claim(&name), ttl).await;
-        assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
-    });
-}
-
-/// A claim that looks for its node finds one of another session, which ends with that session. It is deleted, and does not count.
-#[test]
-fn a_node_of_another_session_does_not_count() {
-    case(async |fixture| {
-        let ann = Direct::warm(&fixture, Route::Faulty).await;
-        let (name, ttl) = (name("another session"), fixture.ttl() * 20);
-        let claim = ann.claim(&name);
-        fixture.path(PathFault::LoseReplies).await;
-        assert!(ann.acquire(&claim, ttl).await.is_err(), "the reply was lost");
-        let nodes = || Stored { side: fixture.deployment().side(), root: ROOT }.queue(&name);
-        let own = nodes().pop().expect("the claim has a node");
-        let (prefix, _) = own.path.rsplit_once('-').expect("a number");
-        fixture.deployment().side().delete(&own.path).expect("it is deleted");
-        let other = fixture.deployment().side().create(&format!("{prefix}-"), "1", ZooKeeperLife::Sequential);
-        let other = other.expect("it is created");
-        fixture.heal().await;
-        let reply = ann.acquire(&claim, ttl).await;
-        let Ok(AcquireOutcome::Granted(grant)) = reply else { panic!("the lock is free: {reply:?}") };
-        let nodes = nodes();
-        let [node] = &nodes[..] else { panic!("the claim has one node: {nodes:?}") };
-        assert!(node.path != other && node.session == own.session, "it is the node of another session");
-        assert_eq!(u64::try_from(node.created).ok(), Some(grant.token.get()));
-    });
-}
-
-/// The reply to a release is lost with its connection. The client asks on the next one, finds no node, and knows that it has released.
-#[test]
-fn a_release_whose_connection_breaks_is_a_release() {
-    case(async |fixture| {
-        // A busy machine may need a second until the path is healed.
-        let url = fixture.url(Route::Faulty, "").replace("timeout=1s", "timeout=10s");
-        let ann = Arc::new(Direct::attach(Arc::new(ZkBackend::connect_lazy(&url).expect("a URL"))));
-        let name = name("broken release");
-        let claim = ann.claim(&name);
-        ann.granted(&claim, TTL).await;
-        fixture.path(PathFault::LoseReplies).await;
-        let release = tokio::spawn({
-            let (ann, claim) = (ann.clone(), claim.clone());
-            async move { ann.release(&claim, Delivery::Confirmed).await }
-        });
-        eventually("the server has deleted the node", || queue(&fixture, &name) == 0).await;
-        // Connections that have lost bytes are reset.
-        fixture.heal().await;
-        let released = release.await.expect("no panic");
-        assert!(matches!(released, Ok(ReleaseOutcome::Released)), "{released:?}");
     });
 }
 
