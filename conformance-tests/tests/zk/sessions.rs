@@ -1,11 +1,12 @@
 //! Sessions: their end at the server, and the end of those that the client gives up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::zk::ZkBackend;
 use leasehold_conformance::{Direct, Fixture, PathFault, Route, ServerFault};
-use leasehold_core::backend::Delivery;
-use leasehold_core::{KeeperRuntime, LockClient};
+use leasehold_core::backend::{Claim, Delivery, OwnerToken};
+use leasehold_core::{HolderInfo, KeeperRuntime, LockClient};
 
 use super::common::{Stopwatch, eventually, hold};
 use super::fixture::ROOT;
@@ -172,5 +173,24 @@ fn a_withdraw_in_an_ended_session_is_done_when_its_node_is_gone() {
             begin.within(SHORT * 8, "the withdraw is done");
         }
         assert_eq!(queue(&fixture, &name), 0, "the withdraw is reported as done, and the node is there");
+    });
+}
+
+/// A session outlives its claims, and keeps nothing of those that have ended.
+#[test]
+fn a_session_forgets_the_claims_that_have_ended() {
+    const CLAIMS: u128 = 100;
+    // The session does not end meanwhile.
+    const LONG: Duration = Duration::from_secs(120);
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Clear).await;
+        let holder = Arc::new(HolderInfo::of_this_process("forgotten").expect("a label"));
+        for index in 0..CLAIMS {
+            let claim = Claim::new(name("forgotten"), OwnerToken::from_bytes(index.to_be_bytes()), holder.clone());
+            ann.granted(&claim, LONG).await;
+            let delivery = if index % 2 == 0 { Delivery::Confirmed } else { Delivery::InDoubt };
+            ann.release(&claim, delivery).await.expect("a release");
+        }
+        eventually("all claims are forgotten", || Arc::strong_count(&holder) == 1).await;
     });
 }
