@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_conformance::{Direct, Route};
+use leasehold_conformance::{Direct, Fixture, PathFault, Route};
+use leasehold_core::LockClient;
 use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Delivery, LeaseKind, RenewReply, RenewRequest};
 
-use super::common::{Stopwatch, eventually};
+use super::common::{Stopwatch, eventually, hold};
 use super::support::{case, name, queue};
 
 /// The renewal of a place may see its turn before the watch does. The lease then has its whole ttl, although the claim has waited for longer.
@@ -61,5 +62,28 @@ fn a_fixed_lease_whose_turn_a_renewal_sees_has_its_whole_ttl() {
         let left: Vec<_> = names.iter().map(|name| queue(&fixture, name)).collect();
         assert_eq!(left, [1; LOCKS], "leases ended before their ttl");
         eventually("the leases end", || names.iter().all(|name| queue(&fixture, name) == 0)).await;
+    });
+}
+
+/// The request that ends a fixed lease is lost. It is sent again, because another lease keeps the session.
+#[test]
+fn a_fixed_lease_ends_although_its_deletion_was_lost() {
+    const TTL: Duration = Duration::from_secs(4);
+    const BEFORE: Duration = Duration::from_millis(500);
+    case(async |fixture| {
+        let backend = fixture.backend(Route::Faulty).await;
+        let ann = LockClient::builder(backend).ttl(TTL).build().expect("a client");
+        let name = name("lost deletion");
+        let kept = hold(&ann, "kept").await;
+        let fixed = ann.lock(name.as_str()).without_renewal().acquire().await.expect("a lease");
+        let granted = Stopwatch::start();
+        tokio::time::sleep(TTL - BEFORE).await;
+        fixture.path(PathFault::DropTraffic).await;
+        // The lease has ended, and the client has noticed the silence. The other lease lives on.
+        tokio::time::sleep((TTL + BEFORE * 3 / 2).saturating_sub(granted.elapsed())).await;
+        fixture.heal().await;
+        eventually("the fixed lease ends", || queue(&fixture, &name) == 0).await;
+        assert!(!fixed.is_held());
+        drop(kept);
     });
 }
