@@ -1,18 +1,15 @@
 //! Requests whose outcome the client does not know, and nodes that it has to find again.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::zk::ZkBackend;
 use leasehold_conformance::{Direct, Fixture, PathFault, Route};
 use leasehold_core::backend::{AcquireOutcome, Delivery, ReleaseOutcome};
 use leasehold_test_servers::ZooKeeperLife;
 
 use super::common::eventually;
 use super::fixture::ROOT;
-use super::one_server::OneServer;
 use super::stored::Stored;
-use super::support::{case, name, queue};
+use super::support::{case, name, patient, queue};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -128,10 +125,4 @@ fn a_claim_that_is_withdrawn_while_its_client_connects_leaves_nothing() {
         let _ = acquire.await.expect("no panic");
         assert_eq!(queue(&fixture, &name), 0, "the node is left");
     });
-}
-
-/// A client with a longer bound of a call, because a busy machine may need a second until a path is healed.
-fn patient(fixture: &OneServer) -> Arc<Direct> {
-    let url = fixture.url(Route::Faulty, "").replace("timeout=1s", "timeout=10s");
-    Arc::new(Direct::attach(Arc::new(ZkBackend::connect_lazy(&url).expect("a URL"))))
 }

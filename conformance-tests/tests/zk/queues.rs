@@ -13,7 +13,7 @@ use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::ROOT;
 use super::one_server::OneServer;
 use super::stored::Stored;
-use super::support::{case, client, name, queue};
+use super::support::{case, client, name, patient, queue};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -238,8 +238,8 @@ fn an_attempt_that_was_overtaken_leaves_no_place() {
     const SLOW: Duration = Duration::from_millis(150);
     case(async |fixture| {
         let ann = Direct::warm(&fixture, Route::Clear).await;
-        let bob = Arc::new(Direct::warm(&fixture, Route::Faulty).await);
-        let ttl = fixture.ttl() * 20;
+        let (bob, ttl) = (patient(&fixture), fixture.ttl() * 20);
+        bob.granted(&bob.claim(&name("opens the session")), ttl).await;
         fixture.path(PathFault::Delay(SLOW)).await;
         let mut refused = 0;
         for round in 0..3 {

@@ -1,8 +1,10 @@
 //! Shared parts of the tests that are specific to ZooKeeper.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_conformance::{DEADLINE, Fixture, Route, run};
+use leasehold::zk::ZkBackend;
+use leasehold_conformance::{DEADLINE, Direct, Fixture, Route, run};
 use leasehold_core::{LockClient, LockName};
 
 use super::common::SOON;
@@ -30,4 +32,10 @@ pub(super) fn name(text: &str) -> LockName {
 /// The number of nodes in the queue of a lock.
 pub(super) fn queue(fixture: &OneServer, name: &LockName) -> usize {
     Stored { side: fixture.deployment().side(), root: ROOT }.queue(name).len()
+}
+
+/// A client with a longer bound of a call, because a busy machine may need a second until a path is healed.
+pub(super) fn patient(fixture: &OneServer) -> Arc<Direct> {
+    let url = fixture.url(Route::Faulty, "").replace("timeout=1s", "timeout=10s");
+    Arc::new(Direct::attach(Arc::new(ZkBackend::connect_lazy(&url).expect("a URL"))))
 }
