@@ -7,13 +7,14 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
+use leasehold_core::backend::connect_to_any;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use crate::errors::Failure;
 
@@ -96,22 +97,12 @@ where
     }
 }
 
-/// Connects to all addresses of a host concurrently and takes the first success, so that a silent address does not use up the bound.
 async fn tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
-    let mut attempts = JoinSet::new();
-    for address in lookup_host((host, port)).await? {
+    connect_to_any(lookup_host((host, port)).await?, |address| {
         let settings = settings.clone();
-        attempts.spawn(async move { connect_to(address, &settings).await });
-    }
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    while let Some(done) = attempts.join_next().await {
-        match done {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = error,
-            Err(_) => {}
-        }
-    }
-    Err(last)
+        async move { connect_to(address, &settings).await }
+    })
+    .await
 }
 
 async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<TcpStream> {

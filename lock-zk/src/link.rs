@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold_core::backend::Stamp;
+use leasehold_core::backend::{Stamp, connect_to_any};
 use spawns_core::{Spawn, Task, enter};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -71,9 +72,15 @@ impl Link {
         };
         #[cfg(not(feature = "tls"))]
         let scheme = "";
-        let cluster = format!("{scheme}{address}");
         let spawner = Spawner::default();
-        let connecting = InScope { spawner: &spawner, future: Box::pin(connector.connect(&cluster)) };
+        let connecting = async {
+            let cluster = match scheme {
+                "" => live_address(address).await,
+                // The client crate needs the name, to compare it with that in the certificate.
+                _ => format!("{scheme}{address}"),
+            };
+            InScope { spawner: &spawner, future: Box::pin(connector.connect(&cluster)) }.await
+        };
         let connected = timeout_at(until, connecting).await;
         let started = lock(&spawner.started).take();
         match (connected, started) {
@@ -220,6 +227,17 @@ impl Link {
         task.abort();
         matches!(state.peek_state(), SessionState::Closed | SessionState::Expired)
     }
+}
+
+/// The address of a host that accepts connections, if it has several. The client crate tries one after the other, each until it gives up.
+async fn live_address(address: &str) -> String {
+    let Ok(addresses) = lookup_host(address).await else { return address.to_owned() };
+    let addresses: Vec<_> = addresses.collect();
+    let live = match addresses[..] {
+        [only] => Ok(only),
+        _ => connect_to_any(addresses, TcpStream::connect).await.and_then(|stream| stream.peer_addr()),
+    };
+    live.map_or_else(|_| address.to_owned(), |live| live.to_string())
 }
 
 /// The task of a connection.

@@ -2,6 +2,7 @@
 
 #![doc = include_str!("invariants.md")]
 
+mod addresses;
 mod attachment;
 mod capabilities;
 mod claim;
@@ -32,6 +33,7 @@ pub use tokio;
 #[doc(no_inline)]
 pub use url;
 
+pub use self::addresses::connect_to_any;
 pub use self::attachment::Attachment;
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::Claim;
