@@ -251,8 +251,9 @@ pub(crate) struct Run {
 
     /// Shortest hold: if the command ends earlier, the lock stays held until then
     ///
-    /// Use it for short jobs that must not run again on a host whose clock is behind. Where a lease ends with its process
-    /// (`strategy=for-update`), leasehold stays until then, and a signal ends the hold.
+    /// Use it for short jobs that must not run again on a host whose clock is behind. On etcd, ZooKeeper and MySQL with
+    /// `strategy=for-update`, leasehold stays until then. A signal ends that wait: with `strategy=for-update` the hold ends too, on the
+    /// others the lock stays held until its lease ends.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
 
