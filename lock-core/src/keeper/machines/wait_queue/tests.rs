@@ -27,10 +27,14 @@ fn queue() -> WaitQueue<u32> {
 }
 
 fn queue_of(on_contention: OnContention) -> WaitQueue<u32> {
+    WaitQueue::new(joining(1, on_contention), at(1000)).0
+}
+
+/// An acquire, whose outcome goes to `to`.
+fn joining(to: u32, on_contention: OnContention) -> Joining<u32> {
     let kind = LeaseKind::Kept;
     let terms = Terms { mode: Mode::Exclusive, ttl: TTL, kind, max_hold: None, min_hold: None, holder: None };
-    let first = Joining { acquire: 1, terms, on_contention, confirm_after: Stamp::ZERO, to: 1 };
-    WaitQueue::new(first, at(1000)).0
+    Joining { acquire: to.into(), terms, on_contention, confirm_after: Stamp::ZERO, to }
 }
 
 #[test]
@@ -108,4 +112,26 @@ fn a_pushed_grant_needs_a_confirmation_of_its_place() {
         let granted = out.drain().any(|output| matches!(output, QueueOutput::Granted { .. }));
         assert_eq!(granted, is_granted, "the confirmation is of place {confirmed}");
     }
+}
+
+/// The lease goes to the acquire that came first, whoever came or left since.
+#[test]
+fn acquires_are_granted_in_the_order_in_which_they_came() {
+    let (mut queue, mut out) = (queue(), Outputs::default());
+    for to in 2..=6 {
+        queue.join(&rules(), joining(to, OnContention::Queue), &mut out).unwrap();
+    }
+    assert!(queue.leave(&rules(), 3, at(1005), &mut out).is_some());
+    out.drain().for_each(drop);
+    let mut granted = Vec::new();
+    for grant in 1..=5 {
+        let confirmation = Confirmation { ttl: TTL, sent: at(1000), place: PlaceNumber::new(grant) };
+        let grant = Grant::new(FencingToken::new(grant), confirmation);
+        queue.acquired(&rules(), Ok(AcquireOutcome::Granted(grant)), at(1010), &mut out);
+        granted.extend(out.drain().filter_map(|output| match output {
+            QueueOutput::Granted { to, .. } => Some(to),
+            _ => None,
+        }));
+    }
+    assert_eq!(granted, [[1], [2], [4], [5], [6]]);
 }
