@@ -40,7 +40,8 @@ pub enum Event {
     /// The lock may be free. Each client that waits for it sends one acquire. Where many may wait and the store keeps no queue, a
     /// backend reads first whether the lock is free.
     Changed(LockName),
-    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits.
+    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits. The first connection of a
+    /// backend has missed none, and is no reason to send it.
     Resync,
 }
 
@@ -94,9 +95,10 @@ impl CoreHandle {
         &self.clock
     }
 
-    /// The runtime of the lease keeper. A backend spawns its background tasks on it, because it lives as long as the client and does not
-    /// depend on the user's executor. lock-core calls renewals and background releases on it, and acquires and other releases mostly on
-    /// the user's own runtime.
+    /// The runtime of the lease keeper, which lives as long as the client and does not depend on the user's executor. A backend spawns on it
+    /// the tasks that a lease or a notification depends on, with their connections. A connection for single calls belongs to the runtime of
+    /// its caller ([`PerRuntime`](crate::backend::PerRuntime)). lock-core calls renewals and background releases on this runtime, and acquires
+    /// and other releases mostly on the user's own.
     pub fn keeper_runtime(&self) -> &tokio::runtime::Handle {
         &self.keeper
     }

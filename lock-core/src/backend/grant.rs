@@ -81,7 +81,8 @@ pub enum AcquireOutcome {
     /// Another claim holds the lock, and this claim has no place, because the server keeps no queue or the claim requested no place. The
     /// keeper sends the next acquire after `retry_after`, or earlier on an event.
     Contended {
-        /// How long the keeper waits before the next acquire.
+        /// How long the keeper waits before the next acquire. At most a third of the ttl and of
+        /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl), also if the store notifies the client: notifications get lost.
         retry_after: Duration,
     },
 }

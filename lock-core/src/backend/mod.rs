@@ -51,6 +51,9 @@ pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
 pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
 pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, without_password};
 pub use self::watch::{WatchGuard, WatchNames, Watches};
+/// What [`List`] and [`Examine`] return.
+#[doc(no_inline)]
+pub use crate::admin::{Check, CheckStatus, Listed, ListedName, Listing};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
 use crate::error::Result;
 pub use crate::run_to_end::run_to_end;

@@ -9,9 +9,9 @@ use tokio::runtime::{Handle, Id};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
-/// One value for each runtime that calls the backend. A connection for single calls belongs to the caller's runtime, so that a call
-/// crosses no thread. A connection that a lease depends on belongs to the [keeper's
-/// runtime](crate::backend::CoreHandle::keeper_runtime) instead.
+/// One value for each runtime that calls the backend. A connection for single calls, with the task that drives it, belongs to the caller's
+/// runtime, so that a call crosses no thread; it ends with that runtime. A connection that a lease or a notification depends on belongs to
+/// the [keeper's runtime](crate::backend::CoreHandle::keeper_runtime) instead, which is the caller of renewals.
 pub struct PerRuntime<T>(Mutex<HashMap<Id, T>>);
 
 impl<T> PerRuntime<T> {
