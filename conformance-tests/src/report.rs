@@ -1,8 +1,9 @@
 //! Reports the cases that met an unsupported fault, and those that had nothing to prove.
 
+use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +11,7 @@ use leasehold_core::backend::LockBackend;
 use leasehold_core::{LockClientBuilder, LockName};
 
 use crate::fault::{PathFault, ServerFault, Tamper, Unsupported};
+use crate::faulty::lock;
 use crate::fixture::{Fixture, Record, ResourceCounts, Route};
 
 /// The environment variable that names the file to which the cases append their lines:
@@ -34,11 +36,13 @@ fn append(case: &str, kind: &str, text: &str) {
 pub(crate) struct Reported<F> {
     case: &'static str,
     fixture: F,
+    /// A case may repeat a fault many times.
+    written: Mutex<HashSet<String>>,
 }
 
 impl<F> Reported<F> {
     pub(crate) fn new(case: &'static str, fixture: F) -> Self {
-        Self { case, fixture }
+        Self { case, fixture, written: Mutex::default() }
     }
 
     fn unsupported<T>(&self, what: &str, outcome: Result<T, Unsupported>) -> Result<T, Unsupported> {
@@ -46,7 +50,9 @@ impl<F> Reported<F> {
     }
 
     fn write(&self, kind: &str, text: &str) {
-        append(self.case, kind, text);
+        if lock(&self.written).insert(format!("{kind}\t{text}")) {
+            append(self.case, kind, text);
+        }
     }
 }
 

@@ -10,11 +10,15 @@ use tokio::sync::oneshot;
 
 use crate::support::Stopwatch;
 
+/// What has not happened this long after its bound never will.
+const NEVER: Duration = Duration::from_secs(3);
+
 /// Waits for `work`, which must end within `bound`.
 ///
 /// A timing control starts together with it: two threads, one after the other, that sleep for the bound and then wake the case.
 /// Work that ends before the timing control is in time. Otherwise the work gets an extra time: twice the lag of the timing control,
-/// or the lag of the lag monitor if that is longer. Work that ends later fails.
+/// or the lag of the lag monitor if that is longer. Work that ends later fails. It is waited for nevertheless: the failure says by how much
+/// it was late, as on a machine that is too busy, or that it has not ended in three seconds more, as after a lost wake-up.
 #[track_caller]
 pub(crate) fn in_time<F: Future>(bound: Duration, what: &str, work: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
@@ -29,13 +33,13 @@ pub(crate) fn in_time<F: Future>(bound: Duration, what: &str, work: F) -> impl F
         }
         let control = stopwatch.elapsed().saturating_sub(bound);
         let extra = stopwatch.lag().max(control * 2);
-        match tokio::time::timeout(extra, &mut work).await {
-            Ok(output) => output,
-            Err(_) => panic!(
-                "{what}: not after {:?}, the bound is {bound:?} and the timing control was {control:?} late (at {caller})",
-                stopwatch.elapsed()
-            ),
+        if let Ok(output) = tokio::time::timeout(extra, &mut work).await {
+            return output;
         }
+        let ended = tokio::time::timeout(NEVER.saturating_sub(extra), work).await;
+        let late = stopwatch.elapsed().saturating_sub(bound);
+        let how = if ended.is_ok() { format!("late by {late:?}") } else { format!("never within {late:?} more") };
+        panic!("{what}: {how}; the bound is {bound:?}, and the timing control was {control:?} late (at {caller})");
     }
 }
 

@@ -1,12 +1,31 @@
 //! Ownership: a request for a claim affects that claim and nothing else.
 
 use leasehold_core::backend::{
-    AcquireOutcome, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, TtlScope, Waiting,
+    AcquireOutcome, Claim, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, TtlScope, Waiting,
 };
 
 use crate::direct::Direct;
 use crate::fixture::{Fixture, Route};
 use crate::support::{self, AT_ONCE, eventually, name};
+
+/// Releases a claim, which must have this outcome. `step` says what the claim is, for the message.
+async fn releases(
+    fixture: &dyn Fixture,
+    client: &Direct,
+    claim: &Claim,
+    delivery: Delivery,
+    expected: ReleaseOutcome,
+    step: &str,
+) {
+    let outcome = client.release(claim, delivery).await;
+    let record = fixture.record(claim.name()).await;
+    assert!(
+        matches!(&outcome, Ok(outcome) if *outcome == expected),
+        "{step}: its release ({delivery:?}) must return {expected:?}, and returned {outcome:?}. The lock is {:?}, and its record at the \
+         server after that is {record:?}",
+        claim.name()
+    );
+}
 
 /// Invariant 7: a release of a claim whose lease has expired returns `NotHeld` and does not affect the next holder.
 pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
@@ -16,10 +35,8 @@ pub async fn stale_release_leaves_the_new_holder(fixture: &dyn Fixture) {
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
-    assert_eq!(
-        ann.release(&old, Delivery::Confirmed).await.expect("a stale release is no error"),
-        ReleaseOutcome::NotHeld
-    );
+    let step = "the lease has expired, and another client holds";
+    releases(fixture, &ann, &old, Delivery::Confirmed, ReleaseOutcome::NotHeld, step).await;
     support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
@@ -31,10 +48,8 @@ pub async fn stale_withdraw_leaves_the_new_holder(fixture: &dyn Fixture) {
     ann.granted(&old, ttl).await;
     let grant = bob.takes_over(&new, ttl, ttl * 20).await;
 
-    assert_eq!(
-        ann.release(&old, Delivery::InDoubt).await.expect("a stale withdraw is no error"),
-        ReleaseOutcome::NotHeld
-    );
+    let step = "the lease has expired, and another client holds";
+    releases(fixture, &ann, &old, Delivery::InDoubt, ReleaseOutcome::NotHeld, step).await;
     support::still_held(fixture, &name, grant.token, ttl * 10).await;
 }
 
@@ -78,10 +93,13 @@ pub async fn second_release_is_a_no_op(fixture: &dyn Fixture) {
     let name = name("double release");
     let (claim, next) = (ann.claim(&name), ann.claim(&name));
     ann.granted(&claim, fixture.ttl() * 20).await;
-    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("a release"), ReleaseOutcome::Released);
-    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
+    let release = async |expected, step: &str| {
+        releases(fixture, &ann, &claim, Delivery::Confirmed, expected, step).await;
+    };
+    release(ReleaseOutcome::Released, "a claim that holds").await;
+    release(ReleaseOutcome::NotHeld, "a claim that was released").await;
     let grant = ann.granted(&next, fixture.ttl() * 20).await;
-    assert_eq!(ann.release(&claim, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
+    release(ReleaseOutcome::NotHeld, "a claim that was released, while the next one holds").await;
     support::still_held(fixture, &name, grant.token, fixture.ttl() * 10).await;
 }
 
@@ -91,8 +109,8 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
     let (held, free) = (name("held"), name("free"));
     let grant = ann.granted(&ann.claim(&held), fixture.ttl() * 20).await;
     for name in [&held, &free] {
-        let stranger = bob.claim(name);
-        assert_eq!(bob.release(&stranger, Delivery::Confirmed).await.expect("no error"), ReleaseOutcome::NotHeld);
+        let step = "a claim that never held";
+        releases(fixture, &bob, &bob.claim(name), Delivery::Confirmed, ReleaseOutcome::NotHeld, step).await;
     }
     support::still_held(fixture, &held, grant.token, fixture.ttl() * 10).await;
     assert_eq!(fixture.resource_counts().await.leases, 1, "only the granted lock is held");
