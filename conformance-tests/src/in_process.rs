@@ -40,7 +40,7 @@ pub trait InProcessStore: Send + Sync + 'static {
 /// The [`Fixture`] of an [`InProcessStore`]: [`Faults`] injects its faults, because there is no proxy for its protocol.
 pub struct InProcess<S> {
     pub(crate) store: S,
-    faults: Faults,
+    pub(crate) faults: Faults,
 }
 
 #[async_trait]

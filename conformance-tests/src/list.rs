@@ -23,10 +23,12 @@ macro_rules! for_each_case {
                 loses_replies
                 loses_pushes
                 holds_and_delivers
+                delivers_until_all_is_processed
                 doubles_requests
                 heals_the_path
                 stops_and_starts
                 kills_and_starts
+                kills_without_an_orderly_stop
                 starts_without_data
                 pauses_and_resumes
                 refuses_the_user
@@ -83,6 +85,7 @@ macro_rules! for_each_case {
                 a_slow_renewal_leaves_a_true_validity
                 a_long_ttl_out_of_a_queue_is_a_true_one
                 a_hold_outlives_the_retention
+                a_sweep_leaves_what_was_acquired_meanwhile
                 the_holder_never_believes_longer_than_the_server
                 a_fixed_lease_is_not_renewed
                 a_fixed_lease_ends_beside_a_kept_one
@@ -104,6 +107,7 @@ macro_rules! for_each_case {
                 a_waiter_that_died_in_the_queue_is_passed_over
                 a_lost_push_costs_time_only
                 a_watch_reports_once
+                a_release_notifies_the_waiters_of_its_lock_only
                 an_event_during_a_call_is_not_lost
                 clients_are_served_in_order_where_that_is_claimed
                 a_waiter_that_gives_up_passes_nothing_on
@@ -114,6 +118,7 @@ macro_rules! for_each_case {
             in_doubt {
                 a_stuck_request_has_no_effect_after_the_release
                 a_withdrawn_request_has_no_effect
+                a_withdrawal_beside_its_request_wins
                 a_withdrawn_claim_is_remembered
                 a_withdrawn_claim_outlives_a_crash
                 an_acquire_dropped_in_flight_leaves_nothing
@@ -126,6 +131,7 @@ macro_rules! for_each_case {
                 an_acquire_dropped_at_every_await_leaves_nothing
                 a_waiter_dropped_at_every_await_leaves_nothing
                 dropped_calls_harm_no_later_call
+                a_dropped_call_harms_none_beside_it
                 an_acquire_that_is_never_polled_sends_nothing
                 an_acquire_dropped_with_its_reply_lost_leaves_nothing
                 a_waiter_dropped_as_it_is_granted_passes_the_lock_on
@@ -207,6 +213,7 @@ macro_rules! for_each_case {
                 flushed_scripts_are_loaded_again
                 a_wall_clock_set_forward_does_no_harm
                 a_wall_clock_set_back_does_no_harm
+                a_clock_set_back_revives_no_released_lease
             }
             reconnect {
                 a_waiter_retries_as_soon_as_it_is_connected
@@ -226,6 +233,7 @@ macro_rules! for_each_case {
                 a_thousand_waits_in_vain_leave_nothing
                 no_task_is_left_behind
                 a_dropped_client_releases_everything
+                calls_without_replies_leave_no_connection
                 a_queue_that_was_served_is_gone
             }
             errors {

@@ -1,9 +1,10 @@
 //! Helpers of the cases: names, bounds in real time, and waits for a condition.
 
 use std::fmt::Debug;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::sync::OnceLock;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{FencingToken, LockName};
@@ -158,4 +159,21 @@ pub(crate) async fn join<T>(task: tokio::task::JoinHandle<T>) -> T {
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         Err(error) => panic!("a task of the case was cancelled: {error}"),
     }
+}
+
+/// Polls all futures, and returns their outputs in order.
+pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|cx| {
+        for (future, output) in &mut futures {
+            if output.is_none()
+                && let Poll::Ready(ready) = future.as_mut().poll(cx)
+            {
+                *output = Some(ready);
+            }
+        }
+        if futures.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    futures.into_iter().filter_map(|(_, output)| output).collect()
 }

@@ -55,10 +55,12 @@ saboteurs! {
         loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire got the reply";
         loses_pushes: LosesNoPushes, "Fixture::path(LosePushes): a push has arrived";
         holds_and_delivers: DeliversNothing, "Fixture::deliver: it has returned";
+        delivers_until_all_is_processed: DeliversLater, "Fixture::deliver: it has returned after";
         doubles_requests: DoublesNothing, "Fixture::path(Double): the number";
         heals_the_path: HealsNothing, "Fixture::heal after Disconnect";
         stops_and_starts: StopsNothing, "Fixture::server(Stop): an acquire got the reply";
         kills_and_starts: KillsNothing, "Fixture::server(Kill): an acquire got the reply";
+        kills_without_an_orderly_stop: KillsInOrder, "Fixture::server(Kill): a server that was killed";
         starts_without_data: KeepsTheData, "Fixture::server(Start(Lost)): it still has";
         pauses_and_resumes: PausesNothing, "Fixture::server(Pause): within";
         refuses_the_user: RefusesNobody, "Fixture::server(RefuseUser): an acquire got the reply";
@@ -115,6 +117,7 @@ saboteurs! {
         a_slow_renewal_leaves_a_true_validity: StampsRenewalsLate, "renewed on a slow path";
         a_long_ttl_out_of_a_queue_is_a_true_one: ConfirmsTheWholeTtl, "a place confirms";
         a_hold_outlives_the_retention: SweepsHeldLeases, "records of free locks";
+        a_sweep_leaves_what_was_acquired_meanwhile: SweepsByAnOldList, "was removed while the lock was held";
         the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder's validity is";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
         a_fixed_lease_ends_beside_a_kept_one: RenewsAllOfTheClient, "although another one is renewed";
@@ -136,6 +139,7 @@ saboteurs! {
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
         a_lost_push_costs_time_only: ReportsStalePlaces, "the next poll";
         a_watch_reports_once: WatchesNothing, "a release is reported once";
+        a_release_notifies_the_waiters_of_its_lock_only: WakesWaitersOfAllLocks, "notified the waiters of others";
         an_event_during_a_call_is_not_lost: PushesNothing, "notified during its request";
         clients_are_served_in_order_where_that_is_claimed: SkipsTheHead, "claims order";
         a_waiter_that_gives_up_passes_nothing_on: PassesOnItsPlace, "holds beside the holder";
@@ -146,6 +150,7 @@ saboteurs! {
     in_doubt {
         a_stuck_request_has_no_effect_after_the_release: IgnoresInDoubt, "took effect after the release";
         a_withdrawn_request_has_no_effect: IgnoresInDoubt, "a withdrawn claim was granted";
+        a_withdrawal_beside_its_request_wins: ReadsNotesBeforeItLocks, "a withdrawn claim holds or waits";
         a_withdrawn_claim_is_remembered: PurgesWithdrawnClaimsEarly, "after it was withdrawn";
         a_withdrawn_claim_outlives_a_crash: CrashLosesWithdrawnClaims, "a withdrawn claim was granted after a crash";
         an_acquire_dropped_in_flight_leaves_nothing: IgnoresInDoubt, "took no effect";
@@ -158,6 +163,7 @@ saboteurs! {
         an_acquire_dropped_at_every_await_leaves_nothing: DropsReleases, "was dropped after";
         a_waiter_dropped_at_every_await_leaves_nothing: DropsReleasesOfWaiters, "leaves no place";
         dropped_calls_harm_no_later_call: LeaksPermits, "after many that were dropped";
+        a_dropped_call_harms_none_beside_it: AbortsCallsBeside, "one beside it was given up";
         an_acquire_that_is_never_polled_sends_nothing: SendsStrayRequests, "never polled";
         an_acquire_dropped_with_its_reply_lost_leaves_nothing: DropsReleases, "is withdrawn";
         a_waiter_dropped_as_it_is_granted_passes_the_lock_on: DropsReleasesOfWaiters, "keeps nothing";
@@ -239,9 +245,10 @@ saboteurs! {
         flushed_scripts_are_loaded_again: ReportsFalseLosses, "the loss of a lease";
         a_wall_clock_set_forward_does_no_harm: ClaimsAWallClock, "its leases end by a wall clock";
         a_wall_clock_set_back_does_no_harm: ClaimsAWallClock, "its leases end by a wall clock";
+        a_clock_set_back_revives_no_released_lease: ReleasesByTheDeadline, "a released lease is back";
     }
     reconnect {
-        a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "has reconnected retries at once";
+        a_waiter_retries_as_soon_as_it_is_connected: MissesWhatCameMeanwhile, "has reconnected by itself";
         a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
         a_holder_is_notified_after_a_reconnect: ClaimsToPush, "a loss is pushed after a reconnect";
     }
@@ -258,6 +265,7 @@ saboteurs! {
         a_thousand_waits_in_vain_leave_nothing: DropsReleasesOfWaiters, "back at its baseline";
         no_task_is_left_behind: LeavesTasks, "no task is left";
         a_dropped_client_releases_everything: KeepsBackends, "connections are closed";
+        calls_without_replies_leave_no_connection: KeepsTimedOutConnections, "connections without replies are closed";
         a_queue_that_was_served_is_gone: LeavesLeases, "nothing is left of the queue";
     }
     errors {
@@ -312,6 +320,9 @@ mod further {
         defaults {
             a_shortest_hold_is_kept_and_no_longer: HidesShortenedLeases, "soon after the shortest hold";
         }
+        reconnect {
+            a_waiter_retries_as_soon_as_it_is_connected: ReconnectsWhenCalled, "has reconnected by itself";
+        }
         faults {
             a_release_of_a_lost_lease_is_no_release: TakesGoneForReleased, "by the repeated release";
             a_wall_clock_set_forward_does_no_harm: SendsTheClientsClock, "at the server";
@@ -328,6 +339,9 @@ mod third {
         a_fixture {
             reads_the_record: ReadsTheTtl, "Fixture::record: what is left of a lease";
             holds_and_delivers: HoldIsDropTraffic, "Fixture::deliver: it has returned";
+        }
+        reconnect {
+            a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "has reconnected by itself";
         }
     }
 }

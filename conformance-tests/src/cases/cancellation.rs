@@ -119,6 +119,32 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     }
 }
 
+/// Invariant 15: a call that is given up harms none beside it, although both may use one connection: that one gets its reply.
+pub async fn a_dropped_call_harms_none_beside_it(fixture: &dyn Fixture) {
+    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl() * 20);
+    let delay = (AT_ONCE / 2).min(ann.capabilities().call_bound / 8);
+    fixture.path(PathFault::Delay(delay)).await;
+    for round in 0..5 {
+        let [beside, dropped] = ["beside", "dropped"].map(|what| ann.claim(&name(&format!("{what} {round}"))));
+        // Given up when both requests are on their way and no reply is.
+        let give_up = async {
+            let request = AcquireRequest::new(dropped.clone(), ttl);
+            let reply = tokio::time::timeout(delay, ann.backend().acquire(&request)).await;
+            assert!(reply.is_err(), "a delayed path has replied early: {reply:?}");
+        };
+        let (reply, ()) = tokio::join!(ann.acquire(&beside, ttl), give_up);
+        assert!(reply.is_ok(), "round {round}: an acquire failed because one beside it was given up: {reply:?}");
+
+        let dropped = ann.claim(&name(&format!("dropped beside a release {round}")));
+        let give_up = async {
+            let request = AcquireRequest::new(dropped, ttl);
+            let _ = tokio::time::timeout(delay, ann.backend().acquire(&request)).await;
+        };
+        let (reply, ()) = tokio::join!(ann.release(&beside, Delivery::Confirmed), give_up);
+        assert!(reply.is_ok(), "round {round}: a release failed because a call beside it was given up: {reply:?}");
+    }
+}
+
 /// Invariant 12: an acquire that is never polled sends nothing.
 pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;

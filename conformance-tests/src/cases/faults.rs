@@ -4,7 +4,7 @@ use leasehold_core::ErrorKind;
 use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply, RenewRequest, StoreClock, TtlScope};
 
 use crate::clients::{
-    PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
+    LONG, PATIENCE, becomes_free, client, hold, is_free, kind_of, long_client, lost, queued, steady_client, steady_ttl,
 };
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault, Unsupported};
@@ -378,6 +378,33 @@ pub async fn a_wall_clock_set_forward_does_no_harm(fixture: &dyn Fixture) {
 /// A wall clock that is set back: no two clients hold the lock, tokens rise, and the lock is free after its release.
 pub async fn a_wall_clock_set_back_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockBack(fixture.ttl() * 50)).await;
+}
+
+/// Invariant 3: a release ends a lease whatever the clock says later. A store that keeps the owner and only moves the deadline to the
+/// present would have the lease again when its wall clock is set back.
+pub async fn a_clock_set_back_revives_no_released_lease(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
+    let ttl = fixture.ttl() * LONG;
+    let mut released = Vec::new();
+    for delivery in [Delivery::Confirmed, Delivery::InDoubt] {
+        let claim = ann.claim(&name(&format!("released {delivery:?}")));
+        let place = ann.granted(&claim, ttl).await.confirmation.place;
+        let outcome = ann.release(&claim, delivery).await.expect("a release");
+        assert_eq!(outcome, ReleaseOutcome::Released);
+        released.push((claim, place));
+    }
+    // Without a step, the leases stay released as well.
+    let step = fixture.server(ServerFault::ClockBack(fixture.ttl() * 50)).await;
+    for (claim, place) in released {
+        let record = fixture.record(claim.name()).await;
+        assert_eq!(record.lease(), None, "after {step:?} a released lease is back: {record:?}");
+        let renewed = ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await;
+        assert!(
+            !matches!(renewed, RenewReply::Renewed(_) | RenewReply::Granted(_)),
+            "after {step:?} the renewal of a released lease returned {renewed:?}"
+        );
+        bob.granted(&bob.claim(claim.name()), ttl).await;
+    }
 }
 
 async fn stepped(fixture: &dyn Fixture, step: ServerFault) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, Confirmation, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, Waiting,
+    AcquireOutcome, Claim, Confirmation, Delivery, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest, Waiting,
 };
 use leasehold_core::{ErrorKind, LockClient, LossReason};
 
@@ -17,7 +17,7 @@ use crate::direct::Direct;
 use crate::fault::{Data, PathFault, ServerFault};
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::support::{self, AT_ONCE, BACK, ENDS_BY, LOST_BY, eventually, join, name};
+use crate::support::{self, AT_ONCE, BACK, ENDS_BY, LOST_BY, eventually, join, join_all, name};
 use crate::timing_control::in_time;
 
 /// The longest pause before a failed withdraw is retried.
@@ -64,6 +64,36 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
     }
     assert_eq!(fixture.record(&free).await.lease(), None, "a withdrawn request took the lock");
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request is in the queue");
+}
+
+/// Invariant 9: a withdrawal that is processed beside its request wins, in whichever order their steps mix. When both have ended, the
+/// claim has nothing.
+pub async fn a_withdrawal_beside_its_request_wins(fixture: &dyn Fixture) {
+    const ROUNDS: u32 = 12;
+    const CLAIMS: u32 = 25;
+    let (ann, ttl) = (Direct::warm(fixture, Route::Clear).await, fixture.ttl() * 20);
+    // The withdrawal begins up to that much later than the request.
+    let longest = Duration::from_millis(2);
+    for round in 0..ROUNDS {
+        let claims: Vec<_> = (0..CLAIMS).map(|index| ann.claim(&name(&format!("beside {index}")))).collect();
+        let pair = async |index: u32, claim: &Claim| {
+            let withdraw = async {
+                tokio::time::sleep(longest * index / CLAIMS).await;
+                ann.release(claim, Delivery::InDoubt).await
+            };
+            tokio::join!(ann.acquire(claim, ttl), withdraw)
+        };
+        let pairs = (0..).zip(&claims).map(|(index, claim)| pair(index, claim));
+        for ((requested, withdrawn), claim) in join_all(pairs).await.into_iter().zip(&claims) {
+            withdrawn.expect("a withdrawal");
+            let record = fixture.record(claim.name()).await;
+            assert_eq!(
+                (record.lease(), record.waiting()),
+                (None, 0),
+                "round {round}: a withdrawn claim holds or waits; its request returned {requested:?}"
+            );
+        }
+    }
 }
 
 /// Invariant 9: the store remembers a withdrawn claim for longer than a request can be in flight. A request that arrives 15 s later

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_core::backend::{AcquireOutcome, Delivery};
 use leasehold_core::{ErrorKind, KeeperRuntime, LockClient};
 
 use crate::clients::{build, builder, hold, kind_of, long_client, queued};
+use crate::direct::Direct;
+use crate::fault::{PathFault, ServerFault};
 use crate::fixture::{Fixture, ResourceCounts, Route};
-use crate::support::{AT_ONCE, OwnRuntime, becomes, eventually, join, name};
+use crate::support::{AT_ONCE, BACK, OwnRuntime, becomes, eventually, join, name};
 
 /// The number of cycles of a case.
 const CYCLES: usize = 1000;
@@ -158,6 +161,42 @@ pub async fn a_dropped_client_releases_everything(fixture: &dyn Fixture) {
     let closed = async || fixture.resource_counts().await.connections == baseline;
     eventually(Duration::from_secs(2), "its connections are closed", closed).await;
     assert!(fixture.resource_counts().await.is_clean(), "the last guard was released before the client ended");
+}
+
+/// Invariant 17: a connection whose call got no reply is closed, or used again. Otherwise each short pause of the server would cost
+/// the client one more, until the server accepts none.
+pub async fn calls_without_replies_leave_no_connection(fixture: &dyn Fixture) {
+    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl() * 20);
+    let before = at_rest(fixture).await.connections;
+    let stands_still = fixture.server(ServerFault::Pause).await.is_ok();
+    let bound = BACK + ann.capabilities().call_bound;
+    for round in 0..5 {
+        if !stands_still {
+            fixture.path(PathFault::DropTraffic).await;
+        } else if round > 0 {
+            fixture.server(ServerFault::Pause).await.expect("a server can be paused again");
+        }
+        let unanswered = ann.acquire(&ann.claim(&name(&format!("unanswered {round}"))), ttl).await;
+        assert!(unanswered.is_err(), "a paused server has replied: {unanswered:?}");
+        if stands_still {
+            fixture.server(ServerFault::Resume).await.expect("a paused server can be resumed");
+        } else {
+            fixture.heal().await;
+        }
+        let answered = async || {
+            let claim = ann.claim(&name("answered"));
+            let granted = matches!(ann.acquire(&claim, ttl).await, Ok(AcquireOutcome::Granted(_)));
+            let released = ann.release(&claim, Delivery::InDoubt).await.is_ok();
+            granted && released
+        };
+        eventually(bound, "calls get replies again", answered).await;
+    }
+    fixture.connected().await;
+    // A client may keep the connections that it needs for several calls at once.
+    let spare = 2;
+    let closed = |now: &ResourceCounts| now.connections <= before + spare;
+    let what = format!("connections without replies are closed; there were {before} before");
+    becomes(BACK, &what, async || fixture.resource_counts().await, closed).await;
 }
 
 /// Invariant 17: a queue ends with its last waiter, and a place does not outlive its waiter.

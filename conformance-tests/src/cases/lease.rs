@@ -1,12 +1,13 @@
 //! How long a lease lasts.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
     AcquireOutcome, Confirmation, Delivery, RenewPolicy, RenewReply, RenewRequest, TtlScope,
 };
 use leasehold_core::defaults::DEFAULT_TTL;
-use leasehold_core::{LockClient, LossReason};
+use leasehold_core::{LockClient, LockName, LossReason};
 
 use crate::clients::{
     LONG, PATIENCE, becomes_free, build, builder, client, default_client, handoff_bound, hold, is_free, long_client,
@@ -256,6 +257,59 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
     support::still_held(fixture, &name, guard.fencing_token(), ttl / 3).await;
     assert!(!is_free(&bob, &name).await, "the record of a held lock was removed as that of a free lock");
     guard.release().await.expect("a release");
+}
+
+/// Invariant 1: a store that removes the records of free locks checks each again as it removes it: one that was acquired after the store had listed
+/// it is held.
+pub async fn a_sweep_leaves_what_was_acquired_meanwhile(fixture: &dyn Fixture) {
+    const RETENTION: Duration = Duration::from_secs(1);
+    const NAMES: u32 = 200;
+    const APART: Duration = Duration::from_millis(5);
+    let Ok(backend) = fixture.backend_with_retention(RETENTION).await else {
+        return fixture.empty("it removes no record by its age");
+    };
+    let other = fixture.backend_with_retention(RETENTION).await.expect("it has a retention");
+    let (ann, bob) = (Direct::attach(backend), Direct::attach(other));
+    let ttl = Duration::from_secs(60).min(ann.capabilities().max_ttl);
+    let cycle = async |client: &Direct, name: &LockName| {
+        let claim = client.claim(name);
+        client.granted(&claim, ttl).await;
+        client.release(&claim, Delivery::Confirmed).await.expect("a release");
+    };
+    // One record after another becomes old, and its lock is acquired at that moment: a little before or after it counts as old.
+    let mut released = Vec::new();
+    for index in 0..NAMES {
+        let name = support::name(&format!("old {index}"));
+        cycle(&ann, &name).await;
+        released.push((name, Instant::now()));
+        tokio::time::sleep(APART).await;
+    }
+    let mut held = Vec::new();
+    let all_held = AtomicBool::new(false);
+    let writes = async {
+        let mut others = 0;
+        while !all_held.load(Ordering::Relaxed) {
+            others += 1;
+            cycle(&bob, &support::name(&format!("other {others}"))).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let acquires = async {
+        for (index, (name, since)) in (0..).zip(&released) {
+            let old = RETENTION + Duration::from_millis(index % 4);
+            tokio::time::sleep(old.saturating_sub(since.elapsed())).await;
+            let claim = ann.claim(name);
+            ann.granted(&claim, ttl).await;
+            held.push(claim);
+        }
+        all_held.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(writes, acquires);
+    tokio::time::sleep(AT_ONCE).await;
+    for claim in &held {
+        let record = fixture.record(claim.name()).await;
+        assert!(record.lease().is_some(), "the record of {:?} was removed while the lock was held", claim.name());
+    }
 }
 
 /// A fixed lease is not renewed: it ends after its ttl, its holder is notified, and the lock is free.

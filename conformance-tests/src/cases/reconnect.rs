@@ -1,27 +1,122 @@
 //! Waiters and holders after a reconnect.
 
-use leasehold_core::backend::{Event, LossNotice, RenewReply, RenewRequest, TtlScope};
+use std::sync::{Arc, Mutex};
 
-use crate::clients::{LONG, handoff_bound, hold, is_free, long_client, queued};
+use async_trait::async_trait;
+use leasehold_core::backend::{
+    AcquireOutcome, AcquireRequest, CoreHandle, Event, LossNotice, RenewReply, RenewRequest, TtlScope, Waiting,
+};
+use leasehold_core::{Error, ErrorKind, LockClient, Result};
+
+use crate::clients::{LONG, PATIENCE, build, handoff_bound, hold, is_free, long_client, queued};
 use crate::direct::Direct;
 use crate::fault::{PathFault, Tamper};
+use crate::faulty::lock;
 use crate::fixture::{Fixture, Route};
+use crate::hooks::{Hooked, Hooks, Inner};
 use crate::support::{AT_ONCE, BACK, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 13: a waiter may miss a notification while it is disconnected. It retries as soon as it has reconnected, long before
-/// its next poll.
+/// Keeps the requests of lock-core from the backend during an outage, and until the backend has reported an event after it. So the waiter
+/// depends on the backend: no retry of lock-core reconnects it, or finds the lock free.
+#[derive(Default)]
+struct RetriesAfterAnEvent(Mutex<Progress>);
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Progress {
+    #[default]
+    NotAsked,
+    /// The store has answered the waiter: it waits.
+    Waits,
+    CutOff,
+    Healed,
+    /// The backend has reported an event since.
+    Notified,
+}
+
+impl RetriesAfterAnEvent {
+    fn is(&self, progress: Progress) -> bool {
+        *lock(&self.0) == progress
+    }
+
+    fn withheld(&self) -> Option<Error> {
+        let text = "withheld by the case until the backend reports an event";
+        (self.is(Progress::CutOff) || self.is(Progress::Healed)).then(|| Error::new(ErrorKind::Unavailable, text))
+    }
+}
+
+#[async_trait]
+impl Hooks for RetriesAfterAnEvent {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        if let Some(error) = self.withheld() {
+            return Err(error);
+        }
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. }) = &reply {
+            let mut progress = lock(&self.0);
+            if *progress == Progress::NotAsked {
+                *progress = Progress::Waits;
+            }
+        }
+        reply
+    }
+
+    async fn renew(&self, inner: &Inner, requests: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
+        match self.withheld() {
+            Some(error) => (0..requests.len()).map(|index| (index, RenewReply::Unknown(error.clone()))).collect(),
+            None => inner.renew(requests).await,
+        }
+    }
+
+    fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        {
+            let mut progress = lock(&self.0);
+            if *progress == Progress::Healed {
+                *progress = Progress::Notified;
+            }
+        }
+        core.event(event);
+    }
+}
+
+/// Invariant 13: a waiter may miss a notification while it is disconnected. A backend that is notified reconnects by itself, without a
+/// request of the client, and sends [`Event::Resync`] then, or the event that was missed. So the waiter retries at once, long before its
+/// next poll. If waiters poll, or the connection was their place, lock-core retries by itself.
 pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) {
-    let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Faulty).await);
+    let (ann, ttl) = (long_client(fixture, Route::Clear).await, fixture.ttl() * LONG);
+    let capabilities = ann.capabilities();
+    let is_notified = capabilities.waiting != Waiting::Poll && capabilities.ttl_scope != TtlScope::Connection;
+    let hooks = Arc::new(RetriesAfterAnEvent::default());
+    let backend = Hooked::new(fixture.backend(Route::Faulty).await, 0, hooks.clone());
+    let bob = build(fixture.tune(LockClient::builder(backend).ttl(ttl).wait(PATIENCE)));
     let name = name("retries after a reconnect");
     let guard = hold(&ann, &name).await;
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
+    let waits = async || hooks.is(Progress::Waits);
+    eventually(bob.capabilities().call_bound, "the store has answered the waiter", waits).await;
+    // The answer is followed by the watch of the lock.
+    tokio::time::sleep(AT_ONCE).await;
+    fixture.connected().await;
+    if is_notified {
+        *lock(&hooks.0) = Progress::CutOff;
+    }
     fixture.path(PathFault::Disconnect).await;
     // The handoff and its notification happen during the outage.
     guard.release().await.expect("a release");
+    if is_notified {
+        // What the backend reports of the cut itself is no sign of a reconnect.
+        tokio::time::sleep(AT_ONCE).await;
+        *lock(&hooks.0) = Progress::Healed;
+    }
     fixture.heal().await;
-    let bound = BACK + handoff_bound(&bob.capabilities());
+    let mut bound = handoff_bound(&bob.capabilities());
+    if is_notified {
+        let notified = async || hooks.is(Progress::Notified);
+        eventually(BACK, "the backend has reconnected by itself and reports an event", notified).await;
+    } else {
+        bound += BACK;
+    }
     let next = in_time(bound, "a waiter that has reconnected retries at once", join(waiter)).await;
     assert!(next.is_held());
 }

@@ -180,6 +180,38 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     assert_eq!(reports(), 0, "a watch that was ended reports");
 }
 
+/// Invariant 15: a release notifies those who wait for its lock, and nobody else. Otherwise each release of a lock in use would bring
+/// requests for every lock that somebody waits for.
+pub async fn a_release_notifies_the_waiters_of_its_lock_only(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
+    if bob.capabilities().waiting == Waiting::Poll {
+        return fixture.empty("its waiters poll");
+    }
+    let ttl = fixture.ttl() * 20;
+    let mut locks = Vec::new();
+    for index in 0..10 {
+        let name = name(&format!("notified {index}"));
+        let (held, waiting) = (ann.claim(&name), bob.claim(&name));
+        ann.granted(&held, ttl).await;
+        bob.not_granted(&waiting, ttl).await;
+        locks.push((held, waiting));
+    }
+    fixture.connected().await;
+    tokio::time::sleep(AT_ONCE).await;
+    bob.take_events();
+    let (held, waiting) = &locks[0];
+    ann.release(held, Delivery::Confirmed).await.expect("a release");
+    tokio::time::sleep(AT_ONCE * 3).await;
+    let events = bob.take_events();
+    let is_own = |event: &Event| match event {
+        Event::Changed(name) => name == held.name(),
+        Event::Granted { owner, .. } | Event::EndsSooner { owner } => owner == waiting.owner(),
+        _ => false,
+    };
+    assert!(events.iter().any(is_own), "the waiter of the released lock was not notified: {events:?}");
+    assert!(events.iter().all(is_own), "the release of one lock notified the waiters of others: {events:?}");
+}
+
 /// Releases the lock, and notifies the waiter, after the store has refused an acquire and before the client gets that reply.
 struct ReleasedMeanwhile {
     holder: Direct,

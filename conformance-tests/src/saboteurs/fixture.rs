@@ -72,6 +72,12 @@ defective! {
     HealsNothing: fn heals(&self) -> bool { false }
     /// Does not deliver held requests.
     DeliversNothing: fn delivers(&self) -> bool { false }
+    /// Returns from a delivery before the server has processed it.
+    DeliversLater: fn delivers_later(&self) -> bool { true }
+    /// Stops its server in order instead of killing it.
+    KillsInOrder: fn before(&self, fault: &ServerFault) -> Option<ServerFault> {
+        (*fault == ServerFault::Kill).then_some(ServerFault::Resume)
+    }
     /// Breaks the clear route together with the faulty one.
     HasOneRoute: fn route(&self, _: Route) -> Route { Route::Faulty }
     /// Has a ttl that no backend takes.

@@ -158,3 +158,49 @@ impl Hooks for SweepsHeldLeases {
         reply
     }
 }
+
+/// Lists the free locks, and removes them a moment later, whoever holds them then.
+#[derive(Default)]
+pub struct SweepsByAnOldList {
+    free: Mutex<HashMap<LockName, Instant>>,
+    held: Mutex<HashMap<LockName, Claim>>,
+}
+
+impl Saboteur for SweepsByAnOldList {
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn claims_retention(&self) -> bool {
+        true
+    }
+}
+
+#[async_trait]
+impl Hooks for SweepsByAnOldList {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let old: Vec<_> = {
+            let mut free = lock(&self.free);
+            free.extract_if(|_, since| since.elapsed() > RETENTION).map(|(name, _)| name).collect()
+        };
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        for name in old {
+            let held = lock(&self.held).remove(&name);
+            if let Some(claim) = held {
+                inner.backend.release(&ReleaseRequest::new(claim, Delivery::Confirmed)).await?;
+            }
+        }
+        let reply = inner.backend.acquire(request).await;
+        if let Ok(AcquireOutcome::Granted(_)) = &reply {
+            lock(&self.held).insert(request.claim.name().clone(), request.claim.clone());
+            lock(&self.free).remove(request.claim.name());
+        }
+        reply
+    }
+
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        lock(&self.held).remove(request.claim.name());
+        lock(&self.free).insert(request.claim.name().clone(), Instant::now());
+        inner.backend.release(request).await
+    }
+}

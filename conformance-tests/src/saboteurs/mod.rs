@@ -1,11 +1,13 @@
 //! Memory backends with one defect each, on which the cases must fail. A case that passes on its saboteur proves nothing.
 
 mod capabilities;
+mod connections;
 mod errors;
 mod events;
 mod exclusion;
 mod fixture;
 mod leaks;
+mod notifying;
 mod ownership;
 mod queue;
 mod release;
@@ -23,11 +25,13 @@ use leasehold_core::backend::{Clock, LockBackend};
 use leasehold_core::{LockClientBuilder, LockName};
 
 pub use self::capabilities::*;
+pub use self::connections::*;
 pub use self::errors::*;
 pub use self::events::*;
 pub use self::exclusion::*;
 pub use self::fixture::*;
 pub use self::leaks::*;
+pub use self::notifying::*;
 pub use self::ownership::*;
 pub use self::queue::*;
 pub use self::release::*;
@@ -78,6 +82,16 @@ pub trait Saboteur: Hooks {
     /// Whether held requests can be delivered.
     fn delivers(&self) -> bool {
         true
+    }
+
+    /// Whether held requests are delivered after `deliver` has returned.
+    fn delivers_later(&self) -> bool {
+        false
+    }
+
+    /// A fault that the server gets a moment before.
+    fn before(&self, _: &ServerFault) -> Option<ServerFault> {
+        None
     }
 
     /// The fault that the server gets instead.
@@ -152,7 +166,7 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
 
     async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
         if self.saboteur.claims_retention() {
-            return Ok(self.sound.backend(Route::Clear).await);
+            return Ok(self.backend(Route::Clear).await);
         }
         self.sound.backend_with_retention(retention).await
     }
@@ -178,12 +192,22 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn deliver(&self) {
-        if self.saboteur.delivers() {
+        if self.saboteur.delivers_later() {
+            let faults = self.sound.faults.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                faults.deliver().await;
+            });
+        } else if self.saboteur.delivers() {
             self.sound.deliver().await;
         }
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
+        if let Some(first) = self.saboteur.before(&fault) {
+            self.sound.server(first).await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         match self.saboteur.server(&fault) {
             Some(outcome) => outcome,
             None => self.sound.server(self.saboteur.instead(fault)).await,

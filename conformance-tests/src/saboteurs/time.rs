@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Clock, Confirmation, Delivery, ReleaseRequest, RenewPolicy,
-    RenewReply, RenewRequest, Stamp, StoreClock, SystemClock,
+    AcquireOutcome, AcquireRequest, Capabilities, Clock, Confirmation, Delivery, PlaceNumber, ReleaseOutcome,
+    ReleaseRequest, RenewPolicy, RenewReply, RenewRequest, Stamp, StoreClock, SystemClock,
 };
 use leasehold_core::{LockClientBuilder, Result};
 
@@ -256,6 +256,19 @@ impl Stepped {
     }
 }
 
+impl Stepped {
+    fn step(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
+        let (by, forward) = match fault {
+            ServerFault::ClockForward(by) => (by, true),
+            ServerFault::ClockBack(by) => (by, false),
+            _ => return None,
+        };
+        let nanos = i64::try_from(by.as_nanos()).expect("no case steps a clock so far");
+        self.step.fetch_add(if forward { nanos } else { -nanos }, Ordering::SeqCst);
+        Some(Ok(()))
+    }
+}
+
 impl Clock for Stepped {
     fn now(&self) -> Stamp {
         let step = self.step.load(Ordering::SeqCst);
@@ -274,24 +287,46 @@ pub struct SendsTheClientsClock {
     server: Arc<Stepped>,
 }
 
-impl Saboteur for SendsTheClientsClock {
-    fn new() -> Self {
-        Self { server: Arc::new(Stepped { real: SystemClock::new(), step: 0.into() }) }
-    }
+/// Releases a lease by setting its deadline to the present, and keeps its owner.
+pub struct ReleasesByTheDeadline {
+    server: Arc<Stepped>,
+}
 
-    fn store_clock(&self) -> Option<Arc<dyn Clock>> {
-        Some(self.server.clone())
-    }
+macro_rules! with_a_wall_clock {
+    ($($name:ident;)*) => {
+        $(impl Saboteur for $name {
+            fn new() -> Self {
+                Self { server: Arc::new(Stepped { real: SystemClock::new(), step: 0.into() }) }
+            }
 
-    fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
-        let (by, forward) = match fault {
-            ServerFault::ClockForward(by) => (by, true),
-            ServerFault::ClockBack(by) => (by, false),
-            _ => return None,
-        };
-        let nanos = i64::try_from(by.as_nanos()).expect("no case steps a clock so far");
-        self.server.step.fetch_add(if forward { nanos } else { -nanos }, Ordering::SeqCst);
-        Some(Ok(()))
+            fn store_clock(&self) -> Option<Arc<dyn Clock>> {
+                Some(self.server.clone())
+            }
+
+            fn server(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
+                self.server.step(fault)
+            }
+        })*
+    };
+}
+
+with_a_wall_clock! {
+    SendsTheClientsClock;
+    ReleasesByTheDeadline;
+}
+
+#[async_trait]
+impl Hooks for ReleasesByTheDeadline {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        if request.delivery == Delivery::InDoubt {
+            return inner.backend.release(request).await;
+        }
+        let mut now = RenewRequest::new(request.claim.clone(), PlaceNumber::NONE, Duration::ZERO);
+        now.policy = RenewPolicy::Exactly;
+        Ok(match inner.renew_one(&now).await {
+            RenewReply::Renewed(_) | RenewReply::Granted(_) => ReleaseOutcome::Released,
+            _ => ReleaseOutcome::NotHeld,
+        })
     }
 }
 

@@ -19,10 +19,15 @@ use crate::hooks::{Hooks, Inner};
 struct Notes(Mutex<HashMap<OwnerToken, Instant>>);
 
 impl Notes {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest, kept: Duration) -> Result<AcquireOutcome> {
-        if lock(&self.0).get(request.claim.owner()).is_some_and(|since| since.elapsed() < kept) {
-            return Err(refused(ErrorKind::Lost));
+    fn check(&self, request: &AcquireRequest, kept: Duration) -> Result<()> {
+        match lock(&self.0).get(request.claim.owner()) {
+            Some(since) if since.elapsed() < kept => Err(refused(ErrorKind::Lost)),
+            _ => Ok(()),
         }
+    }
+
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest, kept: Duration) -> Result<AcquireOutcome> {
+        self.check(request, kept)?;
         inner.backend.acquire(request).await
     }
 
@@ -46,6 +51,28 @@ stateful! {
 impl Hooks for PurgesWithdrawnClaimsEarly {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         self.0.acquire(inner, request, Duration::from_secs(2)).await
+    }
+
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        self.0.release(inner, request).await
+    }
+}
+
+/// Reads the notes, and later changes the record without them: a withdrawal in between is not seen. So it goes with a statement that reads
+/// them before it has locked the row, and with a withdrawal that locks no row if the statement reads an older snapshot.
+#[derive(Default)]
+pub struct ReadsNotesBeforeItLocks(Notes);
+
+stateful! {
+    ReadsNotesBeforeItLocks;
+}
+
+#[async_trait]
+impl Hooks for ReadsNotesBeforeItLocks {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        self.0.check(request, Duration::MAX)?;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        inner.backend.acquire(request).await
     }
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {

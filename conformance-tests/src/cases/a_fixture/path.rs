@@ -9,7 +9,11 @@ use super::{becomes_unavailable, fails, gets_a_reply, long};
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, POLL_INTERVAL, Stopwatch, name};
+use crate::support::{AT_ONCE, POLL_INTERVAL, Stopwatch, join_all, name};
+
+/// A request without a reply may fail with another kind for two reasons. The author of a new backend has to look at both.
+const UNANSWERED: &str = "a request was sent and got no reply. Either the fault closes or refuses connections, or the backend returns \
+                          another kind than `Indeterminate` for a request that may have left";
 
 /// Asserts that the server has received no request for a lock: not now, and not after the path is healed.
 async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {
@@ -52,7 +56,7 @@ pub async fn drops_all_traffic(fixture: &dyn Fixture) {
     fixture.path(PathFault::DropTraffic).await;
     let stopwatch = Stopwatch::start();
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
-    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and got no reply");
+    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: {UNANSWERED}");
     // The client detects a refused or closed connection at once.
     stopwatch.not_before(ann.capabilities().call_bound / 4, WHAT);
     nothing_arrives(fixture, &name, served, WHAT).await;
@@ -82,7 +86,7 @@ pub async fn loses_replies(fixture: &dyn Fixture) {
     let (bob, served) = (Direct::warm(fixture, Route::Clear).await, fixture.served().await);
     fixture.path(PathFault::LoseReplies).await;
     let kind = fails(&ann, &name, long(fixture), WHAT).await;
-    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: a request was sent and got no reply");
+    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: {UNANSWERED}");
     match ann.capabilities().ttl_scope {
         // The client ends the connection of a request without a reply, and with it a lease.
         TtlScope::Connection => assert!(fixture.served().await > served, "{WHAT}: the request has not arrived"),
@@ -184,6 +188,26 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
         matches!(reply, Ok(AcquireOutcome::Granted(_))),
         "Fixture::deliver: requests have not arrived in the order in which they were sent: {reply:?}"
     );
+}
+
+/// `Fixture::deliver`: returns when the server has processed the requests, and not when they were sent: nothing arrives after that.
+pub async fn delivers_until_all_is_processed(fixture: &dyn Fixture) {
+    const REQUESTS: usize = 20;
+    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, long(fixture));
+    if ann.capabilities().ttl_scope == TtlScope::Connection || !fixture.late_requests_arrive() {
+        return fixture.empty("a request that is delivered late arrives on a connection that has ended");
+    }
+    fixture.path(PathFault::Hold).await;
+    let claims: Vec<_> = (0..REQUESTS).map(|index| ann.claim(&name(&format!("held back {index}")))).collect();
+    let replies = join_all(claims.iter().map(|claim| ann.acquire(claim, ttl))).await;
+    assert!(replies.iter().all(Result::is_err), "Fixture::path(Hold): a request that is held got a reply: {replies:?}");
+    fixture.heal().await;
+    fixture.deliver().await;
+    let leases = async || fixture.resource_counts().await.leases;
+    let then = leases().await;
+    tokio::time::sleep(AT_ONCE * 2).await;
+    let now = leases().await;
+    assert!(then > 0 && then == now, "Fixture::deliver: it has returned after {then} of {now} leases were granted");
 }
 
 /// `Fixture::path(Double)`: the server processes every request twice.

@@ -57,6 +57,41 @@ async fn is_down(fixture: &dyn Fixture, fault: ServerFault) {
     gets_a_reply_within(ttl, &ann, &crate::support::name("back"), ttl, START).await;
 }
 
+/// `Fixture::server(Kill)`: no orderly stop, which would hide data that were acknowledged and not written. A paused server cannot stop in
+/// order. It can be killed, and what was sent to it meanwhile has no effect.
+pub async fn kills_without_an_orderly_stop(fixture: &dyn Fixture) {
+    const WHAT: &str = "Fixture::server(Kill)";
+    let (ann, bob, ttl) =
+        (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await, fixture.ttl() * 10);
+    let (before, meanwhile) = (name("before the kill"), name("meanwhile"));
+    let grant = ann.granted(&ann.claim(&before), ttl).await;
+    if !is_offered(fixture.server(ServerFault::Pause).await, "Fixture::server(Pause)") {
+        return fixture.empty("its server cannot be paused, so nothing shows how it ends");
+    }
+    let claim = bob.claim(&meanwhile);
+    let sent = bob.acquire(&claim, ttl);
+    let killed = async {
+        tokio::time::sleep(AT_ONCE / 2).await;
+        tokio::time::timeout(KILLED, fixture.server(ServerFault::Kill)).await
+    };
+    let (reply, killed) = tokio::join!(sent, killed);
+    let Ok(killed) = killed else {
+        panic!("{WHAT}: a paused server is not dead after {KILLED:?}: it waits for its stop")
+    };
+    if !is_offered(killed, WHAT) {
+        return must(fixture, ServerFault::Resume, "Pause").await;
+    }
+    assert!(reply.is_err(), "{WHAT}: a server that was killed while it stood still has replied: {reply:?}");
+    must(fixture, ServerFault::Start(Data::Kept), "Kill").await;
+    let record = fixture.record(&meanwhile).await;
+    assert_eq!(record.lease(), None, "{WHAT}: the server has processed a request before its end");
+    let record = fixture.record(&before).await;
+    assert_eq!(record.last_token, Some(grant.token), "Fixture::server(Start(Kept)): it has lost its data: {record:?}");
+}
+
+/// A process that is killed is gone before that, also on a busy machine.
+const KILLED: Duration = Duration::from_secs(5);
+
 /// `Fixture::server(Start(Lost))`: the server has no data.
 pub async fn starts_without_data(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::server(Start(Lost))";
