@@ -76,7 +76,8 @@ impl EtcdBackend {
         let backend = Self::connect_lazy(url)?;
         leasehold_core::backend::require_timers()?;
         let (inner, until) = (&backend.inner, backend.inner.shared.until());
-        // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd that serves this user.
+        // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd that serves this user. Any reply will do, so
+        // its age does not matter.
         let prefix = inner.shared.keys.names_with("").unwrap_or_default();
         let options = GetOptions::new().with_range(range_end(&prefix)).with_keys_only().with_limit(1);
         let connections = inner.caller()?;
@@ -207,6 +208,8 @@ impl LockBackend for EtcdBackend {
         let inner = &self.inner;
         let (core, until) = (inner.shared.core.core()?, inner.shared.until());
         let (connections, begin) = (inner.caller()?, core.stamp());
+        // While the session is opened on the other connection.
+        connections.warm_up();
         let attempt = Attempt { inner, core, connections, request, begin, until };
         Ok(attempt.run().await?)
     }

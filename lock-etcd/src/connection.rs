@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Channel, Client, ConnectOptions, KvClient};
+use etcd_client::{Channel, Client, ConnectOptions, GetOptions, KvClient};
 use leasehold_core::backend::run_to_end;
 use leasehold_core::{Error, ErrorKind};
 use tokio::runtime::Handle;
@@ -105,9 +105,9 @@ impl Connection {
             let reply = request.await.map_err(Failure::of);
             // Also if the caller has given up meanwhile.
             match &reply {
-                Ok(_) => health.note_reply(),
                 Err(failure) if failure.ends_connection() => health.close(),
-                Err(_) => {}
+                // A refusal is a reply, too.
+                Ok(_) | Err(_) => health.note_reply(),
             }
             reply
         });
@@ -123,6 +123,15 @@ impl Connection {
                 Err(Failure::TimedOut)
             }
         }
+    }
+
+    /// Whether the member replies at all until then.
+    pub(crate) async fn is_alive(&self, key: String, until: Instant) -> bool {
+        let client = self.client();
+        // May be stale, because any reply will do: it is the member's own state.
+        let options = GetOptions::new().with_serializable().with_count_only();
+        let reply = self.call(async move { client.kv_client().get(key, Some(options)).await }, until).await;
+        !matches!(reply, Err(Failure::TimedOut)) && self.health.is_usable()
     }
 
     /// The longest reply that is accepted, in bytes.

@@ -39,6 +39,12 @@ struct State {
     opening: Option<watch::Receiver<Outcome>>,
 }
 
+impl State {
+    fn usable(&self) -> Option<&Arc<Connection>> {
+        self.current.as_ref().filter(|current| current.health.is_usable())
+    }
+}
+
 /// Sets its flag when it is dropped.
 struct Flag(Arc<AtomicBool>);
 
@@ -67,20 +73,9 @@ impl Connections {
 
     /// A connection. Every caller of the runtime shares it.
     pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Connection>, Failure> {
-        let mut opening = {
-            let mut state = lock(&self.state);
-            if let Some(current) = state.current.as_ref().filter(|current| current.health.is_usable()) {
-                return Ok(current.clone());
-            }
-            let is_new =
-                |opening: &&watch::Receiver<Outcome>| opening.borrow().is_none() && opening.has_changed().is_ok();
-            match state.opening.as_ref().filter(is_new) {
-                Some(opening) => opening.clone(),
-                None => {
-                    let former = state.current.take();
-                    state.opening.insert(self.open(former)).clone()
-                }
-            }
+        let mut opening = match self.ready_or_opening() {
+            Ok(ready) => return Ok(ready),
+            Err(opening) => opening,
         };
         let opened = timeout_at(until, opening.wait_for(Option::is_some)).await;
         match opened {
@@ -90,12 +85,25 @@ impl Connections {
         }
     }
 
-    /// Begins to connect, so that the first call finds a connection.
+    /// Begins to connect, or to test a connection that was idle, so that the next call need not wait for that.
     pub(crate) fn warm_up(self: &Arc<Self>) {
+        let _ = self.ready_or_opening();
+    }
+
+    /// The connection if it may be used, or the attempt to open one.
+    fn ready_or_opening(self: &Arc<Self>) -> Result<Arc<Connection>, watch::Receiver<Outcome>> {
         let mut state = lock(&self.state);
-        if state.current.is_none() && state.opening.is_none() {
-            state.opening = Some(self.open(None));
+        if let Some(current) = state.usable().filter(|current| !current.health.is_idle()) {
+            return Ok(current.clone());
         }
+        let is_new = |opening: &&watch::Receiver<Outcome>| opening.borrow().is_none() && opening.has_changed().is_ok();
+        Err(match state.opening.as_ref().filter(is_new) {
+            Some(opening) => opening.clone(),
+            None => {
+                let former = state.current.take();
+                state.opening.insert(self.open(former)).clone()
+            }
+        })
     }
 
     fn unreachable(&self) -> Failure {
@@ -166,6 +174,13 @@ impl Connections {
     {
         let mut attempts = JoinSet::new();
         let (mut asked, mut last, mut pauses) = (0, None, Pauses::default());
+        let members = self.shared.members.all().len();
+        // The path may have forgotten an idle connection, so another one is opened beside the request.
+        let is_idle = lock(&self.state).usable().is_some_and(|current| current.health.is_idle());
+        let (may_ask, patience) = match is_idle {
+            true => (members + 1, self.shared.test()),
+            false => (members, self.shared.attempt()),
+        };
         loop {
             let begin = Instant::now();
             let ask = |attempts: &mut JoinSet<_>, nth: usize| {
@@ -174,8 +189,8 @@ impl Connections {
             };
             ask(&mut attempts, asked);
             asked += 1;
-            let next = match asked < self.shared.members.all().len() {
-                true => (begin + self.shared.attempt()).min(until),
+            let next = match asked < may_ask {
+                true => (begin + patience).min(until),
                 false => until,
             };
             loop {
@@ -206,7 +221,7 @@ impl Connections {
         }
     }
 
-    /// Asks one member: the present one, or the `nth` after it.
+    /// Asks one member: the present one, even if its connection was idle, or the `nth` after it.
     async fn attempt<T, F, R>(
         self: &Arc<Self>,
         nth: usize,
@@ -220,9 +235,14 @@ impl Connections {
     {
         let mut is_refused = false;
         loop {
-            let connection = match self.shared.members.order().nth(nth).filter(|_| nth > 0) {
-                Some(member) => Arc::new(Connection::open(&self.shared, member, until).await?),
-                None => self.get(until).await?,
+            let present = lock(&self.state).usable().cloned();
+            let connection = match (nth, present) {
+                (0, Some(present)) => present,
+                (0, None) => self.get(until).await?,
+                _ => {
+                    let member = self.shared.members.nth(nth);
+                    Arc::new(Connection::open(&self.shared, member, until).await?)
+                }
             };
             match connection.call(request(connection.client()), until).await {
                 Ok(reply) => return Ok((connection, reply)),
@@ -269,6 +289,9 @@ fn is_not_sent(failure: &Failure) -> bool {
 /// more than its reply.
 async fn reopen(shared: &Arc<Shared>, former: Option<Arc<Connection>>) -> Result<Arc<Connection>, Failure> {
     if let Some(former) = former {
+        if former.health.is_usable() {
+            return test(shared, &former).await;
+        }
         // Another member may reply sooner.
         let patience = if shared.members.are_several() { Duration::ZERO } else { shared.settings.timeout };
         if timeout(patience, former.health.decided()).await == Ok(true) {
@@ -277,6 +300,23 @@ async fn reopen(shared: &Arc<Shared>, former: Option<Arc<Connection>>) -> Result
         former.health.close();
     }
     open_any(shared).await
+}
+
+/// Tests a connection that was idle. If the reply takes long, another connection is opened beside it, and the first one wins: a slow
+/// path is no fault.
+async fn test(shared: &Arc<Shared>, idle: &Arc<Connection>) -> Result<Arc<Connection>, Failure> {
+    let key = shared.keys.names_with("").unwrap_or_default();
+    let mut alive = std::pin::pin!(idle.is_alive(key, shared.until()));
+    let outcome = match timeout(shared.test(), &mut alive).await {
+        Ok(true) => return Ok(idle.clone()),
+        Ok(false) => open_any(shared).await,
+        Err(_) => tokio::select! {
+            true = &mut alive => return Ok(idle.clone()),
+            outcome = open_any(shared) => outcome,
+        },
+    };
+    idle.health.close();
+    outcome
 }
 
 /// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.

@@ -1,15 +1,30 @@
 //! Whether a connection is used for new requests.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::shared::lock;
+
+/// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which nobody reports.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// Notes the replies of a connection and the lack of them.
-#[derive(Default)]
 pub(crate) struct Health {
     state: watch::Sender<State>,
     /// How many replies have arrived.
     replies: AtomicU64,
+    /// When the newest one arrived, or the connection was opened.
+    heard: Mutex<Instant>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { state: watch::Sender::default(), replies: AtomicU64::new(0), heard: Mutex::new(Instant::now()) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +41,11 @@ impl Health {
         *self.state.borrow() == State::Usable
     }
 
+    /// Whether it has to prove that it still works.
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.heard).elapsed() >= IDLE
+    }
+
     pub(crate) fn replies(&self) -> u64 {
         self.replies.load(Ordering::Relaxed)
     }
@@ -33,6 +53,7 @@ impl Health {
     /// A reply has arrived.
     pub(crate) fn note_reply(&self) {
         self.replies.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.heard) = Instant::now();
         if !self.is_usable() {
             self.change(State::Doubtful, State::Usable);
         }

@@ -10,6 +10,12 @@ use tonic::transport::Endpoint;
 /// The server closes a connection with more frequent pings, or with pings while no request is in flight.
 const PING_INTERVAL: Duration = Duration::from_secs(6);
 
+/// After so long without a packet, one is sent. NATs and balancers forget a connection after a minute or more.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// Packets without a reply, a third of [`KEEPALIVE`] apart, until the connection is broken.
+const KEEPALIVE_RETRIES: u32 = 3;
+
 /// One member.
 #[derive(Clone)]
 pub(crate) struct Member {
@@ -43,6 +49,11 @@ impl Member {
             None => endpoint,
         };
         let endpoint = endpoint.tcp_nodelay(true).http2_keep_alive_interval(PING_INTERVAL).keep_alive_while_idle(false);
+        // While no request is in flight, these packets keep a NAT from forgetting the connection.
+        let endpoint = endpoint
+            .tcp_keepalive(Some(KEEPALIVE))
+            .tcp_keepalive_interval(Some(KEEPALIVE / 3))
+            .tcp_keepalive_retries(Some(KEEPALIVE_RETRIES));
         Ok(Self { address, endpoint })
     }
 
@@ -103,6 +114,11 @@ impl Members {
     pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
         let (first, count) = (self.preferred.load(Ordering::Relaxed), self.list.len());
         (0..count).map(move |index| (first + index) % count)
+    }
+
+    /// The `nth` member of that order, which begins anew after the last one.
+    pub(crate) fn nth(&self, nth: usize) -> usize {
+        (self.preferred.load(Ordering::Relaxed) + nth) % self.list.len()
     }
 
     /// This member has served a client.

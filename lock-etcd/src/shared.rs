@@ -14,6 +14,9 @@ use crate::transactions::MostOperations;
 /// A request that may be sent to several members gets this part of the bound of a call for each, with three members or more.
 const ATTEMPTS: u32 = 3;
 
+/// This part of the bound of a call is left for a connection that was idle.
+const TESTS: u32 = 8;
+
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) keys: Keys,
@@ -34,6 +37,11 @@ impl Shared {
     /// The deadline of a call that starts now.
     pub(crate) fn until(&self) -> Instant {
         Instant::now() + self.settings.timeout
+    }
+
+    /// How long a connection that was idle may take to reply before another one is opened beside it.
+    pub(crate) fn test(&self) -> Duration {
+        self.settings.timeout / TESTS
     }
 
     /// The bound of one attempt, if another member can be tried after it.
