@@ -116,6 +116,7 @@ impl Attempt<'_> {
             }
             let entry = entry(self.inner, claim, &session, places.as_deref());
             let sent = self.core.stamp();
+            // Not stale, also where it changes nothing: a transaction with a write goes through the log of the cluster.
             let reply = self.connections.send(self.until, |mut kv| {
                 let txn = match how {
                     How::IfFree => entry.enter_if_free(),

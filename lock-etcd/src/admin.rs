@@ -33,7 +33,8 @@ struct Leases {
 }
 
 impl Leases {
-    /// What is left at most: the server counts in whole seconds.
+    /// What is left at most: the server counts in whole seconds. May be stale: a leader that was replaced and does not know it replies from
+    /// memory. It is only shown.
     async fn left(&mut self, lease: i64) -> Result<Duration, Failure> {
         if let Some(left) = self.left.get(&lease) {
             return Ok(*left);
@@ -61,6 +62,7 @@ struct Queue {
 }
 
 impl EtcdBackend {
+    /// Not stale: the read is linearizable.
     async fn get(
         &self,
         connections: &Arc<Connections>,
@@ -156,6 +158,7 @@ impl EtcdBackend {
         if let Some(next) = places.next().filter(|next| number_of(next.revision).get() == raised) {
             deletes.push(TxnOp::delete(next.key, None));
         }
+        // The read above may be out of date by now, so the transaction compares.
         let is_current = Compare::create_revision(first.key, CompareOp::Equal, first.revision);
         let txn = Txn::new().when([is_current]).and_then(deletes);
         let reply = connections.send(until, |mut kv| {

@@ -53,6 +53,7 @@ impl Examine for EtcdBackend {
     }
 }
 
+/// May be stale: what the member itself knows. It is only shown.
 async fn status_of(
     shared: &std::sync::Arc<crate::shared::Shared>,
     member: usize,

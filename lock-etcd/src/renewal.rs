@@ -55,6 +55,8 @@ pub(crate) async fn renew(
             replies.put(index, RenewReply::Lost);
             continue;
         };
+        // May be stale: the watch of a member that lags behind. A lease whose keep-alive is confirmed still has its key, unless somebody has
+        // deleted that by hand, which the watch will say.
         let position = inner.watcher.position(request.claim.name(), request.claim.owner());
         key.session.refresh(begin, age_of(&key, position), until);
         let item = Item { index, request: request.clone(), key, position };
@@ -279,6 +281,8 @@ async fn read(
         gets.push(TxnOp::get(queue, Some(first)));
     }
     let txn = Txn::new().and_then(gets);
+    // Not stale: a read is linearizable unless it asks not to be. A member that lags behind replies when it has caught up, and one without a
+    // leader refuses. So a key that is missing here is gone.
     let reply = connections.send_repeatable(until, move |client| {
         let txn = txn.clone();
         async move { client.kv_client().txn(txn).await }

@@ -129,6 +129,9 @@ impl KeptSession for Session {
             return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
         };
         let (id, clock) = (self.id, self.core.clone());
+        // Every member forwards it to the leader, which replies from memory. A leader that has not applied the grant yet waits for it (since
+        // etcd's change 13690), so a session that is reported gone is gone. A leader that was replaced and does not know it may confirm
+        // a session that has ended: the versions that `doctor` warns of.
         let kept = connections.send_repeatable(until, move |client| {
             let sent = clock.stamp();
             // The call ends with the first reply.

@@ -14,7 +14,8 @@ use crate::mirror::Change;
 
 /// A request on the stream.
 pub(crate) enum Outgoing {
-    /// Watches all keys that begin with this text, from now on.
+    /// Watches all keys that begin with this text, from now on. May be stale: it is the `now` of the member, which may lag behind. It then
+    /// delivers again what the read that follows has, and the mirror leaves that out by its revisions.
     Watch {
         number: i64,
         queue: String,

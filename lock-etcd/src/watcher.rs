@@ -268,6 +268,9 @@ impl Watcher {
 }
 
 /// Reads queues at one revision, which is returned too.
+///
+/// Not stale, for the read is linearizable. So it is at least as new as the watch that was created before, also if that is on another member,
+/// and it has every key that the watch does not deliver.
 async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i64, Vec<Places>), Failure> {
     let until = connections.shared.until();
     let options = |queue: &str| GetOptions::new().with_range(range_end(queue)).with_keys_only();

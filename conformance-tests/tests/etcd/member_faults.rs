@@ -184,12 +184,16 @@ fn a_late_transaction_after_a_withdraw_has_no_effect() {
     case(async |fixture| {
         let ann = Direct::warm(&fixture, Route::Faulty).await;
         let bob = Direct::warm(&fixture, Route::Clear).await;
+        let other = ann.claim(&LockName::new("other session").expect("a name"));
+        ann.granted(&other, fixture.ttl() * 10).await;
         for round in 0..3 {
             let name = LockName::new(format!("late {round}")).expect("a name");
-            // A session with this ttl is open, so the request that is held is the one that creates the key.
+            // Sessions with these ttls are open, so the requests that are held are those that create the key, one in each session.
             let (claim, ttl) = (ann.claim(&name), fixture.ttl() * 20);
             fixture.path(PathFault::Hold).await;
-            assert!(ann.acquire(&claim, ttl).await.is_err(), "the request was held");
+            for ttl in [ttl, ttl / 2] {
+                assert!(ann.acquire(&claim, ttl).await.is_err(), "the request was held");
+            }
             fixture.heal().await;
             // The next member serves it.
             ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
@@ -221,5 +225,68 @@ fn a_release_does_not_wait_for_a_silent_member() {
         assert!(again.is_held() && places(&fixture, "released") == 1, "the late request deleted the next claim");
         again.release().await.expect("a release");
         next.release().await.expect("a release");
+    });
+}
+
+/// The client's member dies, and the next one lags behind: it does not know the newest keys and etcd leases of the client yet, and delivers
+/// changes that its watches should have delivered long ago.
+#[test]
+fn a_client_that_moves_to_a_lagging_member_keeps_its_leases() {
+    const LOCKS: usize = 8;
+    const WRITES: usize = 1_500;
+    case(async |fixture| {
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        fixture.deployment().move_leader(2).expect("it leads");
+        // Its keys are used again, so late changes are about the keys of later claims.
+        let cycles = async |client: &LockClient| {
+            for lock in 0..LOCKS {
+                hold(client, &format!("held {lock}")).await.release().await.expect("a release");
+            }
+        };
+        cycles(&ann).await;
+        fixture.deployment().member_mut(1).pause().expect("it pauses");
+        for _ in 0..5 {
+            cycles(&ann).await;
+        }
+        let side_writes = |from: usize| {
+            let deployment = fixture.deployment();
+            for index in from..from + WRITES / 3 {
+                deployment.member(2).side().put(format!("other/{index}"), [b'x'; 2_000], 0).expect("a write");
+            }
+        };
+        side_writes(0);
+        let (mut held, mut bobs, mut waiters) = (Vec::new(), Vec::new(), Vec::new());
+        for lock in 0..LOCKS {
+            held.push(hold(&ann, &format!("held {lock}")).await);
+            bobs.push(hold(&bob, &format!("waited {lock}")).await);
+            waiters.push(waits(&ann, &format!("waited {lock}")));
+        }
+        for lock in 0..LOCKS {
+            eventually("ann waits", || places(&fixture, &format!("waited {lock}")) == 2).await;
+        }
+        side_writes(WRITES / 3);
+        side_writes(2 * WRITES / 3);
+        fixture.deployment().member_mut(0).kill().expect("it is killed");
+        fixture.deployment().member_mut(1).resume().expect("it goes on");
+        let begin = Instant::now();
+        while begin.elapsed() < TTL / 3 {
+            assert!(held.iter().all(LockGuard::is_held), "a lease was lost after {:?}", begin.elapsed());
+            assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "a waiter overtook the holder");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for (guard, waiter) in bobs.into_iter().zip(waiters) {
+            guard.release().await.expect("a release");
+            waiter.await.expect("no panic").release().await.expect("a release");
+        }
+        for guard in held {
+            guard.release().await.expect("a release");
+        }
+        for lock in 0..LOCKS {
+            assert_eq!(
+                (places(&fixture, &format!("held {lock}")), places(&fixture, &format!("waited {lock}"))),
+                (0, 0)
+            );
+        }
+        assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0), "a lease was lost");
     });
 }
