@@ -2,6 +2,7 @@
 //! etcd.
 
 mod etcd {
+    mod at_the_server;
     #[path = "../support/mod.rs"]
     mod common;
     mod fixture;

@@ -441,3 +441,42 @@ fn carry_out(core: &CoreHandle, decisions: Vec<Decision<Claim>>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold_core::HolderInfo;
+    use leasehold_core::backend::SystemClock;
+
+    use super::*;
+
+    fn claim(name: &str) -> Claim {
+        let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
+        Claim::new(LockName::new(name).unwrap(), OwnerToken::from_bytes([1; 16]), holder)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_the_server_ends_is_opened_again_and_read() {
+        let core = CoreHandle::new(Arc::new(SystemClock::new()), tokio::runtime::Handle::current(), |_| {});
+        let (watcher, keys, claim) = (Watcher::default(), Keys::new("locks"), claim("job"));
+        watcher.add(&core, &claim, "locks/job/1", 10, true);
+        let next = || lock(&watcher.state).next_to_open(&keys);
+        let mut last = 0;
+        for _ in 0..3 {
+            let (watch, queue) = next().expect("a watch");
+            assert!(watch > last && queue == "locks/job/" && next().is_none());
+            last = watch;
+            watcher.received(Incoming::Created(watch));
+            assert_eq!(std::mem::take(&mut lock(&watcher.state).to_read), [(claim.name().clone(), watch)]);
+            watcher.received(Incoming::Cancelled(watch));
+            assert!(next().is_none(), "without a pause");
+            tokio::time::advance(Duration::from_millis(250)).await;
+        }
+        // One of a stream that has ended.
+        let (watch, _) = next().expect("a watch");
+        lock(&watcher.state).stream_ended();
+        watcher.received(Incoming::Cancelled(watch));
+        assert!(next().is_some_and(|(next, _)| next > watch) && next().is_none());
+    }
+}
