@@ -310,7 +310,7 @@ impl Run {
 /// What to do when the lease is about to be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// End the command and its whole process group by the end of the lease.
+    /// End the command and every process that it started by the end of the lease.
     Kill,
     /// Print a warning to standard error and let the command continue.
     Warn,

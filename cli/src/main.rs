@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 #[cfg(unix)]
 fn run_hidden(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
-        run::hidden::WATCHER => Some(run::watcher_process()),
+        run::hidden::WATCHER => Some(run::watcher_process(&arguments[2..])),
         run::hidden::LAUNCHER => {
             let failure = run::launch(&arguments[2..]);
             Output::new(false).failure(&failure);

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::exit::Exit;
 use crate::run::hidden;
@@ -109,11 +109,6 @@ impl CommandGroup {
     pub(crate) fn reap(&mut self) {
         let _ = self.child.wait();
     }
-
-    /// Whether no running process is left in the group. Call it after [`reap`](Self::reap).
-    pub(crate) fn is_empty(&self) -> bool {
-        test_kill_process_group(self.group).is_err() || only_zombies(self.group)
-    }
 }
 
 impl Drop for CommandGroup {
@@ -124,26 +119,6 @@ impl Drop for CommandGroup {
             let _ = self.child.wait();
         }
     }
-}
-
-/// Whether the group consists of zombies only: a container without an init process reaps no orphans. Processes count as running where
-/// the system does not show their state.
-fn only_zombies(group: Pid) -> bool {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return false };
-    let (mut seen, group) = (false, group.as_raw_nonzero().to_string());
-    for process in processes.flatten() {
-        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // State, parent and group follow the name, which may contain any character.
-        let mut fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
-        let (state, of) = (fields.next(), fields.nth(1));
-        if of == Some(&group) {
-            seen = true;
-            if !matches!(state, Some("Z" | "X")) {
-                return false;
-            }
-        }
-    }
-    seen
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 //! - the *run*, this one: holds the lease and decides;
 //! - the *command*, in its own process group, which begins as a copy of this program that waits for the start message;
 //! - the *watcher*, in its own session, which kills the command when the run cannot;
-//! - the processes that the command starts. Those that stay in its process group are ended with it.
+//! - the processes that the command starts, which are ended with it.
 
 mod clock;
 mod command_group;
+mod descendants;
 pub(crate) mod hidden;
 mod launcher;
 mod lookup;
@@ -70,8 +71,10 @@ const NAME: &str = "LEASEHOLD_NAME";
 pub(crate) async fn run(store: &Store, args: &Run, options: RunOptions, output: Output) -> Result<Exit, Failure> {
     signals::block_ttou().map_err(|error| Failure::fault("cannot prepare the terminal", error))?;
     let mut signals = Signals::listen().map_err(|error| Failure::fault("cannot listen for signals", error))?;
+    let inherited = descendants::children();
+    descendants::adopt_orphans();
     // The watcher starts up while the client connects.
-    let watcher = Watcher::start().map_err(|error| Failure::fault("cannot start the watcher", error))?;
+    let watcher = Watcher::start(inherited).map_err(|error| Failure::fault("cannot start the watcher", error))?;
     let client = if args.no_wait {
         tokio::select! {
             biased;
@@ -140,6 +143,7 @@ async fn prepare(
             termination: Termination::new(&options, guard.validity()),
             lease: HeldLease::new(guard, &options),
             command,
+            inherited: watcher.inherited().to_vec(),
             watcher: Some(watcher),
             terminal,
             signals,
@@ -148,6 +152,7 @@ async fn prepare(
             output,
             interrupt: None,
             cause: None,
+            reap_at: None,
         }),
         Err(failure) => Err((guard, failure)),
     }

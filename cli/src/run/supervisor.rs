@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use leasehold::backend::{Capabilities, Clock as _, Stamp, SystemClock, TtlScope};
 use leasehold::defaults::DEFAULT_MARGIN_PERCENT;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
-use rustix::process::{Signal, kill_current_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_current_process_group};
 
 use crate::args::OnLost;
 use crate::exit::{Exit, Failure, with_causes};
 use crate::output::{LiveLine, Output};
 use crate::report::{format_duration_roughly, printable};
 use crate::run::command_group::{CommandGroup, Outcome, StateChange};
+use crate::run::descendants::{self, Family};
 use crate::run::options::RunOptions;
 use crate::run::signals::{Signals, stop_own_group};
 use crate::run::terminal::Terminal;
@@ -26,6 +27,9 @@ const HOLD_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often to check whether a process group that got TERM is empty.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long an orphan that has ended may stay a zombie: to find it, all processes are searched.
+const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a killed command may take to exit. It runs no more code; only the kernel may still be cleaning up.
 const GONE_BOUND: Duration = Duration::from_secs(10);
@@ -71,6 +75,8 @@ pub(crate) struct Supervisor {
     pub(crate) lease: HeldLease,
     pub(crate) termination: Termination,
     pub(crate) command: CommandGroup,
+    /// Child processes of this one that do not belong to the command.
+    pub(crate) inherited: Vec<Pid>,
     pub(crate) watcher: Option<Watcher>,
     pub(crate) terminal: Option<Terminal>,
     pub(crate) signals: Signals,
@@ -81,6 +87,8 @@ pub(crate) struct Supervisor {
     pub(crate) interrupt: Option<Signal>,
     /// Why the command got TERM or KILL.
     pub(crate) cause: Option<Failure>,
+    /// When to reap orphans.
+    pub(crate) reap_at: Option<Instant>,
 }
 
 impl Supervisor {
@@ -97,6 +105,7 @@ impl Supervisor {
         let outcome = outcome?;
         let Self { lease, termination, client, mut signals, options, output, interrupt, cause, .. } = self;
         let lost = release(lease, &client, &options, &mut signals, output).await;
+        descendants::reap_all();
         match (cause, lost) {
             (Some(failure), _) => return Err(failure),
             (None, Some(failure)) if options.on_lost == OnLost::Kill => return Err(failure),
@@ -116,6 +125,10 @@ impl Supervisor {
                 killed = self.termination.was_killed().then(Instant::now);
             }
             self.maintain_watcher(left.until_end()).await;
+            if self.reap_at.is_some_and(|at| at <= Instant::now()) {
+                self.reap_at = None;
+                self.family().reap_orphans();
+            }
             match self.command.poll().map_err(|error| Failure::fault("cannot read the state of the command", error))? {
                 Some(StateChange::Ended(outcome)) => {
                     self.finish().await;
@@ -167,7 +180,7 @@ impl Supervisor {
                 self.cause = Some(Failure::new(exit, format!("{why}; the command was ended")));
             }
             Action::Kill => {
-                self.command.signal(Signal::KILL);
+                self.family().kill();
                 self.cause = Some(Failure::new(exit, format!("{why}; the command got KILL")));
             }
             Action::Warn => {
@@ -211,7 +224,7 @@ impl Supervisor {
 
     fn on_signal(&mut self, signal: Signal) {
         match signal {
-            Signal::CHILD => {}
+            Signal::CHILD => _ = self.reap_at.get_or_insert_with(|| Instant::now() + REAP_INTERVAL),
             Signal::CONT => self.resume(),
             other => {
                 if INTERRUPTS.contains(&other) {
@@ -250,11 +263,20 @@ impl Supervisor {
         self.command.signal(Signal::CONT);
     }
 
-    /// Handles the exit of the command. After TERM, the rest of its process group has until the end of the lease to exit.
+    /// Every process that the command has started.
+    fn family(&self) -> Family {
+        let except = self.inherited.iter().copied().chain(self.watcher.as_ref().map(Watcher::id)).collect();
+        Family { group: self.command.group(), roots: vec![getpid()], except }
+    }
+
+    /// Handles the exit of the command. After TERM, the processes that it leaves have until the end of the lease to exit.
     async fn finish(&mut self) {
         if self.termination.has_started() {
             self.command.reap();
-            while !self.termination.was_killed() && !self.command.is_empty() {
+            let mut told = Vec::new();
+            while !self.termination.was_killed() && !self.family().is_gone() {
+                // A shell that ends on TERM leaves what it started in another process group, as `timeout` is.
+                self.family().term_orphans(&mut told);
                 let left = self.lease.left();
                 if let Some(action) = self.termination.next_action(left) {
                     self.apply(action, left).await;

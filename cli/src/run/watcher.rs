@@ -27,13 +27,16 @@ pub(crate) struct Watcher {
     stdout: pipe::Receiver,
     group: Option<Pid>,
     deadline: Option<Deadline>,
+    /// Child processes of the run that do not belong to the command.
+    inherited: Vec<Pid>,
 }
 
 impl Watcher {
     /// Starts the process, which is not ready yet.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub(crate) fn start(inherited: Vec<Pid>) -> io::Result<Self> {
         let mut program = hidden::own_program()?;
         program.arg0("lockwatch").arg(hidden::WATCHER).current_dir("/");
+        program.args(inherited.iter().map(|id| id.as_raw_nonzero().to_string()));
         program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = program.spawn()?;
         let (Some(orders), Some(stdout)) = (process.stdin.take(), process.stdout.take()) else {
@@ -43,7 +46,7 @@ impl Watcher {
         // A stopped watcher must not block the run.
         rustix::io::ioctl_fionbio(&orders, true)?;
         let stdout = pipe::Receiver::from_owned_fd(stdout.into())?;
-        Ok(Self { process, orders, stdout, group: None, deadline: None })
+        Ok(Self { process, orders, stdout, group: None, deadline: None, inherited })
     }
 
     /// Waits until the watcher has blocked all signals and has its own session.
@@ -64,7 +67,7 @@ impl Watcher {
     /// Whether it is stopped: then it would not notice the end of this process.
     pub(crate) fn is_stopped(&self) -> bool {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::Pid(Pid::from_child(&self.process)), options);
+        let status = waitid(WaitId::Pid(self.id()), options);
         status.is_ok_and(|status| status.is_some_and(|status| status.stopped()))
     }
 
@@ -78,13 +81,23 @@ impl Watcher {
         }
     }
 
-    /// Makes it kill the group when this process dies.
+    /// Its process id.
+    pub(crate) fn id(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
+    /// The child processes of this one that do not belong to the command.
+    pub(crate) fn inherited(&self) -> &[Pid] {
+        &self.inherited
+    }
+
+    /// Makes it kill the command and all that it started when this process dies.
     pub(crate) fn set_group(&mut self, group: Pid) -> io::Result<()> {
         self.group = Some(group);
         self.order(&format!("group {}\n", group.as_raw_nonzero()))
     }
 
-    /// Makes it kill the group after `left`, unless it gets a later deadline.
+    /// Makes it kill them after `left`, unless it gets a later deadline.
     pub(crate) fn set_deadline(&mut self, left: Duration) -> io::Result<()> {
         let deadline = Deadline::after(left);
         if self.deadline.is_some_and(|sent| deadline.left().saturating_sub(sent.left()) < NOISE) {
@@ -96,7 +109,7 @@ impl Watcher {
 
     /// Starts another watcher in its place, with the same group and without a deadline.
     pub(crate) async fn replace(&mut self) -> io::Result<()> {
-        let mut other = Self::start()?;
+        let mut other = Self::start(self.inherited.clone())?;
         other.ready().await?;
         if let Some(group) = self.group {
             other.set_group(group)?;

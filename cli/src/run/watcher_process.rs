@@ -3,31 +3,36 @@
 //! A run that gets KILL cannot clean up, and a run that is stopped cannot end its command. So `run` starts a copy of this program in
 //! its own session. The copy reads orders from a pipe whose other end only the run has:
 //!
-//! - `group 1234`: kill the process group 1234 when the pipe closes;
-//! - `deadline 987654321`: kill it also when the clock since boot passes that many nanoseconds.
+//! - `group 1234`: kill the process group 1234, and all that its first process started, when the pipe closes;
+//! - `deadline 987654321`: kill them also when the clock since boot passes that many nanoseconds.
 //!
 //! The run kills the watcher when the command has ended.
 //!
 //! The watcher reads what the run has written even if the run is dead by then. The run sends the group before the command starts, so
 //! the command never runs without a watcher.
 
+use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group, setsid};
+use rustix::process::{Pid, getpid, getppid, setsid};
 
 use crate::exit::Exit;
 use crate::run::clock::Deadline;
+use crate::run::descendants::Family;
 use crate::run::signals::block_all;
 
 /// The longest sleep before a deadline: timers stop while the machine is suspended, the clock does not.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// Runs until it has killed the group.
-pub(crate) fn watcher_process() -> ExitCode {
-    match begin().and_then(|()| follow_orders()) {
+/// Runs until it has killed the command. The arguments are child processes of the run that do not belong to the command.
+pub(crate) fn watcher_process(arguments: &[OsString]) -> ExitCode {
+    let inherited = arguments.iter().filter_map(|id| Pid::from_raw(id.to_str()?.parse().ok()?)).collect();
+    // The run lives: it waits until this process is ready.
+    let orders = Orders { run: getppid(), inherited, ..Orders::default() };
+    match begin().and_then(|()| follow(orders)) {
         Ok(()) => Exit::Success.into(),
         Err(_) => Exit::Fault.into(),
     }
@@ -44,9 +49,8 @@ fn begin() -> io::Result<()> {
     io::stdout().flush()
 }
 
-fn follow_orders() -> io::Result<()> {
+fn follow(mut orders: Orders) -> io::Result<()> {
     let stdin = io::stdin();
-    let mut orders = Orders::default();
     loop {
         if orders.is_overdue() {
             orders.kill();
@@ -80,6 +84,8 @@ struct Orders {
     unread: Vec<u8>,
     group: Option<Pid>,
     deadline: Option<Deadline>,
+    run: Option<Pid>,
+    inherited: Vec<Pid>,
 }
 
 impl Orders {
@@ -105,9 +111,11 @@ impl Orders {
     }
 
     fn kill(&self) {
-        if let Some(group) = self.group {
-            let _ = kill_process_group(group, Signal::KILL);
-        }
+        let Some(group) = self.group else { return };
+        // A run that is dead is no parent any more: another process may have its id.
+        let run = self.run.filter(|_| getppid() == self.run);
+        let except = self.inherited.iter().copied().chain([getpid()]).collect();
+        Family { group, roots: [group].into_iter().chain(run).collect(), except }.kill();
     }
 }
 

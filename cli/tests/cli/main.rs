@@ -29,6 +29,7 @@ macro_rules! on_every_store {
 
 mod basics;
 mod choice;
+mod descendants;
 mod handoff;
 mod interrupted;
 mod job_control;

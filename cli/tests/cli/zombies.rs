@@ -30,6 +30,8 @@ fn no_way_out_leaves_a_zombie() {
     };
     assert_eq!(outcome(&store, &["run", "x", "--", "true"]).0, 0);
     none_after("a success");
+    assert_eq!(outcome(&store, &["run", "x", "--", "sh", "-c", "(sleep 0.05 &) ; sleep 0.3"]).0, 0);
+    none_after("a command whose child process ended before it");
     assert_eq!(outcome(&store, &["run", "x", "--store", "redis://127.0.0.1:1", "-n", "--", "true"]).0, 122);
     none_after("a store that cannot be reached");
 
