@@ -8,6 +8,7 @@ mod redis {
     mod cost;
     mod fixture;
     mod own_server;
+    mod promoted;
     mod resource_counts;
     mod restart;
     mod settings;

@@ -167,7 +167,7 @@ impl State {
         let earlier = [named, known].into_iter().flatten().filter(|earlier| *earlier != run);
         let uptime = earlier.map(no_grant_of).min().unwrap_or(seen_for);
         let now = Duration::from_millis(u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX));
-        Reading { uptime, now, key: key.to_owned(), run }
+        Reading { uptime: Some(uptime), now, key: key.to_owned(), run }
     }
 }
 

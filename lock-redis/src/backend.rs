@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::capabilities;
 use crate::connection::{Connection, Role, script_call};
-use crate::errors::{Failure, refused};
+use crate::errors::Failure;
 use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
 use crate::replies::{self, Acquired, Renewed};
@@ -146,7 +146,7 @@ impl RedisBackend {
                     retry_after: retry_after.max(quarantine.unwrap_or_default()),
                 },
                 Renewed::Lost => RenewReply::Lost,
-                Renewed::Failed(text) => RenewReply::Unknown(refused(&text)),
+                Renewed::Failed(text) => RenewReply::Unknown(connection.refused(&text)),
             }
         };
         Ok(requests.iter().zip(renewals).map(answer).collect())

@@ -32,7 +32,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
     it.limits_of_exclusion = match settings.on_restart {
-        OnRestart::Trust => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_TRUSTED],
+        OnRestart::Trust => &[STEP, FAILOVER_TRUSTED, FLUSH, EVICTION, RESTART_TRUSTED],
         OnRestart::Quarantine => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED],
         _ => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN],
     };
@@ -41,11 +41,13 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
 
 const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends them by its length: exclusion \
      holds, but the lock of a dead holder stays blocked for the ttl and the step)";
-const FAILOVER: &str = "an asynchronous failover promotes a replica that has not seen the last writes";
+const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests";
+const FAILOVER_TRUSTED: &str =
+    "an asynchronous failover promotes a replica that has not seen the last writes (`restart=trust`)";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is configured to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes (`restart=trust`)";
-const RESTART_MISSED: &str = "the server restarts without its data, and a client missed the message about a longer ttl that had come into use: \
+const RESTART_MISSED: &str = "the server restarts without its data or a lagging replica is promoted, and a client missed the message about a longer ttl that had come into use: \
      it waits only for the longest ttl that it knows and its own";
 const RESTART_UNKNOWN: &str = "the server restarts without its data, and a client that never saw it requests a lock before any client that did; \
      from then on, other clients that never saw it are served too";

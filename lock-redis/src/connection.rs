@@ -170,6 +170,14 @@ impl Connection {
         Ok(quarantine.left(Instant::now()))
     }
 
+    /// The error for an error reply. A server that has become a replica is read again before the next call: it may be promoted again.
+    pub(crate) fn refused(&self, text: &str) -> Error {
+        if text.contains("READONLY") {
+            *lock(&self.quarantine) = Quarantine::unread(Instant::now());
+        }
+        refused(text)
+    }
+
     /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have to know before
     /// a call with this ttl.
     async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
@@ -191,11 +199,20 @@ impl Connection {
             {
                 return Ok(Err(error));
             }
+            if server.state.is_replica {
+                // It may be promoted while this connection stays open, and may lack leases then.
+                *lock(&self.quarantine) = Quarantine::unread(Instant::now());
+                return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
+            }
             let on_restart = shared.settings.on_restart;
             let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
-            let decision = lock(&shared.epoch).evaluate(&server.reading, check);
+            let (decision, key_read) = {
+                let mut epoch = lock(&shared.epoch);
+                let reading = server.state.reading(epoch.run());
+                (epoch.evaluate(&reading, check), reading.key)
+            };
             match decision {
-                Ok(Decision::Write(new)) => write = Some((server.reading.key, new)),
+                Ok(Decision::Write(new)) => write = Some((key_read, new)),
                 Ok(Decision::Grants(grants)) => break grants,
                 Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
             }

@@ -8,7 +8,7 @@ use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
 use crate::connection::{Connection, script_call};
-use crate::errors::{Failure, refused};
+use crate::errors::Failure;
 use crate::replies::{self, Acquired};
 use crate::shared::{Shared, millis};
 
@@ -128,7 +128,7 @@ pub(crate) async fn exchange(
             };
             match body {
                 Some(Ok(body)) => Ok(Reply { sent: stamp, body }),
-                Some(Err(text)) => Err(refused(&text)),
+                Some(Err(text)) => Err(connection.refused(&text)),
                 None => Err(Failure::UnexpectedReply.into()),
             }
         })

@@ -14,6 +14,7 @@ mod keys;
 mod manager;
 mod replies;
 mod reply;
+mod run;
 mod scripts;
 mod server_clock;
 mod settings;

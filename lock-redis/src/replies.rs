@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::backend::PlaceNumber;
 use redis::Value;
 
-use leasehold_core::backend::restart::Reading;
+use crate::run::State;
 
 /// The part of a reply for one lock, or the error message of the server for it.
 pub(crate) type PerLock<T> = Result<T, String>;
@@ -30,7 +30,7 @@ pub(crate) enum Renewed {
 /// The state of the server, from `epoch.lua`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
-    pub(crate) reading: Reading,
+    pub(crate) state: State,
     pub(crate) version: (u32, u32),
     pub(crate) eviction: String,
 }
@@ -162,13 +162,21 @@ fn is_none(value: &Value) -> bool {
 
 pub(crate) fn server(value: Value) -> Option<Server> {
     let Value::Array(parts) = value else { return None };
-    let [run, uptime, now, key, version, eviction] = &parts[..] else { return None };
+    let [id, uptime, now, key, version, eviction, role, former_history, offset] = &parts[..] else { return None };
     let version = text(version)?;
     let mut numbers = version.split('.').map(str::parse);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     let now = Duration::from_millis(text(now)?.parse().ok()?);
-    let reading = Reading { run: text(run)?, uptime: millis(uptime)?, now, key: text(key)? };
-    Some(Server { reading, version, eviction: text(eviction)? })
+    let state = State {
+        id: text(id)?,
+        uptime: millis(uptime)?,
+        now,
+        key: text(key)?,
+        is_replica: text(role)? == "slave",
+        former_history: text(former_history)?,
+        has_replicated: text(offset)? != "0",
+    };
+    Some(Server { state, version, eviction: text(eviction)? })
 }
 
 /// The channel and the payload of a message.

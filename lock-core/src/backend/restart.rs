@@ -80,8 +80,9 @@ pub struct Epoch {
 pub struct Reading {
     /// The current run of the server, without spaces. A server that keeps what it acknowledged has one run for ever.
     pub run: String,
-    /// The minimal uptime of the server, or a shorter time for which certainly no earlier run has granted a lock.
-    pub uptime: Duration,
+    /// The minimal uptime of the server, or a shorter time for which certainly no earlier run has granted a lock. `None` if neither is
+    /// known, as of a replica that was promoted: the time then counts from when a client first saw this run.
+    pub uptime: Option<Duration>,
     /// The clock of the server.
     pub now: Duration,
     /// The contents of the epoch key; empty if there is none.
@@ -120,7 +121,7 @@ pub enum Grants {
     Allowed,
     /// The server was restarted. No new grants before this time has passed.
     After(Duration),
-    /// The server was restarted, and this client knows of no earlier lease. The first call with a ttl decides.
+    /// The server was restarted, and this client has requested no lease yet, or knows of no earlier one. The first call with a ttl decides.
     Undecided,
 }
 
@@ -137,6 +138,11 @@ impl Quarantine {
     /// There is none.
     pub fn none(now: Instant) -> Self {
         Self(Grants::Allowed, now)
+    }
+
+    /// Every call needs a reading first, as on a replica, which may be promoted at any moment.
+    pub fn unread(now: Instant) -> Self {
+        Self(Grants::After(Duration::ZERO), now)
     }
 
     /// Follows from a reading that has just arrived. Logs a quarantine.
@@ -222,7 +228,11 @@ impl Epoch {
         let run = &*reading.run;
         let before = self.run_before(run, key.run, on_restart).map(str::to_owned);
         let longest = self.in_use.longest();
-        let uptime = self.uptime(reading, requested, now);
+        let first_seen = key.first_seen(run, reading.now);
+        // The key was written after the end of the run that it names. It says nothing about another one that this client knew.
+        let knows_more = self.run.as_deref().is_some_and(|known| known != run && Some(known) != key.run);
+        let seen_for = first_seen.filter(|_| !knows_more).map_or(Duration::ZERO, |since| reading.now - since);
+        let uptime = self.uptime(run, reading.uptime.unwrap_or_default().max(seen_for), requested, now);
         let wait = if before.is_some() { longest.saturating_sub(uptime) } else { Duration::ZERO };
 
         let name = match &before {
@@ -232,16 +242,20 @@ impl Epoch {
             // During the quarantine the key names the earlier run, so that new clients wait too.
             before => before.as_deref(),
         };
+        // So that clients that live for less than the quarantine share it.
+        let is_unseen = reading.uptime.is_none() && name.is_some_and(|name| name != run);
+        let seen = is_unseen.then(|| (run, first_seen.unwrap_or(reading.now)));
         if let Some(name) = name.filter(|_| !longest.is_zero())
-            && !(key.run == Some(name) && written.has_all(&self.in_use))
+            && !(key.run == Some(name) && key.seen == seen && written.has_all(&self.in_use))
         {
-            return Ok(Decision::Write(self.in_use.as_key(name, reading.now, now)));
+            return Ok(Decision::Write(self.in_use.as_key(name, seen, reading.now, now)));
         }
         if self.requested.is_none_or(|newest| newest <= requested) {
             self.requested = Some(requested);
             self.published = written;
         }
-        if wait.is_zero() && before.is_some() && longest.is_zero() {
+        // A client that has never requested a lease does not write the key. The first call with a ttl then writes that the run is in use.
+        if wait.is_zero() && before.is_some() && (longest.is_zero() || !self.locks) {
             return Ok(Decision::Grants(Grants::Undecided));
         }
         let waits = !wait.is_zero() && !trusts;
@@ -251,13 +265,13 @@ impl Epoch {
 
     /// The minimal uptime of the server. The server reports whole seconds, and the last one may have just begun. The time between two
     /// readings of the same run is exact.
-    fn uptime(&mut self, reading: &Reading, requested: Instant, now: Instant) -> Duration {
-        let known = self.running.as_ref().filter(|(run, ..)| *run == reading.run);
+    fn uptime(&mut self, run: &str, uptime: Duration, requested: Instant, now: Instant) -> Duration {
+        let known = self.running.as_ref().filter(|(running, ..)| running == run);
         let known = known.map_or(Duration::ZERO, |(_, uptime, at)| *uptime + requested.saturating_duration_since(*at));
-        if known == Duration::ZERO || reading.uptime > known {
-            self.running = Some((reading.run.clone(), reading.uptime, now));
+        if known == Duration::ZERO || uptime > known {
+            self.running = Some((run.to_owned(), uptime, now));
         }
-        reading.uptime.max(known)
+        uptime.max(known)
     }
 
     /// The earlier run, whose holders may still believe in their leases. `None` if nobody knew one.
@@ -270,25 +284,39 @@ impl Epoch {
     }
 }
 
-/// The epoch key: `1 <run id>`, then ` <ms>:<end of use in ms of the server's clock>` for each ttl in use.
+/// The epoch key: `1 <run id>`, then ` <ms>:<end of use in ms of the server's clock>` for each ttl in use. During a quarantine that no
+/// uptime ends, ` <run id>@<ms of the server's clock>` before the ttls: the run that follows, and when a client first saw it.
 struct Key<'a> {
     run: Option<&'a str>,
+    seen: Option<(&'a str, Duration)>,
     list: Vec<(Duration, Duration)>,
 }
 
 impl<'a> Key<'a> {
     fn parse(text: &'a str) -> Result<Self, UnknownFormat> {
         if text.is_empty() {
-            return Ok(Self { run: None, list: Vec::new() });
+            return Ok(Self { run: None, seen: None, list: Vec::new() });
         }
-        let mut words = text.split(' ');
+        let mut words = text.split(' ').peekable();
         let (Some("1"), Some(run)) = (words.next(), words.next()) else { return Err(UnknownFormat) };
+        let seen = words.peek().and_then(|word| {
+            let (run, since) = word.rsplit_once('@')?;
+            Some((run, Duration::from_millis(since.parse().ok()?)))
+        });
+        if seen.is_some() {
+            words.next();
+        }
         let entry = |word: &str| {
             let (ttl, till) = word.split_once(':')?;
             Some((Duration::from_millis(ttl.parse().ok()?), Duration::from_millis(till.parse().ok()?)))
         };
         let list = words.map(|word| entry(word).ok_or(UnknownFormat)).collect::<Result<_, _>>()?;
-        Ok(Self { run: Some(run), list })
+        Ok(Self { run: Some(run), seen, list })
+    }
+
+    /// When a client first saw this run. `None` also if the server's clock was set back since: the quarantine begins anew then.
+    fn first_seen(&self, run: &str, server: Duration) -> Option<Duration> {
+        self.seen.filter(|(seen, since)| *seen == run && *since <= server).map(|(_, since)| since)
     }
 
     /// The ttls in use, by the client's clock. If the server's clock was set back, a ttl still counts no longer than a write allows.
@@ -345,8 +373,11 @@ impl Ttls {
         self.0.retain(|it| it.1 > now);
     }
 
-    fn as_key(&self, run: &str, server: Duration, now: Instant) -> String {
+    fn as_key(&self, run: &str, seen: Option<(&str, Duration)>, server: Duration, now: Instant) -> String {
         let mut key = format!("1 {run}");
+        if let Some((run, since)) = seen {
+            let _ = write!(key, " {run}@{}", since.as_millis());
+        }
         for &(ttl, until) in &self.0 {
             let till = server + until.saturating_duration_since(now);
             let _ = write!(key, " {}:{}", ttl.as_nanos().div_ceil(1_000_000), till.as_millis());

@@ -2,12 +2,15 @@
 -- server and the epoch key. Writes the key if it still has the value that the writer read. `backend/restart.rs` of lock-core decides
 -- what to write, and what follows from a reading.
 --
--- KEYS[1]      the epoch key: "1 <run id>", then " <ms>:<ms of the server's clock>" for each ttl in use: the ttl, and the end of its use
+-- KEYS[1]      the epoch key: "1 <run>", then " <ms>:<ms of the server's clock>" for each ttl in use: the ttl, and the end of its use;
+--              before the ttls maybe " <run>@<ms of the server's clock>", during a quarantine: the run that follows, and its first sight
 -- ARGV         nothing; or the value that was read ('' for no key), the value to write, and the channel on which all clients receive it
--- replies      run id, uptime in ms, TIME in ms, the key or '', redis_version, maxmemory_policy
+-- replies      run id, uptime in ms, TIME in ms, the key or '', redis_version, maxmemory_policy, role, master_replid2,
+--              master_repl_offset; '' for a field that the server does not have
 -- promises     The key is written only if nobody has written it since it was read.
 
-local info = redis.call('INFO', 'server') .. redis.call('INFO', 'memory')
+local info = redis.call('INFO', 'server') .. redis.call('INFO', 'memory') .. redis.call('INFO', 'replication')
+local function field(name) return string.match(info, '%f[%w_]' .. name .. ':([^\r]*)') or '' end
 -- The server subtracts two times in whole seconds, so it may have run for almost a second less. The difference is negative after the
 -- clock was set back to before the start of the server. It then counts as zero.
 local uptime = math.max(0, tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)')) - 1) * 1000
@@ -29,6 +32,6 @@ if ARGV[2] and key == ARGV[1] then
   redis.pcall('PUBLISH', ARGV[3], now .. ' ' .. key)
 end
 return {
-  string.match(info, 'run_id:(%w+)'), uptime, now, key,
-  string.match(info, 'redis_version:([%w%.]+)'), string.match(info, 'maxmemory_policy:([%w%-]+)')
+  field('run_id'), uptime, now, key, field('redis_version'), field('maxmemory_policy'),
+  field('role'), field('master_replid2'), field('master_repl_offset')
 }

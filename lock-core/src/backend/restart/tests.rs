@@ -9,7 +9,8 @@ struct World {
     begin: Instant,
     time: Duration,
     run: u32,
-    started: Duration,
+    /// `None` for a promoted replica.
+    started: Option<Duration>,
     key: String,
     message: String,
 }
@@ -17,7 +18,14 @@ struct World {
 impl World {
     fn new() -> Self {
         let message = String::new();
-        Self { begin: Instant::now(), time: s(1000), run: 1, started: Duration::ZERO, key: String::new(), message }
+        Self {
+            begin: Instant::now(),
+            time: s(1000),
+            run: 1,
+            started: Some(Duration::ZERO),
+            key: String::new(),
+            message,
+        }
     }
 
     fn pass(&mut self, seconds: u64) {
@@ -26,7 +34,12 @@ impl World {
 
     fn restart(&mut self) {
         self.run += 1;
-        self.started = self.time;
+        self.started = Some(self.time);
+    }
+
+    fn promote_a_replica(&mut self) {
+        self.run += 1;
+        self.started = None;
     }
 
     fn restart_empty(&mut self) {
@@ -39,7 +52,7 @@ impl World {
     }
 
     fn reading(&self) -> Reading {
-        let uptime = self.time - self.started;
+        let uptime = self.started.map(|started| self.time - started);
         Reading { run: format!("run{}", self.run), uptime, now: s(86_400) + self.time, key: self.key.clone() }
     }
 
@@ -101,8 +114,7 @@ fn an_uptime_in_whole_seconds_does_not_prolong_the_wait() {
     let begin = Instant::now();
     let ms = Duration::from_millis;
     let mut uptime = |run: &str, reported: u64, requested: u64, replied: u64| {
-        let reading = Reading { run: run.into(), uptime: ms(reported), now: s(1), key: String::new() };
-        epoch.uptime(&reading, begin + ms(requested), begin + ms(replied))
+        epoch.uptime(run, ms(reported), begin + ms(requested), begin + ms(replied))
     };
     assert_eq!(uptime("a", 0, 10, 30), ms(0));
     assert_eq!(uptime("a", 0, 600, 610), ms(570), "from the first reply to the second request");
@@ -285,4 +297,96 @@ fn beyond_the_limit_the_shortest_ttls_count_as_longer_ones() {
     for number in 1..=40 {
         assert!(ttls.has(s(number), now + s(100 - number)), "{number}");
     }
+}
+
+/// Its uptime says nothing. Clients share the time of the first one that saw it as a primary, even if none lives for long.
+#[test]
+fn a_promoted_replica_counts_from_its_first_sight() {
+    let mut world = World::new();
+    let (mut ann, mut bob) = (world.client(), world.client());
+    assert_eq!(world.check(&mut ann, s(6)), Grants::Allowed);
+    world.pass(50);
+    world.promote_a_replica();
+    assert_eq!(world.check(&mut Epoch::default(), s(1)), Grants::After(s(6)));
+    world.pass(2);
+    let seen = world.key.clone();
+    assert!(seen.starts_with("1 run1 run2@87450000 1000:"), "{seen}");
+    assert_eq!(world.check(&mut Epoch::default(), Duration::ZERO), Grants::After(s(4)), "a newcomer shares the wait");
+    assert_eq!(world.check(&mut bob, s(1)), Grants::After(s(4)));
+    assert_eq!(world.check(&mut bob, s(8)), Grants::After(s(6)), "its own longer ttl");
+    assert!(world.key.starts_with("1 run1 run2@87450000 8000:"), "{}", world.key);
+    world.pass(6);
+    assert_eq!(world.check(&mut Epoch::default(), s(1)), Grants::Allowed);
+    assert!(world.key.starts_with("1 run2 8000:"), "{}", world.key);
+    assert_eq!(world.check(&mut bob, s(1)), Grants::Allowed, "it has read the first sight before");
+    assert_eq!(world.check(&mut ann, s(6)), Grants::After(s(8)), "it sees this run for the first time");
+}
+
+/// Otherwise those who come next would read that a quarantine lasts.
+#[test]
+fn the_first_client_that_may_lock_after_a_quarantine_writes_that_the_run_is_in_use() {
+    let mut world = World::new();
+    let mut ann = world.client();
+    assert_eq!(world.check(&mut ann, s(6)), Grants::Allowed);
+    world.promote_a_replica();
+    assert_eq!(world.check(&mut Epoch::default(), s(1)), Grants::After(s(6)));
+    world.pass(6);
+    let mut newcomer = Epoch::default();
+    let quarantine = Quarantine::new(world.check(&mut newcomer, Duration::ZERO), world.now(), "", "");
+    assert_eq!(quarantine.left(world.now()), None);
+    assert!(quarantine.needs_reading(s(1), world.now()));
+    assert_eq!(world.check(&mut newcomer, s(1)), Grants::Allowed);
+    assert!(world.key.starts_with("1 run2 "), "{}", world.key);
+}
+
+#[test]
+fn each_promotion_begins_a_quarantine() {
+    let mut world = World::new();
+    let mut ann = world.client();
+    assert_eq!(world.check(&mut ann, s(6)), Grants::Allowed);
+    world.promote_a_replica();
+    let before_it_was_seen = world.key.clone();
+    assert_eq!(world.check(&mut ann, s(6)), Grants::After(s(6)));
+    world.pass(6);
+    assert_eq!(world.check(&mut ann, s(6)), Grants::Allowed);
+    world.pass(20);
+    world.promote_a_replica();
+    for key in [world.key.clone(), before_it_was_seen] {
+        world.key = key;
+        assert_eq!(world.check(&mut ann.clone(), s(6)), Grants::After(s(6)));
+        assert_eq!(world.check(&mut Epoch::default(), s(6)), Grants::After(s(6)));
+    }
+}
+
+/// Another client saw the run before the one that this client used in between.
+#[test]
+fn a_time_in_the_key_does_not_count_for_a_client_that_knows_a_later_run() {
+    let mut world = World::new();
+    let mut ann = world.client();
+    assert_eq!(world.check(&mut ann, s(6)), Grants::Allowed);
+    world.promote_a_replica();
+    assert_eq!(world.check(&mut Epoch::default(), s(6)), Grants::After(s(6)));
+    let (cut_off, run) = (world.key.clone(), world.run);
+    world.run = 7;
+    world.key = "1 run7 6000:87500000".to_owned();
+    assert_eq!(world.check(&mut Epoch::default(), s(6)), Grants::Allowed);
+    let mut bob = world.client();
+    assert_eq!(world.check(&mut bob, s(6)), Grants::Allowed);
+    world.pass(5);
+    (world.key, world.run) = (cut_off, run);
+    assert_eq!(world.check(&mut Epoch::default(), s(6)), Grants::After(s(1)));
+    assert_eq!(world.check(&mut bob, s(6)), Grants::After(s(6)));
+}
+
+/// Otherwise nobody would be served until the clock has caught up.
+#[test]
+fn a_clock_that_was_set_back_begins_the_quarantine_anew() {
+    let mut world = World::new();
+    let mut ann = world.client();
+    assert_eq!(world.check(&mut ann, s(6)), Grants::Allowed);
+    world.promote_a_replica();
+    world.key = format!("1 run1 run2@{} 6000:87500000", 87_400_000 + 3_600_000);
+    assert_eq!(world.check(&mut Epoch::default(), s(6)), Grants::After(s(6)));
+    world.pass(6);
+    assert_eq!(world.check(&mut Epoch::default(), s(6)), Grants::Allowed);
 }

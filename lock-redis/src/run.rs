@@ -1,0 +1,87 @@
+//! The run of the server: what tells its present time as a primary from every earlier one, and how long it certainly lasts.
+
+use std::time::Duration;
+
+use leasehold_core::backend::restart::Reading;
+
+/// What `epoch.lua` reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// The server's process.
+    pub(crate) id: String,
+    pub(crate) uptime: Duration,
+    /// Its clock.
+    pub(crate) now: Duration,
+    /// The epoch key.
+    pub(crate) key: String,
+    pub(crate) is_replica: bool,
+    /// The replication history before its promotion; zeros if it was never promoted. Each promotion sets another one. The server forgets
+    /// it an hour after its last replica has left (`repl-backlog-ttl`).
+    pub(crate) former_history: String,
+    /// It has sent or received a replication stream.
+    pub(crate) has_replicated: bool,
+}
+
+impl State {
+    /// What follows for a client that was last allowed to lock on the run `known`.
+    pub(crate) fn reading(self, known: Option<&str>) -> Reading {
+        let was_promoted = self.former_history.bytes().any(|byte| byte != b'0');
+        // A replica has been up for long when it is promoted. Only the uptime of a server that has always been alone tells since when no
+        // other one has granted a lock.
+        let uptime = (!was_promoted && !self.has_replicated).then_some(self.uptime);
+        let run = match was_promoted {
+            // A primary that became a replica and is promoted again has another run, in the same process.
+            true => format!("{}~{}", self.id, self.former_history),
+            false => {
+                let is_own = |run: &&str| run.split('~').next() == Some(&*self.id);
+                // It may have forgotten its promotion, which is no restart.
+                let own = [self.key.split(' ').nth(1), known].into_iter().flatten().find(is_own);
+                own.unwrap_or(&self.id).to_owned()
+            }
+        };
+        Reading { run, uptime, now: self.now, key: self.key }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEVER: &str = "0000000000000000000000000000000000000000";
+
+    fn reading(former_history: &str, has_replicated: bool, key: &str, known: Option<&str>) -> (String, bool) {
+        let state = State {
+            id: "f00".to_owned(),
+            uptime: Duration::from_secs(100),
+            now: Duration::from_secs(86_400),
+            key: key.to_owned(),
+            is_replica: false,
+            former_history: former_history.to_owned(),
+            has_replicated,
+        };
+        let reading = state.reading(known);
+        (reading.run, reading.uptime == Some(Duration::from_secs(100)))
+    }
+
+    #[test]
+    fn a_promotion_begins_a_run_and_only_the_uptime_of_a_server_without_a_history_counts() {
+        for (former_history, has_replicated, key, known, run, counts) in [
+            (NEVER, false, "", None, "f00", true),
+            (NEVER, false, "1 other", Some("other"), "f00", true),
+            // It has got a replica. Its clients go on.
+            (NEVER, true, "1 f00 6000:1", Some("f00"), "f00", false),
+            ("abc", true, "", None, "f00~abc", false),
+            ("abc", true, "1 f00 6000:1", Some("f00"), "f00~abc", false),
+            ("abc", false, "1 other", None, "f00~abc", false),
+            ("def", true, "1 f00~abc", Some("f00~abc"), "f00~def", false),
+            // It has forgotten its promotion.
+            (NEVER, true, "1 f00~abc 6000:1", None, "f00~abc", false),
+            (NEVER, true, "", Some("f00~abc"), "f00~abc", false),
+            (NEVER, true, "1 other f00~abc@1 6000:1", Some("other"), "f00", false),
+            ("", true, "", None, "f00", false),
+        ] {
+            let found = reading(former_history, has_replicated, key, known);
+            assert_eq!(found, (run.to_owned(), counts), "{former_history} {key} {known:?}");
+        }
+    }
+}
