@@ -85,7 +85,7 @@ pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
 /// Connecting belongs to the `wait` of an acquire: a store that cannot be reached is tried again, with growing pauses, until the
 /// wait is over, and the error is `Unavailable` then. [`try_acquire`](leasehold_core::Lock::try_acquire) and
 /// every other call make one attempt. What waiting does not mend (`Auth`, `Unsupported`, `Capacity`) fails at once, as it does
-/// with [`connect`], but with the first call.
+/// with [`connect`], but with the first call. Too many connections to the server end no wait, because other clients close theirs.
 ///
 /// # Errors
 /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput), as [`connect`]. `Unavailable` when the system cannot start a thread,

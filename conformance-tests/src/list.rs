@@ -208,7 +208,7 @@ macro_rules! for_each_case {
                 a_waiter_that_was_cut_off_gets_the_lock
                 a_refused_user_gets_an_error_at_once
                 a_full_server_gives_an_error_at_once
-                a_server_without_connections_gives_an_error_at_once
+                a_wait_outlasts_a_server_without_connections
                 a_read_only_server_grants_nothing
                 flushed_scripts_are_loaded_again
                 a_wall_clock_set_forward_does_no_harm

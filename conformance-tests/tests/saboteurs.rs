@@ -240,7 +240,7 @@ saboteurs! {
         a_waiter_that_was_cut_off_gets_the_lock: StaysBroken, "gets the lock";
         a_refused_user_gets_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
         a_full_server_gives_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
-        a_server_without_connections_gives_an_error_at_once: NeverGivesUp, "the acquire fails before the end of its wait";
+        a_wait_outlasts_a_server_without_connections: GivesUpWhenFull, "gave up before";
         a_read_only_server_grants_nothing: GrantsOnError, "must fail";
         flushed_scripts_are_loaded_again: ReportsFalseLosses, "the loss of a lease";
         a_wall_clock_set_forward_does_no_harm: ClaimsAWallClock, "its leases end by a wall clock";

@@ -42,6 +42,7 @@ pub struct Error(Box<Inner>);
 #[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
+    passes_by_itself: bool,
     text: Cow<'static, str>,
     action: Option<&'static str>,
     lock: Option<LockName>,
@@ -52,7 +53,15 @@ struct Inner {
 impl Error {
     /// An error of a kind, with a fragment of text that says what happened and, where it can, how to correct it.
     pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner { kind, text: text.into(), action: None, lock: None, backend: None, source: None }))
+        Self(Box::new(Inner {
+            kind,
+            passes_by_itself: false,
+            text: text.into(),
+            action: None,
+            lock: None,
+            backend: None,
+            source: None,
+        }))
     }
 
     /// An [`InvalidInput`](ErrorKind::InvalidInput) error.
@@ -83,6 +92,14 @@ impl Error {
         self
     }
 
+    /// Marks a limit that passes without an operator, such as connections that other clients close again. A wait for a lock then goes on
+    /// after a [`Capacity`](ErrorKind::Capacity) error, which would end it otherwise.
+    #[must_use]
+    pub fn passing_by_itself(mut self) -> Self {
+        self.0.passes_by_itself = true;
+        self
+    }
+
     /// Adds the action (a verb: "acquire"), the lock and the backend, where the error does not have them yet.
     #[must_use]
     pub fn during(mut self, action: &'static str, lock: &LockName, backend: &'static str) -> Self {
@@ -108,6 +125,11 @@ impl Error {
     /// What is known about the lock now.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// Whether the cause is a limit that [passes by itself](Self::passing_by_itself).
+    pub fn passes_by_itself(&self) -> bool {
+        self.0.passes_by_itself
     }
 
     /// The lock that it was about.

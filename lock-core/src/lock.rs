@@ -123,7 +123,8 @@ impl Lock {
     /// - [`InvalidInput`](ErrorKind::InvalidInput): a name or duration out of bounds, a ttl that this server does not grant, or a tokio
     ///   runtime without timers (`enable_time`). Nothing was acquired.
     /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
-    ///   once, because waiting does not help.
+    ///   once, because waiting does not help. A limit that passes by itself, as too many connections to the server, is
+    ///   `Capacity` only at the end of the wait.
     ///
     /// It ends within the wait or, with a wait of zero, within 1.25 times the backend's call bound.
     ///

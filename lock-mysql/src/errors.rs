@@ -60,7 +60,11 @@ impl Failure {
             return Self::ReadOnly(read_only().with_source(cause));
         }
         match REFUSALS.iter().find(|(numbers, ..)| numbers.contains(&number)) {
-            Some((_, kind, text)) => Self::Refused(Error::new(*kind, *text).with_source(cause)),
+            Some((_, kind, text)) => {
+                let error = Error::new(*kind, *text).with_source(cause);
+                // Other clients close their connections again.
+                Self::Refused(if TOO_MANY.contains(&number) { error.passing_by_itself() } else { error })
+            }
             None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(cause)),
         }
     }
@@ -173,6 +177,9 @@ const DENIED: [u16; 4] = [1044, 1142, 1143, 1227];
 
 const LACKS: &str = "the user lacks a permission: `leasehold acl mysql` prints the permissions that are needed";
 
+/// The limit of connections of the server, of the user, and of an account (also by the hour).
+const TOO_MANY: [u16; 3] = [1040, 1203, 1226];
+
 /// Numbers of errors of MySQL 8, MySQL 9 and MariaDB, none of which had an effect.
 const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
@@ -183,7 +190,7 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
         // 1251, 2054, 2061: the authentication plugin needs TLS or is unknown.
         (&[1251, 2054, 2061, 3159], Auth, "the server refuses the authentication method: switch TLS on (`tls=verify`)"),
         (
-            &[1040, 1203, 1226],
+            &TOO_MANY,
             Capacity,
             "the server accepts no more connections: raise `max_connections`, or lower `connections` in the URL",
         ),

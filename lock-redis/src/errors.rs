@@ -74,10 +74,14 @@ impl From<Failure> for Error {
 pub(crate) fn refused(text: &str) -> Error {
     let row = REFUSALS.iter().find(|(code, ..)| text.contains(code));
     let (kind, hint) = row.map_or((ErrorKind::Indeterminate, "the server replied with an error"), |&(_, k, h)| (k, h));
-    Error::new(kind, hint).with_source(Refusal(harmless(text)))
+    let error = Error::new(kind, hint).with_source(Refusal(harmless(text)));
+    // Other clients close their connections again.
+    if text.contains(TOO_MANY_CLIENTS) { error.passing_by_itself() } else { error }
 }
 
 const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` prints the permissions that are needed";
+
+const TOO_MANY_CLIENTS: &str = "max number of clients";
 
 /// Texts in error replies of all supported versions. The first match counts.
 const REFUSALS: &[(&str, ErrorKind, &str)] = {
@@ -103,7 +107,7 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         ("NOAUTH", Auth, "the server requires a user or a password"),
         ("called without any password configured", Auth, "the URL has a password, but the server's user has none"),
         ("OOM", Capacity, "the server's memory is full (`maxmemory`)"),
-        ("max number of clients", Capacity, "the server has reached its limit of connections (`maxclients`)"),
+        (TOO_MANY_CLIENTS, Capacity, "the server has reached its limit of connections (`maxclients`)"),
         ("READONLY", Unavailable, "the server is a read-only replica: connect to the primary"),
         ("LOADING", Unavailable, "the server is still loading its data"),
         ("BUSY", Unavailable, "the server is busy with a script"),
@@ -238,6 +242,12 @@ mod tests {
         ] {
             assert_eq!(refused(text).kind(), kind, "{text}");
         }
+    }
+
+    #[test]
+    fn only_the_limit_of_connections_passes_by_itself() {
+        assert!(refused("ERR max number of clients reached").passes_by_itself());
+        assert!(!refused("OOM command not allowed when used memory > 'maxmemory'.").passes_by_itself());
     }
 
     #[test]

@@ -297,9 +297,26 @@ pub async fn a_full_server_gives_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
 }
 
-/// A server that accepts no more connections: `Capacity`, at once.
-pub async fn a_server_without_connections_gives_an_error_at_once(fixture: &dyn Fixture) {
-    refused_at_once(fixture, ServerFault::Fill(Room::Connections), ErrorKind::Capacity).await;
+/// A server that accepts no more connections: `Capacity` at once for a try. An acquire waits, because other clients close theirs.
+pub async fn a_wait_outlasts_a_server_without_connections(fixture: &dyn Fixture) {
+    let (ann, name) = (long_client(fixture, Route::Clear).await, name("no connection"));
+    let guard = hold(&ann, &name).await;
+    if let Err(unsupported) = fixture.server(ServerFault::Fill(Room::Connections)).await {
+        return in_process(fixture, &ann, unsupported);
+    }
+    // A new client: open connections may still work.
+    let bob = long_client(fixture, Route::Clear).await;
+    let refused = in_time(bob.capabilities().call_bound, "a try fails at once", bob.lock("other").try_acquire()).await;
+    assert_eq!(kind_of(&refused), ErrorKind::Capacity, "{refused:?}");
+    let lock = bob.lock("other");
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(fixture.ttl()).await;
+    assert!(!waiting.is_finished(), "an acquire gave up before the end of its wait");
+    fixture.server(ServerFault::Restore).await.expect("the fault can be ended");
+    let bound = BACK + bob.capabilities().call_bound;
+    let waited = in_time(bound, "the client connects", join(waiting)).await.expect("the server accepts connections");
+    assert!(waited.is_held() && guard.is_held());
+    guard.release().await.expect("a release");
 }
 
 async fn refused_at_once(fixture: &dyn Fixture, fault: ServerFault, expected: ErrorKind) {

@@ -81,7 +81,7 @@ impl Faults {
             ServerFault::Pause => Health::Paused,
             ServerFault::RefuseUser => Health::RefusesUser,
             ServerFault::ReadOnly => Health::ReadOnly,
-            ServerFault::Fill(Room::Data | Room::Connections) => Health::Full,
+            ServerFault::Fill(room) => Health::Full(*room),
             ServerFault::FlushScripts => return Err(Unsupported::because("it runs no scripts")),
             ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
                 return Err(Unsupported::because("it has no wall clock"));
@@ -155,7 +155,7 @@ pub(super) enum Health {
     Paused,
     RefusesUser,
     ReadOnly,
-    Full,
+    Full(Room),
 }
 
 impl Shared {

@@ -8,7 +8,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
 use super::faults::{Health, Shared};
-use crate::fault::PathFault;
+use crate::fault::{PathFault, Room};
 use crate::fixture::Route;
 
 /// The kind of a request.
@@ -127,8 +127,12 @@ impl Line {
             Health::RefusesUser => Some((ErrorKind::Auth, "the server refused the user or the password")),
             Health::ReadOnly => Some((ErrorKind::Unavailable, "the server refuses writes: it is a replica")),
             // A release needs no room.
-            Health::Full if verb != Verb::Acquire => None,
-            Health::Full => Some((ErrorKind::Capacity, "the server is full")),
+            Health::Full(_) if verb != Verb::Acquire => None,
+            Health::Full(Room::Data) => Some((ErrorKind::Capacity, "the server is full")),
+            Health::Full(Room::Connections) => {
+                let text = "the server accepts no more connections";
+                return Err(Error::new(ErrorKind::Capacity, text).passing_by_itself());
+            }
         };
         if let Some((kind, text)) = refused {
             return Err(Error::new(kind, text));

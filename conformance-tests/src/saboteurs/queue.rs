@@ -28,6 +28,8 @@ plain! {
     GivesUpEarly;
     /// Returns a transient error for a permanent one.
     NeverGivesUp;
+    /// Returns an error that ends the wait if the server accepts no connection.
+    GivesUpWhenFull;
     /// Loses the place of the last client at each renewal.
     LosesPlacesOfTheLast;
     /// Reports that a place is still in the queue if the server does not reply.
@@ -141,6 +143,16 @@ impl Hooks for GivesUpEarly {
 impl Hooks for NeverGivesUp {
     async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
         inner.backend.acquire(request).await.map_err(|error| error.with_kind(ErrorKind::Unavailable))
+    }
+}
+
+#[async_trait]
+impl Hooks for GivesUpWhenFull {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        inner.backend.acquire(request).await.map_err(|error| match error.kind() {
+            ErrorKind::Capacity => refused(ErrorKind::Capacity),
+            _ => error,
+        })
     }
 }
 

@@ -96,19 +96,21 @@ async fn a_failed_release_is_tried_again_until_the_ttl_is_over() {
 /// What waiting does not mend ends every wait at once; what it may mend ends only a try.
 #[tokio::test(start_paused = true)]
 async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
-    for (kind, ends) in [
-        (ErrorKind::InvalidInput, true),
-        (ErrorKind::Unsupported, true),
-        (ErrorKind::Auth, true),
-        (ErrorKind::Capacity, true),
-        (ErrorKind::Unavailable, false),
-        (ErrorKind::Indeterminate, false),
+    for (error, ends) in [
+        (Error::new(ErrorKind::InvalidInput, "planted"), true),
+        (Error::new(ErrorKind::Unsupported, "planted"), true),
+        (Error::new(ErrorKind::Auth, "planted"), true),
+        (Error::new(ErrorKind::Capacity, "planted"), true),
+        (Error::new(ErrorKind::Capacity, "planted").passing_by_itself(), false),
+        (Error::new(ErrorKind::Unavailable, "planted"), false),
+        (Error::new(ErrorKind::Indeterminate, "planted"), false),
     ] {
+        let kind = error.kind();
         let (client, mut store) = scripted();
         let waiters = [acquire(&client), acquire(&client)];
         let (_, answer) = store.acquire().await;
         sleep(MS).await;
-        answer.send(Err(Error::new(kind, "planted"))).unwrap();
+        answer.send(Err(error.clone())).unwrap();
         sleep(AT_ONCE).await;
         for waiter in waiters {
             assert_eq!(waiter.is_finished(), ends, "{kind:?}");
@@ -121,7 +123,7 @@ async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
         let lock = client.lock("job");
         let trial = tokio::spawn(async move { lock.try_acquire().await });
         let (_, answer) = store.acquire().await;
-        answer.send(Err(Error::new(kind, "planted"))).unwrap();
+        answer.send(Err(error)).unwrap();
         let tried = timeout(AT_ONCE, trial).await.expect("a try ends with its answer").unwrap();
         assert_eq!(tried.unwrap_err().kind(), kind);
     }

@@ -167,9 +167,8 @@ impl<T> WaitQueue<T> {
                 match error.kind() {
                     // The server may grant the shorter ttl of another acquire.
                     ErrorKind::InvalidInput => self.refuse_ttl(rules, &error, now, out),
-                    ErrorKind::Unsupported | ErrorKind::Auth | ErrorKind::Capacity => {
-                        self.close(rules, &error, out);
-                    }
+                    ErrorKind::Unsupported | ErrorKind::Auth => self.close(rules, &error, out),
+                    ErrorKind::Capacity if !error.passes_by_itself() => self.close(rules, &error, out),
                     _ if self.refuse_tries(rules, &error, now, out) => {}
                     _ => self.failed(rules, error, now, out),
                 }
