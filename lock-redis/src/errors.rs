@@ -28,6 +28,10 @@ impl Failure {
     pub(crate) fn of(error: RedisError) -> Self {
         match ServerError::try_from(error) {
             Ok(refusal) => Self::refusal(&refusal),
+            // Of a refusal of the database during the handshake, the client crate keeps only the text.
+            Err(error) if matches!(error.kind(), redis::ErrorKind::Server(_)) => {
+                Self::ErrorReply(format!("ERR {}", error.detail().unwrap_or_default()))
+            }
             Err(error) => Self::Disconnected(error),
         }
     }
@@ -83,6 +87,11 @@ const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` pri
 
 const TOO_MANY_CLIENTS: &str = "max number of clients";
 
+const NO_CLUSTER: &str = "the server belongs to a Redis Cluster, which is not supported yet";
+
+const LACKS_COMMAND: &str = "the server does not know a required command, or its configuration renames or removes it \
+                             (`rename-command`): Redis 6.2 or later is needed";
+
 /// Texts in error replies of all supported versions. The first match counts.
 const REFUSALS: &[(&str, ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
@@ -113,17 +122,28 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         ("BUSY", Unavailable, "the server is busy with a script"),
         ("MASTERDOWN", Unavailable, "the server has lost its primary"),
         ("TRYAGAIN", Unavailable, "the server asks to try again"),
-        ("CLUSTERDOWN", Unavailable, "the cluster is down"),
         ("NOREPLICAS", Unavailable, "the server has fewer replicas than it requires (`min-replicas-to-write`)"),
         ("MISCONF", Unavailable, "the server cannot save its data and refuses to write"),
-        ("MOVED", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
-        ("CROSSSLOT", Unsupported, "the server belongs to a Redis Cluster, which is not supported yet"),
-        ("unknown command", Unsupported, "the server does not know a required command: Redis 6.2 or later is needed"),
+        // A node without slots says that the cluster is down.
+        ("CLUSTERDOWN", Unsupported, NO_CLUSTER),
+        ("MOVED", Unsupported, NO_CLUSTER),
+        ("CROSSSLOT", Unsupported, NO_CLUSTER),
+        ("non local key", Unsupported, NO_CLUSTER),
+        ("SELECT is not allowed in cluster mode", Unsupported, NO_CLUSTER),
         (
-            "unknown subcommand",
+            "DB index is out of range",
             Unsupported,
-            "the server does not know a required command: Redis 6.2 or later is needed",
+            "the server has no database with the number in the URL (`databases`)",
         ),
+        (
+            "DENIED Redis is running in protected mode",
+            Auth,
+            "the server accepts only local clients until it has a password (`protected-mode`)",
+        ),
+        ("unknown command", Unsupported, LACKS_COMMAND),
+        ("unknown subcommand", Unsupported, LACKS_COMMAND),
+        // From a script.
+        ("Unknown Redis command", Unsupported, LACKS_COMMAND),
     ]
 };
 
@@ -235,7 +255,14 @@ mod tests {
             ("NOREPLICAS Not enough good replicas to write.", Unavailable),
             ("MISCONF Redis is configured to save RDB snapshots", Unavailable),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable),
-            ("CLUSTERDOWN Hash slot not served", Unavailable),
+            ("CLUSTERDOWN Hash slot not served", Unsupported),
+            ("ERR SELECT is not allowed in cluster mode", Unsupported),
+            ("ERR Script attempted to access a non local key in a cluster node script: 104a", Unsupported),
+            ("ERR DB index is out of range", Unsupported),
+            ("ERR max number of clients + cluster connections reached", Capacity),
+            ("DENIED Redis is running in protected mode because protected mode is enabled", Auth),
+            ("ERR Unknown Redis command called from script script: 104a, on @user_script:1.", Unsupported),
+            ("ERR Error running script: @user_script: 3: Unknown Redis command called from Lua script", Unsupported),
             ("MOVED 3999 127.0.0.1:6381", Unsupported),
             ("ERR unknown command 'hello', with args beginning with: 'owner'", Unsupported),
             ("ERR something unexpected", Indeterminate),

@@ -76,7 +76,8 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
     let mut url = StoreUrl::parse(text, "Redis", SCHEMES)?;
     if url.url().fragment().is_some() {
         return Err(Error::invalid(
-            "the URL of a Redis cannot contain `#…`; name a private certificate authority with `ca=file.pem`",
+            "the URL of a Redis cannot contain `#…`: write `%23` for a `#` in a user or password, and name a private \
+             certificate authority with `ca=file.pem`",
         ));
     }
     let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
@@ -225,6 +226,8 @@ mod tests {
             ("redis://:hunter2@localhost?prefix=", "`prefix`"),
             ("redis://:hunter2@localhost?prefix=%7Btag%7D", "`prefix`"),
             ("redis://:hunter2@localhost#insecure", "ca="),
+            ("redis://:hun#hunter2@localhost", "%23"),
+            ("redis://user:12#hunter2@localhost", "%23"),
             ("redis://:hunter2@local host", "cannot be read"),
         ] {
             let error = read_url(url).unwrap_err();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leasehold::redis::acl;
 use leasehold_conformance::Data;
+use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_core::{Error, ErrorKind, LockClient};
 use leasehold_test_servers::{RedisServer, RedisSettings};
 
@@ -174,5 +175,50 @@ fn a_permanent_error_fails_a_lazy_client_at_once() {
         let error =
             tokio::time::timeout(Duration::from_secs(10), lock.acquire()).await.expect("long before the wait is over");
         assert_error(&error.expect_err("a wrong password"), ErrorKind::Auth, "password");
+    });
+}
+
+/// The texts are those of the server: waiting does not help, so the wait of minutes ends with the first of them.
+#[test]
+fn what_waiting_cannot_cure_ends_a_wait_at_once() {
+    case(|| async {
+        let lines =
+            |lines: &[&str]| start(lines.iter().fold(RedisSettings::new(), |settings, line| settings.line(*line)));
+        let (plain, cluster) = (lines(&["databases 2"]), lines(&["cluster-enabled yes"]));
+        let (no_scripts, no_set) = (lines(&["rename-command EVALSHA \"\""]), lines(&["rename-command SET \"\""]));
+        let protected = lines(&["requirepass hunter2", "user limited on >hunter2 ~leasehold:* +@all -select"]);
+        let at = |server: &RedisServer, user: &str, rest: &str| format!("redis://{user}{}{rest}", server.addr());
+        for (url, kind, hint) in [
+            (at(&plain, "", "/2"), ErrorKind::Unsupported, "`databases`"),
+            (at(&cluster, "", "/1"), ErrorKind::Unsupported, "Redis Cluster"),
+            (at(&cluster, "", ""), ErrorKind::Unsupported, "Redis Cluster"),
+            (at(&no_scripts, "", ""), ErrorKind::Unsupported, "rename-command"),
+            (at(&no_set, "", ""), ErrorKind::Unsupported, "rename-command"),
+            (at(&protected, "", ""), ErrorKind::Auth, "password"),
+            (at(&protected, ":other@", ""), ErrorKind::Auth, "password"),
+            (at(&protected, "limited:hunter2@", "/1"), ErrorKind::Auth, "acl"),
+        ] {
+            let client = leasehold::connect_lazy(&url).expect("nothing is sent yet");
+            let lock = client.lock("refused").wait(Duration::from_secs(600));
+            let ended = tokio::time::timeout(Duration::from_secs(10), lock.acquire()).await;
+            let error = ended.unwrap_or_else(|_| panic!("it waits: {url}"));
+            assert_error(&error.expect_err(&url), kind, hint);
+        }
+    });
+}
+
+/// The same after a reconnect to a server with another configuration.
+#[test]
+fn what_waiting_cannot_cure_ends_a_wait_after_a_reconnect() {
+    case(|| async {
+        let (server, other) = (start(RedisSettings::new()), start(RedisSettings::new().line("databases 1")));
+        let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
+        let client = connect(&format!("redis://{}/1", proxy.addr())).await.expect("a client");
+        hold(&client, "before").await.release().await.expect("a release");
+        proxy.redirect(other.addr());
+        proxy.apply(Fault::Disconnect);
+        let lock = client.lock("after").wait(Duration::from_secs(600));
+        let ended = tokio::time::timeout(Duration::from_secs(10), lock.acquire()).await.expect("it does not wait");
+        assert_error(&ended.expect_err("no such database"), ErrorKind::Unsupported, "`databases`");
     });
 }
