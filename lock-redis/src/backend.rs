@@ -20,7 +20,7 @@ use crate::errors::Failure;
 use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
 use crate::replies::{self, Acquired, Renewed};
-use crate::settings::{Settings, read_url};
+use crate::settings::{Settings, TlsFiles, read_url};
 use crate::shared::{Shared, millis};
 use crate::tombstones;
 
@@ -44,8 +44,8 @@ impl RedisBackend {
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
-        let (client, settings) = read_url(url)?;
-        Self::connect_with(&client, settings).await
+        let (client, tls, settings) = read_url(url)?;
+        Self::unconnected(&client, tls, settings)?.connected().await
     }
 
     /// Connects with a client of the `redis` crate. Uses its address, database, user, password and TLS. The protocol and the TCP
@@ -57,10 +57,13 @@ impl RedisBackend {
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
     pub async fn connect_with(client: &redis::Client, settings: Settings) -> Result<Self> {
-        let backend = Self::unconnected(client, settings)?;
+        Self::unconnected(client, TlsFiles::default(), settings)?.connected().await
+    }
+
+    async fn connected(self) -> Result<Self> {
         leasehold_core::backend::require_timers()?;
-        backend.connection().await?;
-        Ok(backend)
+        self.connection().await?;
+        Ok(self)
     }
 
     /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or used. For programs
@@ -69,14 +72,14 @@ impl RedisBackend {
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
     pub fn connect_lazy(url: &str) -> Result<Self> {
-        let (client, settings) = read_url(url)?;
-        Self::unconnected(&client, settings)
+        let (client, tls, settings) = read_url(url)?;
+        Self::unconnected(&client, tls, settings)
     }
 
-    fn unconnected(client: &redis::Client, settings: Settings) -> Result<Self> {
+    fn unconnected(client: &redis::Client, tls: TlsFiles, settings: Settings) -> Result<Self> {
         let settings = settings.check()?;
         let capabilities = capabilities::of(&settings);
-        Ok(Self { shared: Arc::new(Shared::new(client, settings)?), managers: PerRuntime::new(), capabilities })
+        Ok(Self { shared: Arc::new(Shared::new(client, tls, settings)?), managers: PerRuntime::new(), capabilities })
     }
 
     /// The connection manager of the calling runtime.

@@ -67,7 +67,8 @@ impl Connection {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
             .set_push_sender(push_handler(shared.clone(), health.clone()));
-        let connected = timeout_at(Instant::now() + shared.bound(), socket::connect(&shared.client, config)).await;
+        let connected = async { socket::connect(&shared.tls.reload(&shared.client).await, config).await };
+        let connected = timeout_at(Instant::now() + shared.bound(), connected).await;
         let (mux, mut driver) = connected.unwrap_or(Err(Failure::TimedOut)).map_err(lost)?;
         let connection =
             Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };

@@ -67,7 +67,7 @@ impl Settings {
 }
 
 /// Parses a URL into a client and the settings. No error contains any part of a password.
-pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
+pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)> {
     if !cfg!(feature = "tls") && text.starts_with("rediss://") {
         return Err(Error::invalid(
             "`rediss://` needs the feature `tls` of leasehold-redis, which is `redis-tls` of leasehold",
@@ -109,12 +109,13 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, Settings)> {
         let detail = why.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
         Error::invalid(format!("the URL of a Redis cannot be used{detail}")).with_source(why)
     })?;
-    Ok((tls.client(info)?, settings.check()?))
+    let client = tls.client(info)?;
+    Ok((client, tls, settings.check()?))
 }
 
 /// The files of a private certificate authority and of a client certificate.
-#[derive(Default)]
-struct TlsFiles {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TlsFiles {
     #[cfg(feature = "tls")]
     files: crate::tls::Files,
 }
@@ -136,6 +137,17 @@ impl TlsFiles {
     #[cfg(not(feature = "tls"))]
     fn client(&self, info: redis::ConnectionInfo) -> Result<redis::Client> {
         open(info)
+    }
+
+    /// The client with the present contents of the files.
+    #[cfg(feature = "tls")]
+    pub(crate) async fn reload(&self, client: &redis::Client) -> redis::Client {
+        self.files.reload(client).await
+    }
+
+    #[cfg(not(feature = "tls"))]
+    pub(crate) async fn reload(&self, client: &redis::Client) -> redis::Client {
+        client.clone()
     }
 }
 
@@ -185,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_url_carries_every_setting() {
-        let (client, settings) = read_url(
+        let (client, _, settings) = read_url(
             "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&retention=2h&restart=trust&eviction=warn",
         )
         .unwrap();
@@ -203,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_unix_socket_has_database_user_and_password_as_parameters() {
-        let (client, _) = read_url("redis+unix:///run/redis.sock?db=2&user=u&pass=secret&timeout=1s").unwrap();
+        let (client, ..) = read_url("redis+unix:///run/redis.sock?db=2&user=u&pass=secret&timeout=1s").unwrap();
         assert_eq!(address(&client), "/run/redis.sock");
         let server = client.get_connection_info().redis_settings();
         assert_eq!((server.db(), server.username(), server.password()), (2, Some("u"), Some("secret")));

@@ -11,11 +11,13 @@ use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
-use crate::settings::{self, Settings};
+use crate::settings::{self, Settings, TlsFiles};
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
+    /// As first read from the files.
     pub(crate) client: redis::Client,
+    pub(crate) tls: TlsFiles,
     /// The address of the server, for errors and logs.
     pub(crate) address: String,
     pub(crate) keys: Keys,
@@ -26,8 +28,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(client: &redis::Client, settings: Settings) -> Result<Self> {
+    pub(crate) fn new(client: &redis::Client, tls: TlsFiles, settings: Settings) -> Result<Self> {
         Ok(Self {
+            tls,
             client: settings::prepare(client, settings.timeout)?,
             address: settings::address(client),
             keys: Keys::new(&settings.prefix, rand::random()),

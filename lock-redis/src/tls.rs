@@ -6,7 +6,7 @@ use leasehold_core::{Error, Result};
 use redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
 
 /// The files that a URL names.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Files {
     ca: Option<String>,
     cert: Option<String>,
@@ -22,9 +22,30 @@ impl Files {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.ca.is_none() && self.cert.is_none() && self.key.is_none()
+    }
+
+    /// The same client with what the files contain now, because they may have been replaced. If they cannot be used, as in the middle of a
+    /// replacement, the contents from the start are.
+    pub(crate) async fn reload(&self, client: &Client) -> Client {
+        if self.is_empty() {
+            return client.clone();
+        }
+        let (files, info) = (self.clone(), client.get_connection_info().clone());
+        match tokio::task::spawn_blocking(move || files.client(info)).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(error)) => {
+                tracing::warn!(backend = crate::errors::BACKEND, %error, "the TLS files as they were at the start are used");
+                client.clone()
+            }
+            Err(_) => client.clone(),
+        }
+    }
+
     pub(crate) fn client(&self, info: ConnectionInfo) -> Result<Client> {
         provide_crypto();
-        if self.ca.is_none() && self.cert.is_none() && self.key.is_none() {
+        if self.is_empty() {
             return super::settings::open(info);
         }
         let client_tls = match (&self.cert, &self.key) {

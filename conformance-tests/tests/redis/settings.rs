@@ -1,12 +1,13 @@
 //! Valid and invalid settings of servers and users.
 
+use std::path::Path;
 use std::time::Duration;
 
 use leasehold::redis::acl;
 use leasehold_conformance::Data;
-use leasehold_conformance::harness::{Fault, FaultProxy};
+use leasehold_conformance::harness::{Fault, FaultProxy, Port};
 use leasehold_core::{Error, ErrorKind, LockClient};
-use leasehold_test_servers::{RedisServer, RedisSettings};
+use leasehold_test_servers::{RedisServer, RedisSettings, certificates};
 
 use super::support::hold;
 
@@ -220,5 +221,47 @@ fn what_waiting_cannot_cure_ends_a_wait_after_a_reconnect() {
         let lock = client.lock("after").wait(Duration::from_secs(600));
         let ended = tokio::time::timeout(Duration::from_secs(10), lock.acquire()).await.expect("it does not wait");
         assert_error(&ended.expect_err("no such database"), ErrorKind::Unsupported, "`databases`");
+    });
+}
+
+/// A server with TLS whose certificates are in a folder.
+fn with_tls(folder: &Path, port: &Port) -> RedisServer {
+    let file = |name: &str| folder.join(name).display().to_string();
+    start(
+        RedisSettings::new()
+            .line(format!("tls-port {}", port.number()))
+            .line(format!("tls-cert-file {}", file("own.pem")))
+            .line(format!("tls-key-file {}", file("own.key")))
+            .line(format!("tls-ca-cert-file {}", file("ca.pem")))
+            .line("tls-auth-clients yes"),
+    )
+}
+
+/// The authority, the server's and the client's certificate are replaced at their paths: a new connection reads them again, and the lease
+/// goes on.
+#[test]
+fn rotated_certificates_are_read_for_the_next_connection() {
+    case(|| async {
+        let folder = leasehold_conformance::harness::folder("certificates").expect("a folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let port = Port::free().expect("a port");
+        let server = with_tls(folder.path(), &port);
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        let url = format!("rediss://localhost:{}/?ca={ca}&cert={cert}&key={key}", port.number());
+        let client = connect(&url).await.expect("a client");
+        let guard = client.lock("held").ttl(Duration::from_secs(6)).acquire().await.expect("free");
+        for _ in 0..2 {
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+            server.command(&["CONFIG", "SET", "tls-cert-file", &cert, "tls-key-file", &key]).expect("a rotation");
+            server.command(&["CONFIG", "SET", "tls-ca-cert-file", &ca]).expect("a rotation");
+            let renewed = client.stats().renewed;
+            server.command(&["CLIENT", "KILL", "TYPE", "normal"]).expect("CLIENT KILL");
+            server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("CLIENT KILL");
+            hold(&client, "other").await.release().await.expect("a release");
+            super::support::eventually("the lease is renewed", || client.stats().renewed > renewed).await;
+        }
+        assert!(guard.is_held());
+        guard.release().await.expect("a release");
     });
 }

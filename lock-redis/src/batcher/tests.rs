@@ -11,7 +11,7 @@ use super::*;
 use crate::connection::Role;
 use crate::exchange::{AcquireOptions, Operation};
 use crate::manager::ConnectionManager;
-use crate::settings::Settings;
+use crate::settings::{Settings, TlsFiles};
 
 type Pending = PendingReply<Result<Reply>>;
 
@@ -20,7 +20,7 @@ const BOUND: Duration = Duration::from_secs(1);
 /// A server address on which nothing listens.
 fn shared() -> Arc<Shared> {
     let client = redis::Client::open("redis://127.0.0.1:1").expect("a URL");
-    Arc::new(Shared::new(&client, Settings::default()).expect("settings"))
+    Arc::new(Shared::new(&client, TlsFiles::default(), Settings::default()).expect("settings"))
 }
 
 fn request(number: u8, operation: Operation) -> Request {
