@@ -212,13 +212,8 @@ async fn waiters(server: &MySqlServer) -> Result<Vec<Figure>> {
 }
 
 async fn row_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
-    let mut figures = Vec::new();
-    for (how, more, goal) in [("polling", "", 500.0), ("GET_LOCK", "&wakeup=get_lock", 1_500.0)] {
-        let what = format!("handoffs with 100 clients, by {how}");
-        let per_second = handoffs(server, more).await?;
-        figures.push(Figure::new(WORKLOAD, what, per_second, Unit::PerSecond, Goal::AtLeast(goal)));
-    }
-    Ok(figures)
+    let per_second = handoffs(server, "").await?;
+    Ok(vec![Figure::new(WORKLOAD, "handoffs with 100 clients", per_second, Unit::PerSecond, Goal::AtLeast(2_500.0))])
 }
 
 /// Against transactions that lock the same row and nothing else.

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
-    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard,
-    WatchNames,
+    LockBackend, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
@@ -22,7 +21,7 @@ use crate::pool::{Limit, Pool};
 use crate::renewal::Renewals;
 use crate::rows::{self, Acquired};
 use crate::session::SetUp;
-use crate::settings::{Strategy, Wakeup, parse_url};
+use crate::settings::{Strategy, parse_url};
 use crate::shared::Shared;
 use crate::wakeup;
 use crate::watcher::Watcher;
@@ -119,13 +118,17 @@ impl LockBackend for MySqlBackend {
             return for_update.acquire(request).await;
         }
         let (core, until) = (self.shared.core.core()?, self.until());
-        let (turns, name) = (&self.shared.turns, request.claim.name());
-        // Only a claim that has waited with others for this lock, and has not the named lock yet.
-        if request.attempt == 0 && request.on_contention == OnContention::Queue && turns.comes_first(name) {
-            return Ok(AcquireOutcome::Contended { retry_after: request.ttl / 3 });
-        }
-        let pool = self.connections.calls()?;
-        let (sent, acquired) = rows::acquire(&pool, request, || core.stamp(), until).await?;
+        let (sent, acquired) = match wakeup::acquire(request, until).await {
+            Some(done) => done?,
+            None => {
+                let pool = self.connections.calls()?;
+                let done = rows::acquire(&pool, request, || core.stamp(), until).await?;
+                if let (_, Acquired::Granted(_)) = done {
+                    drop(wakeup::leave(&request.claim));
+                }
+                done
+            }
+        };
         Connections::warm_up(&self.connections, core, Use::Calls);
         match acquired {
             Acquired::Granted(token) => {
@@ -136,16 +139,12 @@ impl LockBackend for MySqlBackend {
                 Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
             }
             Acquired::Held(left) => {
-                if self.shared.settings.wakeup == Wakeup::GetLock {
-                    turns.contended(name);
-                    if turns.has(name) && request.attempt < wakeup::RETRIES {
-                        // The holder does not have the named lock, so its release wakes no claim.
-                        let pause = wakeup::FIRST_RETRY * 2_u32.pow(request.attempt);
-                        return Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3).min(pause) });
-                    }
-                }
                 // Retry before the lease ends: a notification may be lost.
                 Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3) })
+            }
+            // The next attempt takes the lock if it is free: the claim that has the right to poll may be paused.
+            Acquired::Wanted => {
+                Ok(AcquireOutcome::Contended { retry_after: wakeup::GIVES_WAY_FOR.min(request.ttl / 3) })
             }
             Acquired::Withdrawn => {
                 Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
@@ -170,10 +169,7 @@ impl LockBackend for MySqlBackend {
         }
         let (until, pool) = (self.until(), self.connections.calls()?);
         // Dropped after the row is free, or the claim that is woken then would find the lock held.
-        let turn = match self.shared.settings.wakeup {
-            Wakeup::GetLock => wakeup::leave(&request.claim),
-            Wakeup::Poll => None,
-        };
+        let turn = wakeup::leave(&request.claim);
         let was_held = match request.delivery {
             Delivery::Confirmed => rows::release(&pool, &request.claim, turn.as_ref(), until).await?,
             Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await?,

@@ -22,9 +22,6 @@ pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
 /// The same for other runtimes. So a caller seldom sees that a connection has ended, and calls in quick succession are not slower.
 const TEST_SOON: Duration = Duration::from_millis(10);
 
-/// The most claims of a client that wait for named locks at once. Others poll.
-const MOST_TURNS: usize = 64;
-
 /// What connections are for.
 #[derive(Clone, Copy)]
 pub(crate) enum Use {
@@ -41,8 +38,6 @@ pub(crate) struct Connections {
     pub(crate) shared: Arc<Shared>,
     calls: Group,
     renewals: Group,
-    /// Of claims that wait for named locks: one for each. All belong to the keeper's runtime.
-    turns: Group,
     /// Of claims that hold or wait for locks by `SELECT … FOR UPDATE`: one for each. All belong to the keeper's runtime.
     leases: Group,
 }
@@ -72,8 +67,7 @@ impl Connections {
         let calls = Group::new(statements(for_calls), Limit::Calls(shared.settings.connections));
         let leases = Group::new(for_update::SET_UP, Limit::Leases(shared.settings.locks));
         let renewals = Group::new(SetUp::default(), Limit::Calls(1));
-        let turns = Group::new(SetUp::default(), Limit::Calls(MOST_TURNS));
-        Self { shared, calls, renewals, turns, leases }
+        Self { shared, calls, renewals, leases }
     }
 
     /// For acquires, releases and polls by the calling runtime.
@@ -86,9 +80,9 @@ impl Connections {
         self.read(Use::Renewals)
     }
 
-    /// For claims that wait for named locks.
-    pub(crate) fn turns(&self, keeper: &Handle) -> Arc<Pool> {
-        self.pool_of(&self.turns, keeper)
+    /// For acquires, releases and polls by this runtime.
+    pub(crate) fn calls_of(&self, runtime: &Handle) -> Arc<Pool> {
+        self.pool_of(&self.calls, runtime)
     }
 
     /// For claims that hold or wait for locks by `SELECT … FOR UPDATE`.

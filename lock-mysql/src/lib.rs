@@ -28,7 +28,7 @@ pub use backend::MySqlBackend;
 pub use fence::fence;
 pub use leasehold_core::backend::OnRestart;
 pub use permissions::{grants, read_only_grants};
-pub use settings::{SCHEMES, Settings, Strategy, Tls, Wakeup};
+pub use settings::{SCHEMES, Settings, Strategy, Tls};
 pub use sqlx;
 
 /// The SQL that creates the tables, for users who want to read it or to run it themselves.

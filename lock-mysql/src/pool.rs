@@ -345,6 +345,12 @@ impl Checkout<'_> {
         }
     }
 
+    /// Makes the connection count as one with a slow statement, for a claim that keeps it. Returns false if there are too many.
+    pub(crate) fn set_aside(&mut self) -> bool {
+        let slow = self.pool.slow.try_acquire();
+        slow.map(|slow| self.permit = slow).is_ok()
+    }
+
     /// The number of the connection at the server.
     pub(crate) fn id(&self) -> u64 {
         self.session.as_ref().map_or(0, |session| session.id)

@@ -1,9 +1,9 @@
 //! The operations of the row lease, on a pool of connections.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireRequest, Claim, Stamp, WITHDRAWN_TTL};
+use leasehold_core::backend::{AcquireRequest, Claim, OnContention, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{FencingToken, LockName};
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -14,7 +14,8 @@ use crate::errors::{Failure, other_format};
 use crate::pool::{Checkout, Pool};
 use crate::quarantine;
 use crate::statements::{
-    self, BUSY, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD, WAS_WITHDRAWN,
+    self, BUSY, IS_WANTED, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD,
+    WAS_WITHDRAWN,
 };
 use crate::wakeup::Turn;
 
@@ -24,6 +25,8 @@ pub(crate) enum Acquired {
     Granted(FencingToken),
     /// Another claim holds the lock for this long.
     Held(Duration),
+    /// A claim waits for the lock, and this one should do so, too.
+    Wanted,
     /// The claim was withdrawn before.
     Withdrawn,
 }
@@ -55,7 +58,8 @@ pub(crate) async fn acquire(
     done
 }
 
-async fn acquire_by(
+/// The same, on a connection.
+pub(crate) async fn acquire_by(
     connection: &mut Checkout<'_>,
     request: &AcquireRequest,
     stamp: impl Fn() -> Stamp,
@@ -71,11 +75,19 @@ async fn acquire_by(
             .bind(holder)
             .bind(ttl)
             .bind(bytes(claim.name()))
-            .bind(owner);
+            .bind(owner)
+            .bind(bytes(claim.name()));
         let sent = stamp();
         let done = connection.execute(statement, until).await?;
         if done.rows_affected() > 0 {
             return Ok((sent, Acquired::Granted(FencingToken::new(done.last_insert_id()))));
+        }
+        // A client that wants a lock again, which it has just released, would otherwise always be faster than the claims that poll.
+        if request.on_contention == OnContention::Queue {
+            let rows = connection.fetch(sqlx::query(IS_WANTED).bind(bytes(claim.name())), until).await?;
+            if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? != 0 {
+                return Ok((sent, Acquired::Wanted));
+            }
         }
     }
     let statement = sqlx::query(statements::ACQUIRE)
@@ -180,20 +192,13 @@ pub(crate) fn duration(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }
 
-/// The last tokens of those locks that are free; 0 for one without a row.
-pub(crate) async fn free(
-    pool: &Pool,
-    names: &[LockName],
-    until: Instant,
-) -> Result<Vec<(LockName, FencingToken)>, Failure> {
+/// Those locks that are free.
+pub(crate) async fn free(pool: &Pool, names: &[LockName], until: Instant) -> Result<Vec<LockName>, Failure> {
     let (text, size) = sized(&POLL, names.len());
     let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
     let rows = pool.fetch(query, until).await?;
-    let read = |row| Ok((get(row, 0)?, (get::<i64>(row, 1)? != 0, get(row, 2)?)));
-    let rows: HashMap<Vec<u8>, (bool, u64)> = rows.iter().map(read).collect::<Result<_, Failure>>()?;
-    let state = |name: &LockName| rows.get(bytes(name)).copied().unwrap_or_default();
-    let free = names.iter().map(|name| (name, state(name))).filter(|(_, (is_held, _))| !is_held);
-    Ok(free.map(|(name, (_, token))| (name.clone(), FencingToken::new(token))).collect())
+    let held: HashSet<Vec<u8>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Failure>>()?;
+    Ok(names.iter().filter(|name| !held.contains(bytes(name))).cloned().collect())
 }
 
 /// Some names after `after` whose rows may be removed, and the name to continue after; `None` for that at the end of the table.

@@ -31,19 +31,6 @@ pub enum Tls {
     Off,
 }
 
-/// How clients that wait learn that a lock is free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Wakeup {
-    /// They poll. The default.
-    #[default]
-    Poll,
-    /// By `GET_LOCK` of the server, on one more connection for each lock that a client waits for. They also poll, less often. Not behind a
-    /// proxy that gives each transaction another connection, nor on Galera, whose nodes do not share named locks. URL:
-    /// `wakeup=get_lock`.
-    GetLock,
-}
-
 /// How a lease is kept at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -69,8 +56,6 @@ pub struct Settings {
     pub connections: usize,
     /// Whether connections are encrypted.
     pub tls: Tls,
-    /// How clients that wait learn that a lock is free. Only for [`Strategy::Row`].
-    pub wakeup: Wakeup,
     /// How a lease is kept at the server.
     pub strategy: Strategy,
     /// The most locks that this client holds or waits for at once. Each takes a connection. Default 64, 1 to 10,000. Only for
@@ -91,7 +76,6 @@ impl Default for Settings {
             retention,
             connections: 4,
             tls: Tls::default(),
-            wakeup: Wakeup::default(),
             strategy: Strategy::default(),
             locks: 64,
             keepalive: Duration::from_secs(3),
@@ -112,11 +96,6 @@ impl Settings {
         }
         if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&self.keepalive) {
             return Err(Error::invalid(format!("`keepalive` is 1s to 1h, not {:?}", self.keepalive)));
-        }
-        if self.strategy == Strategy::ForUpdate && self.wakeup != Wakeup::Poll {
-            return Err(Error::invalid(
-                "`wakeup` is for `strategy=row`: the server wakes waiters of `strategy=for-update`",
-            ));
         }
         if self.strategy == Strategy::ForUpdate && self.on_restart != OnRestart::default() {
             let text = "`restart` is for `strategy=row`: `strategy=for-update` waits after a restart for the ttl of the last lease";
@@ -145,8 +124,6 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     }
     let tls = [("verify", Tls::Verify), ("unverified", Tls::Unverified), ("off", Tls::Off)];
     settings.tls = url.take_choice("tls", &tls)?.unwrap_or_default();
-    let wakeup = [("poll", Wakeup::Poll), ("get_lock", Wakeup::GetLock)];
-    settings.wakeup = url.take_choice("wakeup", &wakeup)?.unwrap_or_default();
     let strategy = [("row", Strategy::Row), ("for-update", Strategy::ForUpdate)];
     settings.strategy = url.take_choice("strategy", &strategy)?.unwrap_or_default();
     match (url.take("locks"), settings.strategy) {
@@ -288,7 +265,6 @@ mod tests {
             ("mysql://u:hunter2@localhost/locks?keepalive=7s", "`strategy=for-update`"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&keepalive=500ms", "1s to 1h"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&restart=trust", "`strategy=row`"),
-            ("mysql://u:hunter2@localhost/locks?strategy=for-update&wakeup=get_lock", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
             ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),
             ("mysql://u:hunter2@localhost/locks?restart=maybe", "`trust`"),

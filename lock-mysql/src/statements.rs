@@ -67,10 +67,18 @@ macro_rules! may_have {
     };
 }
 
-/// Takes the row of a free lock. Affects no row if there is none, the lock is held, or the claim was withdrawn. A smaller statement than
-/// [`ACQUIRE`], and no insert that the server tries first.
+/// The named lock of a lock in this database. Names of named locks have at most 64 characters, whose case does not matter, and are those
+/// of the whole server.
+macro_rules! named_lock {
+    ($name:literal) => {
+        concat!("CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', ", $name, "), 256), 40))")
+    };
+}
+
+/// Takes the row of a free lock. Affects no row if there is none, the lock is held, the claim was withdrawn, or a claim has the named lock. A
+/// smaller statement than [`ACQUIRE`], and no insert that the server tries first.
 ///
-/// Binds owner, holder, ttl, name, owner.
+/// Binds owner, holder, ttl, name, owner, name.
 pub(crate) const ACQUIRE_FREE: &str = concat!(
     "UPDATE leasehold_locks SET fence = LAST_INSERT_ID(",
     next_fence!(),
@@ -78,8 +86,13 @@ pub(crate) const ACQUIRE_FREE: &str = concat!(
     now!(),
     " + INTERVAL ? MICROSECOND WHERE name = ? AND expires_at <= ",
     now!(),
-    " AND format = '1x' AND LOCATE(?, withdrawn) = 0",
+    " AND format = '1x' AND LOCATE(?, withdrawn) = 0 AND IS_USED_LOCK(",
+    named_lock!("?"),
+    ") IS NULL",
 );
+
+/// Whether a claim has the named lock. Binds name.
+pub(crate) const IS_WANTED: &str = concat!("SELECT IS_USED_LOCK(", named_lock!("?"), ") IS NOT NULL");
 
 /// Takes the row if the lock is free. A claim that holds the lock keeps its token, and its lease is not shortened.
 ///
@@ -213,37 +226,41 @@ pub(crate) const BREAK: &str = concat!(
     " AND format = '1x'",
 );
 
-/// How long a [`GET_LOCK`] waits at most.
-pub(crate) const GET_LOCK_SECONDS: u64 = 60;
+/// How long a [`get_lock`] waits at most. A claim that waits longer is the last in the server's order again.
+pub(crate) const GET_LOCK_SECONDS: u64 = 2;
 
-/// The named lock of a lock in this database. Names of named locks have at most 64 characters, whose case does not matter, and are those
-/// of the whole server.
-macro_rules! named_lock {
-    ($name:literal) => {
-        concat!("CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', ", $name, "), 256), 40))")
-    };
+/// Waits for the named lock of a lock: 1, or 0 after the time. Then as [`is_held`]. The
+/// server releases the named lock of a client that is silent, as one that was paused, after 10 s.
+pub(crate) fn get_lock(name: &[u8]) -> String {
+    format!(
+        concat!(
+            "SET SESSION wait_timeout = 10; SELECT CAST(GET_LOCK(",
+            named_lock!("{name}"),
+            ", {seconds}) AS SIGNED); {is_held}"
+        ),
+        name = literal(name),
+        seconds = GET_LOCK_SECONDS,
+        is_held = is_held(name)
+    )
 }
 
-/// Waits for the named lock of a lock: whether another connection had it before, and 1, or 0 after the time. Binds name, name, seconds.
-pub(crate) const GET_LOCK: &str = concat!(
-    "SELECT CAST(IS_USED_LOCK(",
-    named_lock!("?"),
-    ") IS NOT NULL AS SIGNED), CAST(GET_LOCK(",
-    named_lock!("?"),
-    ", ?) AS SIGNED)"
-);
+/// Whether a lock is held. No row: nobody has held it.
+pub(crate) fn is_held(name: &[u8]) -> String {
+    format!(concat!("SELECT expires_at > ", now!(), " FROM leasehold_locks WHERE name = {}"), literal(name))
+}
 
-/// Releases the named lock of a lock. Binds name.
-pub(crate) const RELEASE_LOCK: &str = concat!("SELECT CAST(RELEASE_LOCK(", named_lock!("?"), ") AS SIGNED)");
-
-/// [`RELEASE`] and [`RELEASE_LOCK`] in one packet, as text.
-pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
-    let (name, owner) = (literal(name), literal(owner));
+/// Releases the named lock of a lock.
+pub(crate) fn release_lock(name: &[u8]) -> String {
     format!(
-        concat!(release!("{name}", "{owner}"), "; DO RELEASE_LOCK(", named_lock!("{name}"), ")"),
-        name = name,
-        owner = owner
+        concat!("DO RELEASE_LOCK(", named_lock!("{name}"), "); SET SESSION wait_timeout = 3600"),
+        name = literal(name)
     )
+}
+
+/// [`RELEASE`] and [`release_lock`] in one packet.
+pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
+    let release = format!(release!("{name}", "{owner}"), name = literal(name), owner = literal(owner));
+    format!("{release}; {}", release_lock(name))
 }
 
 /// Bytes as a literal.
@@ -328,13 +345,7 @@ pub(crate) const PURGE: &str =
 
 macro_rules! poll {
     ($size:tt) => {
-        concat!(
-            "SELECT name, expires_at > ",
-            now!(),
-            ", fence FROM leasehold_locks WHERE name IN (",
-            marks!($size),
-            ")"
-        )
+        concat!("SELECT name FROM leasehold_locks WHERE name IN (", marks!($size), ") AND expires_at > ", now!())
     };
 }
 
@@ -386,7 +397,7 @@ pub(crate) fn renew_rows<'a>(
     )
 }
 
-/// The names of locks that have a row, whether each is held, and its last token. Binds names.
+/// The names of those locks that are held. Binds names.
 pub(crate) const POLL: Sized = sized!(poll);
 
 #[cfg(test)]

@@ -1,206 +1,318 @@
-//! Wakes waiters by `GET_LOCK` (`wakeup=get_lock`).
+//! Waiting by a named lock of the server (`GET_LOCK`), as the right to poll.
 //!
-//! A claim that finds its lock held also waits for a named lock of the server, on a connection of its own. The claim that gets the named
-//! lock acquires the row, keeps the named lock with its lease, and releases both in one packet, the row first. The next waiter then
-//! acquires the row at once, and not with its next poll. The server serves the waiters of a named lock in their order.
+//! A claim that finds its lock held waits for the named lock on a connection of its own. The server serves the waiters of a named lock in
+//! their order. The claim that has the named lock polls the row, acquires it over the same connection, and releases row and named lock in
+//! one packet. So the next claim is woken by a release, and polls only if the holder has no named lock: it found its lock free, or has held
+//! it for [`KEPT_FOR`].
 //!
-//! The named lock decides nothing: it has no ttl, and a claim that found its lock free does not have it. So the polls continue, a few for
-//! a claim that waits for the named lock and the usual number for the claim that has it.
+//! The named lock decides nothing: the row alone says who holds. A claim that cannot wait for it is polled for by the watcher.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::LockName;
-use leasehold_core::backend::{Claim, CoreHandle};
-use tokio::sync::oneshot;
-use tokio::time::Instant;
+use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp};
+use sqlx::mysql::MySqlRow;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep_until};
 
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
-use crate::rows::{bytes, get, owner};
-use crate::shared::lock;
-use crate::statements::{GET_LOCK, GET_LOCK_SECONDS, RELEASE_LOCK, release_both};
+use crate::rows::{self, Acquired, bytes, get, owner};
+use crate::shared::{Shared, lock};
+use crate::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
 
-/// How long after the last contention the claims of a client wait for the named lock first.
-const CONTENTION: Duration = Duration::from_secs(1);
+/// A lease that lasts for longer does without the named lock, and so without a connection.
+const KEPT_FOR: Duration = Duration::from_secs(1);
 
-/// A claim that has the named lock and finds the lock held retries after this time, then after twice the time, and so on for so many retries.
-/// Then it polls.
-pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(2);
-pub(crate) const RETRIES: u32 = 6;
+/// How long a claim whose client has just released the lock leaves it to the claim that polls.
+pub(crate) const GIVES_WAY_FOR: Duration = Duration::from_millis(100);
 
-/// More contended locks than this are looked through for those that are not contended any more.
-const MANY: usize = 1_000;
+/// The pause between two polls: a hundredth of the time for which the claim has polled, within these bounds. With `n` turns of a client, `n²`
+/// hundredths, so that the polls of many cost the server less than those of one.
+const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(500);
+
+/// The most claims of a client that have or wait for named locks.
+const MOST: usize = 4;
+
+/// After a failure, as of a proxy that has no named locks, the claims of a client do without for this time.
+const WITHOUT: Duration = Duration::from_secs(1);
 
 /// The turn of one claim. Dropping it ends the turn.
+#[derive(Clone)]
 pub(crate) struct Turn {
-    end: Mutex<Option<oneshot::Sender<Release>>>,
+    requests: UnboundedSender<Request>,
     /// The claim has the named lock.
     has_lock: Arc<AtomicBool>,
 }
 
-/// The release of a claim that has the named lock.
-struct Release {
-    claim: Claim,
-    until: Instant,
-    /// Whether the claim held the lock.
-    reply: oneshot::Sender<Result<bool, Failure>>,
+/// What a claim that has the named lock asks of its connection. Each has a reply within its bound.
+enum Request {
+    Acquire { request: AcquireRequest, until: Instant, reply: Reply<(Stamp, Acquired)> },
+    Release { claim: Claim, until: Instant, reply: Reply<bool> },
 }
 
+/// `None`: the request was not sent.
+type Reply<T> = oneshot::Sender<Option<Result<T, Failure>>>;
+
 impl Turn {
-    /// Releases the row and the named lock. `None`: the claim does not have the named lock, and nothing was sent.
-    pub(crate) async fn release(&self, claim: &Claim, until: Instant) -> Option<Result<bool, Failure>> {
+    /// Sends a request over the connection of the turn. `None`: it has none with the named lock, and nothing was sent.
+    async fn send<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Option<Result<T, Failure>> {
         if !self.has_lock.load(Ordering::Acquire) {
             return None;
         }
-        let (reply, released) = oneshot::channel();
-        lock(&self.end).take()?.send(Release { claim: claim.clone(), until, reply }).ok()?;
-        // The task replies within the bound. It is gone only with its runtime, which drops the connection with the request.
-        Some(released.await.unwrap_or(Err(Failure::TimedOut)))
+        let (reply, replied) = oneshot::channel();
+        self.requests.send(request(reply)).ok()?;
+        // The task is gone without a reply only with its runtime, which drops the connection with the request.
+        replied.await.unwrap_or(Some(Err(Failure::TimedOut)))
     }
 
-    fn has_ended(&self) -> bool {
-        lock(&self.end).as_ref().is_none_or(oneshot::Sender::is_closed)
+    /// Releases the row, and then the named lock.
+    pub(crate) async fn release(&self, claim: &Claim, until: Instant) -> Option<Result<bool, Failure>> {
+        self.send(|reply| Request::Release { claim: claim.clone(), until, reply }).await
     }
 }
 
 /// The turn of a claim, in its slot.
 type Slot = Mutex<Option<Turn>>;
 
-/// What a client knows of the named locks.
-#[derive(Default)]
-pub(crate) struct Turns(Mutex<Inner>);
-
-#[derive(Default)]
-struct Inner {
-    /// Those that its claims have.
-    held: HashSet<LockName>,
-    /// When a lock was held, or its named lock was taken, for the last time that this client tried.
-    contended: HashMap<LockName, Instant>,
+/// Tries once to take the row, over the connection of the claim's turn. `None`: nothing was sent.
+pub(crate) async fn acquire(request: &AcquireRequest, until: Instant) -> Option<Result<(Stamp, Acquired), Failure>> {
+    let turn = lock(request.claim.slot::<Slot>()).clone()?;
+    turn.send(|reply| Request::Acquire { request: request.clone(), until, reply }).await
 }
 
-impl Turns {
-    /// Whether a claim of this client has the named lock of this lock.
-    pub(crate) fn has(&self, name: &LockName) -> bool {
-        lock(&self.0).held.contains(name)
-    }
-
-    /// Whether a claim waits for the named lock before it tries to acquire the row. A client that has just released a contended lock would
-    /// otherwise acquire it again before the next waiter has been woken.
-    pub(crate) fn comes_first(&self, name: &LockName) -> bool {
-        lock(&self.0).contended.get(name).is_some_and(|at| at.elapsed() < CONTENTION)
-    }
-
-    /// Notes that a lock is contended.
-    pub(crate) fn contended(&self, name: &LockName) {
-        let contended = &mut lock(&self.0).contended;
-        if contended.len() > MANY {
-            contended.retain(|_, at| at.elapsed() < CONTENTION);
-        }
-        contended.insert(name.clone(), Instant::now());
-    }
-}
-
-/// Makes a claim wait for the named lock of its lock, unless it does already.
-pub(crate) fn join(connections: &Arc<Connections>, core: &CoreHandle, claim: &Claim) {
-    let mut turn = lock(claim.slot::<Slot>());
-    if turn.as_ref().is_some_and(|turn| !turn.has_ended()) {
-        return;
-    }
-    let (end, ended) = oneshot::channel();
-    let has_lock = Arc::<AtomicBool>::default();
-    *turn = Some(Turn { end: Mutex::new(Some(end)), has_lock: has_lock.clone() });
-    core.keeper_runtime().spawn(run(connections.clone(), core.clone(), claim.name().clone(), has_lock, ended));
-}
-
-/// Takes the turn of a claim whose lease ends.
+/// Takes the turn of a claim that ends, or that was granted its lock without.
 pub(crate) fn leave(claim: &Claim) -> Option<Turn> {
     lock(claim.slot::<Slot>()).take()
 }
 
-async fn run(
-    connections: Arc<Connections>,
-    core: CoreHandle,
-    name: LockName,
-    has_lock: Arc<AtomicBool>,
-    mut ended: oneshot::Receiver<Release>,
-) {
-    let bound = connections.shared.settings.timeout;
-    let pool = connections.turns(core.keeper_runtime());
-    // Without the named lock the claim polls.
-    let Ok(mut connection) = pool.checkout(Instant::now() + bound).await else { return };
-    let id = connection.id();
-    let got = tokio::select! {
-        got = wait(&mut connection, &name, &connections) => got,
-        _ = &mut ended => {
-            // The server does not notice that the connection of a statement that waits is closed.
-            drop(connection);
-            return kill(&connections, id, bound).await;
-        }
-    };
-    if let Err(failure) = got {
-        tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "a claim cannot wait for its named lock");
-        return;
-    }
-    let turns = &connections.shared.turns;
-    has_lock.store(true, Ordering::Release);
-    lock(&turns.0).held.insert(name.clone());
-    connections.shared.watcher.report(&name, &core);
-    // A release, or the last use of the claim.
-    let end = ended.await;
-    lock(&turns.0).held.remove(&name);
-    let is_released = match end {
-        Ok(Release { claim, until, reply }) => {
-            let both = release_both(bytes(&name), owner(&claim));
-            let done = connection.execute_text(both, until).await;
-            let is_released = done.is_ok();
-            // The caller may have been dropped.
-            let _ = reply.send(done.map(|rows| rows > 0));
-            is_released
-        }
-        Err(_) => {
-            let release = sqlx::query(RELEASE_LOCK).bind(bytes(&name));
-            connection.fetch(release, Instant::now() + bound).await.is_ok()
-        }
-    };
-    // The server releases the named lock of a connection that is closed.
-    if is_released {
-        connection.put_back();
+/// What a client knows of the named locks.
+pub(crate) struct Turns {
+    inner: Mutex<Inner>,
+    permits: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The locks for which a claim waits by its turn, and the number of the newest turn of each.
+    waiting: HashMap<LockName, u64>,
+    last: u64,
+    /// When a claim could not wait for its named lock.
+    failed: Option<Instant>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { inner: Mutex::default(), permits: Arc::new(Semaphore::new(MOST)) }
     }
 }
 
-/// Waits for the named lock, for ever.
-async fn wait(connection: &mut Checkout<'_>, name: &LockName, connections: &Connections) -> Result<(), Failure> {
-    loop {
-        let until = Instant::now() + Duration::from_secs(GET_LOCK_SECONDS) + connections.shared.settings.timeout;
-        let query = sqlx::query(GET_LOCK).bind(bytes(name)).bind(bytes(name)).bind(GET_LOCK_SECONDS);
-        let rows = connection.fetch(query, until).await?;
-        let row = rows.first().ok_or(Failure::UnexpectedReply)?;
-        if get::<i64>(row, 0)? != 0 {
-            connections.shared.turns.contended(name);
-        }
-        match get::<Option<i64>>(row, 1)? {
-            Some(1) => return Ok(()),
-            Some(_) => {}
-            None => return Err(Failure::UnexpectedReply),
+impl Turns {
+    /// Whether a claim of this client waits for the lock by its turn.
+    pub(crate) fn is_waiting(&self, name: &LockName) -> bool {
+        lock(&self.inner).waiting.contains_key(name)
+    }
+
+    /// How many claims of this client have or wait for named locks.
+    fn count(&self) -> u32 {
+        u32::try_from(MOST - self.permits.available_permits()).unwrap_or(1)
+    }
+
+    fn failed(&self) {
+        lock(&self.inner).failed = Some(Instant::now());
+    }
+}
+
+impl Inner {
+    fn is_without(&self) -> bool {
+        self.failed.is_some_and(|at| at.elapsed() < WITHOUT)
+    }
+}
+
+/// A claim that waits by its turn, until this is dropped.
+struct Waiting {
+    connections: Arc<Connections>,
+    name: LockName,
+    number: u64,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let waiting = &mut lock(&self.connections.shared.turns.inner).waiting;
+        if waiting.get(&self.name) == Some(&self.number) {
+            waiting.remove(&self.name);
         }
     }
+}
+
+/// Makes a claim wait for the named lock of its lock, unless it does already or cannot.
+pub(crate) fn join(connections: &Arc<Connections>, core: &CoreHandle, claim: &Claim) {
+    let turns = &connections.shared.turns;
+    let mut slot = lock(claim.slot::<Slot>());
+    if slot.as_ref().is_some_and(|turn| !turn.requests.is_closed()) {
+        return;
+    }
+    let Ok(permit) = turns.permits.clone().try_acquire_owned() else { return };
+    let (connections, name) = (connections.clone(), claim.name().clone());
+    let waiting = {
+        let mut inner = lock(&turns.inner);
+        if inner.is_without() {
+            return;
+        }
+        inner.last += 1;
+        let number = inner.last;
+        inner.waiting.insert(name.clone(), number);
+        Waiting { connections, name, number }
+    };
+    let (requests, requested) = unbounded_channel();
+    let has_lock = Arc::<AtomicBool>::default();
+    *slot = Some(Turn { requests, has_lock: has_lock.clone() });
+    let task = Task { core: core.clone(), name: claim.name().clone(), requested, has_lock, waiting: Some(waiting) };
+    let keeper = core.keeper_runtime();
+    keeper.spawn(task.run(permit));
+}
+
+/// The task of a turn.
+struct Task {
+    core: CoreHandle,
+    name: LockName,
+    requested: UnboundedReceiver<Request>,
+    has_lock: Arc<AtomicBool>,
+    /// Until the claim is granted its lock.
+    waiting: Option<Waiting>,
+}
+
+impl Task {
+    async fn run(mut self, _permit: OwnedSemaphorePermit) {
+        let Some(connections) = self.waiting.as_ref().map(|waiting| waiting.connections.clone()) else { return };
+        let (turns, bound) = (&connections.shared.turns, connections.shared.settings.timeout);
+        let pool = connections.calls_of(self.core.keeper_runtime());
+        let Ok(mut connection) = pool.checkout(Instant::now() + bound).await else { return turns.failed() };
+        if !connection.set_aside() {
+            return connection.put_back();
+        }
+        let id = connection.id();
+        let got = tokio::select! {
+            got = wait(&mut connection, &self.name, &connections.shared, &self.core) => got,
+            // The claim has left: a request is sent only if it has the named lock.
+            _ = self.requested.recv() => {
+                // The server does not notice that the connection of a statement that waits is closed.
+                drop(connection);
+                return kill(&pool, id, bound).await;
+            }
+        };
+        let is_released = match got {
+            Ok(()) => {
+                self.has_lock.store(true, Ordering::Release);
+                self.serve(&mut connection, &connections).await
+            }
+            Err(failure) => {
+                let name = &self.name;
+                tracing::debug!(target: "leasehold", backend = "mysql", %name, ?failure, "a claim cannot wait for its named lock");
+                return turns.failed();
+            }
+        };
+        self.has_lock.store(false, Ordering::Release);
+        self.requested.close();
+        while let Ok(request) = self.requested.try_recv() {
+            match request {
+                Request::Acquire { reply, .. } => drop(reply.send(None)),
+                Request::Release { reply, .. } => drop(reply.send(None)),
+            }
+        }
+        // The server releases the named lock of a connection that is closed.
+        if !is_released {
+            let _ = connection.execute_text(release_lock(bytes(&self.name)), Instant::now() + bound).await;
+        }
+        connection.put_back();
+    }
+
+    /// Polls the row, acquires and releases it. Returns whether the named lock was released.
+    async fn serve(&mut self, connection: &mut Checkout<'_>, connections: &Connections) -> bool {
+        let (shared, mut since, mut granted) = (&connections.shared, Instant::now(), None);
+        while connection.session().is_some() {
+            let pause = since.elapsed() * shared.turns.count().pow(2) / 100;
+            let pause = pause.clamp(*PAUSE.start(), *PAUSE.end());
+            let next = granted.map_or_else(|| Instant::now() + self.core.jitter(pause), |at| at + KEPT_FOR);
+            tokio::select! {
+                request = self.requested.recv() => match request {
+                    None => return false,
+                    // Its caller was dropped.
+                    Some(Request::Acquire { reply, .. }) if reply.is_closed() => {}
+                    Some(Request::Acquire { request, until, reply }) => {
+                        let done = rows::acquire_by(connection, &request, || self.core.stamp(), until).await;
+                        if let Ok((_, Acquired::Granted(_))) = done {
+                            granted = Some(Instant::now());
+                            self.waiting = None;
+                        }
+                        since = Instant::now();
+                        let _ = reply.send(Some(done));
+                    }
+                    Some(Request::Release { claim, until, reply }) => {
+                        let both = release_both(bytes(&self.name), owner(&claim));
+                        let done = connection.execute_text(both, until).await;
+                        let _ = reply.send(Some(done.map(|rows| rows > 0)));
+                        return true;
+                    }
+                },
+                () = sleep_until(next) => {
+                    if granted.is_some() {
+                        return false;
+                    }
+                    let until = Instant::now() + shared.settings.timeout;
+                    let polled = connection.fetch_text(is_held(bytes(&self.name)), until).await;
+                    if let Ok(false) = polled.and_then(|rows| read_is_held(rows.first())) {
+                        since = Instant::now();
+                        shared.watcher.report(&self.name, &self.core);
+                    }
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Waits for the named lock, for ever. In slices, because its owner may be paused: then a claim that waits sees that its lock is free.
+async fn wait(
+    connection: &mut Checkout<'_>,
+    name: &LockName,
+    shared: &Shared,
+    core: &CoreHandle,
+) -> Result<(), Failure> {
+    loop {
+        let until = Instant::now() + Duration::from_secs(GET_LOCK_SECONDS) + shared.settings.timeout;
+        let rows = connection.fetch_text(get_lock(bytes(name)), until).await?;
+        let row = rows.first().ok_or(Failure::UnexpectedReply)?;
+        let got = get::<Option<i64>>(row, 0)?.ok_or(Failure::UnexpectedReply)?;
+        if !read_is_held(rows.get(1))? {
+            shared.watcher.report(name, core);
+        }
+        if got == 1 {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether the lock of a row is held. No row: it is free.
+fn read_is_held(row: Option<&MySqlRow>) -> Result<bool, Failure> {
+    row.map_or(Ok(false), |row| Ok(get::<i64>(row, 0)? != 0))
 }
 
 /// Ends a connection at the server.
-async fn kill(connections: &Connections, id: u64, bound: Duration) {
+async fn kill(pool: &Pool, id: u64, bound: Duration) {
     let until = Instant::now() + bound;
-    let Ok(pool) = connections.calls() else { return };
-    let killed = async |pool: &Pool| {
+    let killed = async {
         let mut connection = pool.checkout(until).await?;
         connection.execute_text(format!("KILL {id}"), until).await?;
         connection.put_back();
         Ok::<_, Failure>(())
     };
-    if let Err(failure) = killed(&pool).await {
+    if let Err(failure) = killed.await {
         tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "a connection that waits cannot be ended");
     }
 }

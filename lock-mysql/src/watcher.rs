@@ -1,19 +1,17 @@
 //! Polls the locks that claims of this client wait for: one statement for all of them.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold_core::LockName;
 use leasehold_core::backend::{Claim, CoreHandle, WatchGuard, Watches};
-use leasehold_core::{FencingToken, LockName};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::rows;
-use crate::settings::Wakeup;
-use crate::shared::{Shared, lock};
+use crate::shared::lock;
 use crate::statements::SIZES;
 use crate::wakeup;
 
@@ -22,9 +20,6 @@ const MIN_PAUSE: Duration = Duration::from_millis(25);
 
 /// The pause between two polls of locks that stay held. It grows to this.
 const MAX_PAUSE: Duration = Duration::from_millis(125);
-
-/// A lock that a claim waits for by `GET_LOCK` is in one of so many polls.
-const POLLS_PER_WAKEUP: u32 = 8;
 
 /// The pause after polls that failed. It grows to this.
 const MAX_PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -50,9 +45,7 @@ impl Watcher {
         } else if is_new {
             watcher.is_new.notify_one();
         }
-        if connections.shared.settings.wakeup == Wakeup::GetLock {
-            wakeup::join(connections, core, claim);
-        }
+        wakeup::join(connections, core, claim);
         guard
     }
 
@@ -72,7 +65,7 @@ impl Watcher {
 /// Polls until no lock is watched.
 async fn run(connections: Arc<Connections>, core: CoreHandle) {
     let watcher = &connections.shared.watcher;
-    let (mut pause, mut polls) = (MIN_PAUSE, Polls::default());
+    let mut pause = MIN_PAUSE;
     let mut next = Instant::now() + core.jitter(pause);
     loop {
         tokio::select! {
@@ -87,8 +80,7 @@ async fn run(connections: Arc<Connections>, core: CoreHandle) {
         if watcher.ends() {
             return;
         }
-        let names = polls.due(&connections.shared);
-        pause = match polls.poll(&connections, names, &core).await {
+        pause = match poll(&connections, &core).await {
             Ok(true) => MIN_PAUSE,
             Ok(false) => (pause * 5 / 4).min(MAX_PAUSE),
             Err(failure) => {
@@ -100,51 +92,20 @@ async fn run(connections: Arc<Connections>, core: CoreHandle) {
     }
 }
 
-/// The polls of a client.
-#[derive(Default)]
-struct Polls {
-    number: u32,
-    /// With `wakeup=get_lock`: locks that the last poll found free, though another claim may have their named locks. With the last tokens.
-    free: HashMap<LockName, FencingToken>,
-}
-
-impl Polls {
-    /// The watched locks that the next poll is about.
-    fn due(&mut self, shared: &Shared) -> Vec<LockName> {
-        let mut names = shared.watcher.watches.names();
-        if shared.settings.wakeup == Wakeup::GetLock && !self.number.is_multiple_of(POLLS_PER_WAKEUP) {
-            names.retain(|name| shared.turns.has(name) || self.free.contains_key(name));
-        }
-        self.number += 1;
-        names
-    }
-
-    /// Polls some locks, and reports those that are free. Returns whether it has reported any.
-    async fn poll(
-        &mut self,
-        connections: &Connections,
-        names: Vec<LockName>,
-        core: &CoreHandle,
-    ) -> Result<bool, Failure> {
-        let shared = &connections.shared;
-        let until = Instant::now() + shared.settings.timeout;
+/// Polls the locks that are watched, but for those whose claims wait by their turns, and reports those that are free. Returns whether it has
+/// reported any.
+async fn poll(connections: &Connections, core: &CoreHandle) -> Result<bool, Failure> {
+    let shared = &connections.shared;
+    let mut names = shared.watcher.watches.names();
+    names.retain(|name| !shared.turns.is_waiting(name));
+    let until = Instant::now() + shared.settings.timeout;
+    let mut any = false;
+    for names in names.chunks(SIZES[SIZES.len() - 1]) {
         let pool = connections.calls().map_err(Failure::NotSent)?;
-        let before = std::mem::take(&mut self.free);
-        let mut any = false;
-        for names in names.chunks(SIZES[SIZES.len() - 1]) {
-            for (name, token) in rows::free(&pool, names, until).await? {
-                // The claim that has the named lock is about to acquire the row. Only if no claim has since the last poll, it does not.
-                let is_for_others = shared.settings.wakeup == Wakeup::GetLock
-                    && !shared.turns.has(&name)
-                    && before.get(&name) != Some(&token);
-                if is_for_others {
-                    self.free.insert(name, token);
-                } else {
-                    shared.watcher.report(&name, core);
-                    any = true;
-                }
-            }
+        for name in rows::free(&pool, names, until).await? {
+            shared.watcher.report(&name, core);
+            any = true;
         }
-        Ok(any)
     }
+    Ok(any)
 }

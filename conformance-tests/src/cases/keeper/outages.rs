@@ -141,19 +141,20 @@ pub async fn a_reply_after_an_unnoticed_end_revives_nothing(fixture: &dyn Fixtur
 
 /// A path that is slow, but within the bounds, loses no lease.
 pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
-    slow_path(fixture, 1).await;
+    slow_path(fixture, 1, 5).await;
 }
 
 /// Neither does it if the renewals of many leases are due at once, in more than one call.
 pub async fn many_leases_on_a_slow_path_lose_none(fixture: &dyn Fixture) {
-    slow_path(fixture, 150).await;
+    slow_path(fixture, 150, 10).await;
 }
 
-async fn slow_path(fixture: &dyn Fixture, leases: usize) {
+/// Requests and replies are each delayed by this fraction of the bound of a call.
+async fn slow_path(fixture: &dyn Fixture, leases: usize, fraction: u32) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, steady_ttl(fixture));
     let guards = many(&ann, leases, ttl).await;
     eventually(ttl, "the keeper has an established connection", async || ann.stats().renewed > 0).await;
-    let delay = (ttl / 10).min(ann.capabilities().call_bound / 5);
+    let delay = (ttl / 10).min(ann.capabilities().call_bound / fraction);
     fixture.path(PathFault::Delay(delay)).await;
     let stopwatch = Stopwatch::start();
     while stopwatch.elapsed() < ttl * 2 {
