@@ -208,6 +208,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_cluster_that_serves_a_client_without_a_user_is_a_warning() {
+        let served = Check::new("locks", "0 keys", CheckStatus::Ok);
+        let refused = Check::new("locks", "no permission", CheckStatus::Error("grant it".to_owned()));
+        assert!(matches!(user(None, &served).status, CheckStatus::Warning(_)));
+        assert_eq!(user(None, &refused).status, CheckStatus::Ok);
+        assert_eq!(user(Some(&"locker".to_owned()), &served).status, CheckStatus::Ok);
+    }
+
+    #[test]
     fn versions_with_known_defects_are_named() {
         for version in ["3.4.38", "3.4.40", "3.5.23", "3.6.5", "3.7.0", "4.0.0", "3.6.6-rc.1"] {
             assert!(is_fixed(version), "{version}");

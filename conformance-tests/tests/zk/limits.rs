@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, run};
+use leasehold_core::admin::CheckStatus;
 use leasehold_core::{ErrorKind, LockClient};
 use leasehold_test_servers::ZooKeeperSettings;
 
@@ -34,5 +35,8 @@ fn a_ttl_is_granted_as_requested_or_refused_with_the_limit_of_the_server() {
         let checks = client.examine().await.expect("nothing is broken");
         let limits = checks.iter().find(|check| check.about == "session limits").expect("the limits");
         assert!(limits.found.contains("2.8s"), "{limits:?}");
+        // The URL names no user.
+        let root = checks.iter().find(|check| check.about == "root").expect("the root");
+        assert!(matches!(&root.status, CheckStatus::Warning(hint) if hint.contains("acl zk")), "{root:?}");
     });
 }
