@@ -61,7 +61,7 @@ pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
              chgrp GROUP FOLDER FOLDER/locks.db* && chmod 2770 FOLDER && chmod 660 FOLDER/locks.db*\n",
         ),
         #[cfg(feature = "zk")]
-        Acl::Zk { root, user } => print(&leasehold::zk::acl(root, user)),
+        Acl::Zk { root, user } => print(&leasehold::zk::acl(root, user)?),
     }
 }
 

@@ -95,21 +95,26 @@ pub(crate) fn range_end(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// The permissions that a user of locks needs, as commands of `etcdctl`: reads and writes below the prefix. etcd has no permission for
-/// leases.
+/// The permissions that a user of locks needs, as commands of `etcdctl` for a POSIX shell: reads and writes below the prefix. etcd has no
+/// permission for leases.
 pub fn role(prefix: &str, role: &str) -> String {
-    format!(
-        "etcdctl role add {role}\netcdctl role grant-permission {role} readwrite --prefix=true '{}/'\n",
-        prefix.trim_matches('/')
-    )
+    commands("readwrite", prefix, role)
 }
 
 /// The permissions of a user who can see who holds a lock, and writes nothing.
 pub fn read_only_role(prefix: &str, role: &str) -> String {
-    format!(
-        "etcdctl role add {role}\netcdctl role grant-permission {role} read --prefix=true '{}/'\n",
-        prefix.trim_matches('/')
-    )
+    commands("read", prefix, role)
+}
+
+fn commands(permission: &str, prefix: &str, role: &str) -> String {
+    let (role, keys) = (quoted(role), quoted(&format!("{}/", prefix.trim_matches('/'))));
+    // What follows `--` is no option, whatever it begins with.
+    format!("etcdctl role add -- {role}\netcdctl role grant-permission --prefix=true -- {role} {permission} {keys}\n")
+}
+
+/// One word of a POSIX shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -176,7 +181,7 @@ mod tests {
 
     #[test]
     fn roles_name_the_prefix() {
-        assert!(role("leasehold", "locks").ends_with("readwrite --prefix=true 'leasehold/'\n"));
-        assert!(read_only_role("/leasehold/", "locks").ends_with(" read --prefix=true 'leasehold/'\n"));
+        assert!(role("leasehold", "locks").ends_with("--prefix=true -- 'locks' readwrite 'leasehold/'\n"));
+        assert!(read_only_role("/leasehold/", "locks").ends_with("--prefix=true -- 'locks' read 'leasehold/'\n"));
     }
 }

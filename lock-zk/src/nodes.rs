@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{HolderInfo, LockName};
+use leasehold_core::{Error, HolderInfo, LockName};
 
 use crate::errors::{Failure, other_format};
 use crate::order::Child;
@@ -112,11 +112,33 @@ pub(crate) fn read_data(data: &[u8]) -> Option<(Duration, Option<HolderInfo>)> {
 
 /// The permissions that a user of locks needs, as commands of `zkCli.sh`: to create and list nodes below the root. The nodes that the user
 /// creates belong to this user alone. The password has to be written into the commands.
-pub fn acl(root: &str, user: &str) -> String {
+///
+/// # Errors
+/// `InvalidInput` for a user with a colon, and for a root or a user that `zkCli.sh` cannot read: it has quotes, but no way to write a quote
+/// inside them.
+pub fn acl(root: &str, user: &str) -> Result<String, Error> {
+    if user.contains(':') {
+        return Err(Error::invalid("the name of a user of ZooKeeper contains no colon"));
+    }
     let nodes = Nodes::new(root.trim_matches('/'));
-    let mut commands: String = nodes.roots().map(|path| format!("create {path}\n")).collect();
-    commands.push_str(&format!("addauth digest {user}:PASSWORD\nsetAcl {} auth::cr\n", nodes.root()));
-    commands
+    let mut commands = String::new();
+    for path in nodes.roots() {
+        commands.push_str(&format!("create {}\n", word(path)?));
+    }
+    let login = word(&format!("{user}:PASSWORD"))?;
+    commands.push_str(&format!("addauth digest {login}\nsetAcl {} auth::cr\n", word(nodes.root())?));
+    Ok(commands)
+}
+
+/// One word of `zkCli.sh`, which reads `"…"`, `'…'`, or a word that begins with no quote and has no space.
+fn word(text: &str) -> Result<String, Error> {
+    let is_plain = !text.starts_with(['"', '\'']) && !text.contains(char::is_whitespace);
+    match ['"', '\''].into_iter().find(|&quote| !text.contains(quote)) {
+        _ if text.contains(char::is_control) => Err(Error::invalid("zkCli.sh reads no control characters")),
+        _ if is_plain => Ok(text.to_owned()),
+        Some(quote) => Ok(format!("{quote}{text}{quote}")),
+        None => Err(Error::invalid("zkCli.sh reads no word that contains a space and both quotes")),
+    }
 }
 
 #[cfg(test)]
@@ -172,8 +194,46 @@ mod tests {
     #[test]
     fn the_acl_names_the_root() {
         assert_eq!(
-            acl("/team/locks/", "ann"),
+            acl("/team/locks/", "ann").unwrap(),
             "create /team\ncreate /team/locks\naddauth digest ann:PASSWORD\nsetAcl /team/locks auth::cr\n"
         );
+    }
+
+    /// What `zkCli.sh` makes of a line: `MyCommandOptions.parseCommand` of ZooKeeper 3.4 to 3.9, with its two patterns
+    /// `\s*([^"']\S*|"[^"]*"|'[^']*')\s*` and `^(['"])(.*)(\1)$`.
+    fn read_by_zk_cli(line: &str) -> Vec<String> {
+        let (mut words, mut rest) = (Vec::new(), line.trim_start());
+        while let Some(first) = rest.chars().next() {
+            let end = match first {
+                '"' | '\'' => rest[1..].find(first).map_or(rest.len(), |at| at + 2),
+                _ => rest.find(char::is_whitespace).unwrap_or(rest.len()),
+            };
+            let (word, after) = rest.split_at(end);
+            let is_quoted = word.len() > 1 && first == word.chars().last().unwrap() && matches!(first, '"' | '\'');
+            words.push(if is_quoted { word[1..word.len() - 1].to_owned() } else { word.to_owned() });
+            rest = after.trim_start();
+        }
+        words
+    }
+
+    #[test]
+    fn zk_cli_reads_the_root_and_the_user() {
+        for (root, user) in
+            [("a b", "ann"), ("a'b c", "an n"), ("a\"b c/d", "o'hara"), ("a\"b'c", "\"ann"), ("ü", "'ann")]
+        {
+            let commands: Vec<_> = acl(root, user).unwrap().lines().map(read_by_zk_cli).collect();
+            let whole = format!("/{root}");
+            assert_eq!(
+                commands[commands.len() - 3..],
+                [
+                    vec!["create".to_owned(), whole.clone()],
+                    vec!["addauth".to_owned(), "digest".to_owned(), format!("{user}:PASSWORD")],
+                    vec!["setAcl".to_owned(), whole, "auth::cr".to_owned()],
+                ]
+            );
+        }
+        for (root, user) in [("a\"b 'c", "ann"), ("a", "a\" 'b"), ("a\nb", "ann"), ("a", "ann:x")] {
+            assert!(acl(root, user).is_err(), "{root:?} {user:?}");
+        }
     }
 }

@@ -90,3 +90,34 @@ fn the_permissions_need_no_store() {
         }
     }
 }
+
+/// A shell with a function in the place of `etcdctl` runs what is printed.
+#[cfg(feature = "etcd")]
+#[test]
+fn a_shell_reads_the_role_of_etcd() {
+    let store = Store::any();
+    for (prefix, role) in [
+        ("leasehold", "locks"),
+        ("a'b c", "it's"),
+        ("-x", "-r"),
+        ("$(touch ran)`touch ran`", "\"a\\ b\""),
+        ("a\nb", "*"),
+    ] {
+        for (options, permission) in [(&[][..], "readwrite"), (&["--read-only"], "read")] {
+            let (prefix_option, role_option) = (format!("--prefix={prefix}"), format!("--role={role}"));
+            let args = [&["acl", "etcd", &*prefix_option, &*role_option], options].concat();
+            let (code, commands, stderr) = outcome(&store, &args);
+            assert_eq!((code, &*stderr), (0, ""));
+            let mut shell = std::process::Command::new("sh");
+            shell
+                .args(["-c", &format!("etcdctl() {{ printf '[%s]' \"$@\"; }}\n{commands}")])
+                .current_dir(store.folder());
+            let (code, read, stderr) = outcome_of(&output(&mut shell));
+            let expected = format!(
+                "[role][add][--][{role}][role][grant-permission][--prefix=true][--][{role}][{permission}][{prefix}/]"
+            );
+            assert_eq!((code, read, &*stderr), (0, expected, ""), "{commands}");
+        }
+    }
+    assert!(!store.file("ran").exists());
+}
