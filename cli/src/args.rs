@@ -27,7 +27,7 @@ const MORE: &str = "See `leasehold help COMMAND` or the man page of a command fo
 /// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// URL of the store: `sqlite:///PATH`, `redis://HOST`, `mysql://HOST/DATABASE`, `etcd://HOST,HOST` or `zk://HOST,HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
+    /// URL of the store: `sqlite:///PATH`, `redis://HOST`, `mysql://USER@HOST/DATABASE`, `etcd://HOST,HOST` or `zk://HOST,HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
     ///
     /// `sqlite://` is a file in your state folder, so each user has a different one: give cron jobs and services a path. Every user
     /// of this machine can read a password on the command line (`ps`): put a URL with a password into LEASEHOLD_STORE instead. An

@@ -204,7 +204,11 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
             "the database lacks a table of Leasehold: `leasehold schema mysql` prints the statements that create them, \
              and `MySqlBackend::create_schema` runs them",
         ),
-        (&[1046, 1049], Unsupported, "the database does not exist: name it in the URL, as in mysql://host/database"),
+        (
+            &[1046, 1049],
+            Unsupported,
+            "the database does not exist: name it in the URL, as in mysql://user@host/database",
+        ),
         (
             &[1054, 1136, 1366, 1406],
             Unsupported,

@@ -145,18 +145,21 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let settings = settings.check()?;
 
     let host = url.host_str().filter(|host| !host.is_empty());
-    let host = host.ok_or_else(|| Error::invalid("the URL of a MySQL names a host, as in mysql://host/database"))?;
+    let host =
+        host.ok_or_else(|| Error::invalid("the URL of a MySQL names a host, as in mysql://user@host/database"))?;
     // Brackets belong to the URL, not to the address.
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let database = decoded(url.path().trim_start_matches('/'), STORE)?;
     if database.is_empty() || database.contains('/') {
-        return Err(Error::invalid("the URL of a MySQL names one database, as in mysql://host/database"));
+        return Err(Error::invalid("the URL of a MySQL names one database, as in mysql://user@host/database"));
     }
     let port = url.port().unwrap_or(PORT);
-    let mut options = MySqlConnectOptions::new().host(host).port(port).database(&database);
-    if !url.username().is_empty() {
-        options = options.username(&decoded(url.username(), STORE)?);
+    // The client would log in as root. mysql(1) takes the user of the system, which differs between cron and a terminal.
+    if url.username().is_empty() {
+        return Err(Error::invalid("the URL of a MySQL names a user, as in mysql://user@host/database"));
     }
+    let options = MySqlConnectOptions::new().host(host).port(port).database(&database);
+    let mut options = options.username(&decoded(url.username(), STORE)?);
     if let Some(password) = url.password() {
         options = options.password(&decoded(password, STORE)?);
     }
@@ -240,12 +243,12 @@ mod tests {
     #[test]
     fn other_hosts_are_verified_unless_that_is_switched_off() {
         let mode = |url: &str| format!("{:?}", parse_url(url).unwrap().0.options.get_ssl_mode());
-        assert_eq!(mode("mysql://db.example/locks"), "VerifyIdentity");
-        assert_eq!(mode("mysql://db.example/locks?tls=unverified"), "Required");
-        assert_eq!(mode("mysql://db.example/locks?tls=off"), "Disabled");
+        assert_eq!(mode("mysql://u@db.example/locks"), "VerifyIdentity");
+        assert_eq!(mode("mysql://u@db.example/locks?tls=unverified"), "Required");
+        assert_eq!(mode("mysql://u@db.example/locks?tls=off"), "Disabled");
         for host in ["localhost", "127.0.0.1", "[::1]"] {
-            assert_eq!(mode(&format!("mysql://{host}/locks")), "Preferred");
-            assert_eq!(mode(&format!("mysql://{host}/locks?tls=verify")), "VerifyIdentity");
+            assert_eq!(mode(&format!("mysql://u@{host}/locks")), "Preferred");
+            assert_eq!(mode(&format!("mysql://u@{host}/locks?tls=verify")), "VerifyIdentity");
         }
     }
 
@@ -254,6 +257,8 @@ mod tests {
         for (url, hint) in [
             ("http://localhost", "mysql://"),
             ("mysql://u:hunter2@localhost", "names one database"),
+            ("mysql://localhost/locks", "names a user"),
+            ("mysql://:hunter2@localhost/locks", "names a user"),
             ("mysql://u:hunter2@localhost/a/b", "names one database"),
             ("mysql://u:hunter2@localhost/locks?tiemout=1s", "`timeout`"),
             ("mysql://u:hunter2@localhost/locks?timeout=2m", "60s"),
