@@ -130,16 +130,26 @@ fn progress(seen: &LockReport, place: Option<u64>) -> String {
         // The store is read-only at the moment, or is in quarantine after a restart.
         return format!("`{}` is free, but the store does not grant it yet", printable(&seen.name));
     };
-    let place = match place {
-        Some(1) => ", next in the queue".to_owned(),
-        Some(place) => format!(", place {place} at most"),
-        None => String::new(),
+    let queue = match (place, seen.waiters.unwrap_or(0)) {
+        (Some(1), 1) => ", next in the queue".to_owned(),
+        (Some(1), waiters) => format!(", next of {waiters} in the queue"),
+        (Some(place), waiters) => format!(", place {place} of {waiters} at most"),
+        (None, _) => String::new(),
     };
-    let waiters = match seen.waiters {
-        None | Some(0) => String::new(),
-        Some(waiters) => format!(", {waiters} waiting"),
-    };
-    format!("{} left{waiters}{place}; held by {}", lease.ttl_left(), lease.who())
+    let (left, who) = (lease.ttl_left(), lease.who());
+    match lease.label.as_deref().filter(|label| !label.is_empty()) {
+        Some(label) => format!("held by {}, {left} left{queue}; {who}", shortened(&printable(label))),
+        None => format!("{left} left{queue}; held by {who}"),
+    }
+}
+
+/// A label that leaves room for the rest.
+fn shortened(label: &str) -> String {
+    const WIDTH: usize = 20;
+    match label.chars().count() <= WIDTH {
+        true => label.to_owned(),
+        false => label.chars().take(WIDTH - 1).chain(['…']).collect(),
+    }
 }
 
 /// An upper bound for the place of this run in the queue. The store tells how many wait, including later ones. The queue is FIFO, so
@@ -175,17 +185,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_narrow_terminal_shows_the_time_left_and_the_queue() {
+    fn a_narrow_terminal_shows_the_label_the_time_left_and_the_queue() {
         let token = FencingToken::new(1_795_377_773_201_498);
-        let holder = HolderInfo::of_this_process("nightly").unwrap();
+        let holder = HolderInfo::of_this_process("a report of each night").unwrap();
         let lease = LeaseInfo::new(token, Duration::from_secs(86_399), Some(holder));
         let seen = LockReport::of("x".repeat(100), LockInfo::new(Some(token), vec![lease], Some(1000)));
         let line = format!("waiting 59m 59s of 1h: {}", progress(&seen, Some(1000)));
         let begin: String = line.chars().take(79).collect();
-        assert!(begin.contains(": 86399.0 s left, 1000 waiting, place 1000 at most; held "), "{begin}");
+        let most = ": held by a report of each ni…, 86399.0 s left, place 1000";
+        assert!(begin.contains(most), "{begin}");
         let error = Error::new(ErrorKind::Unavailable, "cannot connect").with_source(std::io::Error::other("refused"));
         let name = leasehold::LockName::new("x\ny").unwrap();
         assert_eq!(reason(&error.during("inspect", &name, "redis")), "cannot connect: refused");
+        let holder = HolderInfo::of_this_process("nightly").unwrap();
+        let lease = LeaseInfo::of_unknown_age(token, Duration::from_secs(29), Some(holder.clone()));
+        let seen = LockReport::of("x", LockInfo::new(Some(token), vec![lease], Some(12)));
+        let line = format!("waiting 59s of 1m: {}", progress(&seen, Some(3)));
+        assert!(line.starts_with("waiting 59s of 1m: held by nightly, at most 29.0 s left, place 3 of 12 at most; "));
+        assert!(line.ends_with(", nightly)"), "{line}");
         let free = LockReport::of("x", LockInfo::new(None, Vec::new(), None));
         assert_eq!(progress(&free, None), "`x` is free, but the store does not grant it yet");
     }

@@ -160,12 +160,12 @@ fn a_terminal_shows_the_progress_of_a_wait(store: &Store) {
         Running::start(store, &["run", "x", "--label", "nightly", "--", "sh", "-c", "echo $$ > id; read a < gate"]);
     id_of(&store.file("id"));
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "echo", "my turn"]);
-    let place = if store.has_queue() { ", 1 waiting, next in the queue" } else { "" };
+    let place = if store.has_queue() { ", next in the queue" } else { "" };
     // After a second, and later on a busy machine.
     terminal.shows("waiting ");
-    terminal.shows("s of 1m: ");
-    terminal.shows(&format!(" s left{place}; held by "));
-    terminal.shows("nightly");
+    terminal.shows("s of 1m: held by nightly, ");
+    terminal.shows(&format!(" s left{place}; "));
+    terminal.shows(", nightly)");
     gate.open();
     terminal.shows("\r\x1b[Kmy turn");
     assert_eq!(terminal.end(), Some(0));
