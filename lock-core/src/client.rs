@@ -178,7 +178,7 @@ impl LockClient {
         let call = call(keeper.backend().clone());
         let call = async move {
             let answer = before(timer(bound)?, call).await;
-            answer.unwrap_or_else(|| Err(Error::new(silence, "the store has not answered in time")))
+            answer.unwrap_or_else(|| Err(Error::new(silence, format!("the store has not answered within {bound:?}"))))
         };
         on_tokio(keeper.home(), call).await
     }

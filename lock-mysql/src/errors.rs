@@ -115,7 +115,7 @@ impl Failure {
 
 /// The error of an attempt to connect that took longer than the bound.
 pub(crate) fn no_connection(address: &str) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address} within the bound"))
+    Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address} within `timeout` of the URL"))
 }
 
 const UNKNOWN: &str = "the server replied with an error";

@@ -208,7 +208,7 @@ impl Batcher {
             };
             let mut callers = Callers::default();
             for queued in late {
-                let text = "the request could not be sent within the bound (`timeout` in the URL)";
+                let text = "the request could not be sent within `timeout` of the URL";
                 queued.reply_to.send(Err(Error::new(ErrorKind::Unavailable, text)), &mut callers);
             }
             drop(callers);

@@ -175,7 +175,7 @@ pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
         Failure::NotSent(error) => error,
         Failure::TimedOut => Error::new(
             ErrorKind::Unavailable,
-            format!("the server at {address} did not reply in time while connecting"),
+            format!("the server at {address} did not reply within `timeout` of the URL while connecting"),
         ),
         Failure::Disconnected(cause) if cause.kind() == redis::ErrorKind::AuthenticationFailed => {
             Error::new(ErrorKind::Auth, "the server refused the user or the password")

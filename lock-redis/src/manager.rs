@@ -127,7 +127,10 @@ impl Inner {
             Ok(Err(_)) => Err(disconnected()),
             Err(_) => Err(self.state.borrow().last_error.clone().unwrap_or_else(|| {
                 let address = &self.shared.address;
-                Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address} within the bound"))
+                Error::new(
+                    ErrorKind::Unavailable,
+                    format!("no connection to the server at {address} within `timeout` of the URL"),
+                )
             })),
         }
     }

@@ -81,7 +81,7 @@ impl Failure {
 pub(crate) fn busy() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "another process was writing to the file for the whole call; does one keep a transaction open, or is one stopped?",
+        "another process was writing to the file for the whole call (`timeout` in the URL); does one keep a transaction open, or is one stopped?",
     )
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn truncated() -> Error {
 pub(crate) fn slow() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the file was not opened, read or written in time: is the disk slow, or is the machine short of CPU time?",
+        "the file was not opened, read or written in time (`timeout` in the URL, 10 s to connect): is the disk slow, or is the machine short of CPU time?",
     )
 }
 

@@ -162,9 +162,10 @@ impl Worker {
         match tokio::time::timeout_at(until.into(), reply).await {
             Ok(Ok(reply)) => reply,
             Ok(Err(_)) | Err(_) if caller.0.leave_queue(ABANDONED) => Err(caller.0.not_started(&self.file)),
-            Ok(Err(_)) | Err(_) => {
-                Err(Error::new(ErrorKind::Indeterminate, "the write did not finish in time; is the disk slow?"))
-            }
+            Ok(Err(_)) | Err(_) => Err(Error::new(
+                ErrorKind::Indeterminate,
+                "the write did not finish in time (`timeout` in the URL); is the disk slow?",
+            )),
         }
     }
 
