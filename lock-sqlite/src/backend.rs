@@ -48,9 +48,9 @@ impl SqliteBackend {
     /// if it does not exist, and checks that it can hold locks.
     ///
     /// # Errors
-    /// - `InvalidInput`: the URL is bad, the path is a folder, or the tokio runtime has no timers.
-    /// - `Unavailable`: the folder does not exist, other processes write for the whole [`timeout`](Settings::timeout), or the disk
-    ///   takes longer than both that and 10 s.
+    /// - `InvalidInput`: the URL is bad, the folder does not exist, the path is a folder, or the tokio runtime has no timers.
+    /// - `Unavailable`: other processes write for the whole [`timeout`](Settings::timeout), or the disk takes longer than both that and
+    ///   10 s.
     /// - `Auth`: the user may not write there.
     /// - `Unsupported`: other machines may share the file system, the file has a second path (a hard link, or a mount of the file
     ///   alone), the file is not a database, or its tables have another version.

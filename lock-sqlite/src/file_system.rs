@@ -7,8 +7,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 /// Checks the folder and the file system of a path, and the permission to write there.
 ///
 /// # Errors
-/// - `Unavailable`: the folder does not exist.
-/// - `InvalidInput`: the path is a folder.
+/// - `InvalidInput`: the folder does not exist, or the path is a folder.
 /// - `Auth`: the user has no permission to write.
 /// - `Unsupported`: other machines share the file system, as far as this can be detected, or the file has a second path.
 pub(crate) fn check(path: &Path) -> Result<()> {
@@ -17,12 +16,8 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return Err(Error::invalid(format!("{} is not a folder", folder.display()))),
         Err(error) => {
-            let kind = match error.kind() {
-                std::io::ErrorKind::PermissionDenied => ErrorKind::Auth,
-                _ => ErrorKind::Unavailable,
-            };
             let text = format!("the folder {} cannot be used: create it, or use another path", folder.display());
-            return Err(Error::new(kind, text).with_source(error));
+            return Err(Error::new(kind_of_folder_error(&error), text).with_source(error));
         }
     }
     if path.is_dir() {
@@ -46,6 +41,16 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         Err(error) => (path, Err(error)),
     };
     may_write.map_err(|error| refused(what, "written", error))
+}
+
+/// The kind of an error that concerns the folder. Waiting creates no folder.
+pub(crate) fn kind_of_folder_error(error: &std::io::Error) -> ErrorKind {
+    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
+    match error.kind() {
+        NotFound | NotADirectory => ErrorKind::InvalidInput,
+        PermissionDenied | ReadOnlyFilesystem => ErrorKind::Auth,
+        _ => ErrorKind::Unavailable,
+    }
 }
 
 /// Checks the permission to read a file.
@@ -264,7 +269,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(check(&folder.path().join("locks.db")).is_ok());
         assert_eq!(kind_of(check(folder.path())), ErrorKind::InvalidInput);
-        assert_eq!(kind_of(check(&folder.path().join("none/locks.db"))), ErrorKind::Unavailable);
+        assert_eq!(kind_of(check(&folder.path().join("none/locks.db"))), ErrorKind::InvalidInput);
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
         assert_eq!(kind_of(check(&file.join("locks.db"))), ErrorKind::InvalidInput);

@@ -9,6 +9,8 @@ use leasehold_core::{Error, Result};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
+use crate::file_system::kind_of_folder_error;
+
 /// The URL schemes of this crate, for error messages.
 pub const SCHEMES: &[&str] = &["sqlite://"];
 
@@ -153,11 +155,8 @@ pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> 
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder).map_err(|error| {
-        let kind = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => leasehold_core::ErrorKind::Auth,
-            _ => leasehold_core::ErrorKind::Unavailable,
-        };
-        Error::new(kind, format!("the folder {} cannot be created", folder.display())).with_source(error)
+        let text = format!("the folder {} cannot be created", folder.display());
+        Error::new(kind_of_folder_error(&error), text).with_source(error)
     })
 }
 
@@ -223,7 +222,7 @@ mod tests {
         let mode = std::fs::metadata(file.parent().unwrap()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         std::fs::write(&file, "").unwrap();
-        assert_eq!(make_state_folder(&file.join("below"), None).unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(make_state_folder(&file.join("below"), None).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

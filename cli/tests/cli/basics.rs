@@ -218,13 +218,11 @@ fn wrong_input_is_reported_in_one_line_and_nothing_runs() {
 #[test]
 fn an_unreachable_store_has_its_own_exit_code() {
     let store = Store::any();
-    for url in ["redis://:hunter2@127.0.0.1:1", "sqlite:///no/such/folder/locks.db"] {
-        for wait in ["--no-wait", "--wait=300ms"] {
-            let args = ["run", "x", "--store", url, wait, "--", "touch", "ran"];
-            let (code, _, stderr) = outcome(&store, &args);
-            assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
-            assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");
-        }
+    for wait in ["--no-wait", "--wait=300ms"] {
+        let args = ["run", "x", "--store", "redis://:hunter2@127.0.0.1:1", wait, "--", "touch", "ran"];
+        let (code, _, stderr) = outcome(&store, &args);
+        assert_eq!((code, stderr.lines().count()), (122, 1), "{stderr}");
+        assert!(!store.file("ran").exists() && !stderr.contains("hunter2"), "{stderr}");
     }
 }
 

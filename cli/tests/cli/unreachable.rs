@@ -114,18 +114,23 @@ fn an_error_that_waiting_cannot_cure_ends_the_run_at_once() {
     std::fs::write(store.file("text"), "no database ".repeat(1000)).unwrap();
     let lag_monitor = LagMonitor::start();
     let (mysql, redis) = (Store::mysql(), Store::redis());
+    let file = |path: &str| format!("sqlite://{}", store.file(path).display());
     let stores = [
-        format!("sqlite://{}", store.file("text").display()),
-        redis.url().replace("redis://", "redis://nobody:hunter2@"),
-        mysql.url().replace("locker", "nobody"),
-        mysql.url().replace("/locks", "/missing"),
+        (file("text"), 123, "the file is not a SQLite database"),
+        (file("missing/locks.db"), 2, "/missing cannot be used: create it"),
+        (file("text/locks.db"), 2, "/text is not a folder"),
+        (file("text/deeper/locks.db"), 2, "/text/deeper cannot be used"),
+        (store.url().replace("/locks.db", "?timeout=2s"), 2, "is a folder: name a file in it"),
+        (redis.url().replace("redis://", "redis://nobody:hunter2@"), 123, "password"),
+        (mysql.url().replace("locker", "nobody"), 123, "password"),
+        (mysql.url().replace("/locks", "/missing"), 123, "database"),
     ];
-    for url in stores {
+    for (url, expected, hint) in stores {
         let begin = Instant::now();
         let mut command = leasehold(&store, &["run", "x", "--wait", "50s", "--", "touch", "ran"]);
         let (code, _, stderr) = outcome_of(&output(command.env("LEASEHOLD_STORE", &url)));
-        assert_eq!((code, stderr.lines().count()), (123, 1), "{url}: {stderr}");
-        assert!(!stderr.contains("hunter2"), "{stderr}");
+        assert_eq!((code, stderr.lines().count()), (expected, 1), "{url}: {stderr}");
+        assert!(stderr.contains(hint) && !stderr.contains("hunter2"), "{url}: {stderr}");
         assert!(begin.elapsed() <= Duration::from_secs(5) + lag_monitor.allowance(), "{:?}", begin.elapsed());
     }
     assert!(!store.file("ran").exists());

@@ -1,5 +1,6 @@
 //! The fixture of SQLite: Leasehold on a file.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -18,7 +19,7 @@ use leasehold_core::backend::LockBackend;
 
 use super::stored::Stored;
 
-/// A folder with a file of locks. A stopped "server" is a missing folder. A paused one is another program with an open write
+/// A folder with a file of locks. A stopped "server" is a folder that cannot be reached. A paused one is another program with an open write
 /// transaction.
 pub(super) struct SqliteFixture {
     root: tempfile::TempDir,
@@ -63,6 +64,10 @@ impl SqliteFixture {
 
     fn away(&self) -> PathBuf {
         self.root.path().join("away")
+    }
+
+    fn remove_link(&self) {
+        std::fs::remove_file(self.folder()).unwrap_or_else(|error| panic!("the link cannot be removed: {error}"));
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -169,9 +174,17 @@ impl Fixture for SqliteFixture {
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
         let mut blocker = self.blocker.lock().unwrap_or_else(PoisonError::into_inner);
         match fault {
-            ServerFault::Stop | ServerFault::Kill => rename(&self.folder(), &self.away()),
-            ServerFault::Start(Data::Kept) => rename(&self.away(), &self.folder()),
+            ServerFault::Stop | ServerFault::Kill => {
+                rename(&self.folder(), &self.away());
+                // A link to itself. A missing folder would be wrong input, which waiting does not cure.
+                symlink(self.folder(), self.folder()).unwrap_or_else(|error| panic!("no link: {error}"));
+            }
+            ServerFault::Start(Data::Kept) => {
+                self.remove_link();
+                rename(&self.away(), &self.folder());
+            }
             ServerFault::Start(Data::Lost) => {
+                self.remove_link();
                 std::fs::create_dir(self.folder()).unwrap_or_else(|error| panic!("no new folder: {error}"));
             }
             ServerFault::Pause => *blocker = Some(Blocker::start(self.stored())),
