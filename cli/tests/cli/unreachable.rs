@@ -108,6 +108,32 @@ fn a_wait_includes_the_start_of_the_server() {
     assert!(store.file("ran").exists());
 }
 
+/// What listens there accepts connections and says nothing.
+#[test]
+fn each_question_to_a_silent_server_has_one_bound() {
+    let (store, silent) = (Store::any(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let addr = silent.local_addr().unwrap();
+    let mut urls = vec![format!("redis://{addr}")];
+    urls.extend(["", "&strategy=for-update"].map(|strategy| format!("mysql://u:p@{addr}/locks?tls=off{strategy}")));
+    if cfg!(feature = "etcd") {
+        urls.push(format!("etcd://{addr}"));
+    }
+    if cfg!(feature = "zk") {
+        urls.push(format!("zk://{addr}"));
+    }
+    for url in urls {
+        let questions: [(&[&str], i32); 4] =
+            [(&["status", "x"], 122), (&["ls"], 122), (&["break", "x", "--yes"], 122), (&["doctor"], 1)];
+        for (args, code) in questions {
+            let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
+            let outcome = outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", &url)));
+            // The default bound of a call, and the start of the process.
+            let (took, bound) = (begin.elapsed(), Duration::from_millis(1500) + lag_monitor.allowance());
+            assert!(outcome.0 == code && took <= bound, "{url} {args:?} after {took:?}: {outcome:?}");
+        }
+    }
+}
+
 #[test]
 fn an_error_that_waiting_cannot_cure_ends_the_run_at_once() {
     let store = Store::any();
