@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold_conformance::{DEADLINE, Direct, Fixture, PathFault, Route, run};
 use leasehold_core::backend::{AcquireOutcome, Delivery};
 use leasehold_core::{LockClient, LockGuard, LockName};
-use leasehold_test_servers::EtcdCluster;
+use leasehold_test_servers::{EtcdCluster, EtcdSettings};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::PREFIX;
@@ -184,16 +184,15 @@ fn a_late_transaction_after_a_withdraw_has_no_effect() {
     case(async |fixture| {
         let ann = Direct::warm(&fixture, Route::Faulty).await;
         let bob = Direct::warm(&fixture, Route::Clear).await;
-        let other = ann.claim(&LockName::new("other session").expect("a name"));
-        ann.granted(&other, fixture.ttl() * 10).await;
         for round in 0..3 {
             let name = LockName::new(format!("late {round}")).expect("a name");
-            // Sessions with these ttls are open, so the requests that are held are those that create the key, one in each session.
-            let (claim, ttl) = (ann.claim(&name), fixture.ttl() * 20);
+            // Sessions with both ttls are open, so the requests that are held are those that create the key, one in each session.
+            let (claim, ttl, other_ttl) = (ann.claim(&name), fixture.ttl() * 20, fixture.ttl() * 5);
+            let other = LockName::new(format!("other {round}")).expect("a name");
+            ann.granted(&ann.claim(&other), other_ttl).await;
             fixture.path(PathFault::Hold).await;
-            for ttl in [ttl, ttl / 2] {
-                assert!(ann.acquire(&claim, ttl).await.is_err(), "the request was held");
-            }
+            let replies = tokio::join!(ann.acquire(&claim, ttl), ann.acquire(&claim, other_ttl));
+            assert!(replies.0.is_err() && replies.1.is_err(), "the requests were held");
             fixture.heal().await;
             // The next member serves it.
             ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
@@ -229,14 +228,21 @@ fn a_release_does_not_wait_for_a_silent_member() {
 }
 
 /// The client's member dies, and the next one lags behind: it does not know the newest keys and etcd leases of the client yet, and delivers
-/// changes that its watches should have delivered long ago.
+/// changes that its watches should have delivered long ago. Without users: a log-in would wait until the member has caught up.
 #[test]
 fn a_client_that_moves_to_a_lagging_member_keeps_its_leases() {
     const LOCKS: usize = 8;
-    const WRITES: usize = 1_500;
-    case(async |fixture| {
-        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
-        fixture.deployment().move_leader(2).expect("it leads");
+    const WRITES: usize = 500;
+    run(DEADLINE * 3, || async {
+        let mut cluster = EtcdSettings::new().start_cluster().unwrap_or_else(|error| panic!("{error}"));
+        let hosts: Vec<_> = cluster.members().iter().map(|member| member.addr().to_string()).collect();
+        let url = format!("etcd://{}/", hosts.join(","));
+        let client = async || {
+            let backend = leasehold::etcd::EtcdBackend::connect(&url).await.expect("a backend");
+            LockClient::builder(backend).ttl(TTL).wait(SOON).build().expect("a client")
+        };
+        let (ann, bob) = (client().await, client().await);
+        cluster.move_leader(2).expect("it leads");
         // Its keys are used again, so late changes are about the keys of later claims.
         let cycles = async |client: &LockClient| {
             for lock in 0..LOCKS {
@@ -244,30 +250,32 @@ fn a_client_that_moves_to_a_lagging_member_keeps_its_leases() {
             }
         };
         cycles(&ann).await;
-        fixture.deployment().member_mut(1).pause().expect("it pauses");
+        cluster.member_mut(1).pause().expect("it pauses");
+        let writes = |cluster: &EtcdCluster| {
+            for index in 0..WRITES {
+                cluster.member(2).side().put(format!("other/{index}"), vec![b'x'; 20_000], 0).expect("a write");
+            }
+        };
+        writes(&cluster);
         for _ in 0..5 {
             cycles(&ann).await;
         }
-        let side_writes = |from: usize| {
-            let deployment = fixture.deployment();
-            for index in from..from + WRITES / 3 {
-                deployment.member(2).side().put(format!("other/{index}"), [b'x'; 2_000], 0).expect("a write");
-            }
-        };
-        side_writes(0);
         let (mut held, mut bobs, mut waiters) = (Vec::new(), Vec::new(), Vec::new());
         for lock in 0..LOCKS {
             held.push(hold(&ann, &format!("held {lock}")).await);
             bobs.push(hold(&bob, &format!("waited {lock}")).await);
             waiters.push(waits(&ann, &format!("waited {lock}")));
         }
+        let keys = |cluster: &EtcdCluster, name: &str| {
+            let side = cluster.side().expect("a leader");
+            Stored { side, prefix: "leasehold/" }.queue(&LockName::new(name).expect("a name")).len()
+        };
         for lock in 0..LOCKS {
-            eventually("ann waits", || places(&fixture, &format!("waited {lock}")) == 2).await;
+            eventually("ann waits", || keys(&cluster, &format!("waited {lock}")) == 2).await;
         }
-        side_writes(WRITES / 3);
-        side_writes(2 * WRITES / 3);
-        fixture.deployment().member_mut(0).kill().expect("it is killed");
-        fixture.deployment().member_mut(1).resume().expect("it goes on");
+        writes(&cluster);
+        cluster.member_mut(0).kill().expect("it is killed");
+        cluster.member_mut(1).resume().expect("it goes on");
         let begin = Instant::now();
         while begin.elapsed() < TTL / 3 {
             assert!(held.iter().all(LockGuard::is_held), "a lease was lost after {:?}", begin.elapsed());
@@ -282,11 +290,32 @@ fn a_client_that_moves_to_a_lagging_member_keeps_its_leases() {
             guard.release().await.expect("a release");
         }
         for lock in 0..LOCKS {
-            assert_eq!(
-                (places(&fixture, &format!("held {lock}")), places(&fixture, &format!("waited {lock}"))),
-                (0, 0)
-            );
+            let left = ["held", "waited"].map(|name| keys(&cluster, &format!("{name} {lock}")));
+            assert_eq!(left, [0, 0], "keys are left");
         }
         assert_eq!((ann.stats().lost, bob.stats().lost), (0, 0), "a lease was lost");
+    });
+}
+
+/// A member without a leader delivers nothing and replies to the test of its stream. It must end the stream.
+#[test]
+fn a_holder_on_a_member_that_is_cut_off_learns_of_its_loss() {
+    case(async |fixture| {
+        let ann = LockClient::builder(fixture.backend(Route::Clear).await).ttl(TTL * 10).build().expect("a client");
+        fixture.deployment().move_leader(2).expect("it leads");
+        let guard = hold(&ann, "cut off").await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        inject(&fixture, MemberFault::Cut, Which::TheClients);
+        {
+            let deployment = fixture.deployment();
+            let side = deployment.member(2).side();
+            let queue = Stored { side, prefix: PREFIX }.queue_prefix(&LockName::new("cut off").expect("a name"));
+            assert_eq!(side.delete_all(queue).expect("it is deleted"), 1);
+        }
+        // No renewal is due for half a minute.
+        let stopwatch = Stopwatch::start();
+        guard.lost().await;
+        stopwatch.within(DELAY * 2, "ann learns of her loss");
+        end(&fixture, MemberFault::Cut, 0);
     });
 }

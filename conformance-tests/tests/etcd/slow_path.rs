@@ -1,11 +1,16 @@
 //! Replies that take longer than the bound of a call.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_conformance::{Direct, Fixture, PathFault, Route};
+use leasehold::etcd::EtcdBackend;
+use leasehold_conformance::harness::{Fault, FaultProxy};
+use leasehold_conformance::{DEADLINE, Direct, Fixture, PathFault, Route, run};
+use leasehold_core::backend::{Confirmation, RenewReply, RenewRequest, Stamp};
 use leasehold_core::{LockClient, LockName};
+use leasehold_test_servers::EtcdSettings;
 
-use super::common::SOON;
+use super::common::{SOON, Stopwatch};
 use super::one_member::OneMember;
 use super::support::case;
 
@@ -56,5 +61,42 @@ fn a_late_reply_saves_the_connection() {
         // A busy machine may delay it once more.
         let opened = accepted(&fixture) - before;
         assert!(opened < ROUNDS - 1, "{opened} connections were opened");
+    });
+}
+
+/// The server counts from when it receives a request. A client that counts from the reply believes longer.
+#[test]
+fn a_confirmation_counts_from_before_its_request() {
+    const DELAY: Duration = Duration::from_millis(300);
+    run(DEADLINE, || async {
+        let server = EtcdSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
+        let proxy = FaultProxy::start(server.addr()).expect("a proxy");
+        let backend = async |addr| {
+            let url = format!("etcd://{addr}/?timeout=10s");
+            Direct::attach(Arc::new(EtcdBackend::connect(&url).await.expect("a backend")))
+        };
+        let (ann, bob) = (backend(proxy.addr()).await, backend(server.addr()).await);
+        let names = ["free", "held"].map(|name| LockName::new(name).expect("a name"));
+        let ttl = Duration::from_secs(8);
+        // They connect.
+        ann.granted(&ann.claim(&LockName::new("warm").expect("a name")), ttl * 2).await;
+        bob.granted(&bob.claim(&names[1]), ttl * 2).await;
+        proxy.apply(Fault::Delay { requests: DELAY, replies: DELAY });
+        let early = |before: Stamp, confirmation: &Confirmation, lag: Duration| {
+            let late = confirmation.sent.since(before);
+            assert!(late < DELAY + lag, "it counts from {late:?} after the call began");
+        };
+        // The first request opens a session.
+        let (before, stopwatch) = (ann.now(), Stopwatch::start());
+        let grant = ann.granted(&ann.claim(&names[0]), ttl).await;
+        early(before, &grant.confirmation, stopwatch.lag());
+        // A waiter sends a keep-alive.
+        let waiter = ann.claim(&names[1]);
+        let place = ann.not_granted(&waiter, ttl).await;
+        let (before, stopwatch) = (ann.now(), Stopwatch::start());
+        match ann.renew(RenewRequest::new(waiter, place, ttl)).await {
+            RenewReply::Waiting { confirmation, .. } => early(before, &confirmation, stopwatch.lag()),
+            reply => panic!("{reply:?}"),
+        }
     });
 }

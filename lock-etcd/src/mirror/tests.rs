@@ -117,6 +117,19 @@ fn changes_before_the_read_are_applied_by_their_revisions() {
     assert_eq!(mirror.read(7, 13, [(key(2), 12), (key(3), 9)]), [granted(2, 12)]);
 }
 
+/// The watch of a member that lags behind delivers what happened long before the read.
+#[test]
+fn late_changes_of_an_earlier_claim_with_the_same_key_change_nothing() {
+    let mut mirror = Mirror::new();
+    mirror.opening(7);
+    assert!(mirror.created(7));
+    add(&mut mirror, holding(2, 12));
+    assert_eq!(mirror.changed(7, vec![put(2, 6), deleted(2, 7)]), []);
+    assert_eq!(mirror.read(7, 13, [(key(2), 12)]), []);
+    assert_eq!(mirror.changed(7, vec![put(1, 8), put(2, 9), deleted(2, 10)]), []);
+    assert_eq!(mirror.position(&owner(2)), Position::First);
+}
+
 #[test]
 fn after_a_break_the_next_read_decides() {
     let mut mirror = live(12, &[(1, 10), (2, 12)]);
