@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::{DEADLINE, Direct, Fixture, PathFault, Route, run};
-use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::backend::{AcquireOutcome, Delivery, Event, RenewReply, RenewRequest};
 use leasehold_core::{LockClient, LockGuard, LockName};
 use leasehold_test_servers::{EtcdCluster, EtcdSettings};
 
@@ -201,6 +201,32 @@ fn a_late_transaction_after_a_withdraw_has_no_effect() {
             let reply = bob.acquire(&bob.claim(&name), ttl).await;
             assert!(matches!(reply, Ok(AcquireOutcome::Granted(_))), "{reply:?}");
         }
+    });
+}
+
+/// A claim out of the queue attaches its key to a session with the whole ttl. That request arrives after its release.
+#[test]
+fn a_late_attachment_after_a_release_creates_no_key() {
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Faulty).await;
+        let bob = Direct::warm(&fixture, Route::Clear).await;
+        let (name, ttl) = (LockName::new("attached").expect("a name"), fixture.ttl() * 20);
+        let (claim, former) = (ann.claim(&name), bob.claim(&name));
+        bob.granted(&former, ttl).await;
+        let place = ann.not_granted(&claim, ttl).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        bob.release(&former, Delivery::Confirmed).await.expect("a release");
+        eventually("ann is told", || ann.take_events().iter().any(|event| matches!(event, Event::Granted { .. })))
+            .await;
+        // Its session is open and fresh.
+        ann.granted(&ann.claim(&LockName::new("other").expect("a name")), ttl).await;
+        fixture.path(PathFault::Hold).await;
+        let reply = ann.renew(RenewRequest::new(claim.clone(), place, ttl)).await;
+        assert!(matches!(reply, RenewReply::Unknown(_)), "{reply:?}");
+        fixture.heal().await;
+        ann.release(&claim, Delivery::Confirmed).await.expect("a release");
+        fixture.deliver().await;
+        assert_eq!(places(&fixture, name.as_str()), 0, "the late request created a key");
     });
 }
 
