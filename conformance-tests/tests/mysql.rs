@@ -13,6 +13,7 @@ mod mysql {
     mod purge;
     mod quarantine;
     mod record;
+    mod refusals;
     mod released;
     mod replicated;
     mod resource_counts;

@@ -16,6 +16,7 @@ mod mysql_for_update {
     mod locked_rows_for_update;
     mod purge;
     mod record_for_update;
+    mod refusals;
     mod replicated;
     mod resource_counts;
     mod row_locks;

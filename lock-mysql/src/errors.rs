@@ -42,6 +42,12 @@ impl Failure {
                 Some(reply) => Self::reply(reply),
                 None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(reply)),
             },
+            // The client crate has no other name for it, and all errors of a handshake are of this kind, too. Those end with the next
+            // certificate of the server, and this one does not: a caller that waits would wait in vain.
+            sqlx::Error::Tls(cause) if cause.to_string() == "server does not support TLS" => {
+                let text = "the server offers no TLS: set it up there, or switch it off (`tls=off` in the URL)";
+                Self::Refused(Error::new(ErrorKind::Unsupported, text))
+            }
             error => Self::Disconnected(error),
         }
     }
@@ -219,6 +225,7 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
             Unsupported,
             "the server refuses a setting of the connection: it has a lower maximum (an option `maximum-…`) than a lock needs",
         ),
+        (&[1665], Unsupported, "the server's `binlog_format` is STATEMENT: set it to ROW or MIXED"),
         (&[1064, 1305, 1193], Unsupported, "the server is too old: MySQL 8.0 or MariaDB 10.6 is needed"),
     ]
 };

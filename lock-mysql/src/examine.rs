@@ -22,7 +22,8 @@ use crate::statements::COUNT;
 const STATE: &str = "\
 SHOW GLOBAL STATUS LIKE 'Uptime'; \
 SHOW GLOBAL VARIABLES WHERE Variable_name IN \
-('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on', 'group_replication_group_name')";
+('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on', 'group_replication_group_name', \
+'log_bin', 'binlog_format')";
 
 #[async_trait]
 impl Examine for MySqlBackend {
@@ -54,6 +55,7 @@ fn of_server(rows: &[MySqlRow], strategy: Strategy) -> Vec<Check> {
         Check::new("uptime", format!("{} s", get("Uptime")), CheckStatus::Ok),
         is_durable(get("innodb_flush_log_at_trx_commit")),
         is_writable(get("read_only")),
+        has_row_log(get("log_bin"), get("binlog_format")),
         has_one_writer(get("wsrep_on"), get("group_replication_group_name"), strategy),
     ]
 }
@@ -79,6 +81,17 @@ fn is_writable(setting: &str) -> Check {
             let hint = CheckStatus::Error("use the address of the primary".to_owned());
             Check::new("role", "read-only, as a replica is", hint)
         }
+    }
+}
+
+fn has_row_log(log_bin: &str, format: &str) -> Check {
+    match (log_bin, format) {
+        ("ON" | "1", "STATEMENT") => {
+            let hint = "set `binlog_format` to ROW or MIXED: InnoDB refuses the writes of Leasehold";
+            Check::new("binary log", format, CheckStatus::Error(hint.to_owned()))
+        }
+        ("ON" | "1", _) => Check::new("binary log", format, CheckStatus::Ok),
+        _ => Check::new("binary log", "none", CheckStatus::Ok),
     }
 }
 

@@ -82,6 +82,7 @@ pub(super) struct StrategyFixture<S> {
 impl<S: Strategy> StrategyFixture<S> {
     pub(super) const TABLE: &str = S::TABLE;
     pub(super) const TABLES: &[&str] = S::TABLES;
+    pub(super) const SETTINGS: &'static str = S::SETTINGS;
     pub(super) const RENEWALS_WRITE: bool = S::RENEWALS_WRITE;
 
     /// A fixture whose server, if it is our own, has further settings.
