@@ -21,7 +21,8 @@ fn the_page_says_what_the_backends_promise() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/backends.md");
     let redis = RedisBackend::connect_lazy("redis://127.0.0.1").unwrap().capabilities();
     let mysql = MySqlBackend::connect_lazy("mysql://user@127.0.0.1/locks").unwrap().capabilities();
-    let for_update = MySqlBackend::connect_lazy("mysql://user@127.0.0.1/locks?strategy=for-update").unwrap().capabilities();
+    let for_update =
+        MySqlBackend::connect_lazy("mysql://user@127.0.0.1/locks?strategy=for-update").unwrap().capabilities();
     let etcd = EtcdBackend::connect_lazy("etcd://127.0.0.1").unwrap().capabilities();
     let zk = ZkBackend::connect_lazy("zk://127.0.0.1").unwrap().capabilities();
     let sqlite = SqliteBackend::connect_lazy("sqlite:///tmp/locks.db").unwrap().capabilities();

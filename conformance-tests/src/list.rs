@@ -219,6 +219,7 @@ macro_rules! for_each_case {
                 a_waiter_retries_as_soon_as_it_is_connected
                 a_waiter_is_notified_after_a_reconnect
                 a_holder_is_notified_after_a_reconnect
+                a_slow_path_is_connected_to
             }
             names {
                 all_names_are_distinct

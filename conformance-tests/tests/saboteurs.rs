@@ -251,6 +251,7 @@ saboteurs! {
         a_waiter_retries_as_soon_as_it_is_connected: MissesWhatCameMeanwhile, "has reconnected by itself";
         a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
         a_holder_is_notified_after_a_reconnect: ClaimsToPush, "a loss is pushed after a reconnect";
+        a_slow_path_is_connected_to: ConnectsInEachCall, "not connected over a slow path";
     }
     names {
         all_names_are_distinct: FoldsCase, "is confused with the name";

@@ -17,10 +17,6 @@ use crate::errors::{Failure, not_connected};
 use crate::pauses::Pauses;
 use crate::shared::{Shared, lock};
 
-/// For how many bounds of a call an attempt to connect to the only member goes on. It takes several round trips, and a
-/// call that waits for it may end before.
-const PATIENCE: u32 = 5;
-
 type Outcome = Option<Result<Arc<Connection>, Failure>>;
 
 /// The connection of one runtime.
@@ -321,9 +317,8 @@ async fn test(shared: &Arc<Shared>, idle: &Arc<Connection>) -> Result<Arc<Connec
 
 /// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.
 async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
-    // If there are several, those that have failed are tried again.
-    let patience = if shared.members.are_several() { 1 } else { PATIENCE };
-    let until = Instant::now() + shared.settings.timeout * patience;
+    let bounds = shared.connecting.attempt("");
+    let until = bounds.step_until();
     let (mut attempts, mut last) = (JoinSet::new(), None);
     let mut members = shared.members.order();
     loop {
@@ -335,6 +330,7 @@ async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
         tokio::select! {
             ended = attempts.join_next() => match ended {
                 Some(Ok(Ok(connection))) => {
+                    bounds.succeeded();
                     shared.members.prefer(connection.member);
                     return Ok(Arc::new(connection));
                 }
@@ -342,6 +338,9 @@ async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
                 Some(Ok(Err(failure))) => last = Some(failure),
                 Some(Err(_)) => {}
                 None => {
+                    if Instant::now() >= until {
+                        bounds.timed_out();
+                    }
                     let none = || Failure::NotSent(Error::new(ErrorKind::Unavailable, "the URL names no host"));
                     return Err(last.unwrap_or_else(none));
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Cluster, ClusterUrl, CommonSettings};
+use leasehold_core::backend::{Cluster, ClusterUrl, CommonSettings, Connecting};
 use leasehold_core::{Error, Result};
 
 use crate::members::{Member, TlsFiles};
@@ -24,13 +24,20 @@ const LONGEST_PREFIX: usize = 256;
 pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
+    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s, 10 ms to 5 minutes.
+    /// URL: `connect_timeout=`.
+    pub connect_timeout: Duration,
     /// What every key begins with, before a `/`. Default `leasehold`. It is the path of a URL.
     pub prefix: String,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { timeout: CommonSettings::default().timeout, prefix: DEFAULT_PREFIX.to_owned() }
+        Self {
+            timeout: CommonSettings::default().timeout,
+            connect_timeout: Connecting::CONNECT_TIMEOUT,
+            prefix: DEFAULT_PREFIX.to_owned(),
+        }
     }
 }
 
@@ -47,9 +54,11 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let mut url = ClusterUrl::parse(text, "etcd", SCHEMES)?;
     let parameters = url.parameters();
     let timeout = parameters.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
+    let connect_timeout = Connecting::take_timeout(parameters)?;
     let [ca, cert, key] = ["ca", "cert", "key"].map(|name| parameters.take(name));
     let Cluster { scheme, hosts, user, path: prefix, .. } = url.finish(PORT, "etcd://host:2379/prefix")?;
     CommonSettings { timeout, ..CommonSettings::default() }.check()?;
+    Connecting::check_timeout(connect_timeout)?;
 
     let files = TlsFiles { ca, cert, key };
     let tls = (scheme == "etcds" || files.is_any()).then_some(files);
@@ -58,7 +67,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     if prefix.len() > LONGEST_PREFIX {
         return Err(Error::invalid(format!("the prefix in the URL of an etcd has at most {LONGEST_PREFIX} bytes")));
     }
-    Ok((Target { members, user }, Settings { timeout, prefix }))
+    Ok((Target { members, user }, Settings { timeout, connect_timeout, prefix }))
 }
 
 #[cfg(test)]

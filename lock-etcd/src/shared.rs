@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::backend::Attachment;
+use leasehold_core::backend::{Attachment, Connecting};
 use tokio::time::Instant;
 
 use crate::keys::Keys;
@@ -14,6 +14,10 @@ use crate::transactions::MostOperations;
 /// A request that may be sent to several members gets this part of the bound of a call for each, with three members or more.
 const ATTEMPTS: u32 = 3;
 
+/// For how many bounds of a call the first attempt to connect to the only member goes on. It takes several round trips, and beginning anew
+/// costs an overloaded server more than its reply. If there are several members, those that have failed are tried again sooner.
+const PATIENCE: u32 = 5;
+
 /// This part of the bound of a call is left for a connection that was idle.
 const TESTS: u32 = 8;
 
@@ -23,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) members: Members,
     pub(crate) user: Option<(String, String)>,
     pub(crate) core: Attachment,
+    pub(crate) connecting: Connecting,
     pub(crate) most_operations: MostOperations,
 }
 
@@ -31,7 +36,10 @@ impl Shared {
         let Target { members, user } = target;
         let keys = Keys::new(&settings.prefix);
         let members = Members::new(members);
-        Self { settings, keys, members, user, core: Attachment::new(), most_operations: MostOperations::default() }
+        let patience = if members.are_several() { 1 } else { PATIENCE };
+        let connecting = Connecting::new(settings.timeout * patience, settings.connect_timeout);
+        let (core, most_operations) = (Attachment::new(), MostOperations::default());
+        Self { settings, keys, members, user, core, connecting, most_operations }
     }
 
     /// The deadline of a call that starts now.

@@ -9,6 +9,7 @@ mod errors;
 mod examine;
 mod fence;
 mod for_update;
+mod idle;
 mod maintenance;
 mod permissions;
 mod pool;

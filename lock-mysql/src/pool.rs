@@ -6,8 +6,7 @@
 //! A statement that waits for a row that another transaction has locked does not delay statements about other rows: after
 //! [`SLOW_AFTER`] its connection does not count towards the limit any more.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -17,28 +16,20 @@ use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlQueryResult, MySqlRow};
 use sqlx::query::Query;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::errors::{Failure, no_connection};
+use crate::errors::Failure;
+use crate::idle::{Idle, Opening};
 use crate::session::{Session, SetUp};
-use crate::shared::{Shared, lock};
-
-/// An idle connection is closed after this time.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// All idle connections but one are closed after this time.
-const SURPLUS_TIMEOUT: Duration = Duration::from_millis(300);
+use crate::shared::Shared;
 
 /// A statement without a reply for this time gives its permit to the next one.
 const SLOW_AFTER: Duration = Duration::from_millis(50);
 
 /// The most connections of a pool with slow statements, as a multiple of the limit.
 const MAX_SLOW: usize = 8;
-
-/// The most connections of a pool that are being opened.
-const MAX_OPENING: usize = 16;
 
 /// The connections of one runtime. Dropping it closes them.
 pub(crate) struct RuntimePool {
@@ -51,7 +42,7 @@ impl RuntimePool {
         let pool = Arc::new(pool);
         // Created outside the task, because a runtime that was shut down drops the task without running it.
         let guard = StopGuard(pool.clone());
-        let task = runtime.spawn(async move { guard.0.close_idle().await });
+        let task = runtime.spawn(async move { guard.0.idle.close_old().await });
         Self { pool, task: task.abort_handle() }
     }
 }
@@ -90,16 +81,8 @@ pub(crate) struct Pool {
     permits: Semaphore,
     /// For connections whose statements are slow.
     slow: Semaphore,
-    /// For connections that are being opened.
-    opening: Semaphore,
-    /// The last one was used last.
-    idle: Mutex<Vec<Session>>,
-    /// There is more than one idle connection.
-    has_surplus: Notify,
-    /// A connection was returned.
-    is_returned: Notify,
-    /// The runtime was shut down, or the backend was dropped.
-    is_stopped: AtomicBool,
+    opening: Opening,
+    idle: Arc<Idle>,
 }
 
 impl Pool {
@@ -116,34 +99,8 @@ impl Pool {
             test_after,
             permits: Semaphore::new(size),
             slow: Semaphore::new(slow),
-            opening: Semaphore::new(MAX_OPENING),
-            idle: Mutex::default(),
-            has_surplus: Notify::new(),
-            is_returned: Notify::new(),
-            is_stopped: AtomicBool::new(false),
-        }
-    }
-
-    /// Closes connections that are idle, for ever.
-    async fn close_idle(&self) {
-        loop {
-            let has_surplus = {
-                let mut idle = lock(&self.idle);
-                let last = idle.len().saturating_sub(1);
-                let mut index = 0;
-                idle.retain(|session| {
-                    let bound = if index == last { IDLE_TIMEOUT } else { SURPLUS_TIMEOUT };
-                    index += 1;
-                    !session.is_idle_for(bound)
-                });
-                idle.len() > 1
-            };
-            match has_surplus {
-                true => tokio::time::sleep(SURPLUS_TIMEOUT / 2).await,
-                false => {
-                    let _ = tokio::time::timeout(IDLE_TIMEOUT / 4, self.has_surplus.notified()).await;
-                }
-            }
+            opening: Opening::default(),
+            idle: Arc::default(),
         }
     }
 
@@ -152,12 +109,12 @@ impl Pool {
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Acquire)
+        self.idle.is_stopped()
     }
 
     fn stop(&self) {
-        self.is_stopped.store(true, Ordering::Release);
-        lock(&self.idle).clear();
+        self.opening.stop();
+        self.idle.stop();
     }
 
     /// Takes a connection, and opens one if none is idle or becomes idle meanwhile.
@@ -167,8 +124,7 @@ impl Pool {
     pub(crate) async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, Failure> {
         let permit = self.permit(until).await.map_err(Failure::NotSent)?;
         loop {
-            let idle = lock(&self.idle).pop();
-            let Some(mut session) = idle else { break };
+            let Some(mut session) = self.idle.pop() else { break };
             let is_usable = match session.is_idle_for(self.test_after) {
                 true => session.replies(until).await.ok_or(Failure::TimedOut)?,
                 false => true,
@@ -177,26 +133,9 @@ impl Pool {
                 return Ok(Checkout { pool: self, session: Some(session), permit });
             }
         }
-        let mut opened = std::pin::pin!(self.open(until));
-        let session = loop {
-            tokio::select! {
-                opened = &mut opened => break opened.map_err(Failure::NotSent)?,
-                // On a slow path, another call ends several times while a connection is opened.
-                () = self.is_returned.notified() => {
-                    if let Some(session) = lock(&self.idle).pop() {
-                        break session;
-                    }
-                }
-            }
-        };
+        let session =
+            self.opening.next(&self.idle, &self.shared, self.set_up, until).await.map_err(Failure::NotSent)?;
         Ok(Checkout { pool: self, session: Some(session), permit })
-    }
-
-    async fn open(&self, until: Instant) -> Result<Session, Error> {
-        // Otherwise many that are opened at once would all take too long.
-        let turn = timeout_at(until, self.opening.acquire()).await;
-        let _turn = turn.map_err(|_| no_connection(&self.shared.address))?;
-        Session::open(&self.shared, self.set_up, until).await
     }
 
     async fn permit(&self, until: Instant) -> Result<SemaphorePermit<'_>, Error> {
@@ -327,7 +266,7 @@ impl Checkout<'_> {
     /// Closes this connection and those that are idle, so that the next calls reconnect and may reach another server.
     pub(crate) fn leave_server(&mut self) {
         self.session = None;
-        lock(&self.pool.idle).clear();
+        self.pool.idle.clear();
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -363,15 +302,8 @@ impl Checkout<'_> {
 
     /// Returns the connection. Not in `Drop`: a connection in the middle of a transaction must not be used by others.
     pub(crate) fn put_back(mut self) {
-        if let Some(session) = self.session.take()
-            && !self.pool.is_stopped()
-        {
-            let mut idle = lock(&self.pool.idle);
-            idle.push(session);
-            self.pool.is_returned.notify_one();
-            if idle.len() > 1 {
-                self.pool.has_surplus.notify_one();
-            }
+        if let Some(session) = self.session.take() {
+            self.pool.idle.put(session);
         }
     }
 }

@@ -1,14 +1,17 @@
 //! One connection, set up for locks.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold_core::Result;
 use leasehold_core::backend::restart::Quarantine;
-use sqlx::mysql::{MySqlConnection, MySqlDatabaseError, MySqlRow};
+use leasehold_core::backend::{Attempt, connect_to_any};
+use sqlx::mysql::{MySqlConnection, MySqlDatabaseError, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, Connection, Executor, Row, SqlStr};
+use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout_at};
 
-use crate::errors::{Failure, no_connection};
+use crate::errors::Failure;
 use crate::shared::Shared;
 
 /// Independent of the server's settings: strict mode (or a long name would be cut), no locks beyond the row (or transactions deadlock),
@@ -49,26 +52,25 @@ fn is_denied(error: &sqlx::Error) -> bool {
 
 impl Session {
     /// Connects, and sets the connection up.
-    pub(crate) async fn open(shared: &Shared, set_up: SetUp, until: Instant) -> Result<Self> {
-        let opening = async {
-            let mut connection = MySqlConnection::connect_with(&shared.options).await?;
-            let opened = Instant::now();
-            let text = format!("{SET_UP}{}", set_up.facts);
-            let mut rows = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(&mut connection).await?.into_iter();
-            let id = rows.next().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
-            for statement in set_up.statements {
-                match (&mut connection).prepare(SqlStr::from_static(statement)).await {
-                    // A user who may only read can inspect locks. An acquire has the error then.
-                    Err(error) if !is_denied(&error) => return Err(error),
-                    Ok(_) | Err(_) => {}
-                }
+    pub(crate) async fn open(shared: &Shared, set_up: SetUp) -> Result<Self> {
+        let failed = |error| Failure::to_connect(error, shared);
+        let attempt = shared.connecting.attempt(&shared.address);
+        let mut connection = log_in(shared, &attempt).await?;
+        let opened = Instant::now();
+        let text = format!("{SET_UP}{}", set_up.facts);
+        let set = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(&mut connection);
+        let mut rows = attempt.step("the settings of the session", set).await?.map_err(failed)?.into_iter();
+        let id = rows.next().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0)).map_err(failed)?;
+        for statement in set_up.statements {
+            let prepared = (&mut connection).prepare(SqlStr::from_static(statement));
+            match attempt.step("the preparation of a statement", prepared).await? {
+                // A user who may only read can inspect locks. An acquire has the error then.
+                Err(error) if !is_denied(&error) => return Err(failed(error)),
+                Ok(_) | Err(_) => {}
             }
-            Ok(Self { connection, id, facts: rows.collect(), opened, quarantine: None, last_used: Instant::now() })
-        };
-        match timeout_at(until, opening).await {
-            Ok(opened) => opened.map_err(|error| Failure::to_connect(error, shared)),
-            Err(_) => Err(no_connection(&shared.address)),
         }
+        attempt.succeeded();
+        Ok(Self { connection, id, facts: rows.collect(), opened, quarantine: None, last_used: Instant::now() })
     }
 
     /// Whether the server still replies on this connection. `None`: not within the bound.
@@ -84,4 +86,25 @@ impl Session {
         self.last_used = Instant::now();
         self
     }
+}
+
+/// Connects to any address of the host, and logs in.
+async fn log_in(shared: &Shared, attempt: &Attempt<'_>) -> Result<MySqlConnection> {
+    const LOG_IN: &str = "TCP, TLS and the log-in";
+    let (options, failed) = (&shared.options, |error| Failure::to_connect(error, shared));
+    // A certificate is for a name, and the client crate would look for that of an address. It tries the addresses of a name one after the
+    // other. Nor has a Unix socket an address.
+    if matches!(options.get_ssl_mode(), MySqlSslMode::VerifyIdentity) || options.get_socket().is_some() {
+        return attempt.step(LOG_IN, MySqlConnection::connect_with(options)).await?.map_err(failed);
+    }
+    let (host, port) = (options.get_host(), options.get_port());
+    let target = (host.to_owned(), port);
+    let lookup = shared.lookups.addresses(host, || async { Ok(lookup_host(target).await?.collect()) });
+    let addresses = attempt.step("the lookup of its name", lookup).await?;
+    let addresses = addresses.map_err(|error| failed(error.into()))?;
+    let connect = |address: SocketAddr| {
+        let options = options.clone().host(&address.ip().to_string());
+        async move { MySqlConnection::connect_with(&options).await }
+    };
+    attempt.step(LOG_IN, connect_to_any(addresses, connect)).await?.map_err(failed)
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl, decoded};
+use leasehold_core::backend::{CommonSettings, Connecting, OnRestart, StoreUrl, decoded};
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
@@ -49,6 +49,8 @@ pub enum Strategy {
 pub struct Settings {
     /// The upper bound of one call, including connecting. Default 1 s, 10 ms to 60 s.
     pub timeout: Duration,
+    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s. 10 ms to 5 minutes.
+    pub connect_timeout: Duration,
     /// How old the token of a free lock is before its row is removed. Default 10 minutes. Tokens keep their order if the server's clock is
     /// set back by up to this much. 1 s to 365 days.
     pub retention: Duration,
@@ -73,6 +75,7 @@ impl Default for Settings {
         let CommonSettings { timeout, retention } = CommonSettings::default();
         Self {
             timeout,
+            connect_timeout: Connecting::CONNECT_TIMEOUT,
             retention,
             connections: 4,
             tls: Tls::default(),
@@ -88,6 +91,7 @@ impl Settings {
     /// Checks the bounds of all settings.
     pub(crate) fn check(self) -> Result<Self> {
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
+        Connecting::check_timeout(self.connect_timeout)?;
         if !(1..=64).contains(&self.connections) {
             return Err(Error::invalid(format!("`connections` is 1 to 64, not {}", self.connections)));
         }
@@ -118,6 +122,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let mut url = StoreUrl::parse(text, STORE, SCHEMES)?;
     let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
     let mut settings = Settings { timeout, retention, ..Settings::default() };
+    settings.connect_timeout = Connecting::take_timeout(&mut url)?;
     if let Some(text) = url.take("connections") {
         settings.connections =
             text.parse().map_err(|_| Error::invalid(format!("`connections` is 1 to 64, not `{text}`")))?;

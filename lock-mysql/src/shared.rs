@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use leasehold_core::backend::Attachment;
 use leasehold_core::backend::restart::Epoch;
+use leasehold_core::backend::{Attachment, Connecting, Lookups};
 use sqlx::mysql::MySqlConnectOptions;
 
 use crate::maintenance::Maintenance;
@@ -17,6 +17,8 @@ pub(crate) struct Shared {
     pub(crate) options: MySqlConnectOptions,
     /// The address of the server, for errors and logs.
     pub(crate) address: String,
+    pub(crate) connecting: Connecting,
+    pub(crate) lookups: Lookups,
     pub(crate) core: Attachment,
     /// What this client knows about the runs of the server.
     pub(crate) epoch: Mutex<Epoch>,
@@ -32,6 +34,8 @@ impl Shared {
         let options = settings::prepare(options);
         let (watcher, turns, maintenance) = (Watcher::default(), Turns::default(), Maintenance::default());
         Self {
+            connecting: Connecting::new(settings.timeout, settings.connect_timeout),
+            lookups: Lookups::default(),
             settings,
             options,
             address,

@@ -57,8 +57,6 @@ impl Health {
 impl Connection {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
     ///
-    /// The handshake may take the bound of a call, and the subscription and the check may take it once more. So a connection can be made
-    /// even if a round trip takes almost a whole bound. No call waits longer than its own bound for it.
     pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
         let lost = |failure| not_connected(failure, &shared.address);
         let health = Arc::new(Health::default());
@@ -67,12 +65,11 @@ impl Connection {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
             .set_push_sender(push_handler(shared.clone(), health.clone()));
-        let connected = async { socket::connect(&shared.tls.reload(&shared.client).await, config).await };
-        let connected = timeout_at(Instant::now() + shared.bound(), connected).await;
-        let (mux, mut driver) = connected.unwrap_or(Err(Failure::TimedOut)).map_err(lost)?;
+        let attempt = shared.connecting.attempt(&shared.address);
+        let client = shared.tls.reload(&shared.client).await;
+        let (mux, mut driver) = socket::connect(&client, config, &shared.lookups, &attempt).await.map_err(lost)?;
         let connection =
             Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };
-        let until = Instant::now() + shared.bound();
         let subscribed = async {
             if role == Role::CommandsAndPushes {
                 let channels = [shared.keys.channel.clone(), shared.keys.epoch_channel()];
@@ -81,13 +78,13 @@ impl Connection {
             Ok::<_, Error>(())
         };
         // Concurrently, because every round trip counts on a slow path. The subscription goes first, so that no later write is missed.
-        let checked = async { connection.check_server(Duration::ZERO, until).await.map_err(lost)? };
-        let ready = async { tokio::try_join!(biased; subscribed, checked).map(drop) };
-        let ready = async { timeout_at(until, ready).await.unwrap_or_else(|_| Err(lost(Failure::TimedOut))) };
+        let checked = async { connection.check_server(Duration::ZERO, attempt.until()).await.map_err(lost)? };
+        let ready = attempt.step("the check of the server", async { tokio::try_join!(biased; subscribed, checked) });
         tokio::select! {
-            ready = ready => ready?,
+            ready = ready => ready??,
             () = driver.ended() => return Err(lost(Failure::aborted())),
-        }
+        };
+        attempt.succeeded();
         Ok((connection, driver))
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, OnRestart, StoreUrl};
+use leasehold_core::backend::{CommonSettings, Connecting, OnRestart, StoreUrl};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
@@ -30,6 +30,8 @@ pub struct Settings {
     /// The upper bound of one call, including connecting. Default 1 s: a renewal at a third of the ttl can then fail several times before
     /// a lease of 5 s is lost. 10 ms to 60 s.
     pub timeout: Duration,
+    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s. 10 ms to 5 minutes.
+    pub connect_timeout: Duration,
     /// How long the record of a free lock is kept after the end of its last lease, with its last fencing token: at least this long, and
     /// at most twice this and a ttl, because most writes leave the record's expiry unchanged. Default 10 minutes. Tokens keep their order
     /// if the server's clock is set back by up to this much. A record takes about 150 bytes. 1 s to 365 days.
@@ -47,6 +49,7 @@ impl Default for Settings {
         Self {
             prefix: "leasehold:".to_owned(),
             timeout,
+            connect_timeout: Connecting::CONNECT_TIMEOUT,
             retention,
             on_restart: OnRestart::default(),
             on_eviction: OnEviction::default(),
@@ -62,6 +65,7 @@ impl Settings {
             return Err(Error::invalid("`prefix` is 1 to 100 bytes, without `{`, `}` and control characters"));
         }
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
+        Connecting::check_timeout(self.connect_timeout)?;
         Ok(self)
     }
 }
@@ -82,6 +86,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
     }
     let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
     let mut settings = Settings { timeout, retention, ..Settings::default() };
+    settings.connect_timeout = Connecting::take_timeout(&mut url)?;
     if let Some(prefix) = url.take("prefix") {
         settings.prefix = prefix;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_core::Result;
 use leasehold_core::backend::restart::Epoch;
-use leasehold_core::backend::{Attachment, Claim, CoreHandle};
+use leasehold_core::backend::{Attachment, Claim, Connecting, CoreHandle, Lookups};
 
 use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
@@ -20,6 +20,8 @@ pub(crate) struct Shared {
     pub(crate) tls: TlsFiles,
     /// The address of the server, for errors and logs.
     pub(crate) address: String,
+    pub(crate) connecting: Connecting,
+    pub(crate) lookups: Lookups,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
     pub(crate) core: Attachment,
@@ -33,6 +35,8 @@ impl Shared {
             tls,
             client: settings::prepare(client, settings.timeout)?,
             address: settings::address(client),
+            connecting: Connecting::new(settings.timeout, settings.connect_timeout),
+            lookups: Lookups::default(),
             keys: Keys::new(&settings.prefix, rand::random()),
             scripts: Scripts::new(),
             core: Attachment::new(),

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use leasehold_core::backend::connect_to_any;
+use leasehold_core::backend::{Attempt, Lookups, connect_to_any};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
@@ -52,27 +52,40 @@ impl Drop for Driver {
     }
 }
 
-/// Connects.
+/// Connects and logs in.
 pub(crate) async fn connect(
     client: &Client,
     config: AsyncConnectionConfig,
+    lookups: &Lookups,
+    attempt: &Attempt<'_>,
 ) -> Result<(MultiplexedConnection, Driver), Failure> {
     let io = |error: io::Error| Failure::Disconnected(error.into());
     let info = client.get_connection_info();
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
-            handshake(client, config, tcp(host, *port, info.tcp_settings()).await.map_err(io)?).await
+            let target = (host.clone(), *port);
+            let lookup = lookups.addresses(host, || async { Ok(lookup_host(target).await?.collect()) });
+            let addresses = step(attempt, "the lookup of its name", lookup).await?.map_err(io)?;
+            let tcp = tcp(addresses, info.tcp_settings());
+            let stream = step(attempt, "the TCP connection", tcp).await?.map_err(io)?;
+            step(attempt, "the log-in", handshake(client, config, stream)).await?
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
-            let stream = tokio::net::UnixStream::connect(path).await.map_err(io)?;
-            handshake(client, config, stream).await
+            let stream = tokio::net::UnixStream::connect(path);
+            let stream = step(attempt, "the connection", stream).await?.map_err(io)?;
+            step(attempt, "the log-in", handshake(client, config, stream)).await?
         }
         _ => {
-            let mux = client.get_multiplexed_async_connection_with_config(&config).await.map_err(Failure::of)?;
-            Ok((mux, Driver(None)))
+            let mux = client.get_multiplexed_async_connection_with_config(&config);
+            let mux = step(attempt, "the lookup of its name, TCP, TLS and the log-in", mux).await?;
+            Ok((mux.map_err(Failure::of)?, Driver(None)))
         }
     }
+}
+
+async fn step<T>(attempt: &Attempt<'_>, what: &str, step: impl Future<Output = T>) -> Result<T, Failure> {
+    attempt.step(what, step).await.map_err(Failure::NotSent)
 }
 
 async fn handshake<S>(
@@ -97,8 +110,8 @@ where
     }
 }
 
-async fn tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
-    connect_to_any(lookup_host((host, port)).await?, |address| {
+async fn tcp(addresses: Vec<SocketAddr>, settings: &TcpSettings) -> io::Result<TcpStream> {
+    connect_to_any(addresses, |address| {
         let settings = settings.clone();
         async move { connect_to(address, &settings).await }
     })

@@ -55,8 +55,15 @@ impl Inner {
         let open = || {
             let (shared, core) = (self.shared.clone(), core.clone());
             async move {
-                let until = shared.until();
-                Session::open(&shared, &core, ttl, until).await
+                let attempt = shared.connecting.attempt("");
+                let until = attempt.step_until();
+                let opened = Session::open(&shared, &core, ttl, until).await;
+                match &opened {
+                    Ok(_) => attempt.succeeded(),
+                    Err(_) if Instant::now() >= until => attempt.timed_out(),
+                    Err(_) => {}
+                }
+                opened
             }
         };
         self.sessions.shared(core, ttl, until, open).await.map_err(|why| match why {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold_core::backend::{Stamp, connect_to_any};
+use leasehold_core::backend::{Lookups, Stamp, connect_to_any};
 use spawns_core::{Spawn, Task, enter};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
@@ -75,7 +75,7 @@ impl Link {
         let spawner = Spawner::default();
         let connecting = async {
             let cluster = match scheme {
-                "" => live_address(address).await,
+                "" => live_address(&shared.lookups, address).await,
                 // The client crate needs the name, to compare it with that in the certificate.
                 _ => format!("{scheme}{address}"),
             };
@@ -230,9 +230,10 @@ impl Link {
 }
 
 /// The address of a host that accepts connections, if it has several. The client crate tries one after the other, each until it gives up.
-async fn live_address(address: &str) -> String {
-    let Ok(addresses) = lookup_host(address).await else { return address.to_owned() };
-    let addresses: Vec<_> = addresses.collect();
+async fn live_address(lookups: &Lookups, address: &str) -> String {
+    let host = address.to_owned();
+    let lookup = lookups.addresses(address, || async { Ok(lookup_host(host).await?.collect()) });
+    let Ok(addresses) = lookup.await else { return address.to_owned() };
     let live = match addresses[..] {
         [only] => Ok(only),
         _ => connect_to_any(addresses, TcpStream::connect).await.and_then(|stream| stream.peer_addr()),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Cluster, ClusterUrl, CommonSettings};
+use leasehold_core::backend::{Cluster, ClusterUrl, CommonSettings, Connecting};
 use leasehold_core::{Error, Result};
 
 /// The schemes of URLs.
@@ -27,6 +27,9 @@ const LONGEST_TICK: Duration = Duration::from_secs(60);
 pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
+    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s, 10 ms to 5 minutes.
+    /// URL: `connect_timeout=`.
+    pub connect_timeout: Duration,
     /// The `tickTime` of the servers, or more. A session lasts two of them longer than its leases, because the leader learns within a tick
     /// what a client did. Default 2 s, as that of a server. URL: `tick=`.
     pub tick: Duration,
@@ -36,7 +39,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { timeout: CommonSettings::default().timeout, tick: DEFAULT_TICK, root: DEFAULT_ROOT.to_owned() }
+        Self {
+            timeout: CommonSettings::default().timeout,
+            connect_timeout: Connecting::CONNECT_TIMEOUT,
+            tick: DEFAULT_TICK,
+            root: DEFAULT_ROOT.to_owned(),
+        }
     }
 }
 
@@ -56,10 +64,12 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let mut url = ClusterUrl::parse(text, "ZooKeeper", SCHEMES)?;
     let parameters = url.parameters();
     let timeout = parameters.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
+    let connect_timeout = Connecting::take_timeout(parameters)?;
     let tick = parameters.take_duration("tick")?.unwrap_or(DEFAULT_TICK);
     let files = ["ca", "cert", "key"].map(|name| parameters.take(name));
     let Cluster { scheme, hosts, user, path, .. } = url.finish(PORT, "zk://host:2181/root")?;
     CommonSettings { timeout, ..CommonSettings::default() }.check()?;
+    Connecting::check_timeout(connect_timeout)?;
     if tick > LONGEST_TICK {
         return Err(Error::invalid("`tick` is at most 60s"));
     }
@@ -71,7 +81,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let root = root(&path)?;
     let is_tls = scheme == "zks" || files.iter().any(Option::is_some);
     let target = target(addresses, user, is_tls, files)?;
-    Ok((target, Settings { timeout, tick, root }))
+    Ok((target, Settings { timeout, connect_timeout, tick, root }))
 }
 
 /// The path of the root.

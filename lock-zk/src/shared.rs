@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::backend::Attachment;
+use leasehold_core::backend::{Attachment, Connecting, Lookups};
 use tokio::time::Instant;
 use zookeeper_client::Acls;
 
@@ -19,6 +19,9 @@ pub(crate) struct Shared {
     pub(crate) target: Target,
     pub(crate) nodes: Nodes,
     pub(crate) core: Attachment,
+    /// For new sessions.
+    pub(crate) connecting: Connecting,
+    pub(crate) lookups: Lookups,
     /// The index of the server that the next attempt to connect begins with.
     server: AtomicUsize,
 }
@@ -28,7 +31,9 @@ impl Shared {
         let nodes = Nodes::new(&settings.root);
         // Clients spread over the servers.
         let server = rand::random_range(0..target.addresses.len());
-        Self { settings, target, nodes, core: Attachment::new(), server: AtomicUsize::new(server) }
+        let connecting = Connecting::new(settings.timeout, settings.connect_timeout);
+        let (core, server) = (Attachment::new(), AtomicUsize::new(server));
+        Self { settings, target, nodes, core, connecting, lookups: Lookups::default(), server }
     }
 
     /// The permissions of the nodes that this client creates: the user alone, or everybody if the URL names no user.

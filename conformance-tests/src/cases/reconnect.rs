@@ -17,6 +17,9 @@ use crate::hooks::{Hooked, Hooks, Inner};
 use crate::support::{AT_ONCE, BACK, eventually, join, name};
 use crate::timing_control::in_time;
 
+/// A client on a path whose round trip fits in a call is connected within this many bounds of a call.
+const CONNECTED_BY: u32 = 15;
+
 /// Keeps the requests of lock-core from the backend during an outage, and until the backend has reported an event after it. So the waiter
 /// depends on the backend: no retry of lock-core reconnects it, or finds the lock free.
 #[derive(Default)]
@@ -172,4 +175,26 @@ pub async fn a_holder_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
     let reply = ann.renew(request.clone()).await;
     let has_lease = fixture.record(&name).await.lease().is_some();
     assert_eq!(matches!(reply, RenewReply::Renewed(_)), has_lease, "the next renewal returned {reply:?}");
+}
+
+/// Invariant 11: connecting may take several round trips, and more time than one call. An attempt to connect goes on when the call that
+/// began it has given up, so a client on a slow path is connected in the end, also after its connection was cut.
+pub async fn a_slow_path_is_connected_to(fixture: &dyn Fixture) {
+    let client = long_client(fixture, Route::Faulty).await;
+    let bound = client.capabilities().call_bound;
+    // A round trip takes a sixth of the bound: a call has time for its few, and not for those that set a connection up as well.
+    let slow = PathFault::Delay(bound / 12);
+    for cut in [false, true] {
+        if cut {
+            fixture.path(PathFault::Disconnect).await;
+            tokio::time::sleep(AT_ONCE).await;
+        }
+        fixture.path(slow.clone()).await;
+        let name = name(if cut { "cut on a slow path" } else { "on a slow path" });
+        let guard = client.lock(name.as_str()).wait(bound * CONNECTED_BY).acquire().await;
+        let guard = guard.unwrap_or_else(|error| panic!("not connected over a slow path (cut: {cut}): {error:?}"));
+        assert!(guard.is_held());
+        fixture.heal().await;
+        guard.release().await.expect("a release");
+    }
 }

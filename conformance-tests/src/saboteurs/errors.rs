@@ -1,17 +1,22 @@
 //! Saboteurs whose errors or logs are wrong.
 
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireOutcome, AcquireRequest};
-use leasehold_core::{Error, Result};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, PlaceNumber, RenewRequest};
+use leasehold_core::{Error, ErrorKind, Result};
 
 use super::plain;
 use crate::hooks::{Hooks, Inner};
+
+/// More than fit in a call on a slow path.
+const LOG_IN_STEPS: usize = 7;
 
 plain! {
     /// Returns errors that are sentences.
     WritesErrorsAsSentences;
     /// Writes owner tokens into the log.
     LogsTheOwner;
+    /// Begins to connect anew with each call.
+    ConnectsInEachCall;
 }
 
 #[async_trait]
@@ -28,5 +33,22 @@ impl Hooks for LogsTheOwner {
         let owner: String = request.claim.owner().as_bytes().iter().map(|byte| format!("{byte:02X}")).collect();
         tracing::debug!(owner, "acquire");
         inner.backend.acquire(request).await
+    }
+}
+
+#[async_trait]
+impl Hooks for ConnectsInEachCall {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        // The renewal of a lease that is not there yet stands for a step of the log-in.
+        let step = RenewRequest::new(request.claim.clone(), PlaceNumber::NONE, request.ttl);
+        let connected = async {
+            for _ in 0..LOG_IN_STEPS {
+                inner.renew_one(&step).await;
+            }
+        };
+        match tokio::time::timeout(inner.backend.capabilities().call_bound, connected).await {
+            Ok(()) => inner.backend.acquire(request).await,
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, "no connection in time")),
+        }
     }
 }

@@ -1,25 +1,77 @@
-//! Connecting to a host that has several addresses.
+//! The addresses of a host: their lookup, and connecting to any of them.
 
+use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Mutex;
 
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+use crate::sync::lock;
+
+type Found = Option<Result<Vec<SocketAddr>, (io::ErrorKind, String)>>;
+
+/// The lookups of host names that are in progress. Callers share them, and they go on when a caller gives up: a resolver that is silent for
+/// 5 s would otherwise be asked anew by each attempt, and none would last until its reply.
+#[derive(Default)]
+pub struct Lookups(Mutex<HashMap<String, watch::Receiver<Found>>>);
+
+impl Lookups {
+    /// The addresses of a host, by `lookup` in a task of the current runtime. Cancel safe.
+    ///
+    /// # Errors
+    /// Those of `lookup`.
+    pub async fn addresses<F>(&self, host: &str, lookup: impl FnOnce() -> F) -> io::Result<Vec<SocketAddr>>
+    where
+        F: Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static,
+    {
+        let mut found = {
+            let mut lookups = lock(&self.0);
+            lookups.retain(|_, found| found.borrow().is_none() && found.has_changed().is_ok());
+            let begin = || {
+                let (sender, receiver) = watch::channel(None);
+                let lookup = lookup();
+                tokio::spawn(async move {
+                    let found = lookup.await.map_err(|error| (error.kind(), error.to_string()));
+                    sender.send_replace(Some(found));
+                });
+                receiver
+            };
+            lookups.entry(host.to_owned()).or_insert_with(begin).clone()
+        };
+        let found = found.wait_for(Option::is_some).await.map(|found| found.clone());
+        match found {
+            Ok(Some(Ok(addresses))) => Ok(addresses),
+            Ok(Some(Err((kind, text)))) => Err(io::Error::new(kind, text)),
+            Ok(None) | Err(_) => Err(io::Error::other("the runtime of the lookup has ended")),
+        }
+    }
+}
+
+impl fmt::Debug for Lookups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lookups").field("in_progress", &lock(&self.0).len()).finish()
+    }
+}
 
 /// Connects to all addresses of a host at once by `connect`, and returns the first connection. An address that is silent, or that refuses,
 /// takes no time from the others. The caller bounds the call. Cancel safe: attempts that are still open end with it.
 ///
 /// # Errors
 /// The last error of `connect`, when all have failed; `NotFound` without an address.
-pub async fn connect_to_any<T, F>(
+pub async fn connect_to_any<T, E, F>(
     addresses: impl IntoIterator<Item = SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
-) -> io::Result<T>
+) -> Result<T, E>
 where
-    F: Future<Output = io::Result<T>> + Send + 'static,
+    F: Future<Output = Result<T, E>> + Send + 'static,
+    E: From<io::Error> + Send + 'static,
     T: Send + 'static,
 {
     let mut attempts: JoinSet<_> = addresses.into_iter().map(connect).collect();
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address").into();
     while let Some(done) = attempts.join_next().await {
         match done {
             Ok(Ok(connection)) => return Ok(connection),
@@ -32,10 +84,14 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
     use super::*;
 
     const SILENT: u16 = 1;
     const REFUSING: u16 = 2;
+    const SECOND: Duration = Duration::from_secs(1);
 
     async fn connect(address: SocketAddr) -> io::Result<u16> {
         match address.port() {
@@ -62,5 +118,28 @@ mod tests {
         let refused = connect_to_any(host(&[REFUSING, REFUSING]), connect).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(connect_to_any(host(&[]), connect).await.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_share_a_lookup_and_it_outlives_them() {
+        let (lookups, count) = (Lookups::default(), AtomicU32::new(0));
+        let address = SocketAddr::from(([127, 0, 0, 1], 7));
+        let lookup = || {
+            lookups.addresses("host", || {
+                count.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    tokio::time::sleep(SECOND * 5).await;
+                    Ok(vec![address])
+                }
+            })
+        };
+        for _ in 0..4 {
+            assert!(tokio::time::timeout(SECOND, lookup()).await.is_err());
+        }
+        assert_eq!(tokio::time::timeout(SECOND * 2, lookup()).await.unwrap().unwrap(), [address]);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        // The next one asks again, since an address may change.
+        assert!(tokio::time::timeout(SECOND, lookup()).await.is_err());
+        assert_eq!(count.load(Ordering::Relaxed), 2);
     }
 }

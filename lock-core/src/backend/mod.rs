@@ -7,6 +7,7 @@ mod attachment;
 mod capabilities;
 mod claim;
 mod cluster_url;
+mod connecting;
 mod core_handle;
 mod extensions;
 mod grant;
@@ -33,11 +34,12 @@ pub use tokio;
 #[doc(no_inline)]
 pub use url;
 
-pub use self::addresses::connect_to_any;
+pub use self::addresses::{Lookups, connect_to_any};
 pub use self::attachment::Attachment;
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::Claim;
 pub use self::cluster_url::{Cluster, ClusterUrl};
+pub use self::connecting::{Attempt, Connecting};
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
 pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseOutcome};

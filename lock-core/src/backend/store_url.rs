@@ -251,7 +251,7 @@ impl Default for CommonSettings {
     }
 }
 
-fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Result<()> {
+pub(super) fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Result<()> {
     if bounds.contains(&value) {
         return Ok(());
     }

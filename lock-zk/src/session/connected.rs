@@ -142,7 +142,7 @@ impl Session {
         if caught_up.is_err() {
             self.shared.leave_server(server);
             if begin.elapsed() >= *bound {
-                *bound = (*bound * 2).min(self.shared.settings.timeout);
+                *bound = (*bound * 2).min(self.shared.settings.connect_timeout);
             }
         }
         caught_up

@@ -1,0 +1,145 @@
+//! The bounds of an attempt to connect.
+
+use std::future::Future;
+use std::ops::RangeInclusive;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::StoreUrl;
+use super::store_url::within;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// How patient a client is when it connects. An attempt takes several steps, such as the lookup of the host, TCP, TLS and the log-in,
+/// and goes on when the call that began it has given up: on a slow path no call could wait for all of them.
+///
+/// Each step has the bound of a call at first, because a step that the network lost never ends, and a new attempt may get through. After
+/// an attempt that ended by such a bound, the steps of the next one have twice the time, so a slow path is connected to in the end, and a
+/// server that is overloaded gets fewer log-ins. An attempt that succeeds sets the bound back.
+#[derive(Debug)]
+pub struct Connecting {
+    first: Duration,
+    longest: Duration,
+    step: Mutex<Duration>,
+}
+
+impl Connecting {
+    /// The longest that an attempt takes, if the user does not say: longer than a resolver that first waits 5 s for a silent server.
+    pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+    const BOUNDS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(300);
+
+    /// Takes the longest time of an attempt from a URL: `connect_timeout=`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if it cannot be read.
+    pub fn take_timeout(url: &mut StoreUrl) -> Result<Duration> {
+        Ok(url.take_duration("connect_timeout")?.unwrap_or(Self::CONNECT_TIMEOUT))
+    }
+
+    /// Checks the bounds of that time: 10 ms to 5 minutes.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput), with the bounds.
+    pub fn check_timeout(connect_timeout: Duration) -> Result<()> {
+        within("connect_timeout", connect_timeout, &Self::BOUNDS)
+    }
+
+    /// With the bound of a call, and that of a whole attempt, of which the longer one counts.
+    pub fn new(timeout: Duration, connect_timeout: Duration) -> Self {
+        Self { first: timeout, longest: connect_timeout.max(timeout), step: Mutex::new(timeout) }
+    }
+
+    /// Begins an attempt to connect to the server at this address.
+    pub fn attempt<'a>(&'a self, address: &'a str) -> Attempt<'a> {
+        Attempt { connecting: self, address, step: *lock(&self.step), until: Instant::now() + self.longest }
+    }
+}
+
+/// One attempt to connect.
+#[derive(Debug)]
+pub struct Attempt<'a> {
+    connecting: &'a Connecting,
+    address: &'a str,
+    step: Duration,
+    until: Instant,
+}
+
+impl Attempt<'_> {
+    /// Waits for a step. `what` names it in the error: `the log-in`.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if the step takes too long. The attempt has failed.
+    pub async fn step<T>(&self, what: &str, step: impl Future<Output = T>) -> Result<T> {
+        let (begin, until) = (Instant::now(), self.step_until());
+        match timeout_at(until, step).await {
+            Ok(done) => Ok(done),
+            Err(_) => {
+                self.timed_out();
+                let (address, bound) = (self.address, until - begin);
+                let text = format!("no connection to the server at {address}: {what} took longer than {bound:?}");
+                Err(Error::new(ErrorKind::Unavailable, text))
+            }
+        }
+    }
+
+    /// When a step ends at the latest that begins now, for a client that reports itself how far it came.
+    pub fn step_until(&self) -> Instant {
+        self.until.min(Instant::now() + self.step)
+    }
+
+    /// A step of such a client did not end in time. The attempt has failed.
+    pub fn timed_out(&self) {
+        *lock(&self.connecting.step) = (self.step * 2).min(self.connecting.longest);
+    }
+
+    /// When the attempt ends at the latest.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// The attempt has succeeded.
+    pub fn succeeded(self) {
+        *lock(&self.connecting.step) = self.connecting.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn each_attempt_that_was_too_slow_gives_the_next_one_twice_the_time() {
+        let connecting = Connecting::new(TIMEOUT, TIMEOUT * 10);
+        for bound in [1, 2, 4, 8, 10, 10] {
+            let (attempt, begin) = (connecting.attempt("host:1"), Instant::now());
+            assert_eq!(attempt.step("a step that fits", async { 7 }).await.unwrap(), 7);
+            let error = attempt.step("the log-in", pending::<()>()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert_eq!(
+                error.to_string(),
+                format!("no connection to the server at host:1: the log-in took longer than {bound}s")
+            );
+            assert_eq!(begin.elapsed(), TIMEOUT * bound);
+        }
+        connecting.attempt("host:1").succeeded();
+        assert!(connecting.attempt("host:1").step("it", tokio::time::sleep(TIMEOUT * 2)).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_has_a_bound_whatever_its_steps() {
+        let connecting = Connecting::new(TIMEOUT, TIMEOUT * 3);
+        let (attempt, begin) = (connecting.attempt("host:1"), Instant::now());
+        let mut steps = 0;
+        while attempt.step("a step", tokio::time::sleep(TIMEOUT * 4 / 5)).await.is_ok() {
+            steps += 1;
+        }
+        assert_eq!((steps, begin.elapsed()), (3, TIMEOUT * 3));
+    }
+}
