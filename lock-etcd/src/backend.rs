@@ -162,8 +162,15 @@ impl EtcdBackend {
         let count = sent.clone();
         let deleted = connections.send_repeatable(until, move |client| {
             count.fetch_add(1, Ordering::Relaxed);
-            let txn = transactions::delete(&key, of_claim.revision);
-            async move { client.kv_client().txn(txn).await }
+            let (count, txn) = (count.clone(), transactions::delete(&key, of_claim.revision));
+            async move {
+                let reply = client.kv_client().txn(txn).await?;
+                if !reply.succeeded() && count.load(Ordering::Relaxed) > 1 {
+                    // Another request may have deleted it. Its reply says so, or the outcome is unknown when the time is over.
+                    std::future::pending::<()>().await;
+                }
+                Ok(reply)
+            }
         });
         match deleted.await?.succeeded() {
             true => Ok(true),
