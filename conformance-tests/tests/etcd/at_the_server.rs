@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
 use leasehold_conformance::{Direct, Fixture, PathFault, Route};
-use leasehold_core::backend::AcquireOutcome;
+use leasehold_core::backend::{AcquireOutcome, LONGEST_PLACE_TTL};
 use leasehold_core::{ErrorKind, LockClient, LockName};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
@@ -68,6 +68,24 @@ fn the_etcd_lease_of_a_fixed_lease_ends_with_its_claim() {
         guard.release().await.expect("a release");
         only(0, "that was released").await;
         held.release().await.expect("a release");
+    });
+}
+
+/// Otherwise a waiter that died blocks the lock for its whole ttl.
+#[test]
+fn a_place_has_a_short_etcd_lease_however_long_the_ttl() {
+    case(async |fixture| {
+        let (ann, bob) = (Direct::new(&fixture, Route::Clear).await, Direct::new(&fixture, Route::Clear).await);
+        // The second time, the client has a session for places already.
+        for name in ["first", "second"].map(|name| LockName::new(name).expect("a name")) {
+            bob.granted(&bob.claim(&name), TTL).await;
+            ann.not_granted(&ann.claim(&name), TTL).await;
+            let deployment = fixture.deployment();
+            let queue = Stored { side: deployment.side(), prefix: PREFIX }.queue(&name);
+            let ttls =
+                queue.iter().map(|key| deployment.side().lease(key.lease).expect("a reply").expect("a lease").ttl);
+            assert_eq!(ttls.collect::<Vec<_>>(), [TTL, LONGEST_PLACE_TTL]);
+        }
     });
 }
 
