@@ -22,6 +22,7 @@ pub(crate) struct Member {
     /// Host and port, for errors and logs.
     pub(crate) address: String,
     endpoint: Endpoint,
+    files: Option<TlsFiles>,
 }
 
 /// The files that a URL names.
@@ -54,13 +55,21 @@ impl Member {
             .tcp_keepalive(Some(KEEPALIVE))
             .tcp_keepalive_interval(Some(KEEPALIVE / 3))
             .tcp_keepalive_retries(Some(KEEPALIVE_RETRIES));
-        Ok(Self { address, endpoint })
+        Ok(Self { address, endpoint, files: tls.filter(|files| files.is_any()).cloned() })
     }
 
     /// How to connect until then, if a ping may later stay without a reply for `silence`.
-    pub(crate) fn endpoint(&self, until: Instant, silence: Duration) -> Endpoint {
+    pub(crate) async fn endpoint(&self, until: Instant, silence: Duration) -> Endpoint {
+        let endpoint = self.reload().await.unwrap_or_else(|| self.endpoint.clone());
         let bound = until.saturating_duration_since(Instant::now());
-        self.endpoint.clone().connect_timeout(bound).keep_alive_timeout(silence)
+        endpoint.connect_timeout(bound).keep_alive_timeout(silence)
+    }
+
+    /// The endpoint with what the files contain now, because they may have been replaced. `None` without files, and if they cannot be used,
+    /// as in the middle of a replacement: their contents from the start are then.
+    async fn reload(&self) -> Option<Endpoint> {
+        let (files, endpoint) = (self.files.clone()?, self.endpoint.clone());
+        tokio::task::spawn_blocking(move || encrypted(endpoint, &files)).await.ok()?.ok()
     }
 }
 

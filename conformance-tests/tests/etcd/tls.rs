@@ -1,6 +1,7 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
 use leasehold::ErrorKind;
+use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_conformance::{DEADLINE, run};
 use leasehold_test_servers::{EtcdSettings, EtcdTls, certificates};
 
@@ -41,5 +42,27 @@ fn a_lock_over_tls() {
                 "{missing}"
             );
         }
+    });
+}
+
+/// The authority and the server's certificate are replaced at their paths: a new connection reads them again. This server reads its own for
+/// each connection.
+#[test]
+fn rotated_certificates_are_read_for_the_next_connection() {
+    run(DEADLINE, || async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let tls = EtcdTls { folder: folder.path().to_owned(), clients_need_certificates: false };
+        let server = EtcdSettings::new().tls(tls).start().unwrap_or_else(|error| panic!("{error}"));
+        let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
+        let ca = folder.path().join("ca.pem").display().to_string();
+        let url = format!("etcds://localhost:{}/?timeout=10s&ca={ca}", proxy.addr().port());
+        let client = leasehold::connect(&url).await.expect("a client");
+        for _ in 0..2 {
+            client.lock("job").acquire().await.expect("free").release().await.expect("a release");
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+            proxy.apply(Fault::Disconnect);
+        }
+        client.lock("job").acquire().await.expect("free").release().await.expect("a release");
     });
 }
