@@ -67,7 +67,7 @@ impl Link {
         }
         #[cfg(feature = "tls")]
         let (scheme, connector) = match &shared.target.tls {
-            Some(options) => ("tcp+tls://", connector.with_tls(options.clone())),
+            Some(tls) => ("tcp+tls://", connector.with_tls(tls.reload().await)),
             None => ("", connector),
         };
         #[cfg(not(feature = "tls"))]

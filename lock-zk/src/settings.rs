@@ -56,7 +56,26 @@ pub(crate) struct Target {
     /// User and password.
     pub(crate) user: Option<(String, String)>,
     #[cfg(feature = "tls")]
-    pub(crate) tls: Option<zookeeper_client::TlsOptions>,
+    pub(crate) tls: Option<Tls>,
+}
+
+/// The files that a URL names, and their contents from the start.
+#[cfg(feature = "tls")]
+#[derive(Clone)]
+pub(crate) struct Tls {
+    files: [Option<String>; 3],
+    options: zookeeper_client::TlsOptions,
+}
+
+#[cfg(feature = "tls")]
+impl Tls {
+    /// What the files contain now, because they may have been replaced. If they cannot be used, as in the middle of a replacement, their
+    /// contents from the start are.
+    pub(crate) async fn reload(&self) -> zookeeper_client::TlsOptions {
+        let files = self.files.clone();
+        let read = tokio::task::spawn_blocking(move || options(&files)).await;
+        read.ok().and_then(Result::ok).unwrap_or_else(|| self.options.clone())
+    }
 }
 
 /// Parses a URL. No error contains any part of a password.
@@ -110,15 +129,8 @@ fn target(
     addresses: Vec<String>,
     user: Option<(String, String)>,
     is_tls: bool,
-    [ca, cert, key]: [Option<String>; 3],
+    files: [Option<String>; 3],
 ) -> Result<Target> {
-    use zookeeper_client::TlsOptions;
-
-    let read = |path: &String| {
-        let unreadable = |error| Error::invalid(format!("the file `{path}` cannot be read")).with_source(error);
-        std::fs::read_to_string(path).map_err(unreadable)
-    };
-    let unfit = |error| Error::invalid("a file of TLS in the URL has no certificate or no key").with_source(error);
     if !is_tls {
         return Ok(Target { addresses, user, tls: None });
     }
@@ -127,14 +139,25 @@ fn target(
         // Another thread may have chosen one meanwhile.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     }
-    let Some(ca) = ca else { return Err(Error::invalid("`zks://` needs `ca`: the file of the authority")) };
-    let mut options = TlsOptions::new().with_pem_ca(&read(&ca)?).map_err(unfit)?;
-    options = match (cert, key) {
-        (Some(cert), Some(key)) => options.with_pem_identity(&read(&cert)?, &read(&key)?).map_err(unfit)?,
-        (None, None) => options,
-        _ => return Err(Error::invalid("`cert` and `key` belong together")),
+    let options = options(&files)?;
+    Ok(Target { addresses, user, tls: Some(Tls { files, options }) })
+}
+
+/// Reads the files.
+#[cfg(feature = "tls")]
+fn options([ca, cert, key]: &[Option<String>; 3]) -> Result<zookeeper_client::TlsOptions> {
+    let read = |path: &String| {
+        let unreadable = |error| Error::invalid(format!("the file `{path}` cannot be read")).with_source(error);
+        std::fs::read_to_string(path).map_err(unreadable)
     };
-    Ok(Target { addresses, user, tls: Some(options) })
+    let unfit = |error| Error::invalid("a file of TLS in the URL has no certificate or no key").with_source(error);
+    let Some(ca) = ca else { return Err(Error::invalid("`zks://` needs `ca`: the file of the authority")) };
+    let options = zookeeper_client::TlsOptions::new().with_pem_ca(&read(ca)?).map_err(unfit)?;
+    match (cert, key) {
+        (Some(cert), Some(key)) => options.with_pem_identity(&read(cert)?, &read(key)?).map_err(unfit),
+        (None, None) => Ok(options),
+        _ => Err(Error::invalid("`cert` and `key` belong together")),
+    }
 }
 
 #[cfg(not(feature = "tls"))]

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 
 use leasehold::ErrorKind;
 use leasehold_conformance::harness::Port;
-use leasehold_conformance::{DEADLINE, run};
+use leasehold_conformance::{DEADLINE, Data, run};
 use leasehold_test_servers::{ZooKeeperSettings, certificates};
 
 use super::common::eventually;
@@ -60,5 +60,42 @@ fn a_lock_over_tls() {
                 "{missing}"
             );
         }
+    });
+}
+
+/// The authority and the server's certificate are replaced at their paths while the server restarts: the client reads them again, and its
+/// session continues.
+#[test]
+fn rotated_certificates_are_read_for_the_next_connection() {
+    run(DEADLINE, || async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        let rotate = || {
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+            let both = [&key, &cert].map(|path| std::fs::read_to_string(path).expect("a file")).concat();
+            std::fs::write(file("server.pem"), both).expect("a file");
+        };
+        rotate();
+        let port = Port::free().expect("a port").number();
+        let server = ZooKeeperSettings::new()
+            .line("serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory")
+            .line(format!("secureClientPort={port}"))
+            .line("secureClientPortAddress=127.0.0.1")
+            .line(format!("ssl.keyStore.location={}", file("server.pem")))
+            .line("ssl.keyStore.type=PEM")
+            .line("ssl.clientAuth=none");
+        let mut server = server.start().unwrap_or_else(|error| panic!("{error}"));
+        let listens = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+        eventually("the server takes TLS", listens).await;
+        let url = format!("zks://localhost:{port}/?timeout=10s&ca={ca}");
+        let client = leasehold::connect(&url).await.expect("a client");
+        let guard = client.lock("held").acquire().await.expect("free");
+        server.stop().expect("it runs");
+        rotate();
+        server.start_again(Data::Kept).expect("it starts");
+        client.lock("other").acquire().await.expect("free").release().await.expect("a release");
+        assert!(guard.is_held());
+        guard.release().await.expect("a release");
     });
 }
