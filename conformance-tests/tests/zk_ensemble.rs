@@ -4,6 +4,7 @@ mod zk {
     #[path = "../support/mod.rs"]
     mod common;
     mod fixture;
+    mod reachable;
     mod resource_counts;
     mod reused;
     mod server_faults;

@@ -194,3 +194,31 @@ fn a_session_forgets_the_claims_that_have_ended() {
         eventually("all claims are forgotten", || Arc::strong_count(&holder) == 1).await;
     });
 }
+
+/// The leader counts a session from the activity that it knows of, and not from a write. A client whose process was paused has had none, so
+/// its next lease is shorter than its ttl.
+#[test]
+fn a_lease_after_a_pause_counts_from_the_activity_before_it() {
+    const TTL: Duration = Duration::from_secs(20);
+    const PAUSE: Duration = Duration::from_secs(2);
+    /// Two ticks of the URL.
+    const MORE: Duration = Duration::from_millis(400);
+    case(async |fixture| {
+        let url = fixture.url(Route::Clear, "").replace("timeout=1s", "timeout=10s");
+        let backend = Arc::new(ZkBackend::connect_lazy(&url).expect("a URL"));
+        let paused = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let ann = Direct::attach(backend);
+                ann.granted(&ann.claim(&name("before")), TTL).await;
+                let before = ann.now();
+                std::thread::sleep(PAUSE);
+                let after = ann.granted(&ann.claim(&name("after")), TTL).await.confirmation;
+                (before, after)
+            })
+        });
+        let (before, after) = paused.await.expect("no panic");
+        let (end, longest) = (after.sent.plus(after.ttl), before.plus(TTL + MORE));
+        assert!(end <= longest, "the lease lasts {:?} longer than the session may", end.since(longest));
+    });
+}

@@ -121,7 +121,7 @@ fn a_client_of_a_follower_that_is_behind_sees_the_newest_state() {
 }
 
 /// Clients reach this server no more.
-fn close(ensemble: &ZooKeeperEnsemble, server: usize) {
+pub(super) fn close(ensemble: &ZooKeeperEnsemble, server: usize) {
     ensemble.proxy(server).apply(Fault::Refuse);
     ensemble.proxy(server).apply_to(Fault::Disconnect, Reach::Open);
 }
