@@ -252,8 +252,8 @@ pub(crate) struct Run {
     /// Shortest hold: if the command ends earlier, the lock stays held until then
     ///
     /// Use it for short jobs that must not run again on a host whose clock is behind. On etcd, ZooKeeper and MySQL with
-    /// `strategy=for-update`, leasehold stays until then. A signal ends that wait: with `strategy=for-update` the hold ends too, on the
-    /// others the lock stays held until its lease ends.
+    /// `strategy=for-update`, leasehold stays until then. With `strategy=for-update`, a signal ends that wait and the hold. On the
+    /// others, a second signal ends the wait, and the lock stays held until its lease ends.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::backend::{Capabilities, Clock as _, Stamp, SystemClock, TtlScope};
+use leasehold::backend::{Clock as _, Stamp, SystemClock, TtlScope};
 use leasehold::defaults::DEFAULT_MARGIN_PERCENT;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 use rustix::process::{Pid, Signal, getpid, kill_current_process_group};
@@ -320,13 +320,10 @@ async fn release(
     let (name, begun) = (printable(guard.name().as_str()), Instant::now());
     let Err(error) = guard.release().await else {
         if let (Some(end), TtlScope::Session | TtlScope::Connection) = (min_hold, client.capabilities().ttl_scope) {
+            let left = || format_duration_roughly(end.since(clock.now()) + Duration::from_secs(1));
             tokio::select! {
                 () = outlast(end, &clock, client, &name, output) => {}
-                // The user does not want to wait.
-                signal = signals.next_termination() => {
-                    let text = without_shortest_hold(&name, &client.capabilities(), options.ttl);
-                    output.warn(Exit::Signal(signal.as_raw()).kind(), &text);
-                }
+                () = leave(signals, &name, left, client, options, output) => {}
             }
         }
         return None;
@@ -389,16 +386,32 @@ async fn outlast(end: Stamp, clock: &SystemClock, client: &LockClient, name: &st
     let _ = tokio::time::timeout(RELEASE_BOUND, client.shutdown()).await;
 }
 
-/// What a signal leaves of a lock whose shortest hold this process waits for.
-fn without_shortest_hold(name: &str, capabilities: &Capabilities, ttl: Duration) -> String {
+/// Resolves when signals have ended the wait for the shortest hold. Without this process, a lease of a session stays for its ttl, so the first
+/// signal only says when the lock will be released.
+async fn leave(
+    signals: &mut Signals,
+    name: &str,
+    left: impl Fn() -> String,
+    client: &LockClient,
+    options: &RunOptions,
+    output: Output,
+) {
+    let (mut signal, capabilities) = (signals.next_termination().await, client.capabilities());
+    let kind = |signal: Signal| Exit::Signal(signal.as_raw()).kind();
     if capabilities.ttl_scope == TtlScope::Connection {
-        return format!("a signal ended the wait for --min-hold: lock `{name}` is released before that");
+        return output
+            .warn(kind(signal), &format!("lock `{name}` is released {} before the end of --min-hold", left()));
     }
-    let at_most = format_duration_roughly(ttl + capabilities.takeover_slack);
-    format!(
-        "a signal ended the wait for --min-hold: lock `{name}` stays held until its lease ends, and not only for the shortest hold, but \
-         for {at_most} at most"
-    )
+    let lease = format_duration_roughly(options.ttl + capabilities.takeover_slack);
+    output.warn(
+        kind(signal),
+        &format!(
+            "lock `{name}` is released in {}, as --min-hold says; another signal leaves it held until its lease ends, for up to {lease}",
+            left()
+        ),
+    );
+    signal = signals.next_termination().await;
+    output.warn(kind(signal), &format!("lock `{name}` stays held until its lease ends, for up to {lease}"));
 }
 
 async fn ended(watcher: Option<&Watcher>) {

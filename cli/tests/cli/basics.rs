@@ -161,28 +161,52 @@ fn different_names_are_different_locks(store: &Store) {
     assert_eq!(outcome(store, &["run", "one", "--no-wait", "--", "true"]).0, 0);
 }
 
-/// Where the run itself waits for the end of the shortest hold. The lock is free at once if its lease ends with its process.
+/// A run that waits for the end of the shortest hold because the lease ends with its process.
 #[test]
-fn a_signal_ends_the_wait_for_the_shortest_hold_and_says_what_becomes_of_the_lock() {
-    for store in [Store::mysql_for_update(), Store::etcd(), Store::zk()] {
+fn a_signal_ends_the_wait_for_the_shortest_hold() {
+    let store = Store::mysql_for_update();
+    let begin = Instant::now();
+    let job = short_job(&store, "60s");
+    job.signal(rustix::process::Signal::TERM);
+    let (code, stdout, stderr) = job.end();
+    assert_eq!((code, &*stdout), (3, ""), "{stderr}");
+    assert!(stderr.contains("before the end of --min-hold"), "{stderr}");
+    assert_eq!(outcome(&store, &["run", "cron", "--", "true"]).0, 0);
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+}
+
+/// Where a lease would stay for its whole ttl without its process, the first signal says when the lock is released.
+#[test]
+fn a_second_signal_leaves_a_lock_within_its_shortest_hold() {
+    for store in [Store::etcd(), Store::zk()] {
         let begin = Instant::now();
-        let args = ["run", "cron", "--min-hold", "60s", "--", "sh", "-c", "echo $$ > id; exit 3"];
-        let job = Running::start(&store, &args);
-        let command = id_of(&store.file("id"));
-        until("the command has ended", || !is_running(command));
-        assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
+        let job = short_job(&store, "6s");
         job.signal(rustix::process::Signal::TERM);
-        let (code, stdout, stderr) = job.end();
-        assert_eq!((code, &*stdout), (3, ""), "{stderr}");
-        if store.ends_leases_with_processes() {
-            assert!(stderr.contains("released before"), "{stderr}");
-            assert_eq!(outcome(&store, &["run", "cron", "--", "true"]).0, 0);
-        } else {
-            assert!(stderr.contains("stays held until its lease ends") && stderr.contains("1m 1s at most"), "{stderr}");
-            assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
-        }
-        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+        let (code, _, stderr) = job.end();
+        assert!(code == 3 && stderr.contains("is released in") && stderr.contains("as --min-hold says"), "{stderr}");
+        assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 0, "it is free");
+        assert!(begin.elapsed() >= Duration::from_millis(5900), "{:?}", begin.elapsed());
+
+        let mut job = short_job(&store, "60s");
+        job.signal(rustix::process::Signal::TERM);
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!job.has_ended(), "it waits for the end of the shortest hold");
+        job.signal(rustix::process::Signal::TERM);
+        let (code, _, stderr) = job.end();
+        assert!(code == 3 && stderr.contains("stays held until its lease ends, for up to 1m 1s"), "{stderr}");
+        assert_eq!(outcome(&store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
     }
+}
+
+/// A run whose command has ended with 3, within the shortest hold.
+fn short_job(store: &Store, shortest: &str) -> Running {
+    let args = ["run", "cron", "--min-hold", shortest, "--", "sh", "-c", "echo $$ > id; exit 3"];
+    let _ = std::fs::remove_file(store.file("id"));
+    let job = Running::start(store, &args);
+    let command = id_of(&store.file("id"));
+    until("the command has ended", || !is_running(command));
+    assert_eq!(outcome(store, &["run", "cron", "--no-wait", "--", "true"]).0, 120);
+    job
 }
 
 #[test]
