@@ -27,6 +27,7 @@ mod mysql {
     mod support;
     mod tls;
     mod wakeup;
+    mod withdrawn;
 
     leasehold_conformance::suite!(strategy::MySqlFixture);
 }
