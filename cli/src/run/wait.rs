@@ -88,7 +88,7 @@ async fn conflict(client: &LockClient, args: &Run, how: &str) -> NotStarted {
         Ok(seen) => LockReport::new(client, &args.name, seen).to_text(),
         Err(_) => format!("{}: the store does not say who holds it", printable(&args.name)),
     };
-    Failure::new(exit, format!("another client {how}; nothing was run ({now})")).into()
+    Failure::new(exit, format!("another client {how}; nothing was run (now {now})")).into()
 }
 
 /// Shows progress on the terminal until it is dropped.
