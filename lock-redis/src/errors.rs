@@ -103,6 +103,8 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
             "the user may not list locks: `leasehold acl redis --operator` prints the permissions that are needed",
         ),
         ("NOPERM", Auth, PERMISSION),
+        // Of the database during the handshake: see `Failure::of`.
+        ("no permissions to run", Auth, PERMISSION),
         ("ACL failure in script", Auth, PERMISSION),
         ("The user executing the script can't", Auth, PERMISSION),
         ("No permissions to access", Auth, PERMISSION),
@@ -218,6 +220,7 @@ mod tests {
             ("NOPERM No permissions to access a key", Auth),
             ("NOPERM No permissions to access a channel", Auth),
             ("NOPERM No permissions to access database", Auth),
+            ("ERR this user has no permissions to run the 'select' command", Auth),
             // Commands of scripts: 6.2.
             (
                 "ERR Error running script (call to f_104a): @user_script:3: @user_script: 3: -NOPERM this user has no permissions",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::redis::{RedisBackend, acl, operator_acl};
-use leasehold_conformance::harness::{Port, TcpPath};
+use leasehold_conformance::harness::TcpPath;
 use leasehold_conformance::{
     Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
 };
@@ -59,8 +59,6 @@ impl Setup for Guarded {
 pub(super) struct RedisFixture<S> {
     server: Mutex<RedisServer>,
     path: TcpPath,
-    /// An address without a server, as the primary of a replica.
-    unused_port: Port,
     /// Started by the first call of `served`, because it slows the server down.
     monitor: Mutex<Option<Monitor>>,
     setup: PhantomData<fn() -> S>,
@@ -132,7 +130,7 @@ impl<S: Setup> RedisFixture<S> {
             &user,
             &["CONFIG", "SET", "maxmemory", "0"],
             &["CONFIG", "SET", "maxclients", "10000"],
-            &["REPLICAOF", "NO", "ONE"],
+            &["CONFIG", "SET", "min-replicas-to-write", "0"],
         ]);
     }
 }
@@ -165,8 +163,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        let unused_port = Port::free().unwrap_or_else(|error| panic!("{error}"));
-        Self { server: Mutex::new(server), path, unused_port, monitor: Mutex::default(), setup: PhantomData }
+        Self { server: Mutex::new(server), path, monitor: Mutex::default(), setup: PhantomData }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
@@ -242,10 +239,8 @@ impl<S: Setup> Fixture for RedisFixture<S> {
                 drop(server);
                 match other {
                     ServerFault::RefuseUser => self.refuse_user(),
-                    ServerFault::ReadOnly => {
-                        let port = self.unused_port.number().to_string();
-                        self.execute(&[&["REPLICAOF", "127.0.0.1", &port]]);
-                    }
+                    // Not a replica: its promotion would begin a quarantine. `promoted.rs` has that.
+                    ServerFault::ReadOnly => self.execute(&[&["CONFIG", "SET", "min-replicas-to-write", "1"]]),
                     ServerFault::Fill(Room::Data) => self.execute(&[&["CONFIG", "SET", "maxmemory", "1"]]),
                     ServerFault::Fill(Room::Connections) => self.execute(&[&["CONFIG", "SET", "maxclients", "1"]]),
                     ServerFault::FlushScripts => self.execute(&[&["SCRIPT", "FLUSH", "SYNC"]]),
