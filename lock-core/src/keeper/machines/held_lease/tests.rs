@@ -91,6 +91,17 @@ fn a_lease_that_lasts_until_max_hold_is_not_renewed_again() {
     assert_eq!(due(&mut lease, 3000), (None, None, ends));
 }
 
+/// The reply was in flight when the validity ended, and nothing has read the clock since.
+#[test]
+fn a_reply_after_the_end_of_the_validity_revives_nothing() {
+    let (mut lease, _) = lease(LeaseKind::Kept, None);
+    assert_eq!(due(&mut lease, 3600), (Some(TTL), None, at(3700)));
+    let mut out = Outputs::default();
+    lease.renewed(&rules(), RenewReply::Renewed(confirmation(3600, TTL, PLACE)), at(3701), &mut out);
+    assert!(out.drain().any(|output| matches!(output, LeaseOutput::Lost(loss) if loss.reason == LossReason::Expired)));
+    assert!(matches!(lease.check(at(3702)), Check::Over(_)));
+}
+
 #[test]
 fn a_lease_without_guards_cannot_be_shared() {
     let (mut lease, _) = lease(LeaseKind::Kept, None);
