@@ -225,6 +225,25 @@ mod tests {
         assert_eq!(names(&file), [b"00001", b"00002", b"00004"]);
     }
 
+    /// Rows that have changed since the scan listed them stay.
+    #[test]
+    fn a_row_that_was_acquired_after_the_scan_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let hour = Duration::from_secs(3600);
+        let file = file(&folder, &[hour, hour]);
+        let now = file.now();
+        let listed = names(&file);
+        let until = now.boottime + 60_000_000;
+        execute(
+            &file,
+            &format!("UPDATE leasehold_locks SET owner = x'01', until = {until} WHERE name = x'3030303031'"),
+        );
+        let mut writer = file.writer();
+        purge(writer.store().unwrap(), (b"", b"9"), &listed, now.wall, &now).unwrap();
+        drop(writer);
+        assert_eq!(names(&file), [b"00001"]);
+    }
+
     #[test]
     fn a_long_table_is_scanned_in_batches_and_the_scan_starts_over() {
         let folder = tempfile::tempdir().unwrap();

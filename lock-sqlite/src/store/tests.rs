@@ -118,6 +118,20 @@ fn a_lock_goes_from_holder_to_holder_with_rising_tokens() {
     assert_eq!(file.left(&at(144)), 29);
 }
 
+/// After a reboot a lease of the boot before is adopted, and lasts for a whole ttl. One that was released is not.
+#[test]
+fn a_released_lock_is_free_after_a_reboot() {
+    for has_waiter in [false, true] {
+        let (file, [a, b]) = (File::new(), [claim(1), claim(2)]);
+        assert_eq!(file.acquire(&a, &at(100)), granted(0));
+        if has_waiter {
+            assert_eq!(file.acquire(&b, &at(101)), held(29));
+        }
+        assert_ne!(file.release(&a, &at(102)), ReleasedRow::NotHeld);
+        assert_eq!(file.retries(&b, &after_a_reboot(5)), granted(1));
+    }
+}
+
 #[test]
 fn a_grant_has_the_token_of_its_own_row() {
     let (file, first, wall) = (File::new(), claim(1), 1_000_000);
