@@ -77,11 +77,17 @@ fn of_info(info: &str) -> Vec<Check> {
     };
     let replicas = number("connected_slaves");
     let (role, replication) = match (field("role"), replicas) {
+        // The server has this field only with `min-replicas-to-write`.
+        ("master", _) if field("min_slaves_good_slaves") == "0" => (
+            "too few replicas".to_owned(),
+            error("the server refuses writes: it has fewer replicas than it requires (`min-replicas-to-write`)"),
+        ),
         ("master", 0) => ("no replicas".to_owned(), CheckStatus::Ok),
         ("master", _) => (
             format!("{replicas} replicas"),
             warning(
-                "a failover to a lagging replica loses locks: then only fencing tokens decide, so let resources check them",
+                "a failover may lose the last grants: no lock is granted for the longest ttl in use then, and while the former \
+                 primary still confirms requests, only fencing tokens decide",
             ),
         ),
         (role, _) => (role.to_owned(), error("a replica cannot be written to: use the address of its primary")),
@@ -186,6 +192,7 @@ mod tests {
             ("aof_enabled:1", "aof_enabled:0", "persistence", "warning"),
             ("connected_slaves:0", "connected_slaves:2", "replication", "warning"),
             ("role:master", "role:slave", "replication", "error"),
+            ("role:master", "role:master\r\nmin_slaves_good_slaves:0", "replication", "error"),
             ("cluster_enabled:0", "cluster_enabled:1", "cluster", "error"),
         ] {
             assert_eq!(status(&of_info(&FIT.replace(from, to)), about), expected, "{from} to {to}");
