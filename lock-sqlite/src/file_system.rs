@@ -45,9 +45,9 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 
 /// The kind of an error that concerns the folder. Waiting creates no folder.
 pub(crate) fn kind_of_folder_error(error: &std::io::Error) -> ErrorKind {
-    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
+    use std::io::ErrorKind::{AlreadyExists, NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
     match error.kind() {
-        NotFound | NotADirectory => ErrorKind::InvalidInput,
+        AlreadyExists | NotADirectory | NotFound => ErrorKind::InvalidInput,
         PermissionDenied | ReadOnlyFilesystem => ErrorKind::Auth,
         _ => ErrorKind::Unavailable,
     }
