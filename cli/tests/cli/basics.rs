@@ -250,6 +250,14 @@ fn an_unreachable_store_has_its_own_exit_code() {
     }
 }
 
+/// A signal to `leasehold` would end the calling script as well.
+#[test]
+fn an_interrupt_that_the_command_sends_itself_is_an_exit_code() {
+    let store = Store::any();
+    let result = output(&mut leasehold(&store, &["run", "x", "--", "sh", "-c", "kill -INT $$"]));
+    assert_eq!(result.status.code(), Some(130), "{}", result.status);
+}
+
 #[test]
 fn a_launcher_whose_run_is_gone_runs_nothing() {
     let store = Store::any();

@@ -204,3 +204,12 @@ fn ctrl_z_without_a_shell_does_nothing() {
     gate.open();
     assert_eq!(terminal.end(), Some(6));
 }
+
+/// An interactive shell would set the modes itself.
+#[test]
+fn a_killed_command_leaves_no_modes_to_a_script() {
+    let store = Store::any();
+    let script = "leasehold run x -- sh -c 'stty raw -echo; kill -KILL $$'; case $(stty -a) in *-icanon*) echo raw;; *) echo as before;; esac";
+    let terminal = Terminal::of_script(&store, "sh", script);
+    terminal.shows("as before");
+}

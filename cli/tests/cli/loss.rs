@@ -151,10 +151,55 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     assert!(store.file("got-term").exists());
     let (code, _, stderr) = run.end();
     assert_eq!(code, 124, "{stderr}");
-    assert!(stderr.contains("lock `x` has reached --max-hold"), "{stderr}");
+    assert!(stderr.contains("lock `x` has reached --max-hold") && !stderr.contains("no longer"), "{stderr}");
     assert!(stderr.contains("TERM, KILL follows in 2s"), "{stderr}");
     let last = stderr.lines().last().unwrap_or("");
     assert!(last.starts_with("leasehold: lock `x` has reached"), "the reason comes last: {stderr}");
     // It was released before its ttl of 30 s was over.
     assert_eq!(outcome(store, &["run", "x", "--wait", "10s", "--", "true"]).0, 0);
+}
+
+/// The command ends before a renewal could report the loss.
+#[test]
+fn a_loss_that_only_the_release_finds_is_no_success() {
+    for store in [Store::sqlite(), Store::redis(), Store::mysql()] {
+        for (on_lost, expected) in [("kill", 121), ("warn", 7)] {
+            let (gate, ttl) = (store.gate(), ["--ttl", "60s", "--on-lost", on_lost]);
+            let args =
+                [&["run", "x"], &ttl[..], &["--", "sh", "-c", "echo $$ > id; read line < gate; exit 7"]].concat();
+            let run = Running::start(&store, &args);
+            id_of(&store.file("id"));
+            store.remove_records();
+            gate.open();
+            let (code, _, stderr) = run.end();
+            assert_eq!(code, expected, "{stderr}");
+            let says = stderr.contains("lock `x` was lost before leasehold saw the command end");
+            assert_eq!(says, on_lost == "kill", "{stderr}");
+            for name in ["id", "gate"] {
+                std::fs::remove_file(store.file(name)).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_lock_stays_held_while_processes_that_got_term_clean_up() {
+    let store = Store::any();
+    let child = r#"trap "sleep 0.5; echo tidy > tidied; exit" TERM; echo $$ > child; while :; do sleep 0.02; done"#;
+    let script = format!("sh -c '{child}' & wait");
+    let mut run = Running::start(&store, &["run", "x", "--max-hold", "9s", "--grace", "8s", "--", "sh", "-c", &script]);
+    id_of(&store.file("child"));
+    until("the run has ended", || run.has_ended());
+    assert!(store.file("tidied").exists());
+    assert_eq!(run.end().0, 124);
+}
+
+#[test]
+fn a_stopped_command_handles_term() {
+    let store = Store::any();
+    let script = r#"trap ": > got-term; exit" TERM; echo $$ > id; kill -STOP $$; while :; do sleep 0.05; done"#;
+    let run = Running::start(&store, &["run", "x", "--max-hold", "6s", "--grace", "5s", "--", "sh", "-c", script]);
+    id_of(&store.file("id"));
+    assert_eq!(run.end().0, 124);
+    assert!(store.file("got-term").exists());
 }
