@@ -82,11 +82,17 @@ mod tests {
 
     #[test]
     fn a_url_carries_every_setting() {
-        let (target, settings) = parse_url("etcd://u:p%40,ss@one:1,two:2,[::1]/team%20a/locks?timeout=250ms").unwrap();
+        let (target, settings) =
+            parse_url("etcd://u:p%40,ss@one:1,two:2,[::1]/team%20a/locks?timeout=250ms&connect_timeout=5s").unwrap();
         let addresses: Vec<_> = target.members.iter().map(|member| &*member.address).collect();
         assert_eq!(addresses, ["one:1", "two:2", "[::1]:2379"]);
         assert_eq!(target.user, Some(("u".to_owned(), "p@,ss".to_owned())));
-        assert_eq!(settings, Settings { timeout: Duration::from_millis(250), prefix: "team a/locks".to_owned() });
+        let expected = Settings {
+            timeout: Duration::from_millis(250),
+            connect_timeout: Duration::from_secs(5),
+            prefix: "team a/locks".to_owned(),
+        };
+        assert_eq!(settings, expected);
         assert_eq!(parse_url("etcd://localhost").unwrap().1, Settings::default());
         assert_eq!(addresses_of_default(), ["localhost:2379"]);
     }

@@ -234,13 +234,14 @@ mod tests {
     #[test]
     fn a_url_carries_every_setting() {
         let (target, settings) =
-            parse_url("mysql://u:p%40ss@127.0.0.1:7000/locks%20here?timeout=250ms&retention=2h&connections=8&tls=off")
+            parse_url("mysql://u:p%40ss@127.0.0.1:7000/locks%20here?timeout=250ms&connect_timeout=5s&retention=2h&connections=8&tls=off")
                 .unwrap();
         let options = &target.options;
         assert_eq!((options.get_host(), options.get_port(), options.get_username()), ("127.0.0.1", 7000, "u"));
         assert_eq!((options.get_database(), &*target.address), (Some("locks here"), "127.0.0.1:7000"));
         assert!(matches!(options.get_ssl_mode(), MySqlSslMode::Disabled));
         assert_eq!((settings.timeout, settings.connections), (Duration::from_millis(250), 8));
+        assert_eq!(settings.connect_timeout, Duration::from_secs(5));
         assert_eq!((settings.retention, settings.tls), (Duration::from_secs(7200), Tls::Off));
     }
 

@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_url_carries_every_setting() {
         let (client, _, settings) = read_url(
-            "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&retention=2h&restart=trust&eviction=warn",
+            "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&connect_timeout=5s&retention=2h&restart=trust&eviction=warn",
         )
         .unwrap();
         let info = client.get_connection_info();
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(info.redis_settings().username(), Some("u"));
         assert_eq!(info.redis_settings().password(), Some("p@ss"));
         assert_eq!(settings.prefix, "app:");
-        assert_eq!(settings.timeout, Duration::from_millis(250));
+        assert_eq!((settings.timeout, settings.connect_timeout), (Duration::from_millis(250), Duration::from_secs(5)));
         assert_eq!(settings.retention, Duration::from_secs(7200));
         assert_eq!(settings.on_restart, OnRestart::Trust);
         assert_eq!(settings.on_eviction, OnEviction::Warn);
@@ -236,6 +236,7 @@ mod tests {
             ("redis://:hunter2@localhost?timeout=5", "`250ms`"),
             ("redis://:hunter2@localhost?timeout=0s", "`250ms`"),
             ("redis://:hunter2@localhost?timeout=2m", "60s"),
+            ("redis://:hunter2@localhost?connect_timeout=6m", "300s"),
             ("redis://:hunter2@localhost?retention=1ms", "1s"),
             ("redis://:hunter2@localhost?retention=99999999999999999999d", "`250ms`"),
             ("redis://:hunter2@localhost?restart=maybe", "`trust`"),

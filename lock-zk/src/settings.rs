@@ -181,12 +181,13 @@ mod tests {
 
     #[test]
     fn a_url_carries_every_setting() {
-        let url = "zk://u:p%40,ss@one:1,two:2,[::1]/team%20a/locks?timeout=250ms&tick=100ms";
+        let url = "zk://u:p%40,ss@one:1,two:2,[::1]/team%20a/locks?timeout=250ms&connect_timeout=5s&tick=100ms";
         let (target, settings) = parse_url(url).unwrap();
         assert_eq!(target.addresses, ["one:1", "two:2", "[::1]:2181"]);
         assert_eq!(target.user, Some(("u".to_owned(), "p@,ss".to_owned())));
         let expected = Settings {
             timeout: Duration::from_millis(250),
+            connect_timeout: Duration::from_secs(5),
             tick: Duration::from_millis(100),
             root: "team a/locks".to_owned(),
         };

@@ -247,7 +247,7 @@ fn waiters_that_give_up_together_do_not_delay_the_next_one() {
             ann.granted(&holder, SOON).await;
             let claims: Vec<_> = (0..200).map(|_| ann.claim(&name)).collect();
             let mut tasks = tokio::task::JoinSet::new();
-            for claim in claims.iter().cloned() {
+            for claim in claims.clone() {
                 let ann = ann.clone();
                 tasks.spawn(async move { drop(ann.acquire(&claim, SOON).await) });
             }
