@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
+use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -13,10 +14,11 @@ use crate::sync::lock;
 
 type Found = Option<Result<Vec<SocketAddr>, (io::ErrorKind, String)>>;
 
-/// The lookups of host names that are in progress. Callers share them, and they go on when a caller gives up: a resolver that is silent for
-/// 5 s would otherwise be asked anew by each attempt, and none would last until its reply.
+/// The lookups of host names that are in progress. The callers of one runtime share them, and they go on when a caller gives up: a resolver
+/// that is silent for 5 s would otherwise be asked anew by each attempt, and none would last until its reply. Runtimes share none, because
+/// a lease must not wait for a runtime of the user that is not driven.
 #[derive(Default)]
-pub struct Lookups(Mutex<HashMap<String, watch::Receiver<Found>>>);
+pub struct Lookups(Mutex<HashMap<(Id, String), watch::Receiver<Found>>>);
 
 impl Lookups {
     /// The addresses of a host, by `lookup` in a task of the current runtime. Cancel safe.
@@ -39,7 +41,7 @@ impl Lookups {
                 });
                 receiver
             };
-            lookups.entry(host.to_owned()).or_insert_with(begin).clone()
+            lookups.entry((Handle::current().id(), host.to_owned())).or_insert_with(begin).clone()
         };
         let found = found.wait_for(Option::is_some).await.map(|found| found.clone());
         match found {
@@ -141,5 +143,21 @@ mod tests {
         // The next one asks again, since an address may change.
         assert!(tokio::time::timeout(SECOND, lookup()).await.is_err());
         assert_eq!(count.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_runtime_that_is_not_driven_holds_up_no_other_one() {
+        let runtimes = [0, 1].map(|_| tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap());
+        let lookups = Lookups::default();
+        let lookup = || async {
+            tokio::time::sleep(SECOND / 100).await;
+            Ok(host(&[7]))
+        };
+        let addresses = || lookups.addresses("host", lookup);
+        let (stuck, used) = (&runtimes[0], &runtimes[1]);
+        // It begins the lookup, and nothing drives it after that.
+        stuck.block_on(async { tokio::time::timeout(Duration::ZERO, addresses()).await }).unwrap_err();
+        let found = used.block_on(async { tokio::time::timeout(SECOND * 10, addresses()).await });
+        assert_eq!(found.expect("the other runtime is not waited for").unwrap(), host(&[7]));
     }
 }
