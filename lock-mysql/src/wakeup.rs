@@ -17,7 +17,7 @@ use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp};
 use sqlx::mysql::MySqlRow;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::connections::Connections;
 use crate::errors::Failure;
@@ -61,19 +61,23 @@ type Reply<T> = oneshot::Sender<Option<Result<T, Failure>>>;
 
 impl Turn {
     /// Sends a request over the connection of the turn. `None`: it has none with the named lock, and nothing was sent.
-    async fn send<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Option<Result<T, Failure>> {
+    async fn send<T>(&self, until: Instant, request: impl FnOnce(Reply<T>) -> Request) -> Option<Result<T, Failure>> {
         if !self.has_lock.load(Ordering::Acquire) {
             return None;
         }
         let (reply, replied) = oneshot::channel();
         self.requests.send(request(reply)).ok()?;
-        // The task is gone without a reply only with its runtime, which drops the connection with the request.
-        replied.await.unwrap_or(Some(Err(Failure::TimedOut)))
+        // A poll without a reply may keep the task from the request. It is gone without a reply only with its runtime, which drops the
+        // connection with the request.
+        match timeout_at(until, replied).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(_)) | Err(_) => Some(Err(Failure::TimedOut)),
+        }
     }
 
     /// Releases the row, and then the named lock.
     pub(crate) async fn release(&self, claim: &Claim, until: Instant) -> Option<Result<bool, Failure>> {
-        self.send(|reply| Request::Release { claim: claim.clone(), until, reply }).await
+        self.send(until, |reply| Request::Release { claim: claim.clone(), until, reply }).await
     }
 }
 
@@ -83,7 +87,7 @@ type Slot = Mutex<Option<Turn>>;
 /// Tries once to take the row, over the connection of the claim's turn. `None`: nothing was sent.
 pub(crate) async fn acquire(request: &AcquireRequest, until: Instant) -> Option<Result<(Stamp, Acquired), Failure>> {
     let turn = lock(request.claim.slot::<Slot>()).clone()?;
-    turn.send(|reply| Request::Acquire { request: request.clone(), until, reply }).await
+    turn.send(until, |reply| Request::Acquire { request: request.clone(), until, reply }).await
 }
 
 /// Takes the turn of a claim that ends, or that was granted its lock without.
