@@ -125,7 +125,7 @@ impl Session {
     }
 
     /// Sends a write, and then what `send` sends. The reply to the write proves that the server has all writes of the session before it.
-    pub(super) async fn write_before<'a, F: Future>(
+    async fn write_before<'a, F: Future>(
         &self,
         link: &'a Link,
         send: impl FnOnce(&'a Client) -> F,
