@@ -173,8 +173,7 @@ fn a_loss_that_only_the_release_finds_is_no_success() {
             gate.open();
             let (code, _, stderr) = run.end();
             assert_eq!(code, expected, "{stderr}");
-            let says = stderr.contains("lock `x` was lost before leasehold saw the command end");
-            assert_eq!(says, on_lost == "kill", "{stderr}");
+            assert!(stderr.contains("lock `x` was lost before leasehold saw the command end"), "{stderr}");
             for name in ["id", "gate"] {
                 std::fs::remove_file(store.file(name)).unwrap();
             }
