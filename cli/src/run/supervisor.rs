@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::backend::{Clock as _, Stamp, SystemClock, TtlScope};
 use leasehold::defaults::DEFAULT_MARGIN_PERCENT;
-use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
+use leasehold::{Error, ErrorKind, LockClient, LockGuard, LossReason};
 use rustix::process::{Pid, Signal, getpid, kill_current_process_group};
 
 use crate::args::OnLost;
@@ -322,7 +322,7 @@ async fn release(
         if let (Some(end), TtlScope::Session | TtlScope::Connection) = (min_hold, client.capabilities().ttl_scope) {
             let left = || format_duration_roughly(end.since(clock.now()) + Duration::from_secs(1));
             tokio::select! {
-                () = outlast(end, &clock, client, &name, output) => {}
+                () = outlast(end, &clock, client, options, &name, output) => {}
                 () = leave(signals, &name, left, client, options, output) => {}
             }
         }
@@ -332,18 +332,8 @@ async fn release(
         let text = format!("lock `{name}` was lost before leasehold saw the command end");
         return Some(Failure::new(Exit::Lost, text));
     }
-    // The client retries in the background, and the shutdown returns when it has an answer.
-    let again = async {
-        loop {
-            match client.shutdown().await {
-                Ok(()) => return Ok(()),
-                Err(lost) if lost.kind() == ErrorKind::Lost => return Err(lost),
-                Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
-            }
-        }
-    };
     let released = tokio::select! {
-        released = tokio::time::timeout(RELEASE_BOUND, again) => released.ok(),
+        released = tokio::time::timeout(RELEASE_BOUND, ended_by_client(client)) => released.ok(),
         // The user does not want to wait.
         _ = signals.next_termination() => None,
     };
@@ -358,19 +348,43 @@ async fn release(
         }
         None => {
             // No renewal was sent after the release began.
-            let left = format_duration_roughly(options.ttl.saturating_sub(begun.elapsed()) + Duration::from_secs(1));
-            let text = format!(
-                "lock `{name}` could not be released ({}): it stays held until its lease ends, in {left} at the latest",
-                with_causes(&error)
-            );
-            output.warn(Exit::from(error.kind()).kind(), &text);
+            not_released(&name, &error, options.ttl.saturating_sub(begun.elapsed()), output);
             None
         }
     }
 }
 
+/// Resolves when the client, which repeats its releases in the background, has ended all leases.
+///
+/// # Errors
+/// `Lost`: a release found no lease.
+async fn ended_by_client(client: &LockClient) -> Result<(), Error> {
+    loop {
+        match client.shutdown().await {
+            Ok(()) => return Ok(()),
+            Err(lost) if lost.kind() == ErrorKind::Lost => return Err(lost),
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
+        }
+    }
+}
+
+fn not_released(name: &str, error: &Error, left: Duration, output: Output) {
+    let (left, error_text) = (format_duration_roughly(left + Duration::from_secs(1)), with_causes(error));
+    let text = format!(
+        "lock `{name}` could not be released ({error_text}): it stays held until its lease ends, in {left} at the latest"
+    );
+    output.warn(Exit::from(error.kind()).kind(), &text);
+}
+
 /// Waits until the shortest hold is over: a lease that ends with its process would end before. The client renews it meanwhile.
-async fn outlast(end: Stamp, clock: &SystemClock, client: &LockClient, name: &str, output: Output) {
+async fn outlast(
+    end: Stamp,
+    clock: &SystemClock,
+    client: &LockClient,
+    options: &RunOptions,
+    name: &str,
+    output: Output,
+) {
     let mut line = LiveLine::default();
     loop {
         let left = end.since(clock.now());
@@ -383,7 +397,9 @@ async fn outlast(end: Stamp, clock: &SystemClock, client: &LockClient, name: &st
         tokio::time::sleep(left.min(HOLD_INTERVAL)).await;
     }
     // The client has begun to release the lock.
-    let _ = tokio::time::timeout(RELEASE_BOUND, client.shutdown()).await;
+    if tokio::time::timeout(RELEASE_BOUND, ended_by_client(client)).await.is_err() {
+        not_released(name, &Error::no_reply(), options.ttl, output);
+    }
 }
 
 /// Resolves when signals have ended the wait for the shortest hold. Without this process, a lease of a session stays for its ttl, so the first
