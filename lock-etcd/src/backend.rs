@@ -24,7 +24,7 @@ use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::settings::parse_url;
 use crate::shared::{Shared, lock};
-use crate::slot::{ClaimKey, Slot};
+use crate::slot::Slot;
 use crate::transactions;
 use crate::watcher::Watcher;
 
@@ -122,7 +122,7 @@ impl EtcdBackend {
         let mut ended = sessions.is_empty();
         if request.delivery == Delivery::InDoubt {
             for session in &sessions {
-                match slot.send(self.withdraw(&connections, &key, session, until)).await {
+                match slot.send(self.withdraw(&connections, claim, &key, session, until)).await {
                     Ok(deleted) => was_held |= deleted,
                     // The session has ended, and with it everything that was attached to it.
                     Err(Failure::NoLease) => continue,
@@ -132,39 +132,50 @@ impl EtcdBackend {
             }
         }
         if !ended {
-            was_held = slot.send(self.delete(&connections, key, slot.key(), until)).await?;
+            was_held = slot.send(self.delete(&connections, claim, key, until)).await?;
         }
         if let Some(of_claim) = slot.key().filter(|of_claim| of_claim.is_fixed) {
             revoke(inner, core, &of_claim.session);
         }
         slot.has_no_key();
-        Ok(was_held)
+        // A slow server may have replied to an earlier release after that gave up: the lease was not lost, although nothing is left.
+        Ok(slot.take_deletion() || was_held)
     }
 
     /// Deletes the key of a claim. Returns whether there was one.
     async fn delete(
         &self,
         connections: &Arc<Connections>,
+        claim: &Claim,
         key: String,
-        of_claim: Option<ClaimKey>,
         until: tokio::time::Instant,
     ) -> Result<bool, Failure> {
-        let Some(of_claim) = of_claim.filter(|_| self.inner.shared.members.are_several()) else {
+        let of_claim = Slot::of(claim).key().filter(|_| self.inner.shared.members.are_several());
+        let Some(of_claim) = of_claim else {
             let deleted = connections.send(until, |mut kv| {
-                let key = key.clone();
-                async move { kv.delete(key, None).await }
+                let (key, claim) = (key.clone(), claim.clone());
+                async move {
+                    let reply = kv.delete(key, None).await?;
+                    if reply.deleted() > 0 {
+                        Slot::of(&claim).note_deletion();
+                    }
+                    Ok(reply)
+                }
             });
             return Ok(deleted.await?.deleted() > 0);
         };
         // A member that is silent delays this only until the next one is asked as well. Its late request deletes nothing else: the next
         // claim may have the same key, but with another create revision.
         let sent = Arc::new(AtomicUsize::new(0));
-        let count = sent.clone();
+        let (count, claim) = (sent.clone(), claim.clone());
         let deleted = connections.send_repeatable(until, move |client| {
             count.fetch_add(1, Ordering::Relaxed);
-            let (count, txn) = (count.clone(), transactions::delete(&key, of_claim.revision));
+            let (count, claim, txn) = (count.clone(), claim.clone(), transactions::delete(&key, of_claim.revision));
             async move {
                 let reply = client.kv_client().txn(txn).await?;
+                if reply.succeeded() {
+                    Slot::of(&claim).note_deletion();
+                }
                 if !reply.succeeded() && count.load(Ordering::Relaxed) > 1 {
                     // Another request may have deleted it. Its reply says so, or the outcome is unknown when the time is over.
                     std::future::pending::<()>().await;
@@ -172,7 +183,12 @@ impl EtcdBackend {
                 Ok(reply)
             }
         });
-        match deleted.await?.succeeded() {
+        let reply = match deleted.await {
+            // One member got the request, and no other one could be connected to.
+            Err(Failure::NotSent(_)) if sent.load(Ordering::Relaxed) > 0 => return Err(Failure::TimedOut),
+            reply => reply?,
+        };
+        match reply.succeeded() {
             true => Ok(true),
             false if sent.load(Ordering::Relaxed) == 1 => Ok(false),
             // One of the others may have deleted it, and nobody knows whether it was still there.
@@ -184,14 +200,21 @@ impl EtcdBackend {
     async fn withdraw(
         &self,
         connections: &Arc<Connections>,
+        claim: &Claim,
         key: &str,
         session: &Session,
         until: tokio::time::Instant,
     ) -> Result<bool, Failure> {
         let epoch_key = self.inner.shared.keys.epoch(session.id);
         let reply = connections.send(until, |mut kv| {
-            let txn = transactions::withdraw(key, &epoch_key, session.id);
-            async move { kv.txn(txn).await }
+            let (txn, claim) = (transactions::withdraw(key, &epoch_key, session.id), claim.clone());
+            async move {
+                let reply = kv.txn(txn).await?;
+                if let Ok((_, true)) = transactions::withdrawn(&reply) {
+                    Slot::of(&claim).note_deletion();
+                }
+                Ok(reply)
+            }
         });
         let (epoch, deleted) = transactions::withdrawn(&reply.await?)?;
         session.note_epoch(epoch);

@@ -26,6 +26,8 @@ struct State {
     is_absent: bool,
     /// How many requests that change the key have no reply.
     unanswered: u32,
+    /// A deletion has deleted the key, and no release has said so yet.
+    was_deleted: bool,
 }
 
 /// The key of a claim.
@@ -63,6 +65,16 @@ impl Slot {
             lock(&self.0).unanswered -= 1;
         }
         reply
+    }
+
+    /// A deletion has deleted the key. Its reply may come after its release has given up.
+    pub(crate) fn note_deletion(&self) {
+        lock(&self.0).was_deleted = true;
+    }
+
+    /// Whether a deletion has deleted the key, since the last release that said so.
+    pub(crate) fn take_deletion(&self) -> bool {
+        std::mem::take(&mut lock(&self.0).was_deleted)
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
