@@ -93,7 +93,8 @@ impl Session {
 
     /// Opens another link. `None` if the session has ended.
     async fn reconnect(self: &Arc<Self>) -> Option<Arc<Link>> {
-        let (mut pause, mut bound) = (PAUSES.0, self.shared.attempt());
+        // Not a part of it for each server: on a slow path the first attempts would take what is left of a short ttl.
+        let (mut pause, mut bound) = (PAUSES.0, self.shared.settings.timeout);
         let mut is_first = true;
         loop {
             if !std::mem::take(&mut is_first) {
@@ -136,7 +137,8 @@ impl Session {
         let (server, begin) = (self.shared.server(), Instant::now());
         let until = begin + *bound;
         let caught_up = match self.open_link(server, until).await {
-            Ok(link) => self.catch_up(link, until).await,
+            // Its own bound: on a slow path, both would never fit in one.
+            Ok(link) => self.catch_up(link, Instant::now() + self.shared.settings.timeout).await,
             Err(failure) => Err(failure),
         };
         if caught_up.is_err() {
