@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::{Confirmation, KeptSession, PlaceNumber, SessionKeeper, Stamp, Unconfirmed};
 use tokio::time::Instant;
-use zookeeper_client::{Client, CreateMode};
+use zookeeper_client::CreateMode;
 
 use super::{PAUSES, Session, create_root};
 use crate::errors::Failure;
@@ -113,38 +113,27 @@ impl Session {
         prefix: &str,
         until: Instant,
     ) -> Result<(Vec<String>, Stamp, Duration), Failure> {
-        // Requests of a session take effect in the order in which they are sent. The server closes an older link of it before a newer one is
-        // used. A server that has replied to the write shows all writes of the session before it, so the list is never stale.
-        let (sent, listed) = self.write_before(link, |client| client.list_children(lock_path), until).await?;
-        let ttl = self.confirmed(link, sent);
-        match listed.map_err(Failure::of) {
-            Ok(names) => Ok((names.into_iter().filter(|name| name.starts_with(prefix)).collect(), sent, ttl)),
-            Err(Failure::NoNode) => Ok((Vec::new(), sent, ttl)),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Sends a write, and then what `send` sends. The reply to the write proves that the server has all writes of the session before it.
-    async fn write_before<'a, F: Future>(
-        &self,
-        link: &'a Link,
-        send: impl FnOnce(&'a Client) -> F,
-        until: Instant,
-    ) -> Result<(Stamp, F::Output), Failure> {
         let (path, sent) = (self.shared.nodes.session(self.number), self.core.stamp());
         let options = CreateMode::Ephemeral.with_acls(self.shared.acls());
         if link.is_closed() {
             return Err(link.not_sent());
         }
+        // Requests of a session take effect in the order in which they are sent. The server closes an older link of it before a newer one is
+        // used. A server that has replied to the write shows all writes of the session before it, so the list is never stale.
         let write = link.client().create(&path, VERSION, &options);
-        let then = send(link.client());
-        let (written, reply) = link.wait(async { tokio::join!(write, then) }, until).await?;
+        let list = link.client().list_children(lock_path);
+        let (written, listed) = link.wait(async { tokio::join!(write, list) }, until).await?;
         // The leader orders it whether it succeeds or not.
         match written.map_err(Failure::of) {
             Ok(_) | Err(Failure::NodeExists) => self.has_node.store(true, Ordering::Relaxed),
             Err(Failure::NoNode | Failure::Refused(_)) => {}
             Err(failure) => return Err(failure),
         }
-        Ok((sent, reply))
+        let ttl = self.confirmed(link, sent);
+        match listed.map_err(Failure::of) {
+            Ok(names) => Ok((names.into_iter().filter(|name| name.starts_with(prefix)).collect(), sent, ttl)),
+            Err(Failure::NoNode) => Ok((Vec::new(), sent, ttl)),
+            Err(failure) => Err(failure),
+        }
     }
 }
