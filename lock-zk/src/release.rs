@@ -1,13 +1,17 @@
 //! The end of a claim.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use leasehold_core::backend::{Claim, Delivery, ReleaseRequest};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::backend::Inner;
 use crate::errors::Failure;
+use crate::link::Link;
 use crate::queue::{delete, hand_over};
 use crate::session::Session;
 use crate::slot::{Slot, Stage};
@@ -26,6 +30,12 @@ enum Deletion {
 
 /// Deletes the nodes of a claim. Returns whether there was one.
 pub(crate) async fn release(inner: &Inner, request: &ReleaseRequest, until: Instant) -> Result<bool, Failure> {
+    let was_held = delete_nodes(inner, request, until).await?;
+    // A slow server may have replied to an earlier release after that gave up: the lease was not lost, although nothing is left.
+    Ok(Slot::of(&request.claim).take_deletion() || was_held)
+}
+
+async fn delete_nodes(inner: &Inner, request: &ReleaseRequest, until: Instant) -> Result<bool, Failure> {
     let (claim, slot) = (&request.claim, Slot::of(&request.claim));
     if request.delivery == Delivery::InDoubt {
         let mut was_held = false;
@@ -42,7 +52,7 @@ pub(crate) async fn release(inner: &Inner, request: &ReleaseRequest, until: Inst
     slot.has_no_node(claim);
     // Others wait behind a claim that has waited, mostly. The transaction costs more than a deletion.
     let deletion = if node.stage == Stage::HoldsAfterWait { Deletion::HandOver } else { Deletion::Plain };
-    let deleted = delete_own(&node.session, &node.path(), deletion, until).await;
+    let deleted = delete_own(claim, &node.session, &node.path(), deletion, until).await;
     if deleted.is_err() {
         slot.has_node(claim, node);
     }
@@ -55,7 +65,7 @@ async fn withdraw(inner: &Inner, claim: &Claim, session: &Arc<Session>, until: I
     let Some((names, ..)) = session.settled(&lock, &prefix, until).await? else { return Ok(false) };
     let mut was_held = false;
     for name in names {
-        was_held |= delete_own(session, &format!("{lock}/{name}"), Deletion::Plain, until).await?;
+        was_held |= delete_own(claim, session, &format!("{lock}/{name}"), Deletion::Plain, until).await?;
     }
     Ok(was_held)
 }
@@ -63,14 +73,20 @@ async fn withdraw(inner: &Inner, claim: &Claim, session: &Arc<Session>, until: I
 /// Deletes a node of a claim. Returns whether it was there. No other claim can have a node of this name, so a deletion whose link has broken
 /// is repeated on the next one. If that finds no node, the first deletion may have deleted it, or an operator before that: the outcome is
 /// unknown.
-async fn delete_own(session: &Session, path: &str, deletion: Deletion, until: Instant) -> Result<bool, Failure> {
+async fn delete_own(
+    claim: &Claim,
+    session: &Session,
+    path: &str,
+    deletion: Deletion,
+    until: Instant,
+) -> Result<bool, Failure> {
     let mut may_have_deleted = false;
     loop {
         let deleted = match session.link(until).await {
-            Ok(link) => match deletion {
-                Deletion::Plain => delete(&link, path, until).await,
-                Deletion::HandOver => hand_over(&link, path, until).await,
-            },
+            Ok(link) => {
+                let sent = Sent::new(claim, session, &link, path, deletion, until);
+                link.wait(sent, until).await.flatten()
+            }
             Err(failure) => Err(failure),
         };
         match deleted {
@@ -87,6 +103,51 @@ async fn delete_own(session: &Session, path: &str, deletion: Deletion, until: In
             }
             Err(failure) if may_have_deleted => return Err(failure.in_doubt()),
             Err(failure) => return Err(failure),
+        }
+    }
+}
+
+/// A deletion that was sent. It goes on when its release has given up or was dropped, for as long as the session can end it: its reply says
+/// that the lease was not lost, and the next release finds no node. On a path of 1.7 s, 636 of 1,000 leases were lost without it, as it seemed.
+struct Sent {
+    /// `None` when it has its reply.
+    reply: Option<Pin<Box<dyn Future<Output = Result<bool, Failure>> + Send>>>,
+    keeper: Handle,
+}
+
+impl Sent {
+    fn new(claim: &Claim, session: &Session, link: &Arc<Link>, path: &str, deletion: Deletion, until: Instant) -> Self {
+        let (claim, link, path) = (claim.clone(), link.clone(), path.to_owned());
+        let until = until + session.ttl();
+        let reply = async move {
+            let deleted = match deletion {
+                Deletion::Plain => delete(&link, &path, until).await,
+                Deletion::HandOver => hand_over(&link, &path, until).await,
+            };
+            if let Ok(true) = deleted {
+                Slot::of(&claim).note_deletion();
+            }
+            deleted
+        };
+        Self { reply: Some(Box::pin(reply)), keeper: session.core.keeper_runtime().clone() }
+    }
+}
+
+impl Future for Sent {
+    type Output = Result<bool, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(reply) = &mut self.reply else { return Poll::Pending };
+        let deleted = ready!(reply.as_mut().poll(cx));
+        self.reply = None;
+        Poll::Ready(deleted)
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            self.keeper.spawn(reply);
         }
     }
 }

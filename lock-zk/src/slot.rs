@@ -27,6 +27,8 @@ struct State {
     /// Each session with a request to create a node that has no reply.
     in_doubt: Vec<Arc<Session>>,
     node: Option<Node>,
+    /// A deletion has deleted its node, and no release has said so yet.
+    was_deleted: bool,
     /// The task that waits for the turn of the claim, or for the end of a lease that is not renewed.
     task: Option<AbortHandle>,
 }
@@ -188,6 +190,16 @@ impl Slot {
             node.session.remove(claim);
         }
         node.is_some()
+    }
+
+    /// A deletion has deleted the node. Its reply may come after its release has given up.
+    pub(crate) fn note_deletion(&self) {
+        lock(&self.state).was_deleted = true;
+    }
+
+    /// Whether a deletion has deleted the node, since the last release that said so.
+    pub(crate) fn take_deletion(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).was_deleted)
     }
 
     /// The session has ended. Returns whether the claim had a node in it.
