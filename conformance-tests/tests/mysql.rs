@@ -10,6 +10,7 @@ mod mysql {
     mod fixture;
     mod full_disk;
     mod locked_rows;
+    mod one_strategy;
     mod purge;
     mod quarantine;
     mod record;

@@ -10,6 +10,7 @@ use crate::backend::MySqlBackend;
 use crate::errors::{Failure, other_format};
 use crate::rows::{bytes, duration, get};
 use crate::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
+use crate::strategy;
 
 /// A listing takes at most this many call bounds.
 pub(crate) const LIST_BOUNDS: u32 = 9;
@@ -29,7 +30,11 @@ fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {
 impl MySqlBackend {
     async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
         let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
-        let rows = pool.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await?;
+        let mut connection = pool.checkout(until).await?;
+        strategy::check(&mut connection, until).await?;
+        let rows = connection.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await;
+        connection.put_back();
+        let rows = rows?;
         let Some(row) = rows.first() else { return Ok(None) };
         match get::<i64>(row, 0)? {
             0 => Err(Failure::Refused(other_format())),
@@ -42,6 +47,7 @@ impl MySqlBackend {
         let until = tokio::time::Instant::now() + self.shared.settings.timeout * LIST_BOUNDS;
         let limit = limit.min(Listing::MAX) as u64;
         let mut connection = pool.checkout(self.until()).await?;
+        strategy::check(&mut connection, until).await?;
         let query = |text| sqlx::query(text).bind(prefix.as_bytes()).bind(prefix.as_bytes()).bind(limit);
         let rows = connection.fetch(query(LIST), until).await?;
         let unreadable = connection.fetch(query(LIST_UNREADABLE), until).await?;
@@ -54,6 +60,7 @@ impl MySqlBackend {
     async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
         let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
         let mut connection = pool.checkout(until).await?;
+        strategy::check(&mut connection, until).await?;
         let rows = connection.fetch(sqlx::query(IS_READABLE).bind(bytes(name)), until).await?;
         if let Some(row) = rows.first()
             && get::<i64>(row, 0)? == 0

@@ -16,6 +16,7 @@ use crate::pool::Checkout;
 use crate::rows::get;
 use crate::settings::Strategy;
 use crate::statements::COUNT;
+use crate::strategy;
 
 /// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not
 /// exist.
@@ -37,6 +38,7 @@ impl Examine for MySqlBackend {
                     Ok(rows) => checks.extend(of_server(&rows, self.shared.settings.strategy)),
                     Err(failure) => checks.push(Check::failed("server version", &failure.without_effect())),
                 }
+                checks.push(self.of_strategy(&mut connection).await);
                 checks.push(self.of_table(&mut connection).await);
             }
             Err(failure) => checks.push(Check::failed("connection", &failure.without_effect())),
@@ -113,6 +115,17 @@ fn has_one_writer(wsrep_on: &str, group: &str, strategy: Strategy) -> Check {
 }
 
 impl MySqlBackend {
+    async fn of_strategy(&self, connection: &mut Checkout<'_>) -> Check {
+        let own = match self.shared.settings.strategy {
+            Strategy::Row => "row",
+            Strategy::ForUpdate => "for-update",
+        };
+        match strategy::check(connection, self.until()).await {
+            Ok(()) => Check::new("strategy", own, CheckStatus::Ok),
+            Err(failure) => Check::failed("strategy", &failure.without_effect()),
+        }
+    }
+
     async fn of_table(&self, connection: &mut Checkout<'_>) -> Check {
         let count = match self.shared.settings.strategy {
             Strategy::Row => COUNT,

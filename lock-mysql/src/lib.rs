@@ -22,6 +22,7 @@ mod session;
 mod settings;
 mod shared;
 mod statements;
+mod strategy;
 mod wakeup;
 mod watcher;
 

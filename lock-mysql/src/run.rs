@@ -11,11 +11,13 @@ use sqlx::mysql::MySqlRow;
 
 use crate::errors::{Failure, other_format};
 use crate::rows::{duration, get};
+use crate::settings::Strategy;
+use crate::strategy;
 
 /// The condition on the row of the run. Its name is that of no lock.
 macro_rules! row {
     () => {
-        "name = '' AND format = '1r'"
+        concat!("name = '' AND format = '", strategy::row!(), "'")
     };
 }
 
@@ -96,12 +98,14 @@ impl State {
         let format: Option<Vec<u8>> = get(row, 4)?;
         let kept = match format.as_deref() {
             None => None,
-            Some(b"1r") => Some(RunRow {
-                seen: get(row, 5)?,
-                since: duration(get(row, 6)?),
-                key: String::from_utf8(get(row, 7)?).map_err(|_| Failure::Refused(other_format()))?,
-            }),
-            Some(_) => return Err(Failure::Refused(other_format())),
+            Some(format) => {
+                strategy::refuse_other(Strategy::Row, format)?;
+                Some(RunRow {
+                    seen: get(row, 5)?,
+                    since: duration(get(row, 6)?),
+                    key: String::from_utf8(get(row, 7)?).map_err(|_| Failure::Refused(other_format()))?,
+                })
+            }
         };
         Ok(Self {
             server: Server { id: get(row, 0)?, started: started.and_then(|started| u64::try_from(started).ok()) },
@@ -124,7 +128,8 @@ impl State {
         match &self.row {
             None => Some(format!(
                 "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) \
-                 VALUES ('', '1r', '', 0, '1970-01-02', {seen}, UTC_TIMESTAMP(6), '') ON DUPLICATE KEY UPDATE name = name"
+                 VALUES ('', '{}', '', 0, '1970-01-02', {seen}, UTC_TIMESTAMP(6), '') ON DUPLICATE KEY UPDATE name = name",
+                strategy::row!()
             )),
             Some(row) if row.seen != self.server.text().as_bytes() => Some(format!(
                 concat!(

@@ -3,7 +3,8 @@
 --
 -- One row for each lock. Times are UTC. A row stays when its lock is free, because it keeps the fencing token.
 --
--- The row with an empty name and the format '1r' is no lock: it names the server that its clients use and the ttls in use, for the
+-- The row with an empty name is no lock. Its format is that of the strategy that the clients of the database use: '1r', or '1u' for
+-- `for-update`, which uses nothing else of this table. With '1r', it names the server that its clients use and the ttls in use, for the
 -- quarantine after a failover. Its `withdrawn` is the server that a client saw last, its `withdrawn_until` since when clients see it, and its
 -- `holder` the epoch key: '1', the run that its clients use, and '<ttl in ms>:<end of use in ms of the server's clock>' for each ttl.
 --

@@ -38,8 +38,8 @@ pub enum Strategy {
     /// A row with the time at which the lease ends. The default. URL: `strategy=row`.
     #[default]
     Row,
-    /// A transaction that has locked a row (`SELECT … FOR UPDATE`), on a connection of its own. The lease ends with the connection. All
-    /// clients of a lock must use the same strategy. URL: `strategy=for-update`.
+    /// A transaction that has locked a row (`SELECT … FOR UPDATE`), on a connection of its own. The lease ends with the connection. A
+    /// database is used with one strategy, and clients of the other are refused. URL: `strategy=for-update`.
     ForUpdate,
 }
 

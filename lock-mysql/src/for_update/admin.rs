@@ -13,6 +13,7 @@ use super::{ForUpdate, fences};
 use crate::admin::LIST_BOUNDS;
 use crate::errors::{Failure, other_format};
 use crate::rows::{duration, get};
+use crate::strategy;
 
 const PERMISSIONS: &str = "to end the lease of another user, this one needs the permissions PROCESS and CONNECTION ADMIN \
      (CONNECTION_ADMIN on MySQL)";
@@ -44,6 +45,7 @@ impl ForUpdate {
     async fn fetch(&self, query: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
         let pool = self.connections.calls().map_err(Failure::NotSent)?;
         let mut connection = pool.checkout(self.until()).await?;
+        strategy::check(&mut connection, until).await?;
         let rows = connection.fetch_text(query, until).await;
         connection.put_back();
         rows

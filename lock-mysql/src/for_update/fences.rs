@@ -4,14 +4,17 @@ use std::collections::HashSet;
 
 use leasehold_core::FencingToken;
 use leasehold_core::{Error, ErrorKind};
+use sqlx::mysql::MySqlRow;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::connection::Endpoint;
 use super::statements::{self, Kill, OTHER_FORMAT, Statements, addresses};
 use crate::errors::{Failure, other_format};
-use crate::pool::Pool;
+use crate::pool::{Checkout, Pool};
 use crate::rows::get;
+use crate::settings::Strategy;
+use crate::strategy::{MARK_FOR_UPDATE, refuse_other};
 
 /// The pause between two looks at a connection. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
@@ -28,10 +31,9 @@ pub(super) enum Raised {
 /// Raises the token for the lease that a connection keeps.
 pub(super) async fn raise(pool: &Pool, statements: String, until: Instant) -> Result<Raised, Failure> {
     let mut connection = pool.checkout(until).await?;
-    let rows = connection.fetch_text(statements, until).await;
+    let row = raise_on(&mut connection, statements, until).await;
     connection.put_back();
-    let rows = rows?;
-    let row = rows.last().ok_or(Failure::UnexpectedReply)?;
+    let row = &row?;
     let (token, still_holds, wait): (u64, i64, i64) = (get(row, 0)?, get(row, 1)?, get(row, 2)?);
     match (token, u64::try_from(wait).unwrap_or_default()) {
         (OTHER_FORMAT, _) => Err(Failure::Refused(other_format())),
@@ -41,6 +43,17 @@ pub(super) async fn raise(pool: &Pool, statements: String, until: Instant) -> Re
         }
         (_, 1..) => Ok(Raised::NotBefore(Duration::from_secs(wait.unsigned_abs()))),
         (token, 0) => Ok(Raised::To(FencingToken::new(token))),
+    }
+}
+
+async fn raise_on(connection: &mut Checkout<'_>, statements: String, until: Instant) -> Result<MySqlRow, Failure> {
+    // Terminates: once there is a row that names the strategy, each client reads it.
+    loop {
+        let row = connection.fetch_text(statements.clone(), until).await?.pop().ok_or(Failure::UnexpectedReply)?;
+        match get::<Option<Vec<u8>>>(&row, 3)? {
+            Some(format) => return refuse_other(Strategy::ForUpdate, &format).map(|()| row),
+            None => connection.execute_text(MARK_FOR_UPDATE.to_owned(), until).await?,
+        };
     }
 }
 

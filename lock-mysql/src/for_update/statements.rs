@@ -11,6 +11,7 @@ use leasehold_core::LockName;
 
 use crate::session::SetUp;
 use crate::statements::literal;
+use crate::strategy;
 
 /// The format of a row of `leasehold_fences`.
 macro_rules! this_format {
@@ -153,20 +154,24 @@ impl Statements {
         format!("COMMIT; SET SESSION wait_timeout = {IDLE}")
     }
 
-    /// Raises the token, if the connection holds and no earlier holder may still believe in a lease that a restart of the server has
-    /// ended. Returns the token, whether the connection still held afterwards (the row was then locked all the time, and no other claim
-    /// raised the token), and for how many seconds an earlier holder may believe.
+    /// Raises the token, if the connection holds, no earlier holder may still believe in a lease that a restart of the server has ended, and
+    /// the clients of the database use this strategy. Returns the token, whether the connection still held afterwards (the row was then
+    /// locked all the time, and no other claim raised the token), for how many seconds an earlier holder may believe, and the format of the
+    /// row that names the strategy (see `strategy`).
     pub(super) fn raise(&self, by: &Grantee<'_>) -> String {
         let (Self { name, named_lock }, &Grantee { id, started, uptime, ttl, holder }) = (self, by);
         let holder = literal(holder);
         format!(
             concat!(
                 "SET @leasehold_wait = (SELECT GREATEST(CAST(ttl AS SIGNED) - {uptime}, 0) FROM leasehold_fences ",
-                "WHERE name = {name} AND started <> {started}); ",
+                "WHERE name = {name} AND started <> {started}), ",
+                "@leasehold_strategy = (SELECT format FROM leasehold_locks WHERE name = ''); ",
                 "INSERT INTO leasehold_fences (name, format, fence, ttl, started, holder) SELECT {name}, ",
                 this_format!(),
                 ", LAST_INSERT_ID({now}), {ttl}, {started}, {holder} FROM DUAL ",
-                "WHERE IS_USED_LOCK({named_lock}) = {id} AND COALESCE(@leasehold_wait, 0) = 0 ",
+                "WHERE IS_USED_LOCK({named_lock}) = {id} AND COALESCE(@leasehold_wait, 0) = 0 AND @leasehold_strategy = '",
+                strategy::for_update!(),
+                "' ",
                 "ON DUPLICATE KEY UPDATE fence = CASE WHEN leasehold_fences.format <> ",
                 this_format!(),
                 " THEN fence + 0 * LAST_INSERT_ID({other}) ELSE LAST_INSERT_ID(GREATEST(fence + 1, {now})) END, ",
@@ -178,7 +183,7 @@ impl Statements {
                 this_format!(),
                 ", {holder}, holder); ",
                 "SELECT CAST(LAST_INSERT_ID() AS UNSIGNED), COALESCE(IS_USED_LOCK({named_lock}) = {id}, 0), ",
-                "CAST(COALESCE(@leasehold_wait, 0) AS SIGNED)"
+                "CAST(COALESCE(@leasehold_wait, 0) AS SIGNED), @leasehold_strategy"
             ),
             name = name,
             now = NOW_MICROS,

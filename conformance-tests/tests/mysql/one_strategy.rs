@@ -1,0 +1,94 @@
+//! Leases of the two strategies do not exclude each other, so a database is used with one of them.
+
+use leasehold::{ErrorKind, LockClient, LockGuard, Result};
+use leasehold_core::admin::CheckStatus;
+use leasehold_test_servers::{MySqlServer, MySqlSettings};
+
+use tokio::task::JoinSet;
+
+use super::set_up::set_up;
+use super::support::{SOON, own_servers};
+
+const ROW: &str = "";
+const FOR_UPDATE: &str = "&strategy=for-update";
+
+/// As the error says.
+const SWITCH: &str = "DELETE FROM locks.leasehold_locks WHERE name = ''";
+
+/// Clients that begin together on tables that nobody has used.
+const CROWD: usize = 8;
+
+fn server() -> MySqlServer {
+    let server = MySqlSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
+    set_up(&server);
+    server
+}
+
+fn client(server: &MySqlServer, strategy: &str) -> LockClient {
+    let port = server.addr().port();
+    let url = format!("mysql://locker:pass-word@127.0.0.1:{port}/locks?tls=off{strategy}");
+    leasehold::connect_lazy(&url).unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+async fn acquire(client: &LockClient, name: &str) -> Result<LockGuard> {
+    client.lock(name).wait(SOON).acquire().await
+}
+
+/// The error says what to do, and nothing was granted.
+async fn is_refused(client: &LockClient, used: &str) {
+    let error = acquire(client, "job").await.err().expect("the other strategy is refused");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains(used) && error.to_string().contains("DELETE"), "{error}");
+    // Otherwise everything would seem to be free.
+    let error = client.inspect("job").await.expect_err("nor does it show locks");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    let checks = client.examine().await.expect("the server is reached");
+    let check = checks.iter().find(|check| check.about == "strategy").expect("the strategy is examined");
+    assert!(matches!(&check.status, CheckStatus::Error(_)) && check.found.contains(used), "{check:?}");
+}
+
+#[test]
+fn a_database_is_used_with_one_strategy() {
+    own_servers(|| async {
+        for (first, second, used) in [(ROW, FOR_UPDATE, "`strategy=row`"), (FOR_UPDATE, ROW, "`strategy=for-update`")] {
+            let server = server();
+            let (own, other) = (client(&server, first), client(&server, second));
+            let guard = acquire(&own, "job").await.unwrap_or_else(|error| panic!("{used}: {error:?}"));
+            is_refused(&other, used).await;
+            guard.release().await.unwrap_or_else(|error| panic!("{used}: {error:?}"));
+            // Also when nothing is held: the next holder may come while the other one works.
+            is_refused(&other, used).await;
+            // A connection that was opened before.
+            acquire(&own, "job").await.unwrap_or_else(|error| panic!("{used}: {error:?}")).release().await.unwrap();
+
+            drop(own);
+            server.query(SWITCH).unwrap_or_else(|error| panic!("{error}"));
+            let _guard = acquire(&other, "job").await.unwrap_or_else(|error| panic!("after {used}: {error:?}"));
+        }
+    });
+}
+
+#[test]
+fn of_clients_that_begin_together_one_strategy_gets_all_locks() {
+    own_servers(|| async {
+        let server = server();
+        let mut acquires = JoinSet::new();
+        for index in 0..CROWD {
+            let client = client(&server, [ROW, FOR_UPDATE][index % 2]);
+            acquires.spawn(async move { (index, acquire(&client, &format!("job-{index}")).await) });
+        }
+        let (mut held, mut guards) = (Vec::new(), Vec::new());
+        for (index, acquired) in acquires.join_all().await {
+            match acquired {
+                Ok(guard) => {
+                    held.push(index);
+                    guards.push(guard);
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}"),
+            }
+        }
+        held.sort_unstable();
+        let used = held.first().expect("a lock is held") % 2;
+        assert_eq!(held, (0..CROWD).filter(|index| index % 2 == used).collect::<Vec<_>>());
+    });
+}
