@@ -8,6 +8,7 @@ mod mysql {
     mod dropped_calls;
     mod fence;
     mod fixture;
+    mod forgotten;
     mod full_disk;
     mod locked_rows;
     mod one_strategy;

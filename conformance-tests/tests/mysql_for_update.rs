@@ -11,6 +11,7 @@ mod mysql_for_update {
     mod failover_for_update;
     mod fence;
     mod fixture;
+    mod forgotten;
     mod full_disk;
     mod idle_limits;
     mod locked_rows_for_update;

@@ -120,13 +120,23 @@ impl Pool {
     /// Takes a connection, and opens one if none is idle or becomes idle meanwhile.
     ///
     /// # Errors
-    /// `NotSent`: no connection became free, or none could be opened. `TimedOut`: the server does not reply.
+    /// `NotSent`: no connection became free, or none could be opened.
     pub(crate) async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, Failure> {
         let permit = self.permit(until).await.map_err(Failure::NotSent)?;
         loop {
             let Some(mut session) = self.idle.pop() else { break };
             let is_usable = match session.is_idle_for(self.test_after) {
-                true => session.replies(until).await.ok_or(Failure::TimedOut)?,
+                _ if self.shared.is_doubted(session.last_used()) => false,
+                true => {
+                    let now = Instant::now();
+                    // The path may have forgotten the connection, and says nothing. There is time left to open another one, and no other
+                    // pool tests those that it forgot as well: a claim of `for-update` takes a connection of two pools.
+                    let replies = session.replies(now + until.saturating_duration_since(now) / 2).await;
+                    if replies.is_none() {
+                        self.shared.doubt_used_before(now);
+                    }
+                    replies == Some(true)
+                }
                 false => true,
             };
             if is_usable {

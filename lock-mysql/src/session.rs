@@ -82,6 +82,10 @@ impl Session {
         self.last_used.elapsed() >= idle
     }
 
+    pub(crate) fn last_used(&self) -> Instant {
+        self.last_used
+    }
+
     pub(crate) fn used(mut self) -> Self {
         self.last_used = Instant::now();
         self

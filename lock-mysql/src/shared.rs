@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use leasehold_core::backend::restart::Epoch;
 use leasehold_core::backend::{Attachment, Connecting, Lookups};
 use sqlx::mysql::MySqlConnectOptions;
+use tokio::time::Instant;
 
 use crate::maintenance::Maintenance;
 use crate::released::Released;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) turns: Turns,
     pub(crate) maintenance: Maintenance,
     pub(crate) released: Released,
+    /// A connection that was last used before this may be one that the path has forgotten, as another one was.
+    doubt: Mutex<Option<Instant>>,
 }
 
 impl Shared {
@@ -45,7 +48,17 @@ impl Shared {
             turns,
             maintenance,
             released: Released::default(),
+            doubt: Mutex::default(),
         }
+    }
+
+    /// A connection that was idle has no reply to a test that was sent then.
+    pub(crate) fn doubt_used_before(&self, sent: Instant) {
+        *lock(&self.doubt) = Some(sent);
+    }
+
+    pub(crate) fn is_doubted(&self, last_used: Instant) -> bool {
+        lock(&self.doubt).is_some_and(|doubt| last_used < doubt)
     }
 }
 
