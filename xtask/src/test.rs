@@ -243,11 +243,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !report.is_empty() {
         println!("\n=== cases that met an unsupported fault, or had nothing to prove\n{report}");
     }
+    parts.print();
+    // Last, because some who run this keep nothing but the end of what it prints.
     if !run.said.is_empty() {
         println!("\n=== what failed");
         run.said.iter().for_each(|line| println!("{line}"));
     }
-    parts.print();
     println!();
     println!("{} passed, {} failed, {} skipped", run.sum.passed, run.sum.failed, run.sum.ignored);
     parts.result()
