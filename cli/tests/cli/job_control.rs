@@ -29,7 +29,7 @@ fn an_interactive_command_has_the_foreground(store: &Store) {
     assert!(!terminal.is_in_foreground(group(terminal.leader())));
     terminal.line("Ada");
     terminal.shows("hello, Ada");
-    assert_eq!(terminal.end(), Some(3));
+    terminal.ends_with(3);
 }
 
 fn ctrl_c_reaches_the_command_only(store: &Store) {
@@ -38,7 +38,7 @@ fn ctrl_c_reaches_the_command_only(store: &Store) {
     terminal.shows("go");
     terminal.write("\x03");
     terminal.shows("caught");
-    assert_eq!(terminal.end(), Some(9));
+    terminal.ends_with(9);
     // A command without a handler dies of it, and the run dies of the same signal.
     let mut terminal = Terminal::of_leasehold(store, &["run", "x", "--", "sh", "-c", "echo go; exec sleep 600"]);
     terminal.shows("go");
@@ -168,7 +168,7 @@ fn a_terminal_shows_the_progress_of_a_wait(store: &Store) {
     terminal.shows(", nightly)");
     gate.open();
     terminal.shows("\r\x1b[Kmy turn");
-    assert_eq!(terminal.end(), Some(0));
+    terminal.ends_with(0);
     assert_eq!(holder.end().0, 0);
 }
 
@@ -182,13 +182,13 @@ fn break_asks_at_a_terminal() {
     terminal.shows("may still be writing");
     terminal.shows("Break it? [y/N] ");
     terminal.line("n");
-    assert_eq!(terminal.end(), Some(1));
+    terminal.ends_with(1);
     assert!(outcome(&store, &["status", "x", "--json"]).1.contains(r#""held":true"#));
     let mut terminal = Terminal::of_leasehold(&store, &["break", "x"]);
     terminal.shows("Break it? [y/N] ");
     terminal.line("y");
     terminal.shows("broken, token raised to");
-    assert_eq!(terminal.end(), Some(0));
+    terminal.ends_with(0);
     assert_eq!(run.end().0, 121);
 }
 
@@ -202,7 +202,7 @@ fn ctrl_z_without_a_shell_does_nothing() {
     terminal.write("\x1a");
     std::thread::sleep(Duration::from_secs(7));
     gate.open();
-    assert_eq!(terminal.end(), Some(6));
+    terminal.ends_with(6);
 }
 
 /// An interactive shell would set the modes itself.

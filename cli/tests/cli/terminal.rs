@@ -105,10 +105,11 @@ impl Terminal {
         tcgetattr(&*self.pty).unwrap()
     }
 
-    /// Waits for the leader to exit. Returns its exit code.
+    /// Waits for the leader to exit with this code.
     #[track_caller]
-    pub(crate) fn end(&mut self) -> Option<i32> {
-        self.status().code()
+    pub(crate) fn ends_with(&mut self, code: i32) {
+        let status = self.status();
+        assert_eq!(status.code(), Some(code), "{status}, after {:?}", self.rest());
     }
 
     /// Waits for the leader to die of a signal. Returns the signal.

@@ -76,7 +76,7 @@ fn a_terminal_shows_that_the_store_does_not_reply(store: &Store) {
     terminal.shows(if store.stays_readable() { "does not grant it yet" } else { "s of 1m: the store does not reply" });
     store.reply_again();
     terminal.shows("my turn");
-    assert_eq!(terminal.end(), Some(0));
+    terminal.ends_with(0);
 }
 
 /// Each run starts three processes, and all runs connect to the store at once. Two cores are busy with them for some

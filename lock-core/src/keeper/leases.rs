@@ -168,7 +168,7 @@ impl LeaseKeeper {
     pub(super) fn on_gone(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(lease) = state.held_by(owner) {
-                self.feed_lease(state, effects, &lease, |lease, _, _, out| lease.gone(out));
+                self.feed_lease(state, effects, &lease, |lease, _, now, out| lease.gone(now, out));
             } else if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
                 let name = name.clone();
                 self.feed(state, effects, &name, |queue, rules, now, out| queue.gone(rules, now, out));

@@ -224,7 +224,9 @@ impl HeldLease {
                 self.note_failure(&error, out);
                 self.renewal_failed(rules, Some(error), now, out);
             }
-            RenewReply::Granted(_) | RenewReply::Waiting { .. } | RenewReply::Free | RenewReply::Lost => self.gone(out),
+            RenewReply::Granted(_) | RenewReply::Waiting { .. } | RenewReply::Free | RenewReply::Lost => {
+                self.gone(now, out)
+            }
         }
     }
 
@@ -242,13 +244,13 @@ impl HeldLease {
             RenewReply::Granted(grant) if grant.token == self.token => grant.confirmation,
             RenewReply::Granted(grant) if grant.confirmation.place < self.place => return,
             RenewReply::Lost | RenewReply::Free if asked < self.place => return,
-            RenewReply::Granted(_) | RenewReply::Lost | RenewReply::Free => return self.gone(out),
+            RenewReply::Granted(_) | RenewReply::Lost | RenewReply::Free => return self.gone(now, out),
             RenewReply::Unknown(error) => return self.note_failure(&error, out),
         };
         out.push(LeaseOutput::Note(LeaseNote::Renewed));
         match confirmation.place.cmp(&self.place) {
             Ordering::Less => {}
-            Ordering::Greater => self.gone(out),
+            Ordering::Greater => self.gone(now, out),
             Ordering::Equal => {
                 if self.prolong(rules, &confirmation, now, out).is_err() {
                     self.let_go(rules, out);
@@ -269,15 +271,16 @@ impl HeldLease {
         match own {
             Some(confirmation) => self.confirmed(rules, &confirmation, now, out),
             // The own lease is gone, and a late copy of the claim made a new place.
-            None if place > self.place => self.gone(out),
+            None if place > self.place => self.gone(now, out),
             None => {}
         }
     }
 
     /// The store reports that the lease is gone.
-    pub fn gone(&mut self, out: &mut Outputs<LeaseOutput>) {
+    pub fn gone(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let in_doubt = self.phase == Phase::Held && self.delivery == Delivery::InDoubt;
-        if self.phase == Phase::Held {
+        // After a pause of the process, the store often tells first what the clock says as well: it was not renewed.
+        if self.checked(now, out).is_ok() {
             self.lose(LossReason::Gone, out);
         }
         self.stop(out);
@@ -343,7 +346,7 @@ impl HeldLease {
         match confirmation.place.cmp(&self.place) {
             // About a place that is gone.
             Ordering::Less => return self.renewal_failed(rules, None, now, out),
-            Ordering::Greater => return self.gone(out),
+            Ordering::Greater => return self.gone(now, out),
             Ordering::Equal => out.push(LeaseOutput::Note(LeaseNote::Confirmed(confirmation.sent))),
         }
         let held_over = match self.renewal {

@@ -123,3 +123,15 @@ fn only_an_older_grant_leaves_the_lease_alone() {
         assert_eq!(is_held, !is_gone, "place {place}, token {token}");
     }
 }
+
+/// A process that was paused for longer than the validity may read what the store has pushed before it reads its clock.
+#[test]
+fn a_lease_that_is_gone_after_its_validity_was_not_renewed_in_time() {
+    for (now, reason) in [(3699, LossReason::Gone), (3700, LossReason::Expired)] {
+        let (mut lease, _) = lease(LeaseKind::Kept, None);
+        let mut out = Outputs::default();
+        lease.gone(at(now), &mut out);
+        let lost: Vec<_> = out.drain().into_iter().filter(|output| matches!(output, LeaseOutput::Lost(_))).collect();
+        assert!(matches!(&lost[..], [LeaseOutput::Lost(loss)] if loss.reason == reason), "at {now}: {lost:?}");
+    }
+}
