@@ -38,6 +38,8 @@ pub(crate) struct Link {
     replies: AtomicU64,
     task: AbortHandle,
     activity: Mutex<Activity>,
+    /// A server that has sent no reply for so long to a call that waits is silent.
+    silent_after: Duration,
 }
 
 /// Why there is no link.
@@ -87,7 +89,8 @@ impl Link {
             (Ok(Ok(client)), Some(started)) => {
                 let Started { task, is_closed } = started;
                 let activity = Mutex::new(Activity::new(shared.settings.tick, shared.settings.timeout, sent));
-                Ok(Self { client, server, is_closed, replies: AtomicU64::new(0), task, activity })
+                let silent_after = shared.settings.timeout / 2;
+                Ok(Self { client, server, is_closed, replies: AtomicU64::new(0), task, activity, silent_after })
             }
             (Ok(Err(ClientError::SessionExpired)), _) if session.is_some() => Err(NoLink::Expired),
             (Ok(Err(error @ (ClientError::AuthFailed | ClientError::BadArguments(_)))), _) => {
@@ -187,7 +190,7 @@ impl Link {
 
     /// Waits for the replies to requests that were sent on this link.
     pub(crate) async fn wait<F: Future>(&self, sent: F, until: Instant) -> Result<F::Output, Failure> {
-        let replies = self.replies.load(Ordering::Relaxed);
+        let (replies, begin) = (self.replies.load(Ordering::Relaxed), Instant::now());
         match timeout_at(until, sent).await {
             Ok(reply) => {
                 if !self.is_closed() {
@@ -196,8 +199,9 @@ impl Link {
                 Ok(reply)
             }
             Err(_) => {
-                // If other replies arrived meanwhile, the server is only slow.
-                if self.replies.load(Ordering::Relaxed) == replies {
+                // If other replies arrived meanwhile, the server is only slow. And a call that has spent its time on connecting says nothing about
+                // the link: on a slow path, each new session would lose its first link.
+                if self.replies.load(Ordering::Relaxed) == replies && begin.elapsed() >= self.silent_after {
                     self.kill();
                 }
                 Err(Failure::TimedOut)

@@ -69,6 +69,21 @@ fn an_ended_session_is_reported_once_and_replaced() {
     });
 }
 
+/// On a slow path, a new session takes most of a call, and the request after it has no reply in the rest. That says nothing about the
+/// connection: closed, it would take the next calls as well.
+#[test]
+fn a_session_that_took_most_of_a_call_keeps_its_connection() {
+    case(async |fixture| {
+        // A session takes two and a half round trips.
+        fixture.path(PathFault::Delay(Duration::from_millis(170))).await;
+        let client = LockClient::new(ZkBackend::connect_lazy(&fixture.url(Route::Faulty, "")).expect("a backend"));
+        let guard = client.lock("slow session").ttl(TTL).acquire().await.expect("a slow path is no fault");
+        let accepted: u64 = fixture.paths.proxies().map(|proxy| proxy.stats().accepted).sum();
+        assert_eq!(accepted, 1);
+        drop(guard);
+    });
+}
+
 /// A server that replies nothing takes an attempt to connect as activity of the session. When the leases have ended, the clients keep it open
 /// no longer.
 #[test]
