@@ -19,6 +19,9 @@ use crate::session::{Session, create_root};
 use crate::slot::{Node, Slot, Stage};
 use crate::turn;
 
+/// The pause before the next session, when one has ended at once.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// One acquire.
 pub(crate) struct Attempt<'a> {
     pub(crate) inner: &'a Arc<Inner>,
@@ -64,6 +67,8 @@ impl Attempt<'_> {
                             // It has ended, and the request had no effect.
                             self.inner.sessions.forget(&session);
                             slot.settled(&session);
+                            // A server that ends each session would get one after the other.
+                            tokio::time::sleep(self.core.jitter(PAUSE)).await;
                             None
                         }
                         entered => entered?,
