@@ -7,6 +7,7 @@ mod redis {
     mod common;
     mod cost;
     mod fixture;
+    mod forgotten;
     mod own_server;
     mod promoted;
     mod resource_counts;

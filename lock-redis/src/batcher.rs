@@ -179,6 +179,10 @@ impl Batcher {
         Some((batch, in_flight))
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.state).queue.is_empty()
+    }
+
     /// Fails all queued requests. They were not sent.
     pub(crate) fn fail_all(&self, error: &Error) {
         let batch = std::mem::take(&mut lock(&self.state).queue);
@@ -232,6 +236,13 @@ impl Batcher {
         loop {
             // A caller that has just got its reply may enqueue again when it runs next, and then joins this batch.
             tokio::task::yield_now().await;
+            if connection.is_idle() && !self.is_empty() {
+                connection.test(Instant::now() + shared.bound()).await;
+                if connection.is_closed() {
+                    // The requests stay in the queue, for the next connection.
+                    return std::future::pending().await;
+                }
+            }
             let Some((batch, _in_flight)) = self.next(shared) else {
                 self.wake.notified().await;
                 continue;

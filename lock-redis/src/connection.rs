@@ -23,6 +23,9 @@ use crate::socket::{self, Driver};
 /// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share calls.
 const PIPELINE_BUFFER: usize = 1024;
 
+/// A connection without a reply for this time is tested before it is used: a NAT gateway or a balancer may have forgotten it.
+const IDLE: Duration = Duration::from_secs(5);
+
 /// Whether a connection also receives pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -37,6 +40,9 @@ pub(crate) struct Connection {
     mux: MultiplexedConnection,
     health: Arc<Health>,
     quarantine: Mutex<Quarantine>,
+    opened: Instant,
+    /// When the newest reply arrived, in ms since the connection was opened.
+    last_reply: AtomicU64,
 }
 
 #[derive(Default)]
@@ -68,8 +74,15 @@ impl Connection {
         let attempt = shared.connecting.attempt(&shared.address);
         let client = shared.tls.reload(&shared.client).await;
         let (mux, mut driver) = socket::connect(&client, config, &shared.lookups, &attempt).await.map_err(lost)?;
-        let connection =
-            Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };
+        let opened = Instant::now();
+        let connection = Self {
+            shared: shared.clone(),
+            mux,
+            health,
+            quarantine: Mutex::new(Quarantine::none(opened)),
+            opened,
+            last_reply: AtomicU64::new(0),
+        };
         let subscribed = async {
             if role == Role::CommandsAndPushes {
                 let channels = [shared.keys.channel.clone(), shared.keys.epoch_channel()];
@@ -95,6 +108,20 @@ impl Connection {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.health.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Whether it has to be tested before it is used.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.opened.elapsed() >= Duration::from_millis(self.last_reply.load(Ordering::Relaxed)) + IDLE
+    }
+
+    /// Tests it. Without a reply in half of the time until `until` it is closed, and the rest is for another one.
+    pub(crate) async fn test(&self, until: Instant) {
+        let now = Instant::now();
+        // Each user of Leasehold may use this command. The reply may be an error that the next request gets as well.
+        let mut time = Cmd::new();
+        time.arg("TIME");
+        let _ = self.send(&time, now + until.saturating_duration_since(now) / 2).await;
     }
 
     /// Resolves when the connection is closed.
@@ -131,6 +158,8 @@ impl Connection {
         match timeout_at(until, mux.send_packed_command(command)).await {
             Ok(Ok(value)) => {
                 self.health.replies_received.fetch_add(1, Ordering::Relaxed);
+                let since_opened = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
+                self.last_reply.store(since_opened, Ordering::Relaxed);
                 checked(value)
             }
             Ok(Err(error)) => {

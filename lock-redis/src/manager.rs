@@ -106,13 +106,18 @@ impl Inner {
     /// # Errors
     /// `Unavailable`, or the error of the attempt to connect. Nothing was sent.
     pub(crate) async fn connection(&self, until: Instant) -> Result<Arc<Connection>> {
-        let attempts = {
+        let (attempts, connection) = {
             let state = self.state.borrow();
-            match &state.connection {
-                Some(connection) if !connection.is_closed() => return Ok(connection.clone()),
-                _ => state.attempts,
-            }
+            (state.attempts, state.connection.clone())
         };
+        if let Some(connection) = connection {
+            if connection.is_idle() {
+                connection.test(until).await;
+            }
+            if !connection.is_closed() {
+                return Ok(connection);
+            }
+        }
         let mut changes = self.state.subscribe();
         self.requested.notify_one();
         let connected = changes.wait_for(|state| {
@@ -187,6 +192,9 @@ async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver)
         () = manager.batcher.flush(&manager.shared, &connection) => {}
     }
     manager.state.send_modify(|state| state.connection = None);
+    if !manager.batcher.is_empty() {
+        manager.requested.notify_one();
+    }
 }
 
 /// Marks the manager as stopped when its task is dropped. A runtime drops its tasks when it is shut down.
