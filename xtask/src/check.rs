@@ -13,7 +13,7 @@ use crate::{architecture, counts, features, hygiene, invariants, minimum_rust, p
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
 /// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, the cases of each invariant, licences,
-/// duplicate dependencies, sources, what each feature pulls, clippy for all together and for each package and each feature
+/// duplicate dependencies, sources, what each feature pulls, clippy for all together and for each published package and each feature
 /// alone, docs, the checked-in counts, packaging, and other operating systems and the oldest Rust where they are installed.
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -1,10 +1,10 @@
-//! Clippy for each package alone, with each feature alone, and for everything together. A build of the whole
+//! Clippy for each published package alone, with each feature alone, and for everything together. A build of the whole
 //! workspace passes while a package alone lacks a feature of a dependency.
 
 use anyhow::{Result, bail};
 use cargo_metadata::Target;
 
-use crate::metadata::{Metadata, Package};
+use crate::metadata::{self, Metadata, Package};
 use crate::process;
 
 /// Clippy over everything with all features.
@@ -13,22 +13,19 @@ pub(crate) fn together() -> Result<String> {
     Ok(String::new())
 }
 
-/// Clippy over each package alone with each feature alone: the library and the programs as a user builds them,
-/// without dev-dependencies, and then with every test, example and benchmark.
+/// Clippy over each published package alone with each feature alone, as a user builds it: the library and the programs, without
+/// dev-dependencies. What it finds are missing features and dead code, and tests have neither.
 pub(crate) fn alone(metadata: &Metadata) -> Result<String> {
     let (mut runs, mut failed) = (0, Vec::new());
-    for package in metadata.workspace_packages() {
+    for package in metadata::published(metadata) {
+        let has = |is_kind: fn(&Target) -> bool| package.targets.iter().any(is_kind);
+        let (lib, bins) = (has(Target::is_lib).then_some("--lib"), has(Target::is_bin).then_some("--bins"));
         for features in combinations(package) {
-            let package_arg = format!("--package={}", package.name);
-            let features_arg = format!("--features={features}");
-            let common = [&*package_arg, "--no-default-features", &*features_arg];
-            let has = |is_kind: fn(&Target) -> bool| package.targets.iter().any(is_kind);
-            let lib = has(Target::is_lib).then_some("--lib");
-            let kinds: Vec<_> = lib.into_iter().chain(has(Target::is_bin).then_some("--bins")).collect();
-            for targets in [&kinds[..], &["--all-targets"]] {
-                runs += 1;
-                failed.extend(clippy(&[&common[..], targets].concat()).err().map(|error| error.to_string()));
-            }
+            let (package, features) = (format!("--package={}", package.name), format!("--features={features}"));
+            let mut args = vec![&*package, "--no-default-features", &*features];
+            args.extend(lib.into_iter().chain(bins));
+            runs += 1;
+            failed.extend(clippy(&args).err().map(|error| error.to_string()));
         }
     }
     if !failed.is_empty() {
