@@ -36,7 +36,7 @@ async fn acquire(client: &LockClient, name: &str) -> Result<LockGuard> {
 
 /// The error says what to do, and nothing was granted.
 async fn is_refused(client: &LockClient, used: &str) {
-    let error = acquire(client, "job").await.err().expect("the other strategy is refused");
+    let error = acquire(client, "job").await.expect_err("the other strategy is refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
     assert!(error.to_string().contains(used) && error.to_string().contains("DELETE"), "{error}");
     // Otherwise everything would seem to be free.

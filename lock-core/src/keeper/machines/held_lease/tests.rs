@@ -131,7 +131,7 @@ fn a_lease_that_is_gone_after_its_validity_was_not_renewed_in_time() {
         let (mut lease, _) = lease(LeaseKind::Kept, None);
         let mut out = Outputs::default();
         lease.gone(at(now), &mut out);
-        let lost: Vec<_> = out.drain().into_iter().filter(|output| matches!(output, LeaseOutput::Lost(_))).collect();
+        let lost: Vec<_> = out.drain().filter(|output| matches!(output, LeaseOutput::Lost(_))).collect();
         assert!(matches!(&lost[..], [LeaseOutput::Lost(loss)] if loss.reason == reason), "at {now}: {lost:?}");
     }
 }
