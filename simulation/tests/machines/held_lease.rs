@@ -141,7 +141,7 @@ proptest! {
                 Input::GrantPushed(place) => {
                     lease.grant_pushed(&rules, PlaceNumber::new(place), None, at(now), &mut out);
                 }
-                Input::Gone => lease.gone(&mut out),
+                Input::Gone => lease.gone(at(now), &mut out),
                 Input::GiveUp if !seen.guards => {}
                 Input::GiveUp => {
                     seen.guards = false;
