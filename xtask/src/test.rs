@@ -123,14 +123,16 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
 const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 
-/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers. The cases on one
-/// ZooKeeper mostly wait for sessions, which last for a second at least.
+/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers, and keeps the processors
+/// busy. Those on one server mostly wait: for leases and sessions to end, and for bounds.
 fn threads(program: &Program) -> Vec<String> {
-    match &*program.target {
-        "etcd_cluster" | "zk_ensemble" => vec!["--test-threads=2".to_owned()],
-        "zk" => vec!["--test-threads=4".to_owned()],
-        _ => Vec::new(),
-    }
+    let count = match &*program.target {
+        "etcd_cluster" | "zk_ensemble" => 2,
+        "etcd" | "zk" => 4,
+        "mysql" | "mysql_for_update" | "redis" => 6,
+        _ => return Vec::new(),
+    };
+    vec![format!("--test-threads={count}")]
 }
 
 fn takes_url(program: &Program, store: &str) -> bool {
