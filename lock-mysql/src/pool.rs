@@ -123,29 +123,44 @@ impl Pool {
     /// `NotSent`: no connection became free, or none could be opened.
     pub(crate) async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, Failure> {
         let permit = self.permit(until).await.map_err(Failure::NotSent)?;
-        loop {
-            let Some(mut session) = self.idle.pop() else { break };
-            let is_usable = match session.is_idle_for(self.test_after) {
-                _ if self.shared.is_doubted(session.last_used()) => false,
-                true => {
-                    let now = Instant::now();
-                    // The path may have forgotten the connection, and says nothing. There is time left to open another one, and no other
-                    // pool tests those that it forgot as well: a claim of `for-update` takes a connection of two pools.
-                    let replies = session.replies(now + until.saturating_duration_since(now) / 2).await;
-                    if replies.is_none() {
-                        self.shared.doubt_used_before(now);
-                    }
-                    replies == Some(true)
-                }
-                false => true,
-            };
-            if is_usable {
-                return Ok(Checkout { pool: self, session: Some(session), permit });
+        let session = loop {
+            let Some(session) = self.idle.pop() else { break self.open(until).await? };
+            if self.shared.is_doubted(session.last_used()) {
+                continue;
             }
-        }
-        let session =
-            self.opening.next(&self.idle, &self.shared, self.set_up, until).await.map_err(Failure::NotSent)?;
+            if !session.is_idle_for(self.test_after) {
+                break session;
+            }
+            if let Some(session) = self.test(session, until).await? {
+                break session;
+            }
+        };
         Ok(Checkout { pool: self, session: Some(session), permit })
+    }
+
+    async fn open(&self, until: Instant) -> Result<Session, Failure> {
+        self.opening.next(&self.idle, &self.shared, self.set_up, until).await.map_err(Failure::NotSent)
+    }
+
+    /// Tests a connection that was idle. The path may have forgotten it, and says nothing. So if the reply takes long, another one is opened
+    /// beside it, and the first of them is used. `None`: the server has closed it.
+    async fn test(&self, mut session: Session, until: Instant) -> Result<Option<Session>, Failure> {
+        let now = Instant::now();
+        let replies = {
+            let mut replies = std::pin::pin!(session.replies(until));
+            match timeout_at(now + until.saturating_duration_since(now) / 2, &mut replies).await {
+                Ok(replies) => replies,
+                Err(_) => {
+                    // No other pool tests those that were forgotten with it: a claim of `for-update` takes a connection of two pools.
+                    self.shared.doubt_used_before(now);
+                    tokio::select! {
+                        replies = &mut replies => replies,
+                        opened = self.open(until) => return opened.map(Some),
+                    }
+                }
+            }
+        };
+        Ok((replies == Some(true)).then_some(session))
     }
 
     async fn permit(&self, until: Instant) -> Result<SemaphorePermit<'_>, Error> {

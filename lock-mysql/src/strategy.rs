@@ -45,14 +45,15 @@ WHERE name = ''";
 
 /// Refuses clients of this strategy if the format of the row is that of another one.
 pub(crate) fn refuse_other(own: Strategy, format: &[u8]) -> Result<(), Failure> {
-    let text = match (own, format) {
-        (Strategy::Row, format) if format == row!().as_bytes() => return Ok(()),
-        (Strategy::ForUpdate, format) if format == for_update!().as_bytes() => return Ok(()),
-        (Strategy::Row, format) if format == for_update!().as_bytes() => IS_FOR_UPDATE,
-        (Strategy::ForUpdate, format) if format == row!().as_bytes() => IS_ROW,
-        _ => return Err(Failure::Refused(other_format())),
+    let (known, other, text) = match own {
+        Strategy::Row => (row!(), for_update!(), IS_FOR_UPDATE),
+        Strategy::ForUpdate => (for_update!(), row!(), IS_ROW),
     };
-    Err(Failure::Refused(Error::new(ErrorKind::Unsupported, text)))
+    match format {
+        format if format == known.as_bytes() => Ok(()),
+        format if format == other.as_bytes() => Err(Failure::Refused(Error::new(ErrorKind::Unsupported, text))),
+        _ => Err(Failure::Refused(other_format())),
+    }
 }
 
 /// Reads the row and refuses a client of the other strategy, which would see all locks as free.

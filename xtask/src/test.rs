@@ -128,8 +128,8 @@ const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 fn threads(program: &Program) -> Vec<String> {
     let count = match &*program.target {
         "etcd_cluster" | "zk_ensemble" => 2,
-        "etcd" | "zk" => 4,
-        "mysql" | "mysql_for_update" | "redis" => 6,
+        "etcd" | "mysql" | "mysql_for_update" | "zk" => 4,
+        "redis" => 6,
         _ => return Vec::new(),
     };
     vec![format!("--test-threads={count}")]
