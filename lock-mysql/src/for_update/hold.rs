@@ -93,7 +93,11 @@ impl Task {
                     }
                 }
                 Some(Command::Release { reply }) => {
-                    let _ = reply.send(self.release(connection, &lease).await);
+                    let released = self.release(connection, &lease).await;
+                    // The caller may have given up. Its next call finds nothing, and the lease was not lost.
+                    if let Err(Ok(true)) = reply.send(released) {
+                        self.connection.note_release();
+                    }
                     return;
                 }
                 // The claim was dropped without a release: the lease lasts until its deadline.

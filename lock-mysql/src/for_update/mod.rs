@@ -255,6 +255,9 @@ impl LockBackend for ForUpdate {
         }
         slot.ended(&stale);
         if let Some(handle) = &handle {
+            if handle.connection.take_release() {
+                outcome = ReleaseOutcome::Released;
+            }
             slot.clear(handle);
         }
         Ok(outcome)

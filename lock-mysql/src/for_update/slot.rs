@@ -65,6 +65,8 @@ struct Owned {
     is_condemned: bool,
     /// The claim does not want the lock any more.
     is_cancelled: bool,
+    /// The task has released the lease, and no call has said so yet.
+    was_released: bool,
 }
 
 impl Ownership {
@@ -108,6 +110,16 @@ impl Ownership {
 
     pub(super) fn is_cancelled(&self) -> bool {
         lock(&self.owned).is_cancelled
+    }
+
+    /// The task has released the lease. The call that asked for it may have given up.
+    pub(super) fn note_release(&self) {
+        lock(&self.owned).was_released = true;
+    }
+
+    /// Whether the task has released the lease, since the last call that said so.
+    pub(super) fn take_release(&self) -> bool {
+        std::mem::take(&mut lock(&self.owned).was_released)
     }
 
     /// The connection that the caller ends.
