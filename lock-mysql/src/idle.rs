@@ -98,6 +98,9 @@ impl Idle {
 #[derive(Default)]
 pub(crate) struct Opening {
     attempts: Mutex<JoinSet<()>>,
+    /// The number of attempts that have no outcome yet. Not that of tasks: a call that is woken by the outcome may use the connection, close
+    /// it and need another one before the task has ended. Nobody would open that.
+    open: Arc<AtomicUsize>,
     /// The number of calls that wait.
     waiting: AtomicUsize,
 }
@@ -139,10 +142,12 @@ impl Opening {
     fn begin(&self, idle: &Arc<Idle>, shared: &Arc<Shared>, set_up: SetUp) {
         let mut attempts = lock(&self.attempts);
         while attempts.try_join_next().is_some() {}
-        while attempts.len() < self.waiting.load(Ordering::Acquire).min(MAX_OPENING) {
-            let (idle, shared) = (idle.clone(), shared.clone());
+        while self.open.load(Ordering::Acquire) < self.waiting.load(Ordering::Acquire).min(MAX_OPENING) {
+            let (idle, shared, attempt) = (idle.clone(), shared.clone(), Counted::new(&self.open));
             attempts.spawn(async move {
-                match Session::open(&shared, set_up).await {
+                let opened = Session::open(&shared, set_up).await;
+                drop(attempt);
+                match opened {
                     Ok(session) => idle.put(session),
                     Err(error) => {
                         idle.failures.send_replace(Some(error));
@@ -155,6 +160,22 @@ impl Opening {
     /// Ends all attempts.
     pub(crate) fn stop(&self) {
         lock(&self.attempts).abort_all();
+    }
+}
+
+/// An attempt without an outcome.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
