@@ -120,7 +120,7 @@ impl Pool {
     /// Takes a connection, and opens one if none is idle or becomes idle meanwhile.
     ///
     /// # Errors
-    /// `NotSent`: no connection became free, or none could be opened.
+    /// `NotSent`: no connection became free, or none could be opened. `TimedOut`: the server does not reply.
     pub(crate) async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, Failure> {
         let permit = self.permit(until).await.map_err(Failure::NotSent)?;
         let session = loop {
@@ -155,12 +155,16 @@ impl Pool {
                     self.shared.doubt_used_before(now);
                     tokio::select! {
                         replies = &mut replies => replies,
-                        opened = self.open(until) => return opened.map(Some),
+                        // The server is silent, on this connection and on a new one.
+                        opened = self.open(until) => return opened.map(Some).map_err(|_| Failure::TimedOut),
                     }
                 }
             }
         };
-        Ok((replies == Some(true)).then_some(session))
+        match replies {
+            Some(replies) => Ok(replies.then_some(session)),
+            None => Err(Failure::TimedOut),
+        }
     }
 
     async fn permit(&self, until: Instant) -> Result<SemaphorePermit<'_>, Error> {
