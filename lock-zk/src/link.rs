@@ -199,8 +199,8 @@ impl Link {
                 Ok(reply)
             }
             Err(_) => {
-                // If other replies arrived meanwhile, the server is only slow. And a call that has spent its time on connecting says nothing about
-                // the link: on a slow path, each new session would lose its first link.
+                // If other replies arrived meanwhile, the server is only slow. And a call that has spent its time on
+                // connecting says nothing about the link: on a slow path, each new session would lose its first link.
                 if self.replies.load(Ordering::Relaxed) == replies && begin.elapsed() >= self.silent_after {
                     self.kill();
                 }
