@@ -236,6 +236,25 @@ fn delay_is_a_lower_bound_each_way_and_keeps_the_order() {
 }
 
 #[test]
+fn healing_a_delay_keeps_the_connection_and_the_order() {
+    let (echo, proxy) = start();
+    let mut client = Client::open(&proxy);
+    client.chat("one");
+    proxy.apply(Fault::Delay { requests: SOON, replies: SOON });
+    client.send("two");
+    eventually("it is on its way", || proxy.stats().held == 3);
+    proxy.heal();
+    client.send("three");
+    eventually("both arrive", || echo.bytes().len() == "onetwothree".len());
+    assert_eq!(echo.bytes(), "onetwothree");
+    let mut received = String::new();
+    while received.len() < "TWOTHREE".len() {
+        received.push_str(&client.receive(SOON).unwrap());
+    }
+    assert_eq!(received, "TWOTHREE");
+}
+
+#[test]
 fn lose_replies_lets_requests_through() {
     let (echo, proxy) = start();
     let mut client = Client::open(&proxy);

@@ -194,7 +194,7 @@ pub async fn a_slow_path_is_connected_to(fixture: &dyn Fixture) {
         let guard = client.lock(name.as_str()).wait(bound * CONNECTED_BY).acquire().await;
         let guard = guard.unwrap_or_else(|error| panic!("not connected over a slow path (cut: {cut}): {error:?}"));
         assert!(guard.is_held());
-        // Its release is not awaited: to heal the path ends a connection that has bytes on their way.
-        drop(guard);
+        fixture.heal().await;
+        guard.release().await.expect("a release");
     }
 }

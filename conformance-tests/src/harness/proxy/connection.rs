@@ -65,6 +65,12 @@ impl Connection {
         self.state.held.load(Ordering::Acquire) > 0
     }
 
+    /// Whether it has bytes that only [`deliver`](super::FaultProxy::deliver) passes on. Delayed ones pass by themselves, in order.
+    pub(super) fn is_stuck(&self) -> bool {
+        let rules = *self.rules.borrow();
+        self.holds() && [rules.requests, rules.replies].iter().any(|way| way.flow == Flow::Hold)
+    }
+
     /// When the bytes that it holds were read first; later than any time if that is not known.
     pub(super) fn held_since(&self) -> (bool, Option<Instant>) {
         let since = *self.state.held_since.lock().unwrap_or_else(PoisonError::into_inner);

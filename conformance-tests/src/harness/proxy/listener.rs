@@ -141,7 +141,7 @@ impl Listener {
         for connection in &self.connections {
             if connection.has_lost() {
                 connection.cut().await;
-            } else if connection.holds() {
+            } else if connection.is_stuck() {
                 connection.sever();
             } else {
                 connection.change(|rules| *rules = Rules::CLEAR);

@@ -161,7 +161,7 @@ impl FaultProxy {
 
     /// Ends all faults for bytes that are sent from now on. Connections that lost bytes are reset. A connection that still holds
     /// bytes cannot continue, because later bytes would overtake them: its client sees the end of the stream, and the held bytes
-    /// stay until [`deliver`](Self::deliver).
+    /// stay until [`deliver`](Self::deliver). Bytes that are only delayed arrive at once, before later ones.
     pub fn heal(&self) {
         self.send(|done| Command::Heal { done });
     }
