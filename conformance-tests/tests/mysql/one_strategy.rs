@@ -3,7 +3,6 @@
 use leasehold::{ErrorKind, LockClient, LockGuard, Result};
 use leasehold_core::admin::CheckStatus;
 use leasehold_test_servers::{MySqlServer, MySqlSettings};
-
 use tokio::task::JoinSet;
 
 use super::set_up::set_up;
@@ -12,10 +11,16 @@ use super::support::{SOON, own_servers};
 const ROW: &str = "";
 const FOR_UPDATE: &str = "&strategy=for-update";
 
+/// What a grant of each strategy writes.
+const GRANTS: [(&str, &str); 2] = [
+    (ROW, "SELECT 1 FROM locks.leasehold_locks WHERE name <> '' AND fence > 0"),
+    (FOR_UPDATE, "SELECT 1 FROM locks.leasehold_fences"),
+];
+
 /// As the error says.
 const SWITCH: &str = "DELETE FROM locks.leasehold_locks WHERE name = ''";
 
-/// Clients that begin together on tables that nobody has used.
+/// Clients that begin together, on empty tables.
 const CROWD: usize = 8;
 
 fn server() -> MySqlServer {
@@ -34,7 +39,13 @@ async fn acquire(client: &LockClient, name: &str) -> Result<LockGuard> {
     client.lock(name).wait(SOON).acquire().await
 }
 
-/// The error says what to do, and nothing was granted.
+/// Whether the server has a grant of this strategy.
+fn has_granted(server: &MySqlServer, strategy: &str) -> bool {
+    let (_, query) = GRANTS.iter().find(|(known, _)| *known == strategy).expect("a strategy");
+    !server.query(query).unwrap_or_else(|error| panic!("{query}: {error}")).is_empty()
+}
+
+/// The error says what to do.
 async fn is_refused(client: &LockClient, used: &str) {
     let error = acquire(client, "job").await.expect_err("the other strategy is refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
@@ -58,6 +69,7 @@ fn a_database_is_used_with_one_strategy() {
             guard.release().await.unwrap_or_else(|error| panic!("{used}: {error:?}"));
             // Also when nothing is held: the next holder may come while the other one works.
             is_refused(&other, used).await;
+            assert!(has_granted(&server, first) && !has_granted(&server, second), "{used}");
             // A connection that was opened before.
             acquire(&own, "job").await.unwrap_or_else(|error| panic!("{used}: {error:?}")).release().await.unwrap();
 
@@ -89,6 +101,7 @@ fn of_clients_that_begin_together_one_strategy_gets_all_locks() {
         }
         held.sort_unstable();
         let used = held.first().expect("a lock is held") % 2;
+        assert_eq!([ROW, FOR_UPDATE].map(|strategy| has_granted(&server, strategy)), [used == 0, used == 1]);
         assert_eq!(held, (0..CROWD).filter(|index| index % 2 == used).collect::<Vec<_>>());
     });
 }
