@@ -6,6 +6,8 @@ mod etcd {
     #[path = "../support/mod.rs"]
     mod common;
     mod fixture;
+    #[path = "../support/forgetful_path.rs"]
+    mod forgetful_path;
     mod one_member;
     mod queues;
     mod resource_counts;

@@ -8,6 +8,8 @@ mod mysql {
     mod dropped_calls;
     mod fence;
     mod fixture;
+    #[path = "../support/forgetful_path.rs"]
+    mod forgetful_path;
     mod forgotten;
     mod full_disk;
     mod locked_rows;

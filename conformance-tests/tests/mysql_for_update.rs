@@ -11,6 +11,8 @@ mod mysql_for_update {
     mod failover_for_update;
     mod fence;
     mod fixture;
+    #[path = "../support/forgetful_path.rs"]
+    mod forgetful_path;
     mod forgotten;
     mod full_disk;
     mod idle_limits;

@@ -7,6 +7,8 @@ mod redis {
     mod common;
     mod cost;
     mod fixture;
+    #[path = "../support/forgetful_path.rs"]
+    mod forgetful_path;
     mod forgotten;
     mod own_server;
     mod promoted;

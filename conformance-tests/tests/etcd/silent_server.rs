@@ -11,12 +11,10 @@ use leasehold_core::{ErrorKind, FencingToken, LockClient, LockName};
 use leasehold_test_servers::EtcdSettings;
 
 use super::common::Stopwatch;
+use super::forgetful_path::{PAUSE, costs_a_moment_and_no_call};
 
 /// The default bound of a call, and the work around it.
 const BOUND: Duration = Duration::from_millis(1300);
-
-/// After that an idle connection is tested.
-const PAUSE: Duration = Duration::from_secs(6);
 
 async fn administer(extensions: Extensions<'_>) {
     let name = LockName::new("x").expect("a name");
@@ -68,27 +66,13 @@ fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
         let proxy = FaultProxy::start(server.addr()).expect("a proxy");
         let backend = EtcdBackend::connect(&format!("etcd://{}/", proxy.addr())).await.expect("a backend");
         let client = LockClient::new(backend);
-        client
-            .lock("x")
-            .try_acquire()
-            .await
-            .expect("no fault")
-            .expect("it is free")
-            .release()
-            .await
-            .expect("a release");
+        let lock = client.lock("x");
+        lock.try_acquire().await.expect("no fault").expect("it is free").release().await.expect("a release");
         for _ in 0..2 {
-            tokio::time::sleep(PAUSE).await;
-            proxy.apply_to(Fault::DropTraffic, Reach::Open);
-            let stopwatch = Stopwatch::start();
-            let guard = client.lock("x").try_acquire().await.expect("a new connection").expect("it is free");
-            stopwatch.within(BOUND, "one slow call");
-            let stopwatch = Stopwatch::start();
-            guard.release().await.expect("a release");
-            stopwatch.within(BOUND / 4, "the next call is not slow");
+            costs_a_moment_and_no_call(&proxy, &lock).await;
         }
         // Meanwhile the connection of the keep-alives is in use.
-        let guard = client.lock("x").try_acquire().await.expect("no fault").expect("it is free");
+        let guard = lock.try_acquire().await.expect("no fault").expect("it is free");
         tokio::time::sleep(PAUSE).await;
         proxy.apply_to(Fault::DropTraffic, Reach::Open);
         guard.release().await.expect("a new connection");

@@ -1,20 +1,12 @@
-//! A pause in which something on the path, such as a NAT gateway, forgot the connections of a client: nothing arrives on them any more, and
-//! nobody says so.
+//! Connections that the path forgot during a pause.
 
-use std::time::Duration;
-
-use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
+use leasehold_conformance::harness::FaultProxy;
 use leasehold_test_servers::MySqlSettings;
 
+use super::forgetful_path::costs_a_moment_and_no_call;
 use super::set_up::set_up;
 use super::strategy::MySqlFixture;
-use super::support::{Stopwatch, own_servers};
-
-/// The bound of a call, and the work around it.
-const BOUND: Duration = Duration::from_millis(1300);
-
-/// After that each idle connection is tested.
-const PAUSE: Duration = Duration::from_secs(6);
+use super::support::own_servers;
 
 #[test]
 fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
@@ -27,14 +19,7 @@ fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
         let lock = client.expect("no fault").lock("x");
         lock.try_acquire().await.expect("no fault").expect("it is free").release().await.expect("no fault");
         for _ in 0..2 {
-            tokio::time::sleep(PAUSE).await;
-            proxy.apply_to(Fault::DropTraffic, Reach::Open);
-            let stopwatch = Stopwatch::start();
-            let guard = lock.try_acquire().await.expect("a new connection").expect("it is free");
-            stopwatch.within(BOUND, "one slow call");
-            let stopwatch = Stopwatch::start();
-            guard.release().await.expect("a release");
-            stopwatch.within(BOUND / 4, "the next call is not slow");
+            costs_a_moment_and_no_call(&proxy, &lock).await;
         }
     });
 }

@@ -1,19 +1,11 @@
-//! A pause in which something on the path, such as a NAT gateway, forgot the connections of a client: nothing arrives on them any more, and
-//! nobody says so.
+//! Connections that the path forgot during a pause.
 
-use std::time::Duration;
-
-use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
+use leasehold_conformance::harness::FaultProxy;
 use leasehold_conformance::{DEADLINE, run};
 use leasehold_test_servers::RedisSettings;
 use tokio::task::JoinSet;
 
-use super::support::Stopwatch;
-
-/// The bound of a call, and the work around it.
-const BOUND: Duration = Duration::from_millis(1300);
-
-const PAUSE: Duration = Duration::from_secs(6);
+use super::forgetful_path::costs_a_moment_and_no_call;
 
 #[test]
 fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
@@ -30,14 +22,7 @@ fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
                 calls.spawn(async move { lock.acquire().await.expect("no fault").release().await.expect("no fault") });
             }
             calls.join_all().await;
-            tokio::time::sleep(PAUSE).await;
-            proxy.apply_to(Fault::DropTraffic, Reach::Open);
-            let stopwatch = Stopwatch::start();
-            let guard = lock.try_acquire().await.expect("a new connection").expect("it is free");
-            stopwatch.within(BOUND, "one slow call");
-            let stopwatch = Stopwatch::start();
-            guard.release().await.expect("a release");
-            stopwatch.within(BOUND / 4, "the next call is not slow");
+            costs_a_moment_and_no_call(&proxy, &lock).await;
         }
     });
 }
