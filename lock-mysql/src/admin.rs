@@ -30,8 +30,7 @@ fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {
 impl MySqlBackend {
     async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
         let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
-        let mut connection = pool.checkout(until).await?;
-        strategy::check(&mut connection, until).await?;
+        let mut connection = strategy::checkout(&pool, until).await?;
         let rows = connection.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await;
         connection.put_back();
         let rows = rows?;
@@ -46,8 +45,7 @@ impl MySqlBackend {
         let pool = self.connections.calls().map_err(Failure::NotSent)?;
         let until = tokio::time::Instant::now() + self.shared.settings.timeout * LIST_BOUNDS;
         let limit = limit.min(Listing::MAX) as u64;
-        let mut connection = pool.checkout(self.until()).await?;
-        strategy::check(&mut connection, until).await?;
+        let mut connection = strategy::checkout(&pool, self.until()).await?;
         let query = |text| sqlx::query(text).bind(prefix.as_bytes()).bind(prefix.as_bytes()).bind(limit);
         let rows = connection.fetch(query(LIST), until).await?;
         let unreadable = connection.fetch(query(LIST_UNREADABLE), until).await?;
@@ -59,8 +57,7 @@ impl MySqlBackend {
 
     async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
         let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
-        let mut connection = pool.checkout(until).await?;
-        strategy::check(&mut connection, until).await?;
+        let mut connection = strategy::checkout(&pool, until).await?;
         let rows = connection.fetch(sqlx::query(IS_READABLE).bind(bytes(name)), until).await?;
         if let Some(row) = rows.first()
             && get::<i64>(row, 0)? == 0

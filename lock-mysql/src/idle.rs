@@ -98,11 +98,11 @@ impl Idle {
 #[derive(Default)]
 pub(crate) struct Opening {
     attempts: Mutex<JoinSet<()>>,
-    /// The number of attempts that have no outcome yet. Not that of tasks: a call that is woken by the outcome may use the connection, close
-    /// it and need another one before the task has ended. Nobody would open that.
+    /// The number of attempts without an outcome. Not that of tasks: a call that is woken by the outcome may use the connection
+    /// and close it before the task has ended, and the next call would wait in vain.
     open: Arc<AtomicUsize>,
     /// The number of calls that wait.
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Opening {
@@ -117,8 +117,7 @@ impl Opening {
         set_up: SetUp,
         until: Instant,
     ) -> Result<Session, Error> {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        let _waiting = Waiting(self);
+        let _waiting = Counted::new(&self.waiting);
         let mut failures = idle.failures.subscribe();
         loop {
             self.begin(idle, shared, set_up);
@@ -163,7 +162,7 @@ impl Opening {
     }
 }
 
-/// An attempt without an outcome.
+/// Counts one until it is dropped: an attempt without an outcome, or a call that waits.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -176,14 +175,5 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A call that waits for a connection.
-struct Waiting<'a>(&'a Opening);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -142,8 +142,8 @@ impl Pool {
         self.opening.next(&self.idle, &self.shared, self.set_up, until).await.map_err(Failure::NotSent)
     }
 
-    /// Tests a connection that was idle. The path may have forgotten it, and says nothing. So if the reply takes long, another one is opened
-    /// beside it, and the first of them is used. `None`: the server has closed it.
+    /// Tests a connection that was idle. The path may have forgotten it without a notice. So if the reply takes long, another
+    /// one is opened beside it, and the first of them is used. `None`: the server has closed it.
     async fn test(&self, mut session: Session, until: Instant) -> Result<Option<Session>, Failure> {
         let now = Instant::now();
         let replies = {
@@ -151,7 +151,7 @@ impl Pool {
             match timeout_at(now + until.saturating_duration_since(now) / 2, &mut replies).await {
                 Ok(replies) => replies,
                 Err(_) => {
-                    // No other pool tests those that were forgotten with it: a claim of `for-update` takes a connection of two pools.
+                    // Those that were forgotten with it are not tested: a claim of `for-update` takes connections of two pools.
                     self.shared.doubt_used_before(now);
                     tokio::select! {
                         replies = &mut replies => replies,

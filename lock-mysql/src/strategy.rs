@@ -1,11 +1,12 @@
-//! Which strategy the clients of a database use. Leases of one strategy do not exclude those of the other, so the first claim writes its
-//! strategy into the row with the empty name, as the format of that row, and clients of the other strategy are refused.
+//! Which strategy the clients of a database use. Leases of one strategy do not exclude those of the other, so the first
+//! claim writes its strategy into the row with the empty name, as the format of that row, and clients of the other strategy
+//! are refused.
 
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
 
 use crate::errors::{Failure, other_format};
-use crate::pool::Checkout;
+use crate::pool::{Checkout, Pool};
 use crate::rows::get;
 use crate::settings::Strategy;
 
@@ -56,7 +57,14 @@ pub(crate) fn refuse_other(own: Strategy, format: &[u8]) -> Result<(), Failure> 
     }
 }
 
-/// Reads the row and refuses a client of the other strategy, which would see all locks as free.
+/// Takes a connection to show or end leases. A client of the other strategy is refused: it would see all locks as free.
+pub(crate) async fn checkout(pool: &Pool, until: Instant) -> Result<Checkout<'_>, Failure> {
+    let mut connection = pool.checkout(until).await?;
+    check(&mut connection, until).await?;
+    Ok(connection)
+}
+
+/// Reads the row, and refuses a client of the other strategy.
 pub(crate) async fn check(connection: &mut Checkout<'_>, until: Instant) -> Result<(), Failure> {
     let rows = connection.fetch_text(READ.to_owned(), until).await?;
     match rows.first() {

@@ -44,8 +44,7 @@ fn is_shown(row: &MySqlRow) -> Result<bool, Failure> {
 impl ForUpdate {
     async fn fetch(&self, query: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
         let pool = self.connections.calls().map_err(Failure::NotSent)?;
-        let mut connection = pool.checkout(self.until()).await?;
-        strategy::check(&mut connection, until).await?;
+        let mut connection = strategy::checkout(&pool, self.until()).await?;
         let rows = connection.fetch_text(query, until).await;
         connection.put_back();
         rows
