@@ -40,20 +40,32 @@ pub(crate) struct Connection {
     mux: MultiplexedConnection,
     health: Arc<Health>,
     quarantine: Mutex<Quarantine>,
-    opened: Instant,
-    /// When the newest reply arrived, in ms since the connection was opened.
-    last_reply: AtomicU64,
 }
 
-#[derive(Default)]
 struct Health {
     is_closed: AtomicBool,
     closed_event: Notify,
     /// How many replies have arrived.
     replies_received: AtomicU64,
+    /// When the newest one arrived, or the connection was opened.
+    heard: Mutex<Instant>,
 }
 
 impl Health {
+    fn new() -> Self {
+        Self {
+            is_closed: AtomicBool::new(false),
+            closed_event: Notify::new(),
+            replies_received: AtomicU64::new(0),
+            heard: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn note_reply(&self) {
+        self.replies_received.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.heard) = Instant::now();
+    }
+
     fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.closed_event.notify_one();
@@ -65,7 +77,7 @@ impl Connection {
     ///
     pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
         let lost = |failure| not_connected(failure, &shared.address);
-        let health = Arc::new(Health::default());
+        let health = Arc::new(Health::new());
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -74,15 +86,8 @@ impl Connection {
         let attempt = shared.connecting.attempt(&shared.address);
         let client = shared.tls.reload(&shared.client).await;
         let (mux, mut driver) = socket::connect(&client, config, &shared.lookups, &attempt).await.map_err(lost)?;
-        let opened = Instant::now();
-        let connection = Self {
-            shared: shared.clone(),
-            mux,
-            health,
-            quarantine: Mutex::new(Quarantine::none(opened)),
-            opened,
-            last_reply: AtomicU64::new(0),
-        };
+        let connection =
+            Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };
         let subscribed = async {
             if role == Role::CommandsAndPushes {
                 let channels = [shared.keys.channel.clone(), shared.keys.epoch_channel()];
@@ -112,7 +117,7 @@ impl Connection {
 
     /// Whether it has to be tested before it is used.
     pub(crate) fn is_idle(&self) -> bool {
-        self.opened.elapsed() >= Duration::from_millis(self.last_reply.load(Ordering::Relaxed)) + IDLE
+        lock(&self.health.heard).elapsed() >= IDLE
     }
 
     /// Tests it. Without a reply in half of the time until `until` it is closed, and the rest is for another one.
@@ -157,9 +162,7 @@ impl Connection {
         let mut mux = self.mux.clone();
         match timeout_at(until, mux.send_packed_command(command)).await {
             Ok(Ok(value)) => {
-                self.health.replies_received.fetch_add(1, Ordering::Relaxed);
-                let since_opened = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-                self.last_reply.store(since_opened, Ordering::Relaxed);
+                self.health.note_reply();
                 checked(value)
             }
             Ok(Err(error)) => {
