@@ -123,12 +123,12 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
 const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 
-/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers, and keeps the processors
-/// busy. Those on one server mostly wait: for leases and sessions to end, and for bounds.
+/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers, and keeps
+/// the processors busy. Those on one server mostly wait: for leases and sessions to end, and for bounds.
 fn threads(program: &Program) -> Vec<String> {
     let count = match &*program.target {
         "etcd_cluster" | "zk_ensemble" => 2,
-        "etcd" | "mysql" | "mysql_for_update" | "zk" => 4,
+        "etcd" | "mysql" | "zk" => 4,
         "redis" => 6,
         _ => return Vec::new(),
     };
