@@ -202,6 +202,7 @@ macro_rules! for_each_case {
                 a_paused_server_does_no_harm
                 lost_replies_to_renewals_end_the_validity
                 a_lost_reply_to_a_release_is_indeterminate
+                a_release_without_its_connection_is_no_loss
                 a_lost_release_is_sent_again
                 a_release_of_a_lost_lease_is_no_release
                 doubled_requests_do_what_one_does

@@ -234,6 +234,7 @@ saboteurs! {
         a_paused_server_does_no_harm: TakesSilenceForAReply, "holder of a paused server";
         lost_replies_to_renewals_end_the_validity: TakesSilenceForAReply, "does not prolong";
         a_lost_reply_to_a_release_is_indeterminate: TakesSilenceForAReply, "must fail";
+        a_release_without_its_connection_is_no_loss: AsksAgainAfterAFailure, "the claim held the lock";
         a_lost_release_is_sent_again: TriesReleasesOnce, "is sent again";
         a_release_of_a_lost_lease_is_no_release: AlwaysReleased, "counts as released";
         doubled_requests_do_what_one_does: NewGrantEachTime, "Renewed";

@@ -1,5 +1,7 @@
 //! Faults of the server or of the path to it. If a fault is unsupported, the case proves the documented behaviour instead.
 
+use std::sync::Arc;
+
 use leasehold_core::ErrorKind;
 use leasehold_core::backend::{Delivery, ReleaseOutcome, RenewReply, RenewRequest, StoreClock, TtlScope};
 
@@ -171,6 +173,29 @@ pub async fn a_lost_reply_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
     fixture.heal().await;
     tokio::time::sleep(fixture.ttl()).await;
     assert!(next.is_held() && !is_free(&ann, &name).await, "a repeated release ended the next lease");
+}
+
+/// Invariant 9: a release takes effect, and its connection breaks before the reply. What is asked on the next connection finds no lease, and
+/// that is no loss: the server ends a lease that is kept by a connection when that connection breaks.
+pub async fn a_release_without_its_connection_is_no_loss(fixture: &dyn Fixture) {
+    let ann = Arc::new(Direct::warm(fixture, Route::Faulty).await);
+    let name = name("release without a connection");
+    for round in 0..3 {
+        let claim = ann.claim(&name);
+        ann.granted_soon(&claim, fixture.ttl() * 20).await;
+        fixture.path(PathFault::LoseReplies).await;
+        let release = tokio::spawn({
+            let ann = ann.clone();
+            async move { ann.release(&claim, Delivery::Confirmed).await }
+        });
+        eventually(BACK, "the release arrives", async || fixture.record(&name).await.lease().is_none()).await;
+        fixture.heal().await;
+        match join(release).await {
+            Ok(ReleaseOutcome::NotHeld) if ann.capabilities().ttl_scope == TtlScope::Connection => {}
+            Ok(outcome) => assert_eq!(outcome, ReleaseOutcome::Released, "round {round}: the claim held the lock"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Indeterminate, "round {round}: it has arrived"),
+        }
+    }
 }
 
 /// Invariants 8 and 9: the keeper repeats a release that did not arrive until it arrives, long before the ttl ends the lease.

@@ -18,6 +18,8 @@ plain! {
     IgnoresInDoubt;
     /// Leaves notes about claims that need none.
     MarksEveryReleaseInDoubt;
+    /// Repeats a release that failed, and reports what the second one found.
+    AsksAgainAfterAFailure;
 }
 
 #[async_trait]
@@ -106,5 +108,15 @@ impl Hooks for TakesGoneForReleased {
             Ok(_) => {}
         }
         outcome
+    }
+}
+
+#[async_trait]
+impl Hooks for AsksAgainAfterAFailure {
+    async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
+        match inner.backend.release(request).await {
+            Err(_) => inner.backend.release(request).await,
+            done => done,
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::mysql::{MySqlBackend, grants};
 use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
-use leasehold_conformance::{Direct, Fixture, Route, Tamper};
+use leasehold_conformance::{Data, Direct, Fixture, PathFault, Route, ServerFault, Tamper};
 use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest};
 use leasehold_core::{ErrorKind, LockClient, LockName, LossReason};
 
@@ -16,12 +16,18 @@ use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, Stopwatch, case, client, eventually, hold, own_servers};
 
+/// The connections that hold locks.
+fn holders(fixture: &MySqlFixture) -> Vec<String> {
+    let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f"));
+    let ids = rows.into_iter().filter_map(|row| row[0].clone());
+    ids.map(|id| String::from_utf8_lossy(&id).into_owned()).collect()
+}
+
 /// The connection that holds the only lock.
 fn holder(fixture: &MySqlFixture) -> String {
-    let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f"));
-    let ids: Vec<_> = rows.into_iter().filter_map(|row| row[0].clone()).collect();
+    let ids = holders(fixture);
     let [id] = &ids[..] else { panic!("{} locks are held", ids.len()) };
-    String::from_utf8_lossy(id).into_owned()
+    id.clone()
 }
 
 fn kill(fixture: &MySqlFixture, id: &str) {
@@ -288,5 +294,65 @@ fn nothing_is_asked_when_nothing_is_held() {
         tokio::time::sleep(Duration::from_millis(700)).await;
         let selects = asked() - before;
         assert!(selects <= 3, "{selects} queries in 700 ms");
+    });
+}
+
+/// A claim has locked the row, and its connection ends before its request for the token arrives. Another claim holds then.
+#[test]
+fn a_late_request_for_a_token_does_not_raise_that_of_the_next_holder() {
+    case(async |fixture| {
+        let (ann, bob) = (Direct::warm(&fixture, Route::Faulty).await, client(&fixture, SOON).await);
+        let name = LockName::new("late token").expect("a name");
+        let guard = hold(&bob, name.as_str()).await;
+        let first = holder(&fixture);
+        ann.not_granted(&ann.claim(&name), SOON).await;
+        fixture.path(PathFault::Hold).await;
+        guard.release().await.expect("a release");
+        eventually("ann has locked the row", || holders(&fixture).iter().any(|id| *id != first)).await;
+        kill(&fixture, &holder(&fixture));
+        let next = hold(&bob, name.as_str()).await;
+        fixture.deliver().await;
+        let token = fixture.record(&name).await.last_token;
+        assert_eq!(token, Some(next.fencing_token()), "the late request raised the token of another claim's lease");
+    });
+}
+
+/// The path hides a restart from a waiter, and another connection gets the number of its connection.
+#[test]
+fn a_waiter_whose_number_another_connection_has_waits_again() {
+    /// More than a server opens by itself, and than clients open to connect again.
+    const EARLIER: usize = 100;
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        for _ in 0..EARLIER {
+            drop(fixture.server().side().expect("a connection"));
+        }
+        let proxy = FaultProxy::start(fixture.server().addr()).expect("a proxy");
+        let backend = MySqlBackend::connect(&url_by(&fixture, &proxy, "")).await.expect("a backend");
+        let ttl = Duration::from_secs(3);
+        let ann = LockClient::builder(backend).ttl(ttl).wait(SOON * 2).build().expect("a client");
+        let bob = client(&fixture, ttl).await;
+        let guard = hold(&bob, "hidden").await;
+        let lock = ann.lock("hidden");
+        let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
+        let waits = format!("SELECT CAST(id AS CHAR) FROM {CLIENTS} AND {WAITS}");
+        let waiter = || Stored(&*fixture.server()).query(&waits).first().and_then(|row| row[0].clone());
+        eventually("ann waits", || waiter().is_some()).await;
+        let id = String::from_utf8_lossy(&waiter().expect("ann waits")).into_owned();
+        proxy.apply_to(Fault::HalfOpen, Reach::Open);
+        Fixture::server(&fixture, ServerFault::Kill).await.expect("our own");
+        Fixture::server(&fixture, ServerFault::Start(Data::Kept)).await.expect("our own");
+        let mut others = Vec::new();
+        let is_used = format!("SELECT 1 FROM information_schema.processlist WHERE id = {id}");
+        while Stored(&*fixture.server()).query(&is_used).is_empty() {
+            // The server shows a user its own connections.
+            others.push(fixture.server().client().expect("a connection"));
+            assert!(others.len() < 2 * EARLIER, "the number is never used again");
+        }
+        let stopwatch = Stopwatch::start();
+        drop(waiting.await.expect("no panic"));
+        // The next renewal of its place, the rest of bob's ttl, and two calls.
+        stopwatch.within(ttl * 2, "ann waits again, and is granted the lock");
+        drop(guard);
     });
 }

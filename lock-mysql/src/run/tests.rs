@@ -138,6 +138,21 @@ fn a_server_that_comes_back_waits_for_the_one_in_between() {
     assert_eq!(world.acquire(&mut first, &mut absent, 6), Grants::Allowed, "the limit: it cannot know");
 }
 
+/// The restart of a server says nothing about the leases of another one, which this client alone knows.
+#[test]
+fn of_two_earlier_runs_the_one_with_the_later_grants_counts() {
+    let (mut world, mut first) = (World::new(), Host::durable("first"));
+    let at = world.time.as_secs();
+    let mut client = Epoch::default();
+    assert_eq!(world.acquire(&mut first, &mut client, 6), Grants::Allowed);
+    let mut second = Host::volatile("second", at - 100);
+    assert_eq!(world.acquire(&mut second, &mut Epoch::default(), 6), Grants::Allowed);
+    world.pass(50);
+    let mut again = Host { row: second.row, ..Host::volatile("second", at + 1) };
+    assert_eq!(world.acquire(&mut again.clone(), &mut Epoch::default(), 6), Grants::Allowed, "up for 48 s");
+    assert_eq!(world.acquire(&mut again, &mut client, 6), Grants::After(s(6)), "the first server may grant until now");
+}
+
 #[test]
 fn lost_data_is_another_run_of_the_same_server() {
     let (mut world, mut host) = (World::new(), Host::durable("host"));
