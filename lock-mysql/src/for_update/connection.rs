@@ -110,7 +110,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Returns the connection to the pool, unless `may_return` denies it.
-    pub(super) fn put_back_if(self, may_return: impl FnOnce() -> bool) {
+    fn put_back_if(self, may_return: impl FnOnce() -> bool) {
         if may_return() {
             self.put_back();
         }

@@ -146,7 +146,16 @@ impl Statements {
 
     /// Unlocks the row. The connection can lock another one then.
     pub(super) fn unlock(&self) -> String {
-        format!("DO RELEASE_LOCK({}); {}", self.named_lock, Self::leave())
+        format!("{}; {}", self.release_named(), Self::leave())
+    }
+
+    /// Unlocks the row, for a connection whose statements may be ended by `KILL QUERY`.
+    pub(super) fn unlock_one_by_one(&self) -> [String; 2] {
+        [self.release_named(), "COMMIT".to_owned()]
+    }
+
+    fn release_named(&self) -> String {
+        format!("DO RELEASE_LOCK({})", self.named_lock)
     }
 
     /// Ends a transaction that has locked nothing.

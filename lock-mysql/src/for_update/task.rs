@@ -85,19 +85,17 @@ impl Task {
                 }
             }
             Err(NoLease::Cancelled) => {
-                // At once, because it may have locked the row, and others wait for it.
-                let unlock = self.request.statements.unlock();
-                let unlocked = connection.execute(unlock.clone(), self.until()).await;
-                self.connection.cancelled(self.until()).await;
-                let left = match unlocked {
-                    Ok(()) => {
-                        connection.put_back_if(|| self.connection.may_return());
-                        Ok(())
+                // At once, because it may have locked the row, and others wait for it. In packets of one statement: the server sends no reply
+                // to the rest of a packet when `KILL QUERY` arrives between two of its statements.
+                for statement in self.request.statements.unlock_one_by_one() {
+                    if connection.execute(statement, self.until()).await.is_err() {
+                        // `KILL QUERY` has met it. The named lock is released before the row, so this waits for the statements below.
+                        break;
                     }
-                    // `KILL QUERY` has met these statements.
-                    Err(_) => connection.end(unlock, || self.connection.may_return(), self.until()).await,
-                };
-                if left.is_err() {
+                }
+                self.connection.cancelled(self.until()).await;
+                let unlock = self.request.statements.unlock();
+                if connection.end(unlock, || self.connection.may_return(), self.until()).await.is_err() {
                     self.end_connection().await;
                 }
                 self.over(Phase::Ended);
