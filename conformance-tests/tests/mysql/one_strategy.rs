@@ -6,7 +6,7 @@ use leasehold_test_servers::{MySqlServer, MySqlSettings};
 use tokio::task::JoinSet;
 
 use super::set_up::set_up;
-use super::support::{SOON, own_servers};
+use super::support::{SOON, Stopwatch, own_servers};
 
 const ROW: &str = "";
 const FOR_UPDATE: &str = "&strategy=for-update";
@@ -103,5 +103,24 @@ fn of_clients_that_begin_together_one_strategy_gets_all_locks() {
         let used = held.first().expect("a lock is held") % 2;
         assert_eq!([ROW, FOR_UPDATE].map(|strategy| has_granted(&server, strategy)), [used == 0, used == 1]);
         assert_eq!(held, (0..CROWD).filter(|index| index % 2 == used).collect::<Vec<_>>());
+    });
+}
+
+/// Each of them holds the row for a moment, while the others wait for it.
+#[test]
+fn claims_that_wait_are_refused_too() {
+    own_servers(|| async {
+        let server = server();
+        drop(acquire(&client(&server, ROW), "job").await.unwrap_or_else(|error| panic!("{error:?}")));
+        let mut acquires = JoinSet::new();
+        for _ in 0..4 * CROWD {
+            let client = client(&server, FOR_UPDATE);
+            acquires.spawn(async move { acquire(&client, "job").await.map(drop) });
+        }
+        let stopwatch = Stopwatch::start();
+        for refused in acquires.join_all().await {
+            assert_eq!(refused.expect_err("the other strategy is used").kind(), ErrorKind::Unsupported);
+        }
+        stopwatch.within(SOON / 2, "a claim that waits is refused before its wait ends");
     });
 }

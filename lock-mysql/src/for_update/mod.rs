@@ -64,6 +64,7 @@ impl ForUpdate {
             connections: self.connections.clone(),
             core: core.clone(),
             request: Request {
+                name: claim.name().clone(),
                 statements: Statements::new(claim.name()),
                 owner: *claim.owner(),
                 holder: claim.holder().encode(None),
@@ -145,6 +146,9 @@ impl LockBackend for ForUpdate {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (core, until) = (self.shared.core.core()?, self.until());
         let slot = request.claim.slot::<Slot>();
+        if let Some(refusal) = slot.take_refusal() {
+            return Err(refusal);
+        }
         let (handle, ran_before) = slot.begin(|| self.start(core, request)).ok_or_else(task::withdrawn)?;
         let mut phase = handle.phase.clone();
         let seen = async { phase.wait_for(|it| !matches!(it, Phase::Starting)).await.map(|seen| seen.clone()) };
@@ -204,6 +208,7 @@ impl LockBackend for ForUpdate {
                 Phase::Waiting => places.push(Place { index, request, handle }),
                 // Its acquire has no reply yet.
                 Phase::Starting => replies.put(index, RenewReply::Unknown(Failure::TimedOut.into())),
+                Phase::Failed(_) if handle.connection.is_refused() => replies.put(index, RenewReply::Free),
                 Phase::Contended(_) | Phase::Failed(_) | Phase::Ended => replies.put(index, RenewReply::Lost),
             }
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply};
-use leasehold_core::{Error, FencingToken};
+use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -67,6 +67,8 @@ struct Owned {
     is_cancelled: bool,
     /// The task has released the lease, and no call has said so yet.
     was_released: bool,
+    /// The server has refused the claim after it had waited, and no call has said so yet.
+    refusal: Option<Error>,
 }
 
 impl Ownership {
@@ -120,6 +122,23 @@ impl Ownership {
     /// Whether the task has released the lease, since the last call that said so.
     pub(super) fn take_release(&self) -> bool {
         std::mem::take(&mut lock(&self.owned).was_released)
+    }
+
+    /// A claim that has waited gets this error. Returns whether it is refused: if its connection alone was at fault, it may wait again.
+    pub(super) fn note_refusal(&self, error: &Error) -> bool {
+        let is_refused = !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate);
+        lock(&self.owned).refusal = is_refused.then(|| error.clone());
+        is_refused
+    }
+
+    /// Whether the claim is refused, and no call has said so yet.
+    pub(super) fn is_refused(&self) -> bool {
+        lock(&self.owned).refusal.is_some()
+    }
+
+    /// Why the claim was refused, since the last call that said so.
+    fn take_refusal(&self) -> Option<Error> {
+        lock(&self.owned).refusal.take()
     }
 
     /// The connection that the caller ends.
@@ -182,6 +201,11 @@ struct State {
 impl Slot {
     pub(super) fn handle(&self) -> Option<Arc<Handle>> {
         lock(&self.0).handle.clone()
+    }
+
+    /// Why the claim was refused after it had waited, if no call has said so yet.
+    pub(super) fn take_refusal(&self) -> Option<Error> {
+        self.handle().and_then(|handle| handle.connection.take_refusal())
     }
 
     /// The task of this claim and whether it ran before; starts it if there is none. `None`: the claim was withdrawn.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::{Confirmation, CoreHandle, Event, OwnerToken, PlaceNumber, Stamp};
-use leasehold_core::{Error, ErrorKind};
+use leasehold_core::{Error, ErrorKind, LockName};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -26,6 +26,7 @@ use crate::pool::Pool;
 
 /// What a claim requests.
 pub(super) struct Request {
+    pub(super) name: LockName,
     pub(super) statements: Statements,
     pub(super) owner: OwnerToken,
     /// Who requests the lock, for people.
@@ -282,8 +283,13 @@ impl Task {
         let had_place = self.is_waiting();
         let left =
             connection.end(self.request.statements.unlock(), || self.connection.may_return(), self.until()).await;
-        self.over(Phase::Failed(if left.is_ok() { failure.without_effect() } else { failure.into() }));
-        if had_place {
+        let error = if left.is_ok() { failure.without_effect() } else { failure.into() };
+        let is_refused = had_place && self.connection.note_refusal(&error);
+        self.over(Phase::Failed(error));
+        if is_refused {
+            // The keeper acquires again and gets the error. Otherwise a claim that is refused each time would wait for ever.
+            self.core.event(Event::Changed(self.request.name.clone()));
+        } else if had_place {
             self.core.event(Event::Gone { owner: self.request.owner });
         }
         if left.is_err() {
