@@ -67,6 +67,12 @@ pub(crate) async fn connect(url: &str, keeper: KeeperRuntime) -> Result<LockClie
     Ok(LockClient::builder(MySqlBackend::connect(url).await?).keeper(keeper).wait(Duration::MAX).build()?)
 }
 
+/// Lets clients of any strategy use the database: the next ones decide on it.
+fn switch_strategy(server: &MySqlServer) -> Result<()> {
+    server.query("DELETE FROM locks.leasehold_locks WHERE name = ''")?;
+    Ok(())
+}
+
 async fn raw_connection(server: &MySqlServer) -> Result<MySqlConnection> {
     let options: sqlx::mysql::MySqlConnectOptions = url(server).parse()?;
     let options = sqlx::ConnectOptions::disable_statement_logging(options);
@@ -218,6 +224,7 @@ async fn row_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
 
 /// Against transactions that lock the same row and nothing else.
 async fn for_update_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
+    switch_strategy(server)?;
     let mut rounds = Vec::new();
     for number in 0..3 {
         let own = async || handoffs(server, "&strategy=for-update").await;
@@ -326,6 +333,7 @@ async fn takeovers(server: &MySqlServer) -> Result<Vec<Figure>> {
         ("", Ends::AtTheDeadline, "a killed holder's waiter holds, after the deadline of its row", 100.0),
         ("&strategy=for-update", Ends::WithTheProcess, "the same with SELECT … FOR UPDATE, after the kill", 10.0),
     ] {
+        switch_strategy(server)?;
         let client = client(server, KeeperRuntime::OwnThread, more).await?;
         let samples = takeover::killed(&client, &client_url(server, more), takeover::TTL, ends).await?;
         figures.extend(takeover::figures(WORKLOAD, what, &samples, bound));
