@@ -96,6 +96,7 @@ macro_rules! for_each_case {
                 min_hold_outlives_an_early_release
                 min_hold_outlives_the_client
                 validity_keeps_a_margin_and_shrinks
+                a_later_grant_has_its_whole_ttl
             }
             waiting {
                 a_wait_of_zero_is_one_attempt

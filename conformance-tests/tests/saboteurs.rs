@@ -128,6 +128,7 @@ saboteurs! {
         min_hold_outlives_an_early_release: RunsOutAtOnce, "within `min_hold`";
         min_hold_outlives_the_client: RunsOutAtOnce, "outlives the client";
         validity_keeps_a_margin_and_shrinks: ReportsTooMuch, "is valid for";
+        a_later_grant_has_its_whole_ttl: StampsAllAsTheFirst, "a later lease";
     }
     waiting {
         a_wait_of_zero_is_one_attempt: SlowToRefuse, "one attempt ends";

@@ -461,6 +461,17 @@ pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) 
     }
 }
 
+/// Invariant 4: a lease that a client is granted beside an older one, whose renewal is not due yet, is valid for as long as the first was.
+pub async fn a_later_grant_has_its_whole_ttl(fixture: &dyn Fixture) {
+    let (ann, ttl) = (steady_client(fixture, Route::Clear).await, steady_ttl(fixture));
+    let _older = hold(&ann, &name("older")).await;
+    tokio::time::sleep(ttl / 4).await;
+    let stopwatch = Stopwatch::start();
+    let valid = hold(&ann, &name("later")).await.validity();
+    let least = (ttl * 85 / 100).saturating_sub(stopwatch.lag());
+    assert!(valid >= least, "a later lease of {ttl:?} is valid for {valid:?}");
+}
+
 /// Invariant 4: the holder keeps a margin, so the validity of a fresh lease is shorter than its ttl. It only shrinks.
 pub async fn validity_keeps_a_margin_and_shrinks(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;

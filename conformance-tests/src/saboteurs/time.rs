@@ -11,7 +11,7 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{LockClientBuilder, Result};
 
-use super::{Saboteur, plain};
+use super::{Saboteur, plain, stateful};
 use crate::fault::{ServerFault, Unsupported};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
@@ -41,6 +41,23 @@ plain! {
     OneTtlForAll;
     /// Ends a lease at once instead of after its ttl.
     RunsOutAtOnce;
+}
+
+/// Stamps every grant as the first one.
+#[derive(Default)]
+pub struct StampsAllAsTheFirst {
+    first: Mutex<Option<Stamp>>,
+}
+
+stateful! {
+    StampsAllAsTheFirst;
+}
+
+#[async_trait]
+impl Hooks for StampsAllAsTheFirst {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        confirmed(inner, request, |it| it.sent = *lock(&self.first).get_or_insert(it.sent)).await
+    }
 }
 
 /// The same request with another ttl.
