@@ -136,13 +136,15 @@ impl Connections {
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
         T: Send + 'static,
     {
-        let (mut tokens_refused, mut pauses) = (0, Pauses::default());
+        let (mut tokens_refused, mut pauses, retry_until) = (0, Pauses::default(), self.retry_until(until));
         loop {
             let connection = match self.get(until).await {
                 Ok(connection) => connection,
                 // The members may be electing a leader. Without another member, a retry is the caller's.
-                Err(failure) if self.shared.members.are_several() && failure.may_repeat() && Instant::now() < until => {
-                    pauses.wait(until).await;
+                Err(failure)
+                    if self.shared.members.are_several() && failure.may_repeat() && Instant::now() < retry_until =>
+                {
+                    pauses.wait(retry_until).await;
                     continue;
                 }
                 Err(failure) => return Err(failure),
@@ -153,11 +155,17 @@ impl Connections {
             };
             self.failed(&connection, &failure);
             tokens_refused += u32::from(matches!(failure, Failure::Token(_)));
-            if !failure.may_repeat() || tokens_refused > 1 || Instant::now() >= until {
+            if !failure.may_repeat() || tokens_refused > 1 || Instant::now() >= retry_until {
                 return Err(failure);
             }
-            pauses.wait(until).await;
+            pauses.wait(retry_until).await;
         }
+    }
+
+    /// No attempt begins later. A caller that waits for as long as a call lasts would leave just before its end otherwise, and not learn that
+    /// nothing was sent.
+    fn retry_until(&self, until: Instant) -> Instant {
+        until - self.shared.settings.timeout / 4
     }
 
     /// Sends a request that has the same effect when it is repeated, or none. If a member does not reply soon, the next one is asked as well:
@@ -169,7 +177,7 @@ impl Connections {
         T: Send + 'static,
     {
         let mut attempts = JoinSet::new();
-        let (mut asked, mut last, mut pauses) = (0, None, Pauses::default());
+        let (mut asked, mut last, mut pauses, retry_until) = (0, None, Pauses::default(), self.retry_until(until));
         let members = self.shared.members.all().len();
         // The path may have forgotten an idle connection, so another one is opened beside the request.
         let is_idle = lock(&self.state).usable().is_some_and(|current| current.health.is_idle());
@@ -205,14 +213,16 @@ impl Connections {
                     else => break,
                 }
             }
-            if Instant::now() >= until
-                || (attempts.is_empty() && !self.shared.members.are_several() && last.as_ref().is_some_and(is_not_sent))
-            {
+            if Instant::now() >= until {
                 return Err(last.unwrap_or(Failure::TimedOut));
             }
             if attempts.is_empty() {
+                let is_down = !self.shared.members.are_several() && last.as_ref().is_some_and(is_not_sent);
+                if is_down || Instant::now() >= retry_until {
+                    return Err(last.unwrap_or(Failure::TimedOut));
+                }
                 asked = 0;
-                pauses.wait(until).await;
+                pauses.wait(retry_until).await;
             }
         }
     }

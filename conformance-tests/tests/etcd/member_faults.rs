@@ -3,9 +3,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use leasehold_conformance::harness::Port;
 use leasehold_conformance::{DEADLINE, Direct, Fixture, PathFault, Route, run};
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, RenewReply, RenewRequest};
-use leasehold_core::{LockClient, LockGuard, LockName};
+use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 use leasehold_test_servers::{EtcdCluster, EtcdSettings};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
@@ -345,5 +346,21 @@ fn a_holder_on_a_member_that_is_cut_off_learns_of_its_loss() {
         guard.lost().await;
         stopwatch.within(DELAY * 2, "ann learns of her loss");
         end(&fixture, MemberFault::Cut, 0);
+    });
+}
+
+/// A wait that is as long as a call ends after the call, which knows that nothing was sent.
+#[test]
+fn a_cluster_that_is_down_is_unavailable() {
+    run(DEADLINE, || async {
+        let ports = [(); 3].map(|()| Port::free().expect("a port"));
+        let hosts: Vec<_> = ports.iter().map(|port| port.addr().to_string()).collect();
+        let url = format!("etcd://{}/?timeout=1s", hosts.join(","));
+        let mut acquires = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let lock = leasehold::connect_lazy(&url).expect("a client").lock("down").wait(Duration::from_secs(1));
+            acquires.spawn(async move { lock.acquire().await.expect_err("nobody listens").kind() });
+        }
+        assert_eq!(acquires.join_all().await, [ErrorKind::Unavailable; 20]);
     });
 }
