@@ -181,6 +181,15 @@ fn a_loss_that_only_the_release_finds_is_no_success() {
     }
 }
 
+/// As after a pause between the grant and the start of the command.
+#[test]
+fn a_command_whose_lease_has_ended_is_not_started() {
+    let store = Store::any();
+    let (code, _, stderr) = outcome(&store, &["run", "x", "--max-hold", "1us", "--", "touch", "ran"]);
+    assert_eq!(code, 122, "{stderr}");
+    assert!(stderr.contains("nothing was run") && !store.file("ran").exists(), "{stderr}");
+}
+
 #[test]
 fn the_lock_stays_held_while_processes_that_got_term_clean_up() {
     let store = Store::any();
