@@ -146,7 +146,7 @@ impl LockBackend for ForUpdate {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (core, until) = (self.shared.core.core()?, self.until());
         let slot = request.claim.slot::<Slot>();
-        if let Some(refusal) = slot.take_refusal() {
+        if let Some(refusal) = slot.handle().and_then(|former| former.connection.take_refusal()) {
             return Err(refusal);
         }
         let (handle, ran_before) = slot.begin(|| self.start(core, request)).ok_or_else(task::withdrawn)?;

@@ -137,7 +137,7 @@ impl Ownership {
     }
 
     /// Why the claim was refused, since the last call that said so.
-    fn take_refusal(&self) -> Option<Error> {
+    pub(super) fn take_refusal(&self) -> Option<Error> {
         lock(&self.owned).refusal.take()
     }
 
@@ -201,11 +201,6 @@ struct State {
 impl Slot {
     pub(super) fn handle(&self) -> Option<Arc<Handle>> {
         lock(&self.0).handle.clone()
-    }
-
-    /// Why the claim was refused after it had waited, if no call has said so yet.
-    pub(super) fn take_refusal(&self) -> Option<Error> {
-        self.handle().and_then(|handle| handle.connection.take_refusal())
     }
 
     /// The task of this claim and whether it ran before; starts it if there is none. `None`: the claim was withdrawn.

@@ -287,7 +287,8 @@ impl Task {
         let is_refused = had_place && self.connection.note_refusal(&error);
         self.over(Phase::Failed(error));
         if is_refused {
-            // The keeper acquires again and gets the error. Otherwise a claim that is refused each time would wait for ever.
+            // The keeper acquires again and gets the error. Otherwise a claim that is refused each time would
+            // begin to wait again at once, until its wait ends.
             self.core.event(Event::Changed(self.request.name.clone()));
         } else if had_place {
             self.core.event(Event::Gone { owner: self.request.owner });
