@@ -9,25 +9,25 @@ use leasehold_conformance::{Data, Direct, Fixture, PathFault, Route, ServerFault
 use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest};
 use leasehold_core::{ErrorKind, LockClient, LockName, LossReason};
 
-use super::idle_limits::url_by;
-use super::record_for_update::{HOLDER, WAITS};
+use super::idle_limits::{holders, url_by};
+use super::record_for_update::WAITS;
 use super::resource_counts::CLIENTS;
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, Stopwatch, case, client, eventually, hold, own_servers};
-
-/// The connections that hold locks.
-fn holders(fixture: &MySqlFixture) -> Vec<String> {
-    let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f"));
-    let ids = rows.into_iter().filter_map(|row| row[0].clone());
-    ids.map(|id| String::from_utf8_lossy(&id).into_owned()).collect()
-}
 
 /// The connection that holds the only lock.
 fn holder(fixture: &MySqlFixture) -> String {
     let ids = holders(fixture);
     let [id] = &ids[..] else { panic!("{} locks are held", ids.len()) };
     id.clone()
+}
+
+/// A connection that waits for a lock.
+fn waiter(fixture: &MySqlFixture) -> Option<String> {
+    let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST(id AS CHAR) FROM {CLIENTS} AND {WAITS}"));
+    let id = rows.first().and_then(|row| row[0].clone())?;
+    Some(String::from_utf8_lossy(&id).into_owned())
 }
 
 fn kill(fixture: &MySqlFixture, id: &str) {
@@ -62,11 +62,9 @@ fn a_killed_waiter_still_gets_the_lock() {
         let guard = hold(&ann, "killed waiter").await;
         let lock = bob.lock("killed waiter");
         let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
-        let waits = format!("SELECT CAST(id AS CHAR) FROM {CLIENTS} AND {WAITS}");
-        let waiter = || Stored(&*fixture.server()).query(&waits).first().and_then(|row| row[0].clone());
         for what in ["KILL", "KILL QUERY"] {
-            eventually("bob waits", || waiter().is_some()).await;
-            let id = String::from_utf8_lossy(&waiter().expect("bob waits")).into_owned();
+            eventually("bob waits", || waiter(&fixture).is_some()).await;
+            let id = waiter(&fixture).expect("bob waits");
             fixture.server().query(&format!("{what} {id}")).expect("it is there");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -335,10 +333,8 @@ fn a_waiter_whose_number_another_connection_has_waits_again() {
         let guard = hold(&bob, "hidden").await;
         let lock = ann.lock("hidden");
         let waiting = tokio::spawn(async move { lock.acquire().await.expect("it becomes free") });
-        let waits = format!("SELECT CAST(id AS CHAR) FROM {CLIENTS} AND {WAITS}");
-        let waiter = || Stored(&*fixture.server()).query(&waits).first().and_then(|row| row[0].clone());
-        eventually("ann waits", || waiter().is_some()).await;
-        let id = String::from_utf8_lossy(&waiter().expect("ann waits")).into_owned();
+        eventually("ann waits", || waiter(&fixture).is_some()).await;
+        let id = waiter(&fixture).expect("ann waits");
         proxy.apply_to(Fault::HalfOpen, Reach::Open);
         Fixture::server(&fixture, ServerFault::Kill).await.expect("our own");
         Fixture::server(&fixture, ServerFault::Start(Data::Kept)).await.expect("our own");

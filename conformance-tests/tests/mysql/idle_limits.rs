@@ -34,10 +34,16 @@ pub(super) fn url_by(fixture: &MySqlFixture, proxy: &FaultProxy, more: &str) -> 
     fixture.url(Route::Clear, more).replace(&server, &proxy.addr().to_string())
 }
 
-/// The connection that holds the only lock, as the server sees it.
-fn holder(fixture: &MySqlFixture) -> Option<String> {
+/// The connections that hold locks, as the server sees it.
+pub(super) fn holders(fixture: &MySqlFixture) -> Vec<String> {
     let rows = Stored(&*fixture.server()).query(&format!("SELECT CAST({HOLDER} AS CHAR) FROM leasehold_fences f"));
-    rows.into_iter().find_map(|row| row[0].clone()).map(|id| String::from_utf8_lossy(&id).into_owned())
+    let ids = rows.into_iter().filter_map(|row| row[0].clone());
+    ids.map(|id| String::from_utf8_lossy(&id).into_owned()).collect()
+}
+
+/// The connection that holds the only lock.
+fn holder(fixture: &MySqlFixture) -> Option<String> {
+    holders(fixture).into_iter().next()
 }
 
 /// Asserts that the same connection holds for so long, and that nobody else is granted the lock.
@@ -122,7 +128,7 @@ fn a_lease_ends_with_its_ttl_although_its_connection_is_used() {
             text.rsplit(' ').next().and_then(|seconds| seconds.parse::<u64>().ok()).expect("seconds")
         };
         assert_eq!(told(), 90, "the server ends the connection after another time than the ttl");
-        // Each use is told the rest: had the first one begun the ttl again, the second one would be told the same.
+        // The second use is two seconds later. If the first one had begun the ttl again, it would set the same time.
         for left in [88, 86] {
             eventually("the connection is used for the rest of the ttl", || told() == left).await;
         }

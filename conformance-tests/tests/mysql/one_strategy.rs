@@ -121,6 +121,7 @@ fn claims_that_wait_are_refused_too() {
         for refused in acquires.join_all().await {
             assert_eq!(refused.expect_err("the other strategy is used").kind(), ErrorKind::Unsupported);
         }
+        assert!(!has_granted(&server, FOR_UPDATE));
         stopwatch.within(SOON / 2, "a claim that waits is refused before its wait ends");
     });
 }
