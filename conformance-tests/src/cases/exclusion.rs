@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 
-use crate::clients::{becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::clients::{PATIENCE, becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
 use crate::fixture::{Fixture, Route};
 use crate::history::History;
 use crate::support::{AT_ONCE, join, name};
@@ -154,8 +154,9 @@ pub async fn many_waiters_without_a_lost_wakeup(fixture: &dyn Fixture) {
     let mut waiting = Vec::new();
     for index in 0..HERD {
         let client = long_client(fixture, Route::Clear).await;
-        let acquire = hold(&client, &name);
-        waiting.push(tokio::spawn(async move { acquire.await.release().await }));
+        // The first one waits until the last one has connected, which takes a busy machine a long time.
+        let lock = client.lock(name.as_str()).wait(PATIENCE * 4);
+        waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
         queued(fixture, &client, &name, (1, index as u64 + 1)).await;
     }
     let bound = handoff_bound(&holder.capabilities()) * HERD as u32;
