@@ -48,6 +48,46 @@ macro_rules! suite_tests {
     };
 }
 
+/// Generates the cases that the topology of a store can change, as [`suite!`] does. It is for a backend that another fixture runs the
+/// whole suite on, with one server.
+///
+/// A case is among them unless its group is one of those that `topology_group!` leaves out: groups about claims, leases and the keeper,
+/// for which the backend runs the same code and sends the same requests to one server and to several.
+#[macro_export]
+macro_rules! topology_suite {
+    ($fixture:ty) => {
+        type SuiteFixture = $fixture;
+        $crate::for_each_case! { [$crate::topology_tests] }
+    };
+}
+
+/// The tests of [`topology_suite!`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! topology_tests {
+    ($($group:ident $cases:tt)*) => {
+        $($crate::topology_group! { $group $cases })*
+    };
+}
+
+/// Leaves out the groups that are independent of the topology.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! topology_group {
+    (cancellation $cases:tt) => {};
+    (defaults $cases:tt) => {};
+    (errors $cases:tt) => {};
+    (keeper $cases:tt) => {};
+    (leaks $cases:tt) => {};
+    (lease $cases:tt) => {};
+    (names $cases:tt) => {};
+    (ownership $cases:tt) => {};
+    (reentry $cases:tt) => {};
+    ($group:ident $cases:tt) => {
+        $crate::suite_tests! { $group $cases }
+    };
+}
+
 /// The names of all cases.
 #[doc(hidden)]
 #[macro_export]

@@ -1,4 +1,5 @@
-//! Leasehold on real etcd clusters of three members: the suite, and then what happens when one member or the leader fails.
+//! Leasehold on real etcd clusters of three members: the cases that the topology can change, and then what happens when one member or the
+//! leader fails.
 
 mod etcd {
     #[path = "../support/mod.rs"]
@@ -9,5 +10,5 @@ mod etcd {
     mod stored;
     mod three_members;
 
-    leasehold_conformance::suite!(three_members::ThreeMembers);
+    leasehold_conformance::topology_suite!(three_members::ThreeMembers);
 }

@@ -1,4 +1,5 @@
-//! Leasehold on real ZooKeeper ensembles of three servers: the suite, and then what happens when one server or the leader fails.
+//! Leasehold on real ZooKeeper ensembles of three servers: the cases that the topology can change, and then what happens when one server or the
+//! leader fails.
 
 mod zk {
     #[path = "../support/mod.rs"]
@@ -12,5 +13,5 @@ mod zk {
     mod stored;
     mod three_servers;
 
-    leasehold_conformance::suite!(three_servers::ThreeServers);
+    leasehold_conformance::topology_suite!(three_servers::ThreeServers);
 }
