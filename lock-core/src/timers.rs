@@ -10,7 +10,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::{Error, Result};
 
-/// A timer of the current runtime.
+/// A timer of the current runtime. Each call has its own: if the keeper bounded the calls, each would wake its thread.
 ///
 /// # Errors
 /// [`InvalidInput`](crate::ErrorKind::InvalidInput) where there is no tokio runtime, or one without timers. tokio has no query for that and panics: its message

@@ -45,7 +45,8 @@ impl Request {
         self.options().is_some()
     }
 
-    /// Whether two acquires can share a script call. The call stores the same holder information for both.
+    /// Whether two acquires can share a script call. The call stores the same holder information for both. If a key has
+    /// only the digest of a name, the name is in there too, and the other lock would get it.
     pub(crate) fn can_share_call(&self, other: &Self, shared: &Shared) -> bool {
         let key_lacks_name = |request: &Self| !shared.keys.contains_name(request.claim.name());
         self.operation == other.operation

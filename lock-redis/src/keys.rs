@@ -73,7 +73,8 @@ impl fmt::Display for RecordKey<'_> {
 }
 
 /// The minimal permissions of a user who locks under `prefix`, as rules of `ACL SETUSER`: the keys and channels of the prefix, and
-/// the commands that Leasehold sends. The test suite runs with them.
+/// the commands that Leasehold sends. The test suite runs with them. `SCAN` is not among them, because it shows the names
+/// of all keys of the database: see [`operator_acl`].
 ///
 /// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select …`. Put `on >password`
 /// before it.

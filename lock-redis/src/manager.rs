@@ -1,8 +1,8 @@
 //! Keeps the connection of one runtime open, in a task of its own.
 //!
 //! A client has one connection manager for each tokio runtime that calls it: the user's for acquire and release, the keeper's for
-//! renewals and pushes. The runtime that waits for a connection also drives it. So no call crosses threads, and a starved user
-//! runtime does not stop the renewals.
+//! renewals and pushes. The runtime that waits for a connection also drives it. So no call crosses threads, and a user's
+//! runtime that is starved or shut down does not stop the renewals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

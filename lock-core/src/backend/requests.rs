@@ -33,7 +33,8 @@ pub enum OnContention {
     /// A place in the server's queue, where the server keeps one.
     #[default]
     Queue,
-    /// Nothing: the reply is [`Contended`](crate::backend::AcquireOutcome::Contended), and the store keeps nothing.
+    /// Nothing: the reply is [`Contended`](crate::backend::AcquireOutcome::Contended), and the store keeps nothing. An
+    /// acquire that does not wait would have to withdraw a place: another call, and a gap that others step over.
     Fail,
 }
 
