@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold_core::backend::{Capabilities, LockBackend, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
+use leasehold_core::defaults::DEFAULT_TTL;
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_etcd::EtcdBackend;
 use leasehold_mysql::MySqlBackend;
@@ -54,12 +55,12 @@ fn page(backends: &[Capabilities]) -> String {
     row("a ttl is rounded up to whole", &|it| text(it.ttl_granularity));
     row("a waiter learns of its turn by", &|it| waiting(it.waiting).to_owned());
     row("clients get the lock in the order in which they came", &|it| yes(it.fifo).to_owned());
-    row("ttl of a place in the queue, at most", &|it| match it.waiting {
-        Waiting::ServerQueue => text(it.max_place_ttl),
+    row(&format!("ttl of a place in the queue, with a ttl of {}", text(DEFAULT_TTL)), &|it| match it.waiting {
+        Waiting::ServerQueue => text(DEFAULT_TTL.min(it.max_place_ttl)),
         _ => "no queue".to_owned(),
     });
     row("a lease that was ended behind the holder's back is noticed", &|it| notice(it.loss_notice).to_owned());
-    row("a waiter of a dead holder holds within its ttl and", &|it| takeover(it));
+    row("failover time after a holder crashes: its ttl plus", &|it| takeover(it));
     row("fencing token", &|it| it.fencing.to_owned());
     row("after a restart of the store there is", &|it| restart(it.restart).to_owned());
     row("a call takes at most", &|it| text(it.call_bound));
@@ -82,11 +83,12 @@ fn name(it: &Capabilities) -> String {
     }
 }
 
+/// For a waiter with the default ttl: where a place lasts as long as its session, a longer ttl means a longer time.
 fn takeover(it: &Capabilities) -> String {
-    let (slack, worst) = (it.takeover_slack, it.takeover_at_worst(it.max_ttl));
+    let (slack, worst) = (it.takeover_slack, it.takeover_at_worst(DEFAULT_TTL));
     match worst.saturating_sub(slack) {
         Duration::ZERO => text(slack),
-        more => format!("{}; up to {} more where the lock went to a dead waiter meanwhile", text(slack), text(more)),
+        more => format!("{} (plus {} if the next waiter has crashed too)", text(slack), text(more)),
     }
 }
 
