@@ -27,12 +27,7 @@ const MORE: &str = "See `leasehold help COMMAND` or the man page of a command fo
 /// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// URL of the store: `sqlite:///PATH`, `redis://HOST`, `mysql://USER@HOST/DATABASE`, `etcd://HOST,HOST` or `zk://HOST,HOST` [env: LEASEHOLD_STORE] [default: sqlite://]
-    ///
-    /// `sqlite://` is a file in your state folder, so each user has a different one: give cron jobs and services a path. Every user
-    /// of this machine can read a password on the command line (`ps`): put a URL with a password into LEASEHOLD_STORE instead. An
-    /// empty LEASEHOLD_STORE counts as unset.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help = store_help(), long_help = format!("{}\n\n{ABOUT_STORE}", store_help()))]
     pub(crate) store: Option<String>,
 
     /// Print JSON, for scripts
@@ -46,6 +41,24 @@ pub(crate) struct Common {
     /// It goes to standard error, without a password. For `sqlite://` it contains the path of the file.
     #[arg(long, short)]
     pub(crate) verbose: bool,
+}
+
+const ABOUT_STORE: &str = "`sqlite://` is a file in your state folder, so each user has a different one: give cron \
+    jobs and services a path. Every user of this machine can read a password on the command line (`ps`): put a URL with \
+    a password into LEASEHOLD_STORE instead. An empty LEASEHOLD_STORE counts as unset.";
+
+/// Names the stores of this build only: `etcd` is in no default, and a URL of it would be refused.
+fn store_help() -> String {
+    let urls = [
+        ("`sqlite:///PATH`", cfg!(feature = "sqlite")),
+        ("`redis://HOST`", cfg!(feature = "redis")),
+        ("`mysql://USER@HOST/DATABASE`", cfg!(feature = "mysql")),
+        ("`etcd://HOST,HOST`", cfg!(feature = "etcd")),
+        ("`zk://HOST,HOST`", cfg!(feature = "zk")),
+    ];
+    let urls: Vec<_> = urls.iter().filter(|(_, is_on)| *is_on).map(|(url, _)| *url).collect();
+    let default = if cfg!(feature = "sqlite") { " [default: sqlite://]" } else { "" };
+    format!("URL of the store: {} [env: LEASEHOLD_STORE]{default}", urls.join(", "))
 }
 
 /// The name of the lock as an option. [`parse`] moves it to the field of the argument.
@@ -492,6 +505,15 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_offers_the_stores_of_this_build() {
+        let help = command().find_subcommand_mut("status").unwrap().render_help().to_string();
+        for (scheme, feature, is_on) in leasehold::SCHEMES.iter().filter(|(scheme, ..)| *scheme != "memory") {
+            let is_first = scheme == feature;
+            assert_eq!(help.contains(&format!("`{scheme}://")), *is_on && is_first, "{scheme}: {help}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "run",
         &[
+            #[cfg(feature = "redis")]
             (
                 "Run one instance at a time on all machines that use this Redis:",
                 "LEASEHOLD_STORE=redis://redis.internal:6379 leasehold run nightly/report -- ./report.sh --all",
@@ -23,6 +24,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "A cron job that runs on one of several machines, and not again on a machine whose clock is behind:",
                 "leasehold run report --no-wait -E 0 --min-hold 1m --max-hold 30m -- /usr/local/bin/report",
             ),
+            #[cfg(feature = "sqlite")]
             (
                 "A lock on one machine, for a service or for several users:",
                 "leasehold run import --store sqlite:///var/lib/app/locks.db -- ./import",
@@ -46,6 +48,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ("ls", &[("List the locks that are held and whose names begin with a prefix:", "leasehold ls --prefix orders/")]),
     ("watch", &[("Wait until a client holds the lock:", "leasehold watch nightly | grep -m1 'held by'")]),
     ("break", &[("End the lease of a dead holder without confirmation:", "leasehold break nightly --yes")]),
+    #[cfg(feature = "redis")]
     (
         "doctor",
         &[(
@@ -56,10 +59,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "schema",
         &[
+            #[cfg(feature = "sqlite")]
             ("Create the tables of a SQLite file:", "leasehold schema sqlite | sqlite3 /var/lib/app/locks.db"),
+            #[cfg(feature = "mysql")]
             ("Create the table in a MySQL or MariaDB database:", "leasehold schema mysql | mysql app"),
         ],
     ),
+    #[cfg(feature = "etcd")]
     (
         "etcd",
         &[(
@@ -67,6 +73,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             "leasehold acl etcd | sh && etcdctl user grant-role locks leasehold",
         )],
     ),
+    #[cfg(feature = "mysql")]
     (
         "mysql",
         &[(
@@ -74,6 +81,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             "leasehold acl mysql --database app --user \"'app'@'%'\" | mysql",
         )],
     ),
+    #[cfg(feature = "redis")]
     (
         "redis",
         &[
@@ -87,6 +95,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ),
         ],
     ),
+    #[cfg(feature = "zk")]
     (
         "zk",
         &[(
