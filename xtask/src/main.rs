@@ -1,4 +1,4 @@
-//! Commands for people who work on Leasehold: `cargo xtask check`, `test`, `counts`, `bench` and `mutants`.
+//! Commands for people who work on Leasehold: `cargo xtask check`, `test`, `counts` and `bench`.
 
 mod architecture;
 mod bench;
@@ -11,7 +11,6 @@ mod hygiene;
 mod invariants;
 mod metadata;
 mod minimum_rust;
-mod mutants;
 mod needs;
 mod parts;
 mod process;
@@ -38,7 +37,6 @@ enum Command {
     Test(test::Args),
     Counts(counts::Args),
     Bench(bench::Args),
-    Mutants(mutants::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,7 +45,6 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Counts(counts::Args {}) => counts::run(),
         Command::Bench(args) => bench::run(&args),
-        Command::Mutants(args) => mutants::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
