@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use crate::metadata::Metadata;
 use crate::process;
 
-/// The features of the facade that this version compiles. `mysql` needs a newer one, because sqlx does.
-const FEATURES: &str = "redis-tls,sqlite";
+/// The features of the facade that this version compiles: all but `mysql`, which needs a newer one, because sqlx does.
+const FEATURES: &str = "etcd-tls,redis-tls,sqlite,zk-tls";
 
 /// README.md states the version that Cargo.toml has, and that version compiles these features, where it is installed.
 pub(crate) fn check(metadata: &Metadata) -> Result<String> {
