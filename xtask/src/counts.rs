@@ -29,8 +29,8 @@ pub(crate) struct Count {
 pub(crate) struct Counts(BTreeMap<String, Count>);
 
 const HEADER: &str = "\
-# How many cases each suite runs and ignores. `cargo xtask test` compares every run with it, `cargo xtask check` compares
-# the lists of cases with it, and `cargo xtask counts` writes it.
+# How many cases each suite runs and ignores. `cargo xtask test` compares every run with it, and `cargo xtask counts`
+# writes it.
 
 ";
 
@@ -42,11 +42,6 @@ fn path() -> PathBuf {
 pub(crate) fn run() -> Result<()> {
     std::fs::write(path(), Counts::list(&metadata::read()?)?.text())
         .context("cannot write conformance-tests/counts.toml")
-}
-
-/// Compares the cases that the suites list with the checked-in counts.
-pub(crate) fn check(metadata: &Metadata) -> Result<String> {
-    Counts::list(metadata)?.hold(&Counts::read()?, true)
 }
 
 impl Counts {
