@@ -44,20 +44,19 @@ pub(crate) struct Common {
 }
 
 const ABOUT_STORE: &str = "`sqlite://` is a file in your state folder, so each user has a different one: give cron \
-    jobs and services a path. Every user of this machine can read a password on the command line (`ps`): put a URL with \
-    a password into LEASEHOLD_STORE instead. An empty LEASEHOLD_STORE counts as unset.";
+    jobs and services a path. Every user of this machine can read a password on the command line (`ps`): put a URL \
+    with a password into LEASEHOLD_STORE instead. An empty LEASEHOLD_STORE counts as unset.";
 
 /// Names the stores of this build only: `etcd` is in no default, and a URL of it would be refused.
 fn store_help() -> String {
-    let urls = [
-        ("`sqlite:///PATH`", cfg!(feature = "sqlite")),
-        ("`redis://HOST`", cfg!(feature = "redis")),
-        ("`mysql://USER@HOST/DATABASE`", cfg!(feature = "mysql")),
-        ("`etcd://HOST,HOST`", cfg!(feature = "etcd")),
-        ("`zk://HOST,HOST`", cfg!(feature = "zk")),
-    ];
-    let urls: Vec<_> = urls.iter().filter(|(_, is_on)| *is_on).map(|(url, _)| *url).collect();
-    let default = if cfg!(feature = "sqlite") { " [default: sqlite://]" } else { "" };
+    let is_built_in = |url: &&str| {
+        let scheme = url.split(':').next();
+        leasehold::SCHEMES.iter().any(|(known, _, is_on)| *is_on && Some(*known) == scheme)
+    };
+    let examples =
+        ["sqlite:///PATH", "redis://HOST", "mysql://USER@HOST/DATABASE", "etcd://HOST,HOST", "zk://HOST,HOST"];
+    let urls: Vec<_> = examples.iter().filter(|url| is_built_in(url)).map(|url| format!("`{url}`")).collect();
+    let default = if is_built_in(&"sqlite://") { " [default: sqlite://]" } else { "" };
     format!("URL of the store: {} [env: LEASEHOLD_STORE]{default}", urls.join(", "))
 }
 
