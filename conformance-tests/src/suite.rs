@@ -48,11 +48,11 @@ macro_rules! suite_tests {
     };
 }
 
-/// Generates the cases that the topology of a store can change, as [`suite!`] does. It is for a backend that another fixture runs the
-/// whole suite on, with one server.
+/// Generates the cases that the topology of a store can change, as [`suite!`] does. It is for a backend that another
+/// fixture runs the whole suite on, with one server.
 ///
-/// A case is among them unless its group is one of those that `topology_group!` leaves out: groups about claims, leases and the keeper,
-/// for which the backend runs the same code and sends the same requests to one server and to several.
+/// A case is among them unless its group is one of those that `topology_group!` leaves out: groups about claims, leases
+/// and the keeper, for which the backend runs the same code and sends the same requests to one server and to several.
 #[macro_export]
 macro_rules! topology_suite {
     ($fixture:ty) => {

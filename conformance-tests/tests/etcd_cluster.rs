@@ -1,5 +1,5 @@
-//! Leasehold on real etcd clusters of three members: the cases that the topology can change, and then what happens when one member or the
-//! leader fails.
+//! Leasehold on real etcd clusters of three members: the cases that the topology can change, and then what happens when
+//! one member or the leader fails.
 
 mod etcd {
     #[path = "../support/mod.rs"]

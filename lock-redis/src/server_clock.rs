@@ -1,7 +1,7 @@
 //! Detects steps of the server's wall clock. A step moves the end of every lease of every client.
 //!
-//! A step is only reported. After a step back, the lease of a dead holder lasts longer by the step, and no client shortens
-//! it: a record does not say how long its lease may last, and a guess could end a valid lease of a longer ttl.
+//! A step is only reported. After a step back, the lease of a dead holder lasts longer by the step, and no client
+//! shortens it: a record does not say how long its lease may last, and a guess could end a valid lease of a longer ttl.
 
 use std::sync::Mutex;
 use std::time::Duration;

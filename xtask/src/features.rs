@@ -34,8 +34,8 @@ pub(crate) fn alone(metadata: &Metadata) -> Result<String> {
     Ok(format!("{runs} combinations"))
 }
 
-/// No feature, and each alone. All of them are compiled by [`together`]. A feature `…-tls` of the facade and of the command only
-/// passes on the feature `tls` of a backend, which is checked alone there; [`crate::dependencies::clients`] checks that it does.
+/// No feature, and each alone; [`together`] compiles all of them. A feature `…-tls` of the facade or the command only
+/// passes on the feature `tls` of a backend, which is checked alone there.
 fn combinations(package: &Package) -> Vec<String> {
     let named = package.features.keys().filter(|name| *name != "default" && !name.ends_with("-tls")).cloned();
     std::iter::once(String::new()).chain(named).collect()

@@ -19,7 +19,8 @@ pub(crate) fn root() -> PathBuf {
 /// The cargo that runs us.
 pub(crate) fn cargo<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Set by `cargo run` for this program. Some build scripts read them, and would run again after a cargo that was started by hand.
+    // `cargo run` sets them for this program. Some build scripts read them, and would run again after a cargo that was
+    // started by hand.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
         command.env_remove(name);
     }

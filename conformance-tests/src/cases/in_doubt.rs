@@ -262,7 +262,8 @@ pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
         return fixture.empty("the server keeps no queue and hands no lock over");
     }
     let guard = hold(&ann, &name).await;
-    // A reply to a request of the last 1.25 call bounds still counts, and a busy machine takes seconds until the path is cut.
+    // A reply to a request of the last 1.25 call bounds still counts, and a busy machine takes seconds until the path
+    // is cut.
     let wait = capabilities.call_bound * 5;
     let lock = bob.lock(name.as_str()).wait(wait);
     let waiter = tokio::spawn(async move { lock.acquire().await });
