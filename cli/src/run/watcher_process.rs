@@ -69,8 +69,9 @@ fn follow(mut orders: Orders) -> io::Result<()> {
         match rustix::io::read(&stdin, &mut bytes) {
             Err(rustix::io::Errno::INTR) => {}
             Ok(read @ 1..) => orders.read(&bytes[..read]),
-            // The run has ended.
+            // The run has ended, or is about to.
             Ok(0) | Err(_) => {
+                orders.outlive_run();
                 orders.kill();
                 return Ok(());
             }
@@ -108,6 +109,16 @@ impl Orders {
 
     fn sleep(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.left().min(LONGEST_SLEEP))
+    }
+
+    /// Waits until the run is no parent any more, which is soon after it has closed its files. Until then the kernel sends HUP and CONT to
+    /// the group of a command that it finds stopped: that would end the first process while its descendants are searched for, and they would
+    /// never be found.
+    fn outlive_run(&self) {
+        let until = Deadline::after(LONGEST_SLEEP);
+        while getppid() == self.run && !until.left().is_zero() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn kill(&self) {
