@@ -95,6 +95,7 @@ macro_rules! for_each_case {
                 max_hold_bounds_a_longer_ttl
                 min_hold_outlives_an_early_release
                 min_hold_outlives_the_client
+                a_shutdown_ends_a_min_hold_that_is_over
                 validity_keeps_a_margin_and_shrinks
                 a_later_grant_has_its_whole_ttl
             }

@@ -127,6 +127,7 @@ saboteurs! {
         max_hold_bounds_a_longer_ttl: LongLeases, "at the server ends by `max_hold`";
         min_hold_outlives_an_early_release: RunsOutAtOnce, "within `min_hold`";
         min_hold_outlives_the_client: RunsOutAtOnce, "outlives the client";
+        a_shutdown_ends_a_min_hold_that_is_over: NeverShortens, "after a shutdown";
         validity_keeps_a_margin_and_shrinks: ReportsTooMuch, "is valid for";
         a_later_grant_has_its_whole_ttl: StampsAllAsTheFirst, "a later lease";
     }

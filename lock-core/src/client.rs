@@ -199,7 +199,8 @@ impl LockClient {
     }
 
     /// Ends this client and its clones: pending acquires fail, every lease is released and its holder notified
-    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has replied.
+    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has replied. It does not wait for the end of a
+    /// [`min_hold`](crate::Lock::min_hold).
     ///
     /// # Errors
     /// [`Indeterminate`](ErrorKind::Indeterminate) if the store did not reply for two call bounds, or the ttl ended before it

@@ -7,11 +7,11 @@ use leasehold_core::backend::{
     AcquireOutcome, Confirmation, Delivery, RenewPolicy, RenewReply, RenewRequest, TtlScope,
 };
 use leasehold_core::defaults::DEFAULT_TTL;
-use leasehold_core::{LockClient, LockName, LossReason};
+use leasehold_core::{KeeperRuntime, LockClient, LockName, LossReason};
 
 use crate::clients::{
     LONG, PATIENCE, becomes_free, build, builder, client, default_client, handoff_bound, hold, is_free, long_client,
-    lost, queued, steady_client, steady_ttl, warm_client,
+    long_ttl, lost, queued, steady_client, steady_ttl, warm_client,
 };
 use crate::direct::Direct;
 use crate::fault::PathFault;
@@ -436,6 +436,37 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     }
     let bound = shortest + bob.capabilities().takeover_slack;
     becomes_free(&bob, &name, bound, "free again after `min_hold`").await;
+}
+
+/// A shutdown after the end of a `min_hold` ends the lease, also before the keeper has noticed that end. A program that exits then would
+/// leave the lease of a session to its ttl.
+pub async fn a_shutdown_ends_a_min_hold_that_is_over(fixture: &dyn Fixture) {
+    let builder = builder(fixture, Route::Clear).await.ttl(long_ttl(fixture));
+    let bob = client(fixture, Route::Clear).await;
+    let (name, shortest) = (name("min hold and shutdown"), fixture.ttl() * 2);
+    let (ends, ended) = tokio::sync::oneshot::channel();
+    let (exits, exit) = std::sync::mpsc::channel::<()>();
+    let process = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let ann = build(builder.keeper(KeeperRuntime::CurrentRuntime));
+                let guard = ann.lock(name.as_str()).min_hold(shortest).acquire().await.expect("nothing is broken");
+                guard.release().await.expect("an early release");
+                // The keeper shares the thread, and does not run before the shutdown does.
+                std::thread::sleep(shortest + ann.capabilities().ttl_granularity);
+                ann.shutdown().await.expect("nothing is broken");
+            });
+            let _ = ends.send(());
+            // From here on the client does nothing, as if its process had ended without a word to the server.
+            let _ = exit.recv();
+        }
+    });
+    ended.await.expect("the client is shut down");
+    becomes_free(&bob, &name, AT_ONCE, "free after a shutdown at the end of `min_hold`").await;
+    drop(exits);
+    process.join().expect("the process ends without a panic");
 }
 
 /// With the default ttl a fresh lease is valid for nearly all of it. After a wait the lease begins with the rest of the place's

@@ -337,8 +337,15 @@ impl HeldLease {
                 }
             }
             Err(Phase::Lost(_)) => self.stop(out),
-            // It is kept until min_hold, or the task that gave it up is about to release it.
-            Err(Phase::Held | Phase::Released) => {}
+            // It is kept until `min_hold` is over. When that is so, the caller must find it among what a shutdown waits for, although the
+            // keeper has not noticed yet: a process that exits without it would leave a lease of a session to its ttl.
+            Err(Phase::Held | Phase::Released) => {
+                if let Renewal::Active(Active { held_over: Some(until), .. }) = self.renewal
+                    && until <= now
+                {
+                    self.end_with_session(Why::Release, out);
+                }
+            }
         }
     }
 
