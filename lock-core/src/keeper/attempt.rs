@@ -10,7 +10,7 @@ use crate::error::{ErrorKind, Result};
 /// An acquire that is to be sent.
 pub(crate) struct Attempt {
     pub(super) request: AcquireRequest,
-    /// In doubt when an earlier acquire of the claim was never answered.
+    /// In doubt when an earlier acquire of the claim has no reply.
     pub(super) delivery: Delivery,
 }
 

@@ -12,14 +12,12 @@ use super::hold::Hold;
 use super::machines::disposal::{Ending, Why};
 use super::machines::outputs::{Outputs, Wake};
 use super::machines::rules::Rules;
-use super::machines::wait_queue::{AcquireCall, AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_answer};
+use super::machines::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_answer};
 use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
 use super::{Effects, LeaseKeeper, Life, OwnerState, State, Task};
-use crate::backend::{
-    AcquireRequest, Claim, Confirmation, OnContention, PlaceNumber, RenewReply, RenewRequest, WatchGuard,
-};
+use crate::backend::{Claim, Confirmation, Delivery, OnContention, PlaceNumber, RenewReply, RenewRequest, WatchGuard};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -119,10 +117,11 @@ impl LeaseKeeper {
             let confirm_after = now.plus(wait.saturating_sub(self.rules.call_bound));
             let joining = Joining { acquire, terms, on_contention, confirm_after, to };
             let first = if is_first {
-                let (machine, call) = WaitQueue::new(joining, now);
+                let machine = WaitQueue::new(joining, now);
                 let claim = self.draw_claim(state, name);
-                state.queues.insert(name.clone(), Queue { machine, claim: claim.clone(), task: None, watch: None });
-                Some(Attempt::new(claim, call))
+                let request = machine.request(claim.clone());
+                state.queues.insert(name.clone(), Queue { machine, claim, task: None, watch: None });
+                Some(Attempt { request, delivery: Delivery::Confirmed })
             } else {
                 let join =
                     |queue: &mut WaitQueue<_>, rules: &Rules, _, out: &mut Outputs<_>| queue.join(rules, joining, out);
@@ -183,7 +182,9 @@ impl LeaseKeeper {
                     queue.claim = claim;
                 }
             }
-            QueueOutput::Acquire(call) => effects.attempts.push(Attempt::new(claim.clone(), call)),
+            QueueOutput::Acquire { delivery } => {
+                effects.attempts.push(Attempt { request: queue.machine.request(claim.clone()), delivery });
+            }
             QueueOutput::Renew { place, ttl } => {
                 let renewal = RenewRequest::new(claim.clone(), place, ttl);
                 effects.renewals.push((Target::Place(claim.clone(), place), renewal));
@@ -301,13 +302,6 @@ impl LeaseKeeper {
         for name in state.queued_names() {
             self.feed(state, effects, &name, |queue, rules, _, out| queue.close(rules, error, out));
         }
-    }
-}
-
-impl Attempt {
-    fn new(claim: Claim, call: AcquireCall) -> Self {
-        let AcquireCall { mode, ttl, kind, on_contention, attempt, delivery } = call;
-        Self { request: AcquireRequest { claim, mode, ttl, kind, on_contention, attempt }, delivery }
     }
 }
 

@@ -82,10 +82,10 @@ impl Observed {
                     self.in_flight = false;
                     self.is_over = matches!(output, QueueOutput::Finished);
                 }
-                QueueOutput::Acquire(call) => {
+                QueueOutput::Acquire { delivery } => {
                     prop_assert!(!self.in_flight, "two acquires at once");
                     self.in_flight = true;
-                    self.at_store |= call.delivery == Delivery::InDoubt;
+                    self.at_store |= delivery == Delivery::InDoubt;
                 }
                 QueueOutput::Renew { .. } => prop_assert!(due, "a renewal in answer to something else than a wake-up"),
                 QueueOutput::Withdraw { .. } | QueueOutput::WithdrawOverdue { .. } => self.at_store = false,
@@ -123,7 +123,7 @@ proptest! {
         };
         let first = joining(now, false);
         let mut seen = Observed { waiting: BTreeSet::from([first.acquire]), in_flight: true, ..Observed::default() };
-        let (mut queue, _) = WaitQueue::new(first, at(now));
+        let mut queue = WaitQueue::new(first, at(now));
         let mut out = Outputs::default();
         for input in inputs {
             let mut due = false;

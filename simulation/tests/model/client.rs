@@ -190,10 +190,10 @@ impl Client {
             queue.acquires.push(acquire);
             return self.feed(scene, |queue, out| queue.join(&rules, joining, out).unwrap());
         }
-        let (machine, call) = WaitQueue::new(joining, now);
+        let machine = WaitQueue::new(joining, now);
         let claim = self.draw();
         self.queue = Some(Queue { claim, machine, acquires: vec![acquire], wake: Some(now.plus(rules.call_bound)) });
-        self.send(scene, claim, Verb::Acquire { in_doubt: call.delivery == Delivery::InDoubt });
+        self.send(scene, claim, Verb::Acquire { in_doubt: false });
     }
 
     pub(super) fn cancel(&mut self, scene: &mut Scene<'_>) {
@@ -386,8 +386,8 @@ impl Client {
                 let claim = self.draw();
                 self.queue.iter_mut().for_each(|queue| queue.claim = claim);
             }
-            QueueOutput::Acquire(call) => {
-                self.send(scene, claim, Verb::Acquire { in_doubt: call.delivery == Delivery::InDoubt });
+            QueueOutput::Acquire { delivery } => {
+                self.send(scene, claim, Verb::Acquire { in_doubt: delivery == Delivery::InDoubt });
             }
             QueueOutput::Renew { place, .. } => {
                 self.send(scene, claim, Verb::Renew { held: false, place: place.get() })

@@ -19,5 +19,5 @@ pub use self::disposal::{Disposal, Due, EndCall, Ended, Ending, Finding, Next, R
 pub use self::held_lease::{Check, HeldLease, LeaseNote, LeaseOutput, Phase, ReleaseDecision};
 pub use self::outputs::{Outputs, Wake};
 pub use self::rules::Rules;
-pub use self::wait_queue::{AcquireCall, AcquireId, Joining, QueueNote, QueueOutput, Start, WaitQueue};
+pub use self::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, Start, WaitQueue};
 pub use crate::terms::Terms;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::output::AcquireCall;
 use super::waiters::Waiter;
-use crate::backend::{Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
+use crate::backend::{
+    AcquireRequest, Claim, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber,
+};
 use crate::clock::Stamp;
 use crate::error::Error;
 use crate::terms::Terms;
@@ -62,9 +63,9 @@ impl CurrentClaim {
     }
 
     /// Its next acquire.
-    pub(super) fn call(&self) -> AcquireCall {
-        let &Self { mode, ttl, kind, on_contention, attempt, delivery, .. } = self;
-        AcquireCall { mode, ttl, kind, on_contention, attempt, delivery }
+    pub(super) fn request(&self, claim: Claim) -> AcquireRequest {
+        let &Self { mode, ttl, kind, on_contention, attempt, .. } = self;
+        AcquireRequest { claim, mode, ttl, kind, on_contention, attempt }
     }
 
     /// Whether it cannot become a lease with these terms.

@@ -13,12 +13,14 @@ mod waiters;
 use std::time::Duration;
 
 use self::claim::CurrentClaim;
-pub use self::output::{AcquireCall, QueueNote, QueueOutput, Start};
+pub use self::output::{QueueNote, QueueOutput, Start};
 pub use self::waiters::{AcquireId, Joining};
 use self::waiters::{Waiter, Waiters};
 use super::outputs::{Outputs, Wake};
 use super::rules::{PATIENCE, Rules, backoff};
-use crate::backend::{AcquireOutcome, Confirmation, Delivery, Grant, OnContention, PlaceNumber, RenewReply};
+use crate::backend::{
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, Delivery, Grant, OnContention, PlaceNumber, RenewReply,
+};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
@@ -51,14 +53,17 @@ enum Phase {
 const SPREAD: Duration = Duration::from_millis(2);
 
 impl<T> WaitQueue<T> {
-    /// A queue of one acquire, and its first attempt. Nothing is to be woken for that: the acquire itself makes it, and its wait has an
-    /// end.
-    pub fn new(first: Joining<T>, now: Stamp) -> (Self, AcquireCall) {
+    /// A queue of one acquire, whose caller sends the first [`request`](Self::request). No wake-up is scheduled for it: the caller drives
+    /// it and has a timeout of its own.
+    pub fn new(first: Joining<T>, now: Stamp) -> Self {
         let claim = CurrentClaim::new(&first.terms, first.on_contention, now);
         let phase = Phase::Acquiring { since: now };
-        let queue = Self { waiters: Waiters::new(first), claim, phase, answered: None, in_doubt_until: Stamp::ZERO };
-        let call = queue.claim.call();
-        (queue, call)
+        Self { waiters: Waiters::new(first), claim, phase, answered: None, in_doubt_until: Stamp::ZERO }
+    }
+
+    /// The next acquire of the present claim, which is `claim` at the store.
+    pub fn request(&self, claim: Claim) -> AcquireRequest {
+        self.claim.request(claim)
     }
 
     /// How many acquires wait.
@@ -280,7 +285,7 @@ impl<T> WaitQueue<T> {
             Phase::Queued { renewal } => self.renewal_due(rules, renewal, now, out),
             Phase::Retrying => {
                 self.phase = Phase::Acquiring { since: now };
-                out.push(QueueOutput::Acquire(self.claim.call()));
+                out.push(QueueOutput::Acquire { delivery: self.claim.delivery });
                 out.wake_at(now.plus(rules.call_bound));
             }
         }
@@ -355,7 +360,7 @@ impl<T> WaitQueue<T> {
         self.claim = CurrentClaim::of(front, now);
         self.phase = Phase::Acquiring { since: now };
         out.push(QueueOutput::NewClaim);
-        out.push(QueueOutput::Acquire(self.claim.call()));
+        out.push(QueueOutput::Acquire { delivery: self.claim.delivery });
         out.wake_at(now.plus(rules.call_bound));
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber};
+use crate::backend::{Delivery, Grant, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
 use crate::keeper::machines::outputs::{Outputs, Wake};
@@ -13,8 +13,8 @@ use crate::terms::Terms;
 pub enum QueueOutput<T> {
     /// The queue has a new claim from now on.
     NewClaim,
-    /// Sends an acquire of the claim.
-    Acquire(AcquireCall),
+    /// Sends the [`request`](super::WaitQueue::request) of the claim. In doubt when an earlier one has no reply.
+    Acquire { delivery: Delivery },
     /// Sends a renewal of the claim's place. Only in answer to a wake-up, so that renewals go out together.
     Renew { place: PlaceNumber, ttl: Duration },
     /// Withdraws the claim, beginning at once.
@@ -35,18 +35,6 @@ pub enum QueueOutput<T> {
     Note(QueueNote),
     /// No acquire waits any more.
     Finished,
-}
-
-/// An acquire that is to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AcquireCall {
-    pub mode: Mode,
-    pub ttl: Duration,
-    pub kind: LeaseKind,
-    pub on_contention: OnContention,
-    pub attempt: u32,
-    /// In doubt when an earlier acquire of the claim was never answered.
-    pub delivery: Delivery,
 }
 
 /// What a lease begins with.
