@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::LeaseKeeper;
+use super::machines::disposal::{Ending, Why};
 use super::machines::wait_queue::no_answer;
 use crate::backend::{AcquireOutcome, AcquireRequest, Claim, Delivery};
 use crate::error::{ErrorKind, Result};
@@ -58,15 +59,12 @@ impl LeaseKeeper {
             }
             // Every acquire has left the queue since.
             self.call_ended(state, claim.owner());
-            match answer {
-                Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) => {
-                    self.withdraw(state, claim, *delivery, *ttl);
-                }
-                Err(error) if error.kind() == ErrorKind::Indeterminate => {
-                    self.withdraw(state, claim, Delivery::InDoubt, *ttl);
-                }
-                Ok(AcquireOutcome::Contended { .. }) | Err(_) => {}
-            }
+            let delivery = match answer {
+                Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) => *delivery,
+                Err(error) if error.kind() == ErrorKind::Indeterminate => Delivery::InDoubt,
+                Ok(AcquireOutcome::Contended { .. }) | Err(_) => return,
+            };
+            self.end(state, claim, Ending::now(Why::Withdraw, delivery, *ttl));
         });
     }
 

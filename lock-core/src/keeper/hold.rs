@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::{Held, Lease};
-use super::machines::disposal::{Ending, Why};
-use super::machines::held_lease::ReleaseDecision;
+use super::machines::disposal::Ending;
 use super::report::Reports;
 use super::{LeaseKeeper, State};
-use crate::backend::{Claim, Delivery};
+use crate::backend::Claim;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::loss::Loss;
 use crate::name::LockName;
 use crate::run_to_end::{Abandoned, RunToEnd};
 use crate::sync::lock;
@@ -52,19 +52,17 @@ impl Hold {
         let timer = timer(self.keeper.call_bound())?;
         self.open = false;
         let keeper = &self.keeper;
-        let Some(end) = keeper.drop_share(&self.lease) else { return Ok(()) };
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
-        let ending = match end {
-            ReleaseDecision::Lost(loss) => return Err(Error::from(loss).during("release", name, backend)),
-            ReleaseDecision::HeldOver => return Ok(()),
-            ReleaseDecision::Now(ending) => ending,
+        let released = keeper.drop_share(&self.lease);
+        let Some(ending) = released.map_err(|loss| Error::from(loss).during("release", name, backend))? else {
+            return Ok(());
         };
         // Counted as long as a caller waits for it; from then on the keeper has a withdrawal for it.
         let _open = keeper.clone().open_call();
         let abandoned = AbandonedRelease {
             keeper: keeper.clone(),
             claim: self.lease.claim.clone(),
-            ending: Ending { delivery: Delivery::InDoubt, is_repeated: true, ..ending },
+            ending: ending.in_doubt(),
             overdue: keeper.now().plus(keeper.call_bound()),
         };
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);
@@ -81,8 +79,8 @@ impl Drop for Hold {
         if !std::mem::replace(&mut self.open, false) {
             return;
         }
-        if let Some(ReleaseDecision::Now(ending)) = self.keeper.drop_share(&self.lease) {
-            self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending, Why::Release));
+        if let Ok(Some(ending)) = self.keeper.drop_share(&self.lease) {
+            self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending));
         }
     }
 }
@@ -99,7 +97,7 @@ struct AbandonedRelease {
 impl Abandoned for AbandonedRelease {
     fn begins(&self) {
         self.keeper.with_state(|state, _| {
-            self.keeper.end_when_overdue(state, &self.claim, self.ending, Why::Release, self.overdue);
+            self.keeper.end_when_overdue(state, &self.claim, self.ending, self.overdue);
         });
     }
 
@@ -129,10 +127,10 @@ impl LeaseKeeper {
         Ok(Some(Hold { keeper: self.clone(), lease: lease.clone(), open: true }))
     }
 
-    /// A share goes. For the last one renewal stops. Returns how the lease is to end.
-    fn drop_share(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<ReleaseDecision> {
+    /// Drops a share. With the last one, renewal stops. Returns how to end the claim now, if it ends now.
+    fn drop_share(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<Ending>, Loss> {
         if !lock(&lease.machine).drop_guard() {
-            return None;
+            return Ok(None);
         }
         self.with_state(|state, effects| {
             self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.release(rules, now, out))

@@ -88,7 +88,7 @@ impl LeaseKeeper {
                 }
                 state.forget_reentrant(lease);
             }
-            LeaseOutput::End(ending, why) => self.end(state, claim, ending, why),
+            LeaseOutput::End(ending) => self.end(state, claim, ending),
             LeaseOutput::Note(note) => self.note_of(state, claim, note),
         }
     }
@@ -183,7 +183,7 @@ impl LeaseKeeper {
             .iter()
             .filter_map(|task| match task {
                 Task::Lease(lease) => Some(lease.clone()),
-                Task::Queue(_) | Task::Withdraw(_) => None,
+                Task::Queue(_) | Task::Dispose(..) => None,
             })
             .collect();
         for lease in leases {

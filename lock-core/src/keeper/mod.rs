@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use self::attempt::Attempt;
 pub(crate) use self::hold::Hold;
 use self::lease::Lease;
+use self::machines::disposal::Disposal;
 use self::machines::held_lease::LeaseOutput;
 pub(crate) use self::machines::held_lease::Phase;
 use self::machines::outputs::{Outputs, Wake};
@@ -34,7 +35,7 @@ use self::report::Reports;
 pub use self::run::KeeperRuntime;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
-use self::withdraw::{LostReleases, Withdrawal};
+use self::withdraw::LostReleases;
 use crate::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewRequest, WatchGuard};
 use crate::clock::{Clock, Stamp};
 use crate::entropy::Entropy;
@@ -118,8 +119,8 @@ enum OwnerState {
 enum Task {
     Lease(Arc<Lease>),
     Queue(LockName),
-    /// Held leases are many, and withdrawals few.
-    Withdraw(Box<Withdrawal>),
+    /// The end of a claim in the background. Boxed, because held leases are many and disposals few.
+    Dispose(Claim, Box<Disposal>),
 }
 
 /// What is to be done once the state is unlocked.

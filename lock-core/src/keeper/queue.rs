@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 
 use super::attempt::Attempt;
 use super::hold::Hold;
-use super::machines::disposal::{Ending, Why};
 use super::machines::outputs::{Outputs, Wake};
 use super::machines::rules::Rules;
 use super::machines::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_answer};
@@ -189,13 +188,13 @@ impl LeaseKeeper {
                 let renewal = RenewRequest::new(claim.clone(), place, ttl);
                 effects.renewals.push((Target::Place(claim.clone(), place), renewal));
             }
-            QueueOutput::Withdraw { delivery, ttl } => {
+            QueueOutput::End(ending) => {
                 let claim = claim.clone();
-                self.withdraw(state, &claim, delivery, ttl);
+                self.end(state, &claim, ending);
             }
-            QueueOutput::WithdrawOverdue { delivery, ttl, overdue } => {
+            QueueOutput::EndWhenOverdue(ending, overdue) => {
                 let claim = claim.clone();
-                self.end_when_overdue(state, &claim, Ending::now(delivery, ttl), Why::Withdraw, overdue);
+                self.end_when_overdue(state, &claim, ending, overdue);
             }
             QueueOutput::Granted { start, to } => {
                 let claim = claim.clone();

@@ -6,7 +6,6 @@ use tracing::level_filters::LevelFilter;
 
 use crate::backend::PlaceNumber;
 use crate::error::Error;
-use crate::keeper::machines::disposal::Finding;
 use crate::loss::LossReason;
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -20,7 +19,7 @@ pub(super) enum Report {
     RenewalFailed { error: Error, failures: u32 },
     WithdrawFailed { error: Error },
     WithdrawGivenUp,
-    ReleasedTooLate { finding: Finding },
+    ReleasedTooLate { is_certain: bool },
     Lost { token: FencingToken, reason: LossReason },
 }
 
@@ -55,10 +54,10 @@ impl Reports {
                 }
                 Report::WithdrawFailed { error } => tracing::debug!(%lock, %error, "withdraw failed"),
                 Report::WithdrawGivenUp => tracing::warn!(%lock, "withdraw given up: the lease ends by its ttl"),
-                Report::ReleasedTooLate { finding: Finding::Lost } => {
+                Report::ReleasedTooLate { is_certain: true } => {
                     tracing::warn!(%lock, "lost before it was released")
                 }
-                Report::ReleasedTooLate { .. } => {
+                Report::ReleasedTooLate { is_certain: false } => {
                     tracing::warn!(%lock, "maybe lost before it was released: the store no longer has the lease");
                 }
                 Report::Lost { token, reason } => tracing::warn!(%lock, token = token.get(), ?reason, "lost"),

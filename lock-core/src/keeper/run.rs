@@ -162,7 +162,7 @@ impl LeaseKeeper {
                         let name = name.clone();
                         self.feed(state, effects, &name, |queue, rules, now, out| queue.due(rules, now, out));
                     }
-                    Some(Task::Withdraw(_)) => {
+                    Some(Task::Dispose(..)) => {
                         if let Some(due) = self.withdrawal_due(state, id, now) {
                             step.withdrawals.push((id, due));
                         }

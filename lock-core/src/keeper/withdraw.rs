@@ -1,44 +1,32 @@
-//! Ending claims: releases, in the background or for a caller who waits, and claims whose outcome is unknown.
+//! The end of claims: releases, in the background or for a caller that waits, and withdrawals.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use super::machines::disposal::{Disposal, Due, EndCall, Ended, Ending, Finding, Next, Why};
+use super::machines::disposal::{Disposal, Ended, Ending, Why};
 use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
 use super::{LeaseKeeper, Life, OwnerState, State, Task};
-use crate::backend::{Claim, Delivery, ReleaseRequest, RenewPolicy, RenewReplies, RenewRequest};
+use crate::backend::{Claim, ReleaseRequest, RenewPolicy, RenewReplies, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 use crate::token::{FencingToken, OwnerToken};
 
-/// A claim that is ended in the background.
-pub(super) struct Withdrawal {
-    claim: Claim,
-    machine: Disposal,
-}
-
 impl LeaseKeeper {
-    /// Withdraws a claim, beginning at once.
-    pub(super) fn withdraw(&self, state: &mut State, claim: &Claim, delivery: Delivery, ttl: Duration) {
-        self.end(state, claim, Ending::now(delivery, ttl), Why::Withdraw);
-    }
-
     /// Ends a claim in the background, beginning at once, or at the end of a `min_hold` that the store has confirmed.
-    pub(super) fn end(&self, state: &mut State, claim: &Claim, ending: Ending, why: Why) {
+    pub(super) fn end(&self, state: &mut State, claim: &Claim, ending: Ending) {
         self.call_ended(state, claim.owner());
-        self.dispose(state, claim, Disposal::new(ending, why, self.now()));
+        self.dispose(state, claim, Disposal::new(ending, self.now()));
     }
 
-    /// A call that may end the claim is left to itself. When it has not ended by then, the claim is ended in the background.
-    pub(super) fn end_when_overdue(&self, state: &mut State, claim: &Claim, ending: Ending, why: Why, overdue: Stamp) {
-        self.dispose(state, claim, Disposal::when_overdue(ending, why, overdue));
+    /// Leaves a claim to a call in flight that may end it, and ends it in the background if that call is overdue.
+    pub(super) fn end_when_overdue(&self, state: &mut State, claim: &Claim, ending: Ending, overdue: Stamp) {
+        self.dispose(state, claim, Disposal::when_overdue(ending, overdue));
     }
 
     fn dispose(&self, state: &mut State, claim: &Claim, (machine, wake): (Disposal, Wake)) {
-        let id = state.schedule.insert(Task::Withdraw(Box::new(Withdrawal { claim: claim.clone(), machine })));
+        let id = state.schedule.insert(Task::Dispose(claim.clone(), Box::new(machine)));
         self.wake_at(state, id, wake);
         state.owners.insert(*claim.owner(), OwnerState::Ending(id));
         state.withdrawals += 1;
@@ -55,7 +43,7 @@ impl LeaseKeeper {
     fn left_to_itself(state: &mut State, owner: &OwnerToken) -> Option<TaskId> {
         let Some(&OwnerState::Ending(id)) = state.owners.get(owner) else { return None };
         match state.schedule.get_mut(id) {
-            Some(Task::Withdraw(withdrawal)) if withdrawal.machine.awaits_call() => Some(id),
+            Some(Task::Dispose(_, machine)) if machine.awaits_call() => Some(id),
             _ => None,
         }
     }
@@ -63,36 +51,31 @@ impl LeaseKeeper {
     /// A withdrawal is due: a call to make, unless its time is over.
     pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<(Claim, Ending)> {
         let last_confirmed = state.last_confirmed;
-        let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return None };
-        let Withdrawal { claim, machine } = &mut **withdrawal;
-        match machine.due(&self.rules, last_confirmed, now) {
-            Due::Send(ending, wake) => {
-                let claim = claim.clone();
-                self.wake_at(state, id, wake);
-                Some((claim, ending))
-            }
-            Due::TimedOut => {
-                state.reports.warn(claim.name(), Report::WithdrawGivenUp);
-                state.unanswered += 1;
-                self.withdrawal_done(state, id);
-                None
-            }
+        let Some(Task::Dispose(claim, machine)) = state.schedule.get_mut(id) else { return None };
+        if let Some((ending, wake)) = machine.handle_timeout(&self.rules, last_confirmed, now) {
+            let claim = claim.clone();
+            self.wake_at(state, id, wake);
+            return Some((claim, ending));
         }
+        state.reports.warn(claim.name(), Report::WithdrawGivenUp);
+        state.unanswered += 1;
+        self.withdrawal_done(state, id);
+        None
     }
 
     /// The store has just handed the lock to a claim that is being ended: what pauses after a failure continues at once,
     /// because others wait.
     pub(super) fn expedite(&self, state: &mut State, id: TaskId) {
-        if let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id)
-            && withdrawal.machine.can_go_on_at_once()
+        if let Some(Task::Dispose(_, machine)) = state.schedule.get_mut(id)
+            && machine.can_go_on_at_once()
         {
             state.schedule.at(id, self.now());
         }
     }
 
     fn withdrawal_done(&self, state: &mut State, id: TaskId) {
-        if let Some(Task::Withdraw(withdrawal)) = state.schedule.remove(id) {
-            let owner = withdrawal.claim.owner();
+        if let Some(Task::Dispose(claim, _)) = state.schedule.remove(id) {
+            let owner = claim.owner();
             if matches!(state.owners.get(owner), Some(OwnerState::Ending(last)) if *last == id) {
                 state.owners.remove(owner);
             }
@@ -106,44 +89,49 @@ impl LeaseKeeper {
 
     pub(super) async fn run_withdrawal(self: Arc<Self>, id: TaskId, (claim, ending): (Claim, Ending)) {
         let answer = self.call_end(&claim, &ending).await;
-        let finding = match answer.as_ref().map_or(Finding::Kept, |ended| ending.finding(*ended)) {
-            Finding::Unclear(token) if self.is_last_grant(&claim, token).await => Finding::Kept,
-            finding => finding,
+        let is_too_late = match answer.as_ref().ok().and_then(|ended| ending.missed(*ended)) {
+            Some(token) => !ending.is_repeated || !self.is_last_grant(&claim, token).await,
+            None => false,
         };
         self.with_state(|state, _| {
-            let Some(Task::Withdraw(withdrawal)) = state.schedule.get_mut(id) else { return };
-            match withdrawal.machine.ended(answer.as_ref().copied(), self.now()) {
-                Next::Done(why, rest) => {
-                    match why {
-                        Why::Release if finding != Finding::Kept => self.released_too_late(state, &claim, finding),
-                        Why::Release => self.counters.released.add(),
+            let Some(Task::Dispose(_, machine)) = state.schedule.get_mut(id) else { return };
+            match answer {
+                Ok(ended) => {
+                    let rest = machine.handle_reply(ended);
+                    match ending.why {
+                        Why::Release { .. } if is_too_late => {
+                            self.released_too_late(state, &claim, !ending.is_repeated);
+                        }
+                        Why::Release { .. } => self.counters.released.add(),
                         Why::Withdraw => self.counters.withdrawn.add(),
                     }
                     self.withdrawal_done(state, id);
                     if let Some(rest) = rest {
-                        self.end(state, &claim, rest, Why::Withdraw);
+                        self.end(state, &claim, rest);
                     }
                 }
-                Next::Again(wake) => self.wake_at(state, id, wake),
-            }
-            if let Err(error) = answer {
-                state.reports.debug(claim.name(), || Report::WithdrawFailed { error });
+                Err(error) => {
+                    let wake = machine.handle_failure(&error, self.now());
+                    self.wake_at(state, id, wake);
+                    state.reports.debug(claim.name(), || Report::WithdrawFailed { error });
+                }
             }
         });
     }
 
-    /// A lease that was released in the background was lost before, or may have been. Nobody waits for the outcome but a shutdown.
-    fn released_too_late(&self, state: &mut State, claim: &Claim, finding: Finding) {
+    /// A lease that was released in the background was lost before, or may have been. Only a shutdown reports it.
+    fn released_too_late(&self, state: &mut State, claim: &Claim, is_certain: bool) {
         self.counters.lost.add();
-        match finding {
-            Finding::Lost => state.lost_releases.lost += 1,
-            Finding::Kept | Finding::Unclear(_) => state.lost_releases.unclear += 1,
+        if is_certain {
+            state.lost_releases.lost += 1;
+        } else {
+            state.lost_releases.unclear += 1;
         }
-        state.reports.warn(claim.name(), Report::ReleasedTooLate { finding });
+        state.reports.warn(claim.name(), Report::ReleasedTooLate { is_certain });
     }
 
-    /// Whether the store shows that nobody was granted the lock after the grant with this token, nor broke it. Stores that keep nothing of
-    /// a free lock cannot show it.
+    /// Whether the store shows that the grant with this token is the last one and was not broken. Stores that keep nothing of a free lock
+    /// cannot show it.
     async fn is_last_grant(&self, claim: &Claim, token: FencingToken) -> bool {
         let Some(inspect) = self.backend.extensions().inspect else { return false };
         let info = tokio::time::timeout(self.call_bound(), inspect.inspect(claim.name())).await;
@@ -152,12 +140,9 @@ impl LeaseKeeper {
 
     /// One call that ends a claim, now or at the end of its `min_hold`.
     async fn call_end(&self, claim: &Claim, ending: &Ending) -> Result<Ended> {
-        let (place, ttl) = match ending.call(&self.rules, self.now()) {
-            EndCall::Release(delivery) => {
-                let request = ReleaseRequest::new(claim.clone(), delivery);
-                return Ok(Ended::by_release(self.backend.release(&request).await?));
-            }
-            EndCall::RunOut { place, ttl } => (place, ttl),
+        let Some((place, ttl)) = ending.last_renewal(&self.rules, self.now()) else {
+            let request = ReleaseRequest::new(claim.clone(), ending.delivery);
+            return Ok(Ended::by_release(self.backend.release(&request).await?));
         };
         let renewal = RenewRequest { policy: RenewPolicy::Exactly, ..RenewRequest::new(claim.clone(), place, ttl) };
         let taken = Arc::new(Mutex::new(None));
@@ -174,14 +159,12 @@ impl LeaseKeeper {
     /// Ends a claim for a caller who waits. What fails continues in the background.
     pub(super) async fn end_now(self: Arc<Self>, claim: Claim, ending: Ending) -> Result<()> {
         let keeper = &self;
-        let repeated = Ending { is_repeated: true, ..ending };
-        let mut unanswered =
-            Unanswered { keeper, claim: &claim, ending: Some(Ending { delivery: Delivery::InDoubt, ..repeated }) };
+        let mut unanswered = Unanswered { keeper, claim: &claim, ending: Some(ending.in_doubt()) };
         let answer = keeper.call_end(&claim, &ending).await;
         if let Ok(ended) = &answer {
             unanswered.ending = None;
             if let Some(rest) = ending.rest(*ended) {
-                keeper.with_state(|state, _| keeper.end(state, &claim, rest, Why::Withdraw));
+                keeper.with_state(|state, _| keeper.end(state, &claim, rest));
             }
         }
         let error = match answer {
@@ -192,7 +175,7 @@ impl LeaseKeeper {
             Ok(Ended::NotHeld | Ended::NothingRunsOut) => {
                 keeper.with_state(|state, _| match Self::left_to_itself(state, claim.owner()) {
                     // The caller has given up, and does not see this error.
-                    Some(_) => keeper.released_too_late(state, &claim, Finding::Lost),
+                    Some(_) => keeper.released_too_late(state, &claim, true),
                     None => keeper.counters.lost.add(),
                 });
                 Error::new(ErrorKind::Lost, "the store no longer had this lease when it was released")
@@ -200,7 +183,7 @@ impl LeaseKeeper {
             Err(error) => {
                 // An error that promises to have had no effect leaves no doubt.
                 if error.kind() == ErrorKind::Unavailable {
-                    unanswered.ending = Some(repeated);
+                    unanswered.ending = Some(Ending { is_repeated: true, ..ending });
                 }
                 tracing::debug!(lock = %claim.name(), %error, "release failed; continues in the background");
                 error
@@ -245,7 +228,7 @@ struct Unanswered<'a> {
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if let Some(ending) = self.ending {
-            self.keeper.with_state(|state, _| self.keeper.end(state, self.claim, ending, Why::Release));
+            self.keeper.with_state(|state, _| self.keeper.end(state, self.claim, ending));
         }
     }
 }

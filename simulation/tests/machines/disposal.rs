@@ -1,7 +1,7 @@
 //! A disposal ends, and never later than it should.
 
 use leasehold_core::backend::{Delivery, Stamp};
-use leasehold_core::machines::{Disposal, Due, Ended, Ending, Next, Why};
+use leasehold_core::machines::{Disposal, Ended, Ending, Why};
 use leasehold_core::{Error, ErrorKind};
 use proptest::prelude::*;
 
@@ -33,11 +33,12 @@ proptest! {
     fn a_disposal_calls_until_it_is_answered_or_the_ttl_is_over(inputs in inputs(), in_doubt: bool, overdue: bool) {
         let rules = rules(false);
         let delivery = if in_doubt { Delivery::InDoubt } else { Delivery::Confirmed };
+        let ending = Ending::now(Why::Withdraw, delivery, TTL);
         let mut now = 1000;
         let begin = if overdue { now + 500 } else { now };
         let (mut disposal, wake) = match overdue {
-            true => Disposal::when_overdue(Ending::now(delivery, TTL), Why::Withdraw, at(begin)),
-            false => Disposal::new(Ending::now(delivery, TTL), Why::Withdraw, at(now)),
+            true => Disposal::when_overdue(ending, at(begin)),
+            false => Disposal::new(ending, at(now)),
         };
         let (mut wake, mut calls, mut doubt) = (exactly(wake), 0, in_doubt);
         let mut in_flight = false;
@@ -48,26 +49,22 @@ proptest! {
                     if at(now) < wake {
                         continue;
                     }
-                    match disposal.due(&rules, Stamp::ZERO, at(now)) {
-                        Due::Send(ending, next) => {
-                            // A call that has no reply leaves the claim in doubt, and doubt does not go away.
-                            doubt |= in_flight;
-                            prop_assert_eq!(ending.delivery == Delivery::InDoubt, doubt);
-                            prop_assert!(!disposal.awaits_call());
-                            calls += 1;
-                            in_flight = true;
-                            wake = exactly(next);
-                            prop_assert!(wake > at(now));
-                        }
-                        Due::TimedOut => {
-                            prop_assert!(calls > 0 && at(now) > at(begin).plus(TTL));
-                            return Ok(());
-                        }
-                    }
+                    let Some((ending, next)) = disposal.handle_timeout(&rules, Stamp::ZERO, at(now)) else {
+                        prop_assert!(calls > 0 && at(now) > at(begin).plus(TTL));
+                        return Ok(());
+                    };
+                    // A call that has no reply leaves the claim in doubt, and doubt does not go away.
+                    doubt |= in_flight;
+                    prop_assert_eq!(ending.delivery == Delivery::InDoubt, doubt);
+                    prop_assert!(!disposal.awaits_call());
+                    calls += 1;
+                    in_flight = true;
+                    wake = exactly(next);
+                    prop_assert!(wake > at(now));
                 }
                 _ if !in_flight => {}
                 Input::Ended => {
-                    prop_assert_eq!(disposal.ended(Ok(Ended::Released), at(now)), Next::Done(Why::Withdraw, None));
+                    prop_assert_eq!(disposal.handle_reply(Ended::Released), None);
                     return Ok(());
                 }
                 Input::Failed | Input::Refused => {
@@ -75,10 +72,7 @@ proptest! {
                     let kind = if is_harmless { ErrorKind::Unavailable } else { ErrorKind::Indeterminate };
                     doubt |= !is_harmless;
                     in_flight = false;
-                    let Next::Again(next) = disposal.ended(Err(&Error::new(kind, "failed")), at(now)) else {
-                        return Err(TestCaseError::fail("a failure ends nothing"));
-                    };
-                    wake = exactly(next);
+                    wake = exactly(disposal.handle_failure(&Error::new(kind, "failed"), at(now)));
                     prop_assert!(wake > at(now) && wake <= at(now + 800));
                 }
             }

@@ -88,7 +88,7 @@ impl Observed {
                     self.at_store |= delivery == Delivery::InDoubt;
                 }
                 QueueOutput::Renew { .. } => prop_assert!(due, "a renewal in answer to something else than a wake-up"),
-                QueueOutput::Withdraw { .. } | QueueOutput::WithdrawOverdue { .. } => self.at_store = false,
+                QueueOutput::End(_) | QueueOutput::EndWhenOverdue(..) => self.at_store = false,
                 QueueOutput::Granted { to, .. } => {
                     self.at_store = false;
                     for acquire in to {

@@ -4,8 +4,7 @@ use leasehold_core::backend::{
     AcquireOutcome, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, RenewReply, Stamp,
 };
 use leasehold_core::machines::{
-    Disposal, Due, EndCall, Ended, Ending, HeldLease, Joining, LeaseOutput, Next, Outputs, QueueOutput,
-    ReleaseDecision, Rules, Terms, WaitQueue, Why,
+    Disposal, Ended, Ending, HeldLease, Joining, LeaseOutput, Outputs, QueueOutput, Rules, Terms, WaitQueue, Why,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken};
 
@@ -159,16 +158,12 @@ impl Client {
         }
         let closing = &mut self.disposals[timer - 1 - self.leases.len()];
         let claim = closing.claim;
-        match closing.machine.due(&rules, Stamp::ZERO, now) {
-            Due::Send(ending, wake) => {
-                closing.wake = wake.resolve(|pause| pause);
-                match ending.call(&rules, now) {
-                    EndCall::Release(delivery) => self.release(scene, claim, delivery),
-                    EndCall::RunOut { .. } => unreachable!("no lease has a min_hold"),
-                }
-            }
-            Due::TimedOut => self.disposals.retain(|closing| closing.claim != claim),
-        }
+        let Some((ending, wake)) = closing.machine.handle_timeout(&rules, Stamp::ZERO, now) else {
+            return self.disposals.retain(|closing| closing.claim != claim);
+        };
+        closing.wake = wake.resolve(|pause| pause);
+        assert!(ending.last_renewal(&rules, now).is_none(), "no lease has a min_hold");
+        self.release(scene, claim, ending.delivery);
     }
 
     pub(super) fn enter(&mut self, scene: &mut Scene<'_>) {
@@ -212,12 +207,10 @@ impl Client {
             if !lease.drop_guard() {
                 return;
             }
-            if let Some(ReleaseDecision::Now(at_once)) = lease.release(&rules, now, out) {
-                ending = Some(at_once);
-            }
+            ending = lease.release(&rules, now, out).ok().flatten();
         });
         if let Some(ending) = ending {
-            self.dispose(claim, Disposal::new(ending, Why::Release, now));
+            self.dispose(claim, Disposal::new(ending, now));
         }
     }
 
@@ -259,16 +252,14 @@ impl Client {
             }
             Verb::Release { .. } => {
                 let Some(closing) = self.disposals.iter_mut().find(|closing| closing.claim == claim) else { return };
-                let failed = Error::new(ErrorKind::Indeterminate, "no answer");
-                let ended = match reply {
-                    Reply::Ended { had: true } => Ok(Ended::Released),
-                    Reply::Unknown => Err(&failed),
-                    _ => Ok(Ended::NotHeld),
-                };
-                match closing.machine.ended(ended, now) {
-                    Next::Done(..) => self.disposals.retain(|closing| closing.claim != claim),
-                    Next::Again(wake) => closing.wake = wake.resolve(|pause| pause),
+                if reply == Reply::Unknown {
+                    let failed = Error::new(ErrorKind::Indeterminate, "no answer");
+                    closing.wake = closing.machine.handle_failure(&failed, now).resolve(|pause| pause);
+                    return;
                 }
+                let ended = if reply == (Reply::Ended { had: true }) { Ended::Released } else { Ended::NotHeld };
+                assert_eq!(closing.machine.handle_reply(ended), None);
+                self.disposals.retain(|closing| closing.claim != claim);
             }
         }
     }
@@ -361,8 +352,8 @@ impl Client {
     }
 
     fn withdraw(&mut self, scene: &Scene<'_>, claim: u8, delivery: Delivery) {
-        let ending = Ending::now(delivery, ticks(scene.world.ttl));
-        self.dispose(claim, Disposal::new(ending, Why::Withdraw, scene.stamp()));
+        let ending = Ending::now(Why::Withdraw, delivery, ticks(scene.world.ttl));
+        self.dispose(claim, Disposal::new(ending, scene.stamp()));
     }
 
     fn dispose(&mut self, claim: u8, (machine, wake): (Disposal, leasehold_core::machines::Wake)) {
@@ -392,9 +383,9 @@ impl Client {
             QueueOutput::Renew { place, .. } => {
                 self.send(scene, claim, Verb::Renew { held: false, place: place.get() })
             }
-            QueueOutput::Withdraw { delivery, .. } => self.withdraw(scene, claim, delivery),
-            QueueOutput::WithdrawOverdue { delivery, ttl, overdue } => {
-                self.dispose(claim, Disposal::when_overdue(Ending::now(delivery, ttl), Why::Withdraw, overdue));
+            QueueOutput::End(ending) => self.dispose(claim, Disposal::new(ending, scene.stamp())),
+            QueueOutput::EndWhenOverdue(ending, overdue) => {
+                self.dispose(claim, Disposal::when_overdue(ending, overdue));
             }
             QueueOutput::Granted { start, to } => {
                 let (mut machine, wake, _) = HeldLease::new(&scene.rules(), &start, scene.stamp());
@@ -435,7 +426,7 @@ impl Client {
                 }
                 LeaseOutput::Wake(wake) => self.leases[index].wake = Some(wake.resolve(|pause| pause)),
                 LeaseOutput::WakeBy(stamp) => self.leases[index].wake = Some(stamp),
-                LeaseOutput::End(ending, why) => self.dispose(claim, Disposal::new(ending, why, scene.stamp())),
+                LeaseOutput::End(ending) => self.dispose(claim, Disposal::new(ending, scene.stamp())),
                 LeaseOutput::Unschedule => is_over = true,
                 LeaseOutput::Released | LeaseOutput::Lost(_) | LeaseOutput::Note(_) => {}
             }

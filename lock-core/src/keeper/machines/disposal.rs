@@ -1,5 +1,5 @@
-//! The end of a claim at the store, as pure state machines: how one call ends it, and how the keeper continues until the store has replied
-//! or the ttl is over.
+//! The end of a claim at the store: [`Ending`] says how one call ends it, and the state machine [`Disposal`] repeats the call until the
+//! store has replied or the ttl is over.
 
 use std::time::Duration;
 
@@ -10,18 +10,27 @@ use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::token::FencingToken;
 
-/// How a claim is to end at the store.
+/// How a claim ends at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
+    pub why: Why,
     pub delivery: Delivery,
-    /// The longest ttl that a request of the claim had: after it the store has ended by itself whatever it granted.
+    /// The longest ttl that a request of the claim had. After it, whatever the store granted has expired.
     pub ttl: Duration,
-    /// The lease was released within its `min_hold`: it is left to expire then.
+    /// Set when the lease was released within its `min_hold`: it expires at the end of that.
     pub run_out: Option<RunOut>,
-    /// The token of a lease that was valid when its holder released it: if the store no longer has it, the holder may have lost it before.
-    pub released: Option<FencingToken>,
-    /// An earlier call that was to end the claim failed or has no reply.
+    /// An earlier call to end the claim failed or has no reply.
     pub is_repeated: bool,
+}
+
+/// Why a claim ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its holder has released the lease. If the lease was valid then, `valid` is its token: a store that no longer has the lease shows
+    /// that the holder may have lost it before.
+    Release { valid: Option<FencingToken> },
+    /// No acquire waits for the claim any more.
+    Withdraw,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,18 +41,7 @@ pub struct RunOut {
     pub begun: bool,
 }
 
-/// The call that ends a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndCall {
-    Release(Delivery),
-    /// Renews the lease to exactly this ttl, and leaves it to run out.
-    RunOut {
-        place: PlaceNumber,
-        ttl: Duration,
-    },
-}
-
-/// What the store says to it.
+/// The store's reply to the call that ends a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Released,
@@ -56,8 +54,13 @@ pub enum Ended {
 
 impl Ending {
     /// Ends the claim at once.
-    pub fn now(delivery: Delivery, ttl: Duration) -> Self {
-        Self { delivery, ttl, run_out: None, released: None, is_repeated: false }
+    pub fn now(why: Why, delivery: Delivery, ttl: Duration) -> Self {
+        Self { why, delivery, ttl, run_out: None, is_repeated: false }
+    }
+
+    /// The same end after a call that has no reply.
+    pub fn in_doubt(self) -> Self {
+        Self { delivery: Delivery::InDoubt, is_repeated: true, ..self }
     }
 
     /// When the end begins: at once, or at the end of a `min_hold` that the store has confirmed.
@@ -65,14 +68,10 @@ impl Ending {
         self.run_out.filter(|run_out| run_out.begun).map_or(now, |run_out| run_out.at)
     }
 
-    /// The call that ends the claim now.
-    pub fn call(&self, rules: &Rules, now: Stamp) -> EndCall {
-        let left = self.run_out.filter(|run_out| !run_out.begun);
-        let left = left.map(|run_out| (run_out.place, run_out.at.since(now))).filter(|(_, left)| !left.is_zero());
-        match left {
-            Some((place, left)) => EndCall::RunOut { place, ttl: rules.ttl(left) },
-            None => EndCall::Release(self.delivery),
-        }
+    /// Within `min_hold`, the lease ends by a renewal of this place to exactly this ttl. Otherwise a release ends the claim.
+    pub fn last_renewal(&self, rules: &Rules, now: Stamp) -> Option<(PlaceNumber, Duration)> {
+        let run_out = self.run_out.filter(|run_out| !run_out.begun && now < run_out.at)?;
+        Some((run_out.place, rules.ttl(run_out.at.since(now))))
     }
 
     /// What is left to do after this reply: a claim of which a request has no reply is withdrawn when its `min_hold` is
@@ -81,40 +80,27 @@ impl Ending {
         if self.delivery == Delivery::Confirmed {
             return None;
         }
-        match ended {
-            Ended::Released | Ended::NotHeld => None,
-            Ended::RunsOut => {
-                let run_out = self.run_out.map(|run_out| RunOut { begun: true, ..run_out });
-                Some(Self { run_out, released: None, ..*self })
-            }
-            Ended::NothingRunsOut => Some(Self { run_out: None, released: None, ..*self }),
-        }
+        let run_out = match ended {
+            Ended::Released | Ended::NotHeld => return None,
+            Ended::RunsOut => self.run_out.map(|run_out| RunOut { begun: true, ..run_out }),
+            Ended::NothingRunsOut => None,
+        };
+        Some(Self { why: Why::Withdraw, run_out, ..*self })
     }
 
-    /// What this reply says about the lease at the time of its release.
-    pub fn finding(&self, ended: Ended) -> Finding {
-        match (ended, self.released) {
-            (Ended::Released | Ended::RunsOut, _) | (_, None) => Finding::Kept,
-            (Ended::NotHeld | Ended::NothingRunsOut, Some(token)) if self.is_repeated => Finding::Unclear(token),
-            (Ended::NotHeld | Ended::NothingRunsOut, Some(_)) => Finding::Lost,
+    /// The token of a valid lease that the store did not have any more when it was released. If the call was
+    /// [repeated](Self::is_repeated), an earlier one may have ended the lease without a reply. Otherwise the lease was lost, and another
+    /// claim may have held the lock before the release.
+    pub fn missed(&self, ended: Ended) -> Option<FencingToken> {
+        match (ended, self.why) {
+            (Ended::NotHeld | Ended::NothingRunsOut, Why::Release { valid }) => valid,
+            (Ended::Released | Ended::RunsOut, _) | (_, Why::Withdraw) => None,
         }
     }
-}
-
-/// What is known about a lease that its holder released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
-    /// The store had it until the release. Or its holder knows that it was lost.
-    Kept,
-    /// The store did not have it any more.
-    Lost,
-    /// The store does not have it any more. An earlier call of the release may have ended it, without a reply. Or it was lost: then another
-    /// claim may have held the lock before the release. If the last grant of the lock is still the one with this token, none has.
-    Unclear(FencingToken),
 }
 
 impl Ended {
-    /// What the reply to [`EndCall::Release`] says.
+    /// What the reply to a release says.
     pub fn by_release(release: ReleaseOutcome) -> Self {
         match release {
             ReleaseOutcome::Released => Self::Released,
@@ -122,7 +108,7 @@ impl Ended {
         }
     }
 
-    /// What the reply to [`EndCall::RunOut`] says.
+    /// What the reply to the [last renewal](Ending::last_renewal) says.
     pub fn by_renewal(answer: Option<RenewReply>) -> Result<Self> {
         match answer {
             Some(RenewReply::Renewed(_) | RenewReply::Granted(_)) => Ok(Self::RunsOut),
@@ -132,20 +118,14 @@ impl Ended {
     }
 }
 
-/// What the end of a claim counts as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// A lease that its holder released.
-    Release,
-    /// A claim that no acquire waits for any more.
-    Withdraw,
-}
-
-/// Ends a claim in the background: until the store answers, or its ttl has passed.
+/// Ends a claim in the background: until the store replies, or the ttl has passed.
+///
+/// Its inputs, in order of use:
+/// - [`handle_timeout`](Self::handle_timeout) at each wake-up,
+/// - [`handle_reply`](Self::handle_reply) or [`handle_failure`](Self::handle_failure) for each call.
 #[derive(Clone, Debug)]
 pub struct Disposal {
     ending: Ending,
-    why: Why,
     until: Stamp,
     failures: u32,
     phase: Phase,
@@ -153,7 +133,8 @@ pub struct Disposal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A call of the user's own may still end the claim, or show that there is nothing to end. Nothing is sent before it is overdue.
+    /// A call that the user's task has sent may still end the claim, or show that there is nothing to end. Nothing is sent until that call
+    /// is overdue.
     AwaitsCall,
     /// Nothing is in flight: it has not begun, or pauses after a failure.
     Pauses,
@@ -161,46 +142,30 @@ enum Phase {
     InFlight,
 }
 
-/// What is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
-    /// The call of this ending is to be sent, and the disposal wants to be woken when that is overdue.
-    Send(Ending, Wake),
-    /// The store has not answered for the whole ttl.
-    TimedOut,
-}
-
-/// What a reply leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// The claim has ended, as far as the rest is not to be ended later.
-    Done(Why, Option<Ending>),
-    Again(Wake),
-}
-
 impl Disposal {
     /// Begins at once, or at the end of a `min_hold` that the store has confirmed.
-    pub fn new(ending: Ending, why: Why, now: Stamp) -> (Self, Wake) {
-        Self::at(ending, why, ending.begins(now), Phase::Pauses)
+    pub fn new(ending: Ending, now: Stamp) -> (Self, Wake) {
+        Self::at(ending, ending.begins(now), Phase::Pauses)
     }
 
     /// Begins when a call that may end the claim is overdue.
-    pub fn when_overdue(ending: Ending, why: Why, overdue: Stamp) -> (Self, Wake) {
-        Self::at(ending, why, overdue, Phase::AwaitsCall)
+    pub fn when_overdue(ending: Ending, overdue: Stamp) -> (Self, Wake) {
+        Self::at(ending, overdue, Phase::AwaitsCall)
     }
 
-    fn at(ending: Ending, why: Why, at: Stamp, phase: Phase) -> (Self, Wake) {
+    fn at(ending: Ending, at: Stamp, phase: Phase) -> (Self, Wake) {
         let from = ending.run_out.map_or(at, |run_out| run_out.at.max(at));
-        (Self { ending, why, until: from.plus(ending.ttl), failures: 0, phase }, Wake::at(at))
+        (Self { ending, until: from.plus(ending.ttl), failures: 0, phase }, Wake::at(at))
     }
 
-    /// The time has come that it wanted to be woken at. `last_confirmed`: when the newest request was sent by which the store has kept
-    /// something of this client alive.
-    pub fn due(&mut self, rules: &Rules, last_confirmed: Stamp, now: Stamp) -> Due {
-        // What other leases of a session keep alive does not end by itself.
+    /// A wake-up is due. Returns the ending whose call the keeper sends, and when that is overdue, or `None` to give up: the store has not
+    /// replied for the whole ttl. `last_confirmed` is when the newest request was sent by which the store keeps a lease or place of this
+    /// client alive.
+    pub fn handle_timeout(&mut self, rules: &Rules, last_confirmed: Stamp, now: Stamp) -> Option<(Ending, Wake)> {
+        // What other leases of a session keep alive does not expire.
         let lives_on = rules.sessions && now <= last_confirmed.plus(self.ending.ttl);
         if now > self.until && self.failures > 0 && !lives_on {
-            return Due::TimedOut;
+            return None;
         }
         if self.phase == Phase::InFlight {
             // It has no reply.
@@ -210,21 +175,21 @@ impl Disposal {
         self.failures += 1;
         let ending = self.ending;
         self.ending.is_repeated = true;
-        Due::Send(ending, Wake::at(now.plus(rules.call_bound)))
+        Some((ending, Wake::at(now.plus(rules.call_bound))))
     }
 
-    /// The reply to a call.
-    pub fn ended(&mut self, answer: Result<Ended, &Error>, now: Stamp) -> Next {
-        match answer {
-            Ok(ended) => Next::Done(self.why, self.ending.rest(ended)),
-            Err(error) => {
-                self.phase = Phase::Pauses;
-                if error.kind() != ErrorKind::Unavailable {
-                    self.ending.delivery = Delivery::InDoubt;
-                }
-                Next::Again(Wake::after(now, backoff(PATIENCE, self.failures)))
-            }
+    /// The store has replied: the disposal is done. Returns what is left to end later.
+    pub fn handle_reply(&self, ended: Ended) -> Option<Ending> {
+        self.ending.rest(ended)
+    }
+
+    /// The call failed. Returns when to send it again.
+    pub fn handle_failure(&mut self, error: &Error, now: Stamp) -> Wake {
+        self.phase = Phase::Pauses;
+        if error.kind() != ErrorKind::Unavailable {
+            self.ending.delivery = Delivery::InDoubt;
         }
+        Wake::after(now, backoff(PATIENCE, self.failures))
     }
 
     /// The store has just handed the lock to the claim: whether what pauses continues at once, because others wait.
@@ -259,22 +224,22 @@ mod tests {
     }
 
     fn lost_call(disposal: &mut Disposal, now: Stamp) -> Ending {
-        match disposal.due(&rules(), Stamp::ZERO, now) {
-            Due::Send(ending, wake) => {
-                assert_eq!(wake, Wake::at(now.plus(Duration::from_secs(5))));
-                ending
-            }
-            Due::TimedOut => panic!("timed out at {now:?}"),
-        }
+        let (ending, wake) = disposal.handle_timeout(&rules(), Stamp::ZERO, now).expect("it is not given up");
+        assert_eq!(wake, Wake::at(now.plus(Duration::from_secs(5))));
+        ending
+    }
+
+    fn withdrawal() -> Disposal {
+        Disposal::new(Ending::now(Why::Withdraw, Delivery::Confirmed, TTL), at(1)).0
     }
 
     #[test]
     fn a_call_without_an_answer_leaves_the_claim_in_doubt() {
-        let (mut disposal, wake) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Release, at(1));
+        let (mut disposal, wake) = Disposal::new(Ending::now(Why::Withdraw, Delivery::Confirmed, TTL), at(1));
         assert_eq!(wake, Wake::at(at(1)));
         assert_eq!(lost_call(&mut disposal, at(1)).delivery, Delivery::Confirmed);
         assert_eq!(lost_call(&mut disposal, at(6)).delivery, Delivery::InDoubt);
-        assert_eq!(disposal.ended(Ok(Ended::Released), at(7)), Next::Done(Why::Release, None));
+        assert_eq!(disposal.handle_reply(Ended::Released), None);
     }
 
     #[test]
@@ -282,29 +247,28 @@ mod tests {
         for (kind, delivery) in
             [(ErrorKind::Unavailable, Delivery::Confirmed), (ErrorKind::Indeterminate, Delivery::InDoubt)]
         {
-            let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
+            let mut disposal = withdrawal();
             lost_call(&mut disposal, at(1));
-            let next = disposal.ended(Err(&Error::new(kind, "refused")), at(2));
-            assert!(matches!(next, Next::Again(_)));
+            disposal.handle_failure(&Error::new(kind, "refused"), at(2));
             assert_eq!(lost_call(&mut disposal, at(3)).delivery, delivery);
         }
     }
 
     #[test]
     fn it_is_given_up_after_the_ttl_and_one_attempt() {
-        let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
+        let mut disposal = withdrawal();
         // The machine was suspended meanwhile: the store is asked once all the same.
         lost_call(&mut disposal, at(60));
-        assert_eq!(disposal.due(&rules(), Stamp::ZERO, at(65)), Due::TimedOut);
+        assert_eq!(disposal.handle_timeout(&rules(), Stamp::ZERO, at(65)), None);
     }
 
     #[test]
     fn what_a_session_keeps_alive_is_not_given_up() {
-        let (mut disposal, _) = Disposal::new(Ending::now(Delivery::Confirmed, TTL), Why::Withdraw, at(1));
+        let mut disposal = withdrawal();
         lost_call(&mut disposal, at(1));
         let rules = Rules { sessions: true, ..rules() };
-        assert!(matches!(disposal.due(&rules, at(40), at(70)), Due::Send(..)));
-        assert_eq!(disposal.due(&rules, at(40), at(71)), Due::TimedOut);
+        assert!(disposal.handle_timeout(&rules, at(40), at(70)).is_some());
+        assert!(disposal.handle_timeout(&rules, at(40), at(71)).is_none());
     }
 
     #[test]
@@ -312,22 +276,23 @@ mod tests {
         let place = PlaceNumber::new(3);
         for delivery in [Delivery::Confirmed, Delivery::InDoubt] {
             let run_out = Some(RunOut { at: at(10), place, begun: false });
-            let ending = Ending { run_out, released: Some(FencingToken::new(7)), ..Ending::now(delivery, TTL) };
-            assert_eq!(ending.call(&rules(), at(4)), EndCall::RunOut { place, ttl: Duration::from_secs(6) });
-            assert_eq!(ending.call(&rules(), at(10)), EndCall::Release(delivery));
-            let rest = ending.rest(Ended::NothingRunsOut).map(|rest| rest.call(&rules(), at(5)));
-            assert_eq!(rest, (delivery == Delivery::InDoubt).then_some(EndCall::Release(delivery)));
-            let (mut disposal, _) = Disposal::new(ending, Why::Release, at(4));
+            let why = Why::Release { valid: Some(FencingToken::new(7)) };
+            let ending = Ending { run_out, ..Ending::now(why, delivery, TTL) };
+            assert_eq!(ending.last_renewal(&rules(), at(4)), Some((place, Duration::from_secs(6))));
+            assert_eq!(ending.last_renewal(&rules(), at(10)), None);
+            let rest = ending.rest(Ended::NothingRunsOut);
+            let at_once = Ending::now(Why::Withdraw, delivery, TTL);
+            assert_eq!(rest, (delivery == Delivery::InDoubt).then_some(at_once));
+            let (mut disposal, _) = Disposal::new(ending, at(4));
             assert!(!disposal.can_go_on_at_once());
             lost_call(&mut disposal, at(4));
-            let Next::Done(Why::Release, rest) = disposal.ended(Ok(Ended::RunsOut), at(5)) else {
-                panic!("it has ended")
-            };
+            let rest = disposal.handle_reply(Ended::RunsOut);
             assert_eq!(rest.is_some(), delivery == Delivery::InDoubt);
             if let Some(rest) = rest {
-                let (disposal, wake) = Disposal::new(rest, Why::Withdraw, at(5));
+                let (disposal, wake) = Disposal::new(rest, at(5));
                 assert_eq!((wake, disposal.until), (Wake::at(at(10)), at(40)));
-                assert_eq!(rest.call(&rules(), at(10)), EndCall::Release(Delivery::InDoubt));
+                assert_eq!((rest.why, rest.delivery), (Why::Withdraw, Delivery::InDoubt));
+                assert_eq!([at(5), at(10)].map(|now| rest.last_renewal(&rules(), now)), [None; 2]);
             }
         }
     }
@@ -336,25 +301,28 @@ mod tests {
     #[test]
     fn a_lease_that_is_gone_was_lost_or_may_have_been() {
         let token = FencingToken::new(7);
-        let ending = Ending { released: Some(token), ..Ending::now(Delivery::Confirmed, TTL) };
-        let (mut disposal, _) = Disposal::new(ending, Why::Release, at(1));
+        let ending = Ending::now(Why::Release { valid: Some(token) }, Delivery::Confirmed, TTL);
+        let (mut disposal, _) = Disposal::new(ending, at(1));
         let first = lost_call(&mut disposal, at(1));
         let again = lost_call(&mut disposal, at(6));
-        for (sent, expected) in [(first, Finding::Lost), (again, Finding::Unclear(token))] {
-            assert_eq!([Ended::NotHeld, Ended::NothingRunsOut].map(|ended| sent.finding(ended)), [expected; 2]);
-            assert_eq!([Ended::Released, Ended::RunsOut].map(|ended| sent.finding(ended)), [Finding::Kept; 2]);
+        for (sent, is_repeated) in [(first, false), (again, true)] {
+            assert_eq!(sent.is_repeated, is_repeated);
+            assert_eq!([Ended::NotHeld, Ended::NothingRunsOut].map(|ended| sent.missed(ended)), [Some(token); 2]);
+            assert_eq!([Ended::Released, Ended::RunsOut].map(|ended| sent.missed(ended)), [None; 2]);
         }
         // Its holder knows of the loss, or there was no lease.
-        assert_eq!(Ending { released: None, ..again }.finding(Ended::NotHeld), Finding::Kept);
+        for why in [Why::Release { valid: None }, Why::Withdraw] {
+            assert_eq!(Ending { why, ..again }.missed(Ended::NotHeld), None);
+        }
         // What is withdrawn later is no lease of the holder any more.
-        let in_doubt = Ending { delivery: Delivery::InDoubt, ..first };
-        assert_eq!(in_doubt.rest(Ended::NothingRunsOut).map(|rest| rest.released), Some(None));
+        let rest = first.in_doubt().rest(Ended::NothingRunsOut);
+        assert_eq!(rest.map(|rest| rest.why), Some(Why::Withdraw));
     }
 
     #[test]
     fn only_what_waits_for_a_call_ends_with_it() {
-        let ending = Ending::now(Delivery::InDoubt, TTL);
-        let (mut disposal, wake) = Disposal::when_overdue(ending, Why::Withdraw, at(9));
+        let ending = Ending::now(Why::Withdraw, Delivery::InDoubt, TTL);
+        let (mut disposal, wake) = Disposal::when_overdue(ending, at(9));
         assert_eq!(wake, Wake::at(at(9)));
         assert!(disposal.awaits_call() && disposal.can_go_on_at_once());
         lost_call(&mut disposal, at(9));

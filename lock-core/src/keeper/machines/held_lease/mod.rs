@@ -42,15 +42,6 @@ pub enum Check {
     Over(Phase),
 }
 
-/// How a lease ends whose last guard is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReleaseDecision {
-    Lost(Loss),
-    /// At the end of its `min_hold`. Nothing is to be sent before.
-    HeldOver,
-    Now(Ending),
-}
-
 #[derive(Clone, Debug)]
 pub struct HeldLease {
     token: FencingToken,
@@ -171,7 +162,7 @@ impl HeldLease {
     pub fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let Renewal::Active(Active { held_over, .. }) = self.renewal else { return };
         let lasts_until = match held_over {
-            Some(until) if until <= now => return self.end_with_session(Why::Release, out),
+            Some(until) if until <= now => return self.end_with_session(Why::Release { valid: None }, out),
             Some(until) => until,
             None => match self.checked(now, out) {
                 Ok(valid_until) => valid_until,
@@ -286,42 +277,50 @@ impl HeldLease {
         self.stop(out);
         if in_doubt {
             // A late copy of its acquire may still take the lock.
-            out.push(LeaseOutput::End(Ending::now(Delivery::InDoubt, self.claim_ttl), Why::Withdraw));
+            out.push(LeaseOutput::End(Ending::now(Why::Withdraw, Delivery::InDoubt, self.claim_ttl)));
         }
     }
 
-    /// The last guard is gone. Nothing is left to do for a lease that was released before.
-    pub fn release(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Option<ReleaseDecision> {
+    /// The last guard is gone. Returns how the caller ends the claim now, or `None` if nothing is to be sent: the lease is held until the
+    /// end of its `min_hold`, or was released before.
+    ///
+    /// # Errors
+    /// The loss of a lease that was lost before.
+    pub fn release(
+        &mut self,
+        rules: &Rules,
+        now: Stamp,
+        out: &mut Outputs<LeaseOutput>,
+    ) -> Result<Option<Ending>, Loss> {
         match self.checked(now, out) {
             Ok(_) => {
                 self.phase = Phase::Released;
                 out.push(LeaseOutput::Released);
                 if self.hold_over(rules, now, out) {
-                    return Some(ReleaseDecision::HeldOver);
+                    return Ok(None);
                 }
                 self.stop(out);
-                Some(ReleaseDecision::Now(self.ending(now)))
+                Ok(Some(self.ending(Some(self.token), now)))
             }
-            // The store may still have it: the next waiter need not sit out the rest. After a shutdown that is done, or waits for the
+            // The store may still have it: released, the next waiter need not wait for its ttl. A shutdown has done so, or does so at the
             // end of `min_hold`.
             Err(Phase::Lost(loss)) => {
                 match loss.reason {
                     LossReason::Expired | LossReason::MaxHold if rules.sessions => {
-                        self.end_with_session(Why::Release, out);
+                        self.end_with_session(Why::Release { valid: None }, out);
                     }
                     LossReason::Expired | LossReason::MaxHold => {
                         self.stop(out);
-                        // The holder knows of this loss.
-                        out.push(LeaseOutput::End(Ending { released: None, ..self.ending(now) }, Why::Release));
+                        out.push(LeaseOutput::End(self.ending(None, now)));
                     }
                     LossReason::Gone | LossReason::Shutdown => {}
                 }
-                Some(ReleaseDecision::Lost(loss))
+                Err(loss)
             }
             // It has no guards that could be dropped.
             Err(Phase::Held | Phase::Released) => {
                 self.stop(out);
-                None
+                Ok(None)
             }
         }
     }
@@ -333,7 +332,7 @@ impl HeldLease {
                 self.lose(LossReason::Shutdown, out);
                 if !self.hold_over(rules, now, out) {
                     self.stop(out);
-                    out.push(LeaseOutput::End(self.ending(now), Why::Release));
+                    out.push(LeaseOutput::End(self.ending(Some(self.token), now)));
                 }
             }
             Err(Phase::Lost(_)) => self.stop(out),
@@ -343,7 +342,7 @@ impl HeldLease {
                 if let Renewal::Active(Active { held_over: Some(until), .. }) = self.renewal
                     && until <= now
                 {
-                    self.end_with_session(Why::Release, out);
+                    self.end_with_session(Why::Release { valid: None }, out);
                 }
             }
         }
@@ -446,7 +445,7 @@ impl HeldLease {
     fn end_with_session(&mut self, why: Why, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(_) = self.renewal {
             self.stop(out);
-            out.push(LeaseOutput::End(Ending::now(self.delivery, self.claim_ttl), why));
+            out.push(LeaseOutput::End(Ending::now(why, self.delivery, self.claim_ttl)));
         }
     }
 
@@ -470,10 +469,10 @@ impl HeldLease {
         until.is_some()
     }
 
-    /// How the lease is to end that is released now.
-    fn ending(&self, now: Stamp) -> Ending {
+    /// How the lease ends if it is released now. `valid` is its token, unless the holder knows that it was lost.
+    fn ending(&self, valid: Option<FencingToken>, now: Stamp) -> Ending {
         let run_out = self.min_hold_ends(now).map(|at| RunOut { at, place: self.place, begun: false });
-        Ending { run_out, released: Some(self.token), ..Ending::now(self.delivery, self.claim_ttl) }
+        Ending { run_out, ..Ending::now(Why::Release { valid }, self.delivery, self.claim_ttl) }
     }
 
     /// When the lease may end that is released within its `min_hold`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::backend::PlaceNumber;
 use crate::clock::Stamp;
 use crate::error::Error;
-use crate::keeper::machines::disposal::{Ending, Why};
+use crate::keeper::machines::disposal::Ending;
 use crate::keeper::machines::outputs::Wake;
 use crate::loss::Loss;
 
@@ -25,7 +25,7 @@ pub enum LeaseOutput {
     /// Renewal stops, and the keeper drops the lease.
     Unschedule,
     /// Ends the claim at the store, in the background.
-    End(Ending, Why),
+    End(Ending),
     /// For logs and counters.
     Note(LeaseNote),
 }

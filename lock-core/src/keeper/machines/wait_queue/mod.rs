@@ -16,6 +16,7 @@ use self::claim::CurrentClaim;
 pub use self::output::{QueueNote, QueueOutput, Start};
 pub use self::waiters::{AcquireId, Joining};
 use self::waiters::{Waiter, Waiters};
+use super::disposal::{Ending, Why};
 use super::outputs::{Outputs, Wake};
 use super::rules::{PATIENCE, Rules, backoff};
 use crate::backend::{
@@ -367,11 +368,11 @@ impl<T> WaitQueue<T> {
     /// Withdraws the claim, where the store may have anything of it. What a first acquire in flight leaves at the store is seen from its
     /// answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
     fn withdraw(&self, rules: &Rules, out: &mut Outputs<QueueOutput<T>>) {
-        let (delivery, ttl) = (self.delivery(), self.claim.ttl);
+        let ending = Ending::now(Why::Withdraw, self.delivery(), self.claim.ttl);
         if self.claim.at_store || self.claim.delivery == Delivery::InDoubt {
-            out.push(QueueOutput::Withdraw { delivery, ttl });
+            out.push(QueueOutput::End(ending));
         } else if let Phase::Acquiring { since } = self.phase {
-            out.push(QueueOutput::WithdrawOverdue { delivery, ttl, overdue: since.plus(rules.call_bound) });
+            out.push(QueueOutput::EndWhenOverdue(ending, since.plus(rules.call_bound)));
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::backend::{Delivery, Grant, PlaceNumber};
 use crate::clock::Stamp;
 use crate::error::Error;
+use crate::keeper::machines::disposal::Ending;
 use crate::keeper::machines::outputs::{Outputs, Wake};
 use crate::terms::Terms;
 
@@ -17,10 +18,10 @@ pub enum QueueOutput<T> {
     Acquire { delivery: Delivery },
     /// Sends a renewal of the claim's place. Only in answer to a wake-up, so that renewals go out together.
     Renew { place: PlaceNumber, ttl: Duration },
-    /// Withdraws the claim, beginning at once.
-    Withdraw { delivery: Delivery, ttl: Duration },
-    /// Leaves the claim to the acquire that is in flight, and withdraws it when that has no reply at `overdue`.
-    WithdrawOverdue { delivery: Delivery, ttl: Duration, overdue: Stamp },
+    /// Ends the claim at the store, in the background.
+    End(Ending),
+    /// Leaves the claim to the acquire that is in flight, and ends it if that has no reply by then.
+    EndWhenOverdue(Ending, Stamp),
     /// The claim has become a lease, which these acquires share.
     Granted { start: Start, to: Vec<T> },
     /// This acquire fails.

@@ -51,7 +51,7 @@ fn an_acquire_has_failed_when_its_bound_is_over_and_not_before() {
     queue.due(&rules(), at(1500), &mut out);
     let outputs: Vec<_> = out.drain().collect();
     let withdraws =
-        |output: &QueueOutput<u32>| matches!(output, QueueOutput::Withdraw { delivery: Delivery::InDoubt, .. });
+        |output: &QueueOutput<u32>| matches!(output, QueueOutput::End(ending) if ending.delivery == Delivery::InDoubt);
     assert!(outputs.iter().any(withdraws), "{outputs:?}");
 }
 
