@@ -120,7 +120,7 @@ impl LeaseKeeper {
             return Ok(None);
         }
         let mut machine = lock(&lease.machine);
-        machine.terms().agree(terms)?;
+        machine.terms().require_same_lease(terms)?;
         if !machine.share() {
             return Ok(None);
         }

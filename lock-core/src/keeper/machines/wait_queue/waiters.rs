@@ -64,7 +64,7 @@ impl<T> Waiters<T> {
         let same = |waiter: &&mut Waiter<T>| holder.is_some() && waiter.terms.holder == holder;
         match self.0.iter_mut().find(same) {
             Some(waiter) => {
-                waiter.terms.agree(&joining.terms)?;
+                waiter.terms.require_same_lease(&joining.terms)?;
                 waiter.acquires.extend(Waiter::new(joining).acquires);
             }
             None => self.0.push_back(Waiter::new(joining)),
