@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lease::{Held, Lease};
+use super::lease::Lease;
 use super::machines::disposal::Ending;
+use super::machines::held_lease::Phase;
 use super::report::Reports;
 use super::{LeaseKeeper, State};
 use crate::backend::Claim;
@@ -35,7 +36,7 @@ impl Hold {
     }
 
     /// Reads the clock.
-    pub(crate) fn check(&self) -> Held {
+    pub(crate) fn check(&self) -> Result<Stamp, Phase> {
         let mut reports = Reports::default();
         let held = self.keeper.check(&mut reports, &self.lease);
         reports.emit();

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use tokio::sync::Notify;
 
 use super::LeaseKeeper;
-use super::machines::held_lease::{Check, HeldLease, Phase};
+use super::machines::held_lease::{HeldLease, LeaseOutput, Phase};
+use super::machines::outputs::Outputs;
 use super::report::{Report, Reports};
 use crate::backend::{Claim, RenewRequest};
 use crate::clock::Stamp;
@@ -24,9 +25,6 @@ pub(crate) struct Lease {
     pub(crate) ended: Notify,
 }
 
-/// The end of the validity of a lease that is held, or how it ended.
-pub(crate) type Held = Result<Stamp, Phase>;
-
 impl Lease {
     /// See [`LockGuard::lease_ref`](crate::LockGuard::lease_ref).
     pub(crate) fn lease_ref(&self) -> RenewRequest {
@@ -36,24 +34,24 @@ impl Lease {
 }
 
 impl LeaseKeeper {
-    /// The present state of a lease. Locks the lease alone.
-    pub(super) fn check(&self, reports: &mut Reports, lease: &Lease) -> Held {
-        let check = {
+    /// The end of the validity of a lease, or how it ended. Locks the lease alone.
+    pub(super) fn check(&self, reports: &mut Reports, lease: &Lease) -> Result<Stamp, Phase> {
+        let mut outputs = Outputs::default();
+        let checked = {
             let mut machine = lock(&lease.machine);
-            machine.check(self.now())
+            machine.check(self.now(), &mut outputs)
         };
-        match check {
-            Check::Held { valid_until } => Ok(valid_until),
-            Check::JustLost(loss) => {
-                self.lost(reports, lease, loss);
-                Err(Phase::Lost(loss))
+        for output in outputs.drain() {
+            // A check has no other output.
+            if let LeaseOutput::Lost(loss) = output {
+                self.note_loss(reports, lease, loss);
             }
-            Check::Over(phase) => Err(phase),
         }
+        checked
     }
 
     /// Counts the loss of a lease once, whichever task found it, and notifies the holder.
-    pub(super) fn lost(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
+    pub(super) fn note_loss(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
         self.counters.lost.add();
         self.counters.held.sub();
         reports.warn(lease.claim.name(), Report::Lost { token: lease.token, reason: loss.reason });

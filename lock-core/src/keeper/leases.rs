@@ -80,7 +80,7 @@ impl LeaseKeeper {
                 self.counters.held.sub();
                 lease.ended.notify_waiters();
             }
-            LeaseOutput::Lost(loss) => self.lost(&mut state.reports, lease, loss),
+            LeaseOutput::Lost(loss) => self.note_loss(&mut state.reports, lease, loss),
             LeaseOutput::Unschedule => {
                 if let Some(id) = state.lease_task(claim) {
                     state.schedule.remove(id);

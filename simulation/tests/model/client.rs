@@ -122,9 +122,7 @@ impl Client {
     }
 
     pub(super) fn holds(&self, now: u8) -> usize {
-        let held = |lease: &&Lease| {
-            matches!(lease.machine.clone().check(at(now)), leasehold_core::machines::Check::Held { .. })
-        };
+        let held = |lease: &&Lease| lease.machine.clone().check(at(now), &mut Outputs::default()).is_ok();
         self.leases.iter().filter(held).count()
     }
 

@@ -16,7 +16,7 @@ pub(super) mod rules;
 pub(super) mod wait_queue;
 
 pub use self::disposal::{Disposal, Ended, Ending, RunOut, Why};
-pub use self::held_lease::{Check, HeldLease, LeaseNote, LeaseOutput, Phase};
+pub use self::held_lease::{HeldLease, LeaseNote, LeaseOutput, Phase};
 pub use self::outputs::{Outputs, Wake};
 pub use self::rules::Rules;
 pub use self::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, Start, WaitQueue};

@@ -31,17 +31,6 @@ pub enum Phase {
     Lost(Loss),
 }
 
-/// What the clock says about a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
-    Held {
-        valid_until: Stamp,
-    },
-    /// The validity had passed unnoticed; this check ended it.
-    JustLost(Loss),
-    Over(Phase),
-}
-
 #[derive(Clone, Debug)]
 pub struct HeldLease {
     token: FencingToken,
@@ -126,18 +115,13 @@ impl HeldLease {
         &self.terms
     }
 
-    /// Reads the clock.
-    pub fn check(&mut self, now: Stamp) -> Check {
-        if self.phase != Phase::Held {
-            return Check::Over(self.phase);
+    /// The end of the validity, or how the lease ended. The first check after the validity makes the loss final.
+    pub fn check(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Result<Stamp, Phase> {
+        if self.phase == Phase::Held && now >= self.valid_until {
+            let reached_max = self.terms.max_hold.is_some() && (self.reaches_max_hold || now >= self.max_hold_ends());
+            self.lose(if reached_max { LossReason::MaxHold } else { LossReason::Expired }, out);
         }
-        if now < self.valid_until {
-            return Check::Held { valid_until: self.valid_until };
-        }
-        let reached_max = self.terms.max_hold.is_some() && (self.reaches_max_hold || now >= self.max_hold_ends());
-        let loss = Loss::new(if reached_max { LossReason::MaxHold } else { LossReason::Expired });
-        self.phase = Phase::Lost(loss);
-        Check::JustLost(loss)
+        if self.phase == Phase::Held { Ok(self.valid_until) } else { Err(self.phase) }
     }
 
     /// One more guard.
@@ -164,7 +148,7 @@ impl HeldLease {
         let lasts_until = match held_over {
             Some(until) if until <= now => return self.end_with_session(Why::Release { valid: None }, out),
             Some(until) => until,
-            None => match self.checked(now, out) {
+            None => match self.check(now, out) {
                 Ok(valid_until) => valid_until,
                 Err(_) => return self.let_go(rules, out),
             },
@@ -271,7 +255,7 @@ impl HeldLease {
     pub fn gone(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let in_doubt = self.phase == Phase::Held && self.delivery == Delivery::InDoubt;
         // After a pause of the process, the store often tells first what the clock says as well: it was not renewed.
-        if self.checked(now, out).is_ok() {
+        if self.check(now, out).is_ok() {
             self.lose(LossReason::Gone, out);
         }
         self.stop(out);
@@ -292,7 +276,7 @@ impl HeldLease {
         now: Stamp,
         out: &mut Outputs<LeaseOutput>,
     ) -> Result<Option<Ending>, Loss> {
-        match self.checked(now, out) {
+        match self.check(now, out) {
             Ok(_) => {
                 self.phase = Phase::Released;
                 out.push(LeaseOutput::Released);
@@ -327,7 +311,7 @@ impl HeldLease {
 
     /// The client is shut down.
     pub fn close(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) {
-        match self.checked(now, out) {
+        match self.check(now, out) {
             Ok(_) => {
                 self.lose(LossReason::Shutdown, out);
                 if !self.hold_over(rules, now, out) {
@@ -382,7 +366,7 @@ impl HeldLease {
         if let Some(error) = error {
             out.push(LeaseOutput::Note(LeaseNote::RenewalFailed { error, failures }));
         }
-        match held_over.map_or_else(|| self.checked(now, out), Ok) {
+        match held_over.map_or_else(|| self.check(now, out), Ok) {
             Ok(lasts_until) => out.push(LeaseOutput::Wake(wake.by(Some(lasts_until)))),
             Err(_) => self.let_go(rules, out),
         }
@@ -395,18 +379,6 @@ impl HeldLease {
         }
     }
 
-    /// The end of the validity, or how the lease ended. Accounts for a loss that this finds.
-    fn checked(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) -> Result<Stamp, Phase> {
-        match self.check(now) {
-            Check::Held { valid_until } => Ok(valid_until),
-            Check::JustLost(loss) => {
-                out.push(LeaseOutput::Lost(loss));
-                Err(Phase::Lost(loss))
-            }
-            Check::Over(phase) => Err(phase),
-        }
-    }
-
     /// Takes a confirmation, unless the validity is over: a late reply never revives a lease.
     fn prolong(
         &mut self,
@@ -415,7 +387,7 @@ impl HeldLease {
         now: Stamp,
         out: &mut Outputs<LeaseOutput>,
     ) -> Result<Stamp, Phase> {
-        self.checked(now, out)?;
+        self.check(now, out)?;
         self.count(rules, confirmation);
         Ok(self.valid_until)
     }
