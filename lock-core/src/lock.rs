@@ -115,8 +115,8 @@ impl Lock {
     /// Waits for the lock and acquires it.
     ///
     /// # Errors
-    /// - [`Timeout`](ErrorKind::Timeout): another claim held the lock for the whole wait. The request whose reply says so was sent no
-    ///   longer before the end of the wait than 1.25 times the backend's call bound.
+    /// - [`Timeout`](ErrorKind::Timeout): another claim held the lock for the whole wait. This is based on a request sent within the last
+    ///   1.25 × [`call_bound`](crate::backend::Capabilities::call_bound) of the wait.
     /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait. The acquire had no effect.
     /// - [`Indeterminate`](ErrorKind::Indeterminate): the outcome is unknown. The caller does not hold the lock, but others may see it as
     ///   held until the keeper has withdrawn the claim in the background, or its ttl has passed.

@@ -53,7 +53,7 @@ impl LeaseKeeper {
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
                 self.feed(state, effects, claim.name(), |queue, rules, now, out| {
-                    queue.acquired(rules, answer, now, out)
+                    queue.handle_acquire_reply(rules, answer, now, out)
                 });
                 return;
             }
@@ -72,7 +72,7 @@ impl LeaseKeeper {
     fn not_sent(self: &Arc<Self>, claim: &Claim) {
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
-                self.feed(state, effects, claim.name(), |queue, _, now, out| queue.not_sent(now, out));
+                self.feed(state, effects, claim.name(), |queue, _, now, out| queue.handle_not_sent(now, out));
             } else {
                 self.call_ended(state, claim.owner());
             }

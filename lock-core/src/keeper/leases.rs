@@ -25,7 +25,7 @@ impl LeaseKeeper {
         let now = self.now();
         let (machine, wake, valid_until) = HeldLease::new(&self.rules, start, now);
         let (token, confirmation) = (start.grant.token, start.grant.confirmation);
-        state.confirmed(confirmation.sent);
+        state.note_confirmation(confirmation.sent);
         let lease = Arc::new(Lease { claim, token, machine: Mutex::new(machine), ended: Notify::new() });
         let id = state.schedule.insert(Task::Lease(lease.clone()));
         self.wake_at(state, id, wake);
@@ -73,7 +73,7 @@ impl LeaseKeeper {
             }
             LeaseOutput::WakeBy(at) => {
                 if let Some(id) = state.lease_task(claim) {
-                    state.schedule.at_the_latest(id, at);
+                    state.schedule.set_due_by(id, at);
                 }
             }
             LeaseOutput::Released => {
@@ -95,7 +95,7 @@ impl LeaseKeeper {
 
     fn note_of(&self, state: &mut State, claim: &Claim, note: LeaseNote) {
         match note {
-            LeaseNote::Confirmed(sent) => state.confirmed(sent),
+            LeaseNote::Confirmed(sent) => state.note_confirmation(sent),
             LeaseNote::Renewed => self.counters.renewed.add(),
             LeaseNote::RenewalError => self.counters.renewal_errors.add(),
             LeaseNote::RenewalFailed { error, failures } => {
@@ -113,7 +113,7 @@ impl LeaseKeeper {
         let Some(Task::Lease(lease)) = state.schedule.get_mut(id) else { return };
         let (lease, before) = (lease.clone(), effects.renewals.len());
         let sent = self.feed_lease(state, effects, &lease, |lease, rules, now, out| {
-            lease.due(rules, now, out);
+            lease.handle_timeout(rules, now, out);
             now
         });
         if effects.renewals.len() > before {
@@ -132,7 +132,9 @@ impl LeaseKeeper {
     /// Takes the reply to the renewal of a lease.
     pub(super) fn on_lease_answer(self: &Arc<Self>, lease: &Arc<Lease>, answer: RenewReply) {
         self.with_state(|state, effects| {
-            self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.renewed(rules, answer, now, out));
+            self.feed_lease(state, effects, lease, |lease, rules, now, out| {
+                lease.handle_renewal_reply(rules, answer, now, out)
+            });
         });
     }
 
@@ -146,7 +148,7 @@ impl LeaseKeeper {
     ) {
         let Some(lease) = state.held_by(owner) else { return };
         self.feed_lease(state, effects, &lease, |lease, rules, now, out| {
-            lease.place_renewed(rules, asked, answer, now, out);
+            lease.handle_place_reply(rules, asked, answer, now, out);
         });
     }
 
@@ -160,7 +162,7 @@ impl LeaseKeeper {
     ) {
         let Some(lease) = state.held_by(owner) else { return };
         self.feed_lease(state, effects, &lease, |lease, rules, now, out| {
-            lease.grant_pushed(rules, place, own, now, out);
+            lease.handle_pushed_grant(rules, place, own, now, out);
         });
     }
 
@@ -168,10 +170,10 @@ impl LeaseKeeper {
     pub(super) fn on_gone(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(lease) = state.held_by(owner) {
-                self.feed_lease(state, effects, &lease, |lease, _, now, out| lease.gone(now, out));
+                self.feed_lease(state, effects, &lease, |lease, _, now, out| lease.handle_gone(now, out));
             } else if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
                 let name = name.clone();
-                self.feed(state, effects, &name, |queue, rules, now, out| queue.gone(rules, now, out));
+                self.feed(state, effects, &name, |queue, rules, now, out| queue.handle_gone(rules, now, out));
             }
         });
     }

@@ -288,7 +288,7 @@ impl LeaseKeeper {
 
     /// Sets when a task is due.
     fn wake_at(&self, state: &mut State, id: TaskId, wake: Wake) {
-        state.schedule.at(id, wake.resolve(|pause| self.entropy.jitter(pause)));
+        state.schedule.set_due(id, wake.resolve(|pause| self.entropy.jitter(pause)));
     }
 
     fn on_event(self: &Arc<Self>, event: Event) {
@@ -297,9 +297,9 @@ impl LeaseKeeper {
                 self.on_pushed_grant(&owner, place, token, confirmation);
             }
             Event::Gone { owner } => self.on_gone(&owner),
-            Event::EndsSooner { owner } => self.changed_for(&owner),
-            Event::Changed(name) => self.changed(Some(&name)),
-            Event::Resync => self.changed(None),
+            Event::EndsSooner { owner } => self.on_change_of(&owner),
+            Event::Changed(name) => self.on_change(Some(&name)),
+            Event::Resync => self.on_change(None),
         }
     }
 }

@@ -205,7 +205,7 @@ impl LeaseKeeper {
             QueueOutput::Wake(wake) => self.wake_queue(state, name, wake),
             QueueOutput::WakeBy(at) => {
                 if let Some(task) = queue.task {
-                    state.schedule.at_the_latest(task, at);
+                    state.schedule.set_due_by(task, at);
                 }
             }
             QueueOutput::Watch => effects.watches.push(claim.clone()),
@@ -238,7 +238,7 @@ impl LeaseKeeper {
             QueueNote::AttemptFailed(error) => state.reports.debug(name, || Report::AttemptFailed { error }),
             QueueNote::Renewed => self.counters.renewed.add(),
             QueueNote::RenewalFailed => self.counters.renewal_errors.add(),
-            QueueNote::Confirmed(sent) => state.confirmed(sent),
+            QueueNote::Confirmed(sent) => state.note_confirmation(sent),
         }
     }
 
@@ -247,7 +247,7 @@ impl LeaseKeeper {
         self.with_state(|state, effects| {
             if Self::queue_of(state, claim).is_some() {
                 self.feed(state, effects, claim.name(), |queue, rules, now, out| {
-                    queue.renewed(rules, place, answer, now, out);
+                    queue.handle_renewal_reply(rules, place, answer, now, out);
                 });
             } else {
                 self.on_overtaken_answer(state, effects, claim.owner(), (place, answer));
@@ -267,7 +267,7 @@ impl LeaseKeeper {
             Some(OwnerState::Waiting(name)) => {
                 let name = name.clone();
                 self.feed(state, effects, &name, |queue, rules, now, out| {
-                    queue.grant_pushed(rules, (place, token), own, now, out);
+                    queue.handle_pushed_grant(rules, (place, token), own, now, out);
                 });
             }
             Some(OwnerState::Holding(_)) => self.on_grant_while_held(state, effects, owner, (place, own)),
@@ -277,21 +277,21 @@ impl LeaseKeeper {
     }
 
     /// The state of one lock may have changed, or of all.
-    pub(super) fn changed(self: &Arc<Self>, name: Option<&LockName>) {
+    pub(super) fn on_change(self: &Arc<Self>, name: Option<&LockName>) {
         self.with_state(|state, effects| {
             let names = name.map_or_else(|| state.queued_names(), |name| vec![name.clone()]);
             for name in names {
-                self.feed(state, effects, &name, |queue, _, now, out| queue.changed(now, out));
+                self.feed(state, effects, &name, |queue, _, now, out| queue.handle_change(now, out));
             }
         });
     }
 
     /// The same for the queue of this claim.
-    pub(super) fn changed_for(self: &Arc<Self>, owner: &OwnerToken) {
+    pub(super) fn on_change_of(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
                 let name = name.clone();
-                self.feed(state, effects, &name, |queue, _, now, out| queue.changed(now, out));
+                self.feed(state, effects, &name, |queue, _, now, out| queue.handle_change(now, out));
             }
         });
     }
@@ -313,7 +313,7 @@ impl Queue {
 
 impl State {
     /// The store has confirmed something.
-    pub(super) fn confirmed(&mut self, sent: Stamp) {
+    pub(super) fn note_confirmation(&mut self, sent: Stamp) {
         self.last_confirmed = self.last_confirmed.max(sent);
     }
 

@@ -160,7 +160,9 @@ impl LeaseKeeper {
                     Some(Task::Lease(_)) => self.lease_due(state, effects, id, at),
                     Some(Task::Queue(name)) => {
                         let name = name.clone();
-                        self.feed(state, effects, &name, |queue, rules, now, out| queue.due(rules, now, out));
+                        self.feed(state, effects, &name, |queue, rules, now, out| {
+                            queue.handle_timeout(rules, now, out)
+                        });
                     }
                     Some(Task::Dispose(..)) => {
                         if let Some(due) = self.withdrawal_due(state, id, now) {

@@ -45,7 +45,7 @@ impl<T> Schedule<T> {
     }
 
     /// Sets when a task is due, in place of its former due time.
-    pub(crate) fn at(&mut self, id: TaskId, at: Stamp) {
+    pub(crate) fn set_due(&mut self, id: TaskId, at: Stamp) {
         if let Some((_, due)) = self.tasks.get_mut(id) {
             if let Some(old) = due.replace(at) {
                 self.due.remove(&(old, id));
@@ -54,10 +54,10 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Makes a task due by then, unless it is due before.
-    pub(crate) fn at_the_latest(&mut self, id: TaskId, at: Stamp) {
+    /// Sets when a task is due, unless it is due earlier.
+    pub(crate) fn set_due_by(&mut self, id: TaskId, at: Stamp) {
         if self.tasks.get(id).is_some_and(|(_, due)| due.is_none_or(|due| at < due)) {
-            self.at(id, at);
+            self.set_due(id, at);
         }
     }
 
@@ -107,15 +107,15 @@ mod tests {
         let mut schedule = Schedule::new();
         for _ in 0..1000 {
             let id = schedule.insert("task");
-            schedule.at(id, at(50));
-            schedule.at(id, at(10));
+            schedule.set_due(id, at(50));
+            schedule.set_due(id, at(10));
             schedule.remove(id);
         }
         assert_eq!((schedule.next(), schedule.due.len(), schedule.tasks.len()), (None, 0, 0));
 
         let (late, soon) = (schedule.insert("late"), schedule.insert("soon"));
-        schedule.at(late, at(20));
-        schedule.at(soon, at(10));
+        schedule.set_due(late, at(20));
+        schedule.set_due(soon, at(10));
         assert_eq!(schedule.pop(at(9)), None);
         assert_eq!(schedule.pop(at(30)), Some((at(10), soon)));
         assert_eq!(schedule.pop(at(30)), Some((at(20), late)));

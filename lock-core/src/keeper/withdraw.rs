@@ -69,7 +69,7 @@ impl LeaseKeeper {
         if let Some(Task::Dispose(_, machine)) = state.schedule.get_mut(id)
             && machine.can_go_on_at_once()
         {
-            state.schedule.at(id, self.now());
+            state.schedule.set_due(id, self.now());
         }
     }
 

@@ -122,7 +122,7 @@ proptest! {
                     now += ms;
                     if seen.wake.is_some_and(|wake| wake <= at(now)) {
                         due = true;
-                        lease.due(&rules, at(now), &mut out);
+                        lease.handle_timeout(&rules, at(now), &mut out);
                     }
                 }
                 Input::Check => {
@@ -130,16 +130,16 @@ proptest! {
                 }
                 Input::Renewed(reply) => {
                     seen.promised = seen.promised.max(promise(reply, now).unwrap_or(Stamp::ZERO));
-                    lease.renewed(&rules, reply.answer(now), at(now), &mut out);
+                    lease.handle_renewal_reply(&rules, reply.answer(now), at(now), &mut out);
                 }
                 Input::PlaceRenewed(asked, reply) => {
                     seen.promised = seen.promised.max(promise(reply, now).unwrap_or(Stamp::ZERO));
-                    lease.place_renewed(&rules, PlaceNumber::new(asked), reply.answer(now), at(now), &mut out);
+                    lease.handle_place_reply(&rules, PlaceNumber::new(asked), reply.answer(now), at(now), &mut out);
                 }
                 Input::GrantPushed(place) => {
-                    lease.grant_pushed(&rules, PlaceNumber::new(place), None, at(now), &mut out);
+                    lease.handle_pushed_grant(&rules, PlaceNumber::new(place), None, at(now), &mut out);
                 }
-                Input::Gone => lease.gone(at(now), &mut out),
+                Input::Gone => lease.handle_gone(at(now), &mut out),
                 Input::GiveUp if !seen.guards => {}
                 Input::GiveUp => {
                     seen.guards = false;

@@ -134,7 +134,7 @@ proptest! {
                         due = true;
                         // Without a reply by now it counts as unknown.
                         seen.at_store |= seen.in_flight;
-                        queue.due(&rules, at(now), &mut out);
+                        queue.handle_timeout(&rules, at(now), &mut out);
                         seen.in_flight &= false;
                     }
                 }
@@ -158,15 +158,15 @@ proptest! {
                         Ok(_) => false,
                         Err(error) => error.kind() == ErrorKind::Indeterminate,
                     };
-                    queue.acquired(&rules, answer, at(now), &mut out);
+                    queue.handle_acquire_reply(&rules, answer, at(now), &mut out);
                 }
                 Input::NotSent => {
                     seen.in_flight = false;
-                    queue.not_sent(at(now), &mut out);
+                    queue.handle_not_sent(at(now), &mut out);
                 }
                 Input::Renewed(asked, reply) => {
                     let answer = reply.answer(now);
-                    queue.renewed(&rules, PlaceNumber::new(asked), answer, at(now), &mut out);
+                    queue.handle_renewal_reply(&rules, PlaceNumber::new(asked), answer, at(now), &mut out);
                     // Only a renewal of its place says that there is none, which the machine knows better than this test.
                     if matches!(reply, Reply::Lost | Reply::Free) && !seen.in_flight {
                         seen.at_store = false;
@@ -174,10 +174,10 @@ proptest! {
                 }
                 Input::GrantPushed(place) => {
                     let grant = (PlaceNumber::new(place), FencingToken::new(2));
-                    queue.grant_pushed(&rules, grant, None, at(now), &mut out);
+                    queue.handle_pushed_grant(&rules, grant, None, at(now), &mut out);
                 }
-                Input::Gone => queue.gone(&rules, at(now), &mut out),
-                Input::Changed => queue.changed(at(now), &mut out),
+                Input::Gone => queue.handle_gone(&rules, at(now), &mut out),
+                Input::Changed => queue.handle_change(at(now), &mut out),
                 Input::Close => {
                     queue.close(&rules, &Error::new(ErrorKind::Unavailable, "shut down"), &mut out);
                 }

@@ -147,12 +147,12 @@ impl Client {
             if let Some(queue) = &mut self.queue {
                 queue.wake = None;
             }
-            return self.feed(scene, |queue, out| queue.due(&rules, now, out));
+            return self.feed(scene, |queue, out| queue.handle_timeout(&rules, now, out));
         }
         if let Some(lease) = self.leases.get_mut(timer - 1) {
             lease.wake = None;
             let claim = lease.claim;
-            return self.feed_lease(scene, claim, |lease, out| lease.due(&rules, now, out));
+            return self.feed_lease(scene, claim, |lease, out| lease.handle_timeout(&rules, now, out));
         }
         let closing = &mut self.disposals[timer - 1 - self.leases.len()];
         let claim = closing.claim;
@@ -223,7 +223,7 @@ impl Client {
         match request.verb {
             Verb::Acquire { .. } if waits => {
                 let answer = self.acquisition(scene, request, reply);
-                self.feed(scene, |queue, out| queue.acquired(&rules, answer, now, out));
+                self.feed(scene, |queue, out| queue.handle_acquire_reply(&rules, answer, now, out));
             }
             Verb::Acquire { in_doubt } => {
                 // Every acquire has left the queue since.
@@ -239,13 +239,15 @@ impl Client {
             }
             Verb::Renew { held: false, place } if waits => {
                 let answer = self.answer(scene, request, reply);
-                self.feed(scene, |queue, out| queue.renewed(&rules, PlaceNumber::new(place), answer, now, out));
+                self.feed(scene, |queue, out| {
+                    queue.handle_renewal_reply(&rules, PlaceNumber::new(place), answer, now, out)
+                });
             }
             Verb::Renew { held, place } => {
                 let answer = self.answer(scene, request, reply);
                 self.feed_lease(scene, claim, |lease, out| match held {
-                    true => lease.renewed(&rules, answer, now, out),
-                    false => lease.place_renewed(&rules, PlaceNumber::new(place), answer, now, out),
+                    true => lease.handle_renewal_reply(&rules, answer, now, out),
+                    false => lease.handle_place_reply(&rules, PlaceNumber::new(place), answer, now, out),
                 });
             }
             Verb::Release { .. } => {
@@ -273,9 +275,9 @@ impl Client {
         });
         if self.queue.as_ref().is_some_and(|queue| queue.claim == push.claim) {
             let grant = (place, FencingToken::new(push.token));
-            self.feed(scene, |queue, out| queue.grant_pushed(&rules, grant, own, now, out));
+            self.feed(scene, |queue, out| queue.handle_pushed_grant(&rules, grant, own, now, out));
         } else {
-            self.feed_lease(scene, push.claim, |lease, out| lease.grant_pushed(&rules, place, own, now, out));
+            self.feed_lease(scene, push.claim, |lease, out| lease.handle_pushed_grant(&rules, place, own, now, out));
         }
     }
 

@@ -1,9 +1,9 @@
 //! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`LeaseOutput`]s come out. It knows no store,
 //! clock, lock or source of randomness.
 //!
-//! The lease's own mutex guards it. So "is the validity over?" and "a renewal was answered" are one decision: whichever comes first
-//! after the end makes the loss final, and no later answer revives the lease. For this to be true, `now` is read while that mutex is
-//! held: a reading from before a pause proves nothing after it.
+//! The lease's own mutex guards it, and `now` must be read while that mutex is locked. Then a check of the clock and a reply to a
+//! renewal cannot overlap: whichever comes first after the end of the validity makes the loss final, and no later reply revives the
+//! lease. With a `now` from before the mutex was locked, a process that was paused in between would take a late reply for a timely one.
 
 mod output;
 
@@ -31,20 +31,32 @@ pub enum Phase {
     Lost(Loss),
 }
 
+/// One lease, from its grant until it is released or lost.
+///
+/// Its inputs, in order of use:
+/// - [`new`](Self::new) with the grant, [`add_guard`](Self::add_guard) for each acquire that shares it, [`share`](Self::share) at each
+///   re-entry,
+/// - [`check`](Self::check) whenever somebody asks whether the lease is held,
+/// - [`handle_timeout`](Self::handle_timeout) at each wake-up,
+/// - [`handle_renewal_reply`](Self::handle_renewal_reply) for each [`Renew`](LeaseOutput::Renew),
+/// - [`handle_place_reply`](Self::handle_place_reply) for a renewal of its place that was in flight at the grant,
+/// - [`handle_pushed_grant`](Self::handle_pushed_grant) and [`handle_gone`](Self::handle_gone) for what the store reports without a
+///   request,
+/// - [`drop_guard`](Self::drop_guard), and [`release`](Self::release) after the last one; [`close`](Self::close) at a shutdown.
 #[derive(Clone, Debug)]
 pub struct HeldLease {
     token: FencingToken,
     place: PlaceNumber,
     terms: Terms,
-    /// The longest ttl that a request of the claim had: what is left of it at the store has ended by itself then.
+    /// The longest ttl that a request of the claim had. After it, whatever the store granted has expired.
     claim_ttl: Duration,
     granted: Stamp,
     phase: Phase,
     valid_until: Stamp,
-    /// What the store confirmed lasts until `max_hold` is reached: no renewal could prolong the hold.
+    /// The store has confirmed the lease until the end of `max_hold`, so no renewal can prolong the hold.
     reaches_max_hold: bool,
     guards: u32,
-    /// Whether every request of the claim has a reply, but for the renewal that is in flight.
+    /// Whether a request of the claim has no reply, not counting the renewal in flight.
     delivery: Delivery,
     renewal: Renewal,
 }
@@ -62,12 +74,12 @@ struct Active {
     /// A renewal was sent then and has no reply.
     in_flight: Option<Stamp>,
     failures: u32,
-    /// The ttl of the last confirmation: it sets the pace of the next renewal and of what follows when that fails.
+    /// The ttl of the last confirmation. It sets when the next renewal is due, and the pauses if that fails.
     confirmed: Duration,
-    /// It began as a place some time ago, or was requested with a shorter ttl, and is yet to be renewed to its own ttl.
+    /// The lease began as a place some time ago or with a shorter ttl, and has not yet been renewed to its own ttl.
     top_up: bool,
-    /// Its holder has released it within its `min_hold`. The store cannot let a single lease of a session expire, so it is renewed until
-    /// then, and released.
+    /// Set when the holder released the lease within its `min_hold`, and its session cannot let a single lease expire: the keeper renews
+    /// the lease until then, and releases it.
     held_over: Option<Stamp>,
 }
 
@@ -95,7 +107,8 @@ impl HeldLease {
             granted: now,
             phase: Phase::Held,
             valid_until: Stamp::ZERO,
-            // A fixed lease whose ttl is `max_hold` ends by that, though it was sent a little earlier than it was granted.
+            // The ttl counts from the request and `max_hold` from the grant, a little later. A fixed lease with the same ttl as `max_hold`
+            // would otherwise count as expired.
             reaches_max_hold: terms.kind == LeaseKind::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl),
             guards: 0,
             delivery,
@@ -129,21 +142,21 @@ impl HeldLease {
         self.guards += 1;
     }
 
-    /// One more guard, if any is left: a lease whose last guard is going cannot be shared again.
+    /// One more guard, if there is still one. After the last one is dropped, a release is on its way.
     pub fn share(&mut self) -> bool {
         let shared = self.guards > 0;
         self.guards += u32::from(shared);
         shared
     }
 
-    /// One guard less. True for the last.
+    /// One guard less. Returns whether it was the last.
     pub fn drop_guard(&mut self) -> bool {
         self.guards = self.guards.saturating_sub(1);
         self.guards == 0
     }
 
-    /// The time has come that the lease wanted to be woken at.
-    pub fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) {
+    /// A wake-up is due.
+    pub fn handle_timeout(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let Renewal::Active(Active { held_over, .. }) = self.renewal else { return };
         let lasts_until = match held_over {
             Some(until) if until <= now => return self.end_with_session(Why::Release { valid: None }, out),
@@ -180,7 +193,7 @@ impl HeldLease {
     /// Whether its renewal may go along with others that are due now: a few percent early saves a call.
     pub fn may_go_along(&self, early: Duration) -> bool {
         match self.renewal {
-            // A short hold must not pay for a top-up because others are renewed just then.
+            // A top-up must wait for its time: most holds end before it, and then save it.
             Renewal::Active(active) => {
                 active.in_flight.is_none() && !active.top_up && early <= period(active.confirmed) / 32
             }
@@ -189,24 +202,30 @@ impl HeldLease {
     }
 
     /// The reply to a renewal of the lease.
-    pub fn renewed(&mut self, rules: &Rules, answer: RenewReply, now: Stamp, out: &mut Outputs<LeaseOutput>) {
+    pub fn handle_renewal_reply(
+        &mut self,
+        rules: &Rules,
+        answer: RenewReply,
+        now: Stamp,
+        out: &mut Outputs<LeaseOutput>,
+    ) {
         match answer {
-            RenewReply::Renewed(confirmation) => self.confirmed(rules, &confirmation, now, out),
+            RenewReply::Renewed(confirmation) => self.take_confirmation(rules, &confirmation, now, out),
             RenewReply::Granted(grant) if grant.token == self.token => {
-                self.confirmed(rules, &grant.confirmation, now, out)
+                self.take_confirmation(rules, &grant.confirmation, now, out)
             }
             RenewReply::Unknown(error) => {
                 self.note_failure(&error, out);
-                self.renewal_failed(rules, Some(error), now, out);
+                self.take_failure(rules, Some(error), now, out);
             }
             RenewReply::Granted(_) | RenewReply::Waiting { .. } | RenewReply::Free | RenewReply::Lost => {
-                self.gone(now, out)
+                self.handle_gone(now, out)
             }
         }
     }
 
     /// The reply to a renewal of the place with this number, which has become a lease meanwhile. What it confirms counts for the lease.
-    pub fn place_renewed(
+    pub fn handle_place_reply(
         &mut self,
         rules: &Rules,
         asked: PlaceNumber,
@@ -219,13 +238,13 @@ impl HeldLease {
             RenewReply::Granted(grant) if grant.token == self.token => grant.confirmation,
             RenewReply::Granted(grant) if grant.confirmation.place < self.place => return,
             RenewReply::Lost | RenewReply::Free if asked < self.place => return,
-            RenewReply::Granted(_) | RenewReply::Lost | RenewReply::Free => return self.gone(now, out),
+            RenewReply::Granted(_) | RenewReply::Lost | RenewReply::Free => return self.handle_gone(now, out),
             RenewReply::Unknown(error) => return self.note_failure(&error, out),
         };
         out.push(LeaseOutput::Note(LeaseNote::Renewed));
         match confirmation.place.cmp(&self.place) {
             Ordering::Less => {}
-            Ordering::Greater => self.gone(now, out),
+            Ordering::Greater => self.handle_gone(now, out),
             Ordering::Equal => {
                 if self.prolong(rules, &confirmation, now, out).is_err() {
                     self.let_go(rules, out);
@@ -235,7 +254,7 @@ impl HeldLease {
     }
 
     /// The store reports that the claim became a lease at a place, and it is one already.
-    pub fn grant_pushed(
+    pub fn handle_pushed_grant(
         &mut self,
         rules: &Rules,
         place: PlaceNumber,
@@ -244,17 +263,17 @@ impl HeldLease {
         out: &mut Outputs<LeaseOutput>,
     ) {
         match own {
-            Some(confirmation) => self.confirmed(rules, &confirmation, now, out),
-            // The own lease is gone, and a late copy of the claim made a new place.
-            None if place > self.place => self.gone(now, out),
+            Some(confirmation) => self.take_confirmation(rules, &confirmation, now, out),
+            // This lease is gone, and a late copy of its acquire has taken a new place.
+            None if place > self.place => self.handle_gone(now, out),
             None => {}
         }
     }
 
     /// The store reports that the lease is gone.
-    pub fn gone(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) {
+    pub fn handle_gone(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let in_doubt = self.phase == Phase::Held && self.delivery == Delivery::InDoubt;
-        // After a pause of the process, the store often tells first what the clock says as well: it was not renewed.
+        // After a pause of the process, the store's report often comes before a check of the clock. The reason is the expiry then.
         if self.check(now, out).is_ok() {
             self.lose(LossReason::Gone, out);
         }
@@ -332,11 +351,17 @@ impl HeldLease {
         }
     }
 
-    fn confirmed(&mut self, rules: &Rules, confirmation: &Confirmation, now: Stamp, out: &mut Outputs<LeaseOutput>) {
+    fn take_confirmation(
+        &mut self,
+        rules: &Rules,
+        confirmation: &Confirmation,
+        now: Stamp,
+        out: &mut Outputs<LeaseOutput>,
+    ) {
         match confirmation.place.cmp(&self.place) {
-            // About a place that is gone.
-            Ordering::Less => return self.renewal_failed(rules, None, now, out),
-            Ordering::Greater => return self.gone(now, out),
+            // Stale: about an earlier place.
+            Ordering::Less => return self.take_failure(rules, None, now, out),
+            Ordering::Greater => return self.handle_gone(now, out),
             Ordering::Equal => out.push(LeaseOutput::Note(LeaseNote::Confirmed(confirmation.sent))),
         }
         let held_over = match self.renewal {
@@ -357,7 +382,7 @@ impl HeldLease {
         out.push(LeaseOutput::Wake(self.next_renewal(false, confirmation, lasts_until, now)));
     }
 
-    fn renewal_failed(&mut self, rules: &Rules, error: Option<Error>, now: Stamp, out: &mut Outputs<LeaseOutput>) {
+    fn take_failure(&mut self, rules: &Rules, error: Option<Error>, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let Renewal::Active(active) = &mut self.renewal else { return };
         active.in_flight = None;
         active.failures += 1;
@@ -404,7 +429,7 @@ impl HeldLease {
         out.push(LeaseOutput::Lost(loss));
     }
 
-    /// The clock says that the lease is lost. The store keeps it where other leases keep its session alive.
+    /// The clock shows that the lease is lost. If it shares a session, other leases keep it alive at the store, so it is ended there.
     fn let_go(&mut self, rules: &Rules, out: &mut Outputs<LeaseOutput>) {
         if rules.sessions && self.terms.kind == LeaseKind::Kept {
             self.end_with_session(Why::Withdraw, out);
@@ -421,7 +446,7 @@ impl HeldLease {
         }
     }
 
-    /// Renewal stops for good. One that is in flight has no reply then.
+    /// Stops renewal for good. A renewal in flight counts as unanswered.
     fn stop(&mut self, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(active) = std::mem::replace(&mut self.renewal, Renewal::Done) {
             if active.in_flight.is_some() {
@@ -431,7 +456,7 @@ impl HeldLease {
         }
     }
 
-    /// Keeps the lease for the rest of its `min_hold` where the store cannot. Whether it does.
+    /// Renews the lease for the rest of its `min_hold` if it shares a session. Returns whether it does.
     fn hold_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<LeaseOutput>) -> bool {
         let until = self.min_hold_ends(now).filter(|_| rules.sessions);
         if let (Some(until), Renewal::Active(active)) = (until, &mut self.renewal) {
@@ -447,7 +472,7 @@ impl HeldLease {
         Ending { run_out, ..Ending::now(Why::Release { valid }, self.delivery, self.claim_ttl) }
     }
 
-    /// When the lease may end that is released within its `min_hold`.
+    /// The end of `min_hold`, if that is still to come.
     fn min_hold_ends(&self, now: Stamp) -> Option<Stamp> {
         let at = self.granted.plus(self.terms.min_hold?);
         (at > now).then_some(at)
@@ -463,13 +488,13 @@ impl HeldLease {
         now < self.max_hold_ends() && !self.reaches_max_hold
     }
 
-    /// The ttl that a renewal requests that is sent now: no more than what is left of `max_hold`, where leases have ttls of their own.
+    /// The ttl that a renewal requests now: at most what is left of `max_hold`, unless the ttl is that of a session.
     fn ttl_to_ask(&self, rules: &Rules, now: Stamp) -> Duration {
         let Terms { ttl, .. } = self.terms;
         if rules.sessions { ttl } else { rules.ttl(ttl.min(self.max_hold_ends().since(now))) }
     }
 
-    /// When the lease is renewed next: never, once it is fixed and has its own ttl, or lasts until `max_hold`.
+    /// When to renew the lease next, or its end: a fixed lease is not renewed beyond its own ttl, and none beyond `max_hold`.
     fn next_renewal(&self, top_up: bool, confirmation: &Confirmation, lasts_until: Stamp, now: Stamp) -> Wake {
         let regular = confirmation.sent.plus(period(confirmation.ttl.min(self.terms.ttl)));
         let at = match self.terms.kind {

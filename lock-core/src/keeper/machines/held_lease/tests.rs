@@ -42,7 +42,7 @@ fn exactly(wake: Wake) -> Stamp {
 /// What `due` gives: the ttl of a renewal, the number of failures that it reports, and when the lease wants to be woken.
 fn due(lease: &mut HeldLease, now: u64) -> (Option<Duration>, Option<u32>, Stamp) {
     let mut out = Outputs::default();
-    lease.due(&rules(), at(now), &mut out);
+    lease.handle_timeout(&rules(), at(now), &mut out);
     let (mut renewal, mut failed, mut wake) = (None, None, None);
     for output in out.drain() {
         match output {
@@ -80,7 +80,7 @@ fn a_lease_that_lasts_until_max_hold_is_not_renewed_again() {
     let rest = Duration::from_millis(2010);
     assert_eq!(due(&mut lease, 2000), (Some(rest), None, at(2500)));
     let mut out = Outputs::default();
-    lease.renewed(&rules(), RenewReply::Renewed(confirmation(2000, rest, PLACE)), at(2020), &mut out);
+    lease.handle_renewal_reply(&rules(), RenewReply::Renewed(confirmation(2000, rest, PLACE)), at(2020), &mut out);
     let wakes = out.drain().filter_map(|output| match output {
         LeaseOutput::Wake(wake) => Some(exactly(wake)),
         _ => None,
@@ -97,7 +97,7 @@ fn a_reply_after_the_end_of_the_validity_revives_nothing() {
     let (mut lease, _) = lease(LeaseKind::Kept, None);
     assert_eq!(due(&mut lease, 3600), (Some(TTL), None, at(3700)));
     let mut out = Outputs::default();
-    lease.renewed(&rules(), RenewReply::Renewed(confirmation(3600, TTL, PLACE)), at(3701), &mut out);
+    lease.handle_renewal_reply(&rules(), RenewReply::Renewed(confirmation(3600, TTL, PLACE)), at(3701), &mut out);
     assert!(out.drain().any(|output| matches!(output, LeaseOutput::Lost(loss) if loss.reason == LossReason::Expired)));
     assert!(lease.check(at(3702), &mut out).is_err());
 }
@@ -118,7 +118,7 @@ fn only_an_older_grant_leaves_the_lease_alone() {
         let (mut lease, _) = lease(LeaseKind::Kept, None);
         let confirmation = confirmation(1500, TTL, PlaceNumber::new(place));
         let reply = RenewReply::Granted(Grant::new(FencingToken::new(token), confirmation));
-        lease.place_renewed(&rules(), PLACE, reply, at(1600), &mut Outputs::default());
+        lease.handle_place_reply(&rules(), PLACE, reply, at(1600), &mut Outputs::default());
         let is_held = lease.check(at(1600), &mut Outputs::default()).is_ok();
         assert_eq!(is_held, !is_gone, "place {place}, token {token}");
     }
@@ -130,7 +130,7 @@ fn a_lease_that_is_gone_after_its_validity_was_not_renewed_in_time() {
     for (now, reason) in [(3699, LossReason::Gone), (3700, LossReason::Expired)] {
         let (mut lease, _) = lease(LeaseKind::Kept, None);
         let mut out = Outputs::default();
-        lease.gone(at(now), &mut out);
+        lease.handle_gone(at(now), &mut out);
         let lost: Vec<_> = out.drain().filter(|output| matches!(output, LeaseOutput::Lost(_))).collect();
         assert!(matches!(&lost[..], [LeaseOutput::Lost(loss)] if loss.reason == reason), "at {now}: {lost:?}");
     }

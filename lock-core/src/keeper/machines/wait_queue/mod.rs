@@ -1,10 +1,10 @@
 //! The acquires of one client for one lock, and their claim at the store, as a pure state machine: inputs and the time
 //! go in, [`QueueOutput`]s come out. It knows no store, clock, lock or source of randomness.
 //!
-//! The local queue is first come, first served. Whoever is at the front when the claim is granted gets the lease; those behind it get a
-//! claim of their own. When the last acquire leaves, the claim is withdrawn.
+//! The local queue is first come, first served. When the claim is granted, the front gets the lease, and those behind it get a claim of
+//! their own. When the last acquire leaves, the claim is withdrawn.
 //!
-//! Each input is about the present claim. The keeper hands what concerns an earlier claim to the lease that it became, or to its disposal.
+//! Each input is about the present claim. The keeper passes replies about an earlier claim to the lease that it became, or to its disposal.
 
 mod claim;
 mod output;
@@ -27,7 +27,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::terms::{period, validity_end};
 use crate::token::FencingToken;
 
-/// Exists while an acquire waits. `T` is the channel of an acquire's outcome.
+/// The acquires that wait for one lock; it exists while there is one. `T` is the channel of an acquire's outcome.
+///
+/// Its inputs, in order of use:
+/// - [`new`](Self::new) with the first acquire, [`join`](Self::join) with each further one,
+/// - [`handle_acquire_reply`](Self::handle_acquire_reply), or [`handle_not_sent`](Self::handle_not_sent), for each
+///   [`Acquire`](QueueOutput::Acquire),
+/// - [`handle_timeout`](Self::handle_timeout) at each wake-up,
+/// - [`handle_renewal_reply`](Self::handle_renewal_reply) for each [`Renew`](QueueOutput::Renew),
+/// - [`handle_change`](Self::handle_change), [`handle_pushed_grant`](Self::handle_pushed_grant) and [`handle_gone`](Self::handle_gone) for
+///   what the store reports without a request,
+/// - [`leave`](Self::leave) when an acquire gives up, [`close`](Self::close) at a shutdown.
 #[derive(Clone, Debug)]
 pub struct WaitQueue<T> {
     waiters: Waiters<T>,
@@ -50,7 +60,7 @@ enum Phase {
     Retrying,
 }
 
-/// The pause of the backend until it is worth asking again is spread by so much: the waiters of many clients receive the same one.
+/// Jitter added to the backend's `retry_after`, which the waiters of many clients receive at once.
 const SPREAD: Duration = Duration::from_millis(2);
 
 impl<T> WaitQueue<T> {
@@ -80,16 +90,16 @@ impl<T> WaitQueue<T> {
         let confirm_after = joining.confirm_after;
         self.waiters.join(joining)?;
         match self.phase {
-            // From now on somebody depends on a first attempt whose future may never be polled again.
+            // The caller of the first attempt may never poll it again, and this acquire depends on it: so the attempt needs a timeout.
             Phase::Acquiring { since } => out.wake_at(since.plus(rules.call_bound)),
             Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(confirm_after)),
-            // What its reply confirms is compared with what the waiters need.
+            // The reply is on its way, and `take_place` schedules what the waiters need beyond it.
             Phase::Queued { renewal: Some(_) } => {}
         }
         Ok(())
     }
 
-    /// An acquire leaves. Says why it has no lease, if it still waited.
+    /// An acquire leaves. Returns why it has no lease, or `None` if it no longer waits.
     pub fn leave(
         &mut self,
         rules: &Rules,
@@ -99,7 +109,7 @@ impl<T> WaitQueue<T> {
     ) -> Option<Error> {
         let confirm_after = self.waiters.remove(acquire)?;
         let in_doubt = self.claim.delivery == Delivery::InDoubt || self.claim.at_store || now < self.in_doubt_until;
-        // A place may have become a lease since, because the holder may have released the lock.
+        // With a reply from before that, "held by another" may be wrong: the holder may have released the lock since.
         let is_known = self.newest_answer().is_some_and(|newest| newest >= confirm_after);
         let why = match &self.claim.last_error {
             Some(error) if in_doubt => error.clone().with_kind(ErrorKind::Indeterminate),
@@ -113,7 +123,7 @@ impl<T> WaitQueue<T> {
         } else if self.is_outdated(rules) {
             match self.phase {
                 Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(now)),
-                // The reply, or its absence, comes first.
+                // The reply or the timeout of the call in flight comes first.
                 Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => {}
             }
         }
@@ -130,7 +140,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// The reply to the acquire of the claim.
-    pub fn acquired(
+    pub fn handle_acquire_reply(
         &mut self,
         rules: &Rules,
         answer: Result<AcquireOutcome>,
@@ -139,27 +149,27 @@ impl<T> WaitQueue<T> {
     ) {
         let sent = match self.phase {
             Phase::Acquiring { since } => since,
-            // Of an earlier request of the claim, which its renewal has overtaken.
+            // The reply to an earlier acquire of the claim, overtaken by that of a renewal.
             Phase::Queued { .. } | Phase::Retrying => self.claim.first_sent,
         };
         self.phase = Phase::Retrying;
         match answer {
-            Ok(AcquireOutcome::Granted(grant)) => self.granted(rules, grant, now, out),
+            Ok(AcquireOutcome::Granted(grant)) => self.take_grant(rules, grant, now, out),
             Ok(AcquireOutcome::Queued { confirmation, retry_after }) => {
                 self.claim.at_store = true;
                 if !self.refuse_tries(rules, &held_by_another(), now, out) {
                     out.push(QueueOutput::Note(QueueNote::Queued(confirmation.place)));
-                    self.queued(rules, confirmation, retry_after, now, out);
+                    self.take_place(rules, confirmation, retry_after, now, out);
                 }
             }
             Ok(AcquireOutcome::Contended { retry_after }) => {
-                self.answer(sent);
+                self.note_answer(sent);
                 self.claim.attempt += 1;
                 if self.refuse_tries(rules, &held_by_another(), now, out) {
                     return;
                 }
                 if self.is_outdated(rules) {
-                    // Those who wait want another claim at once.
+                    // The waiters need another claim, and need not wait for `retry_after`.
                     return self.retry_at(now, Wake::after(now, SPREAD), out);
                 }
                 out.push(QueueOutput::Watch);
@@ -176,19 +186,19 @@ impl<T> WaitQueue<T> {
                     ErrorKind::Unsupported | ErrorKind::Auth => self.close(rules, &error, out),
                     ErrorKind::Capacity if !error.passes_by_itself() => self.close(rules, &error, out),
                     _ if self.refuse_tries(rules, &error, now, out) => {}
-                    _ => self.failed(rules, error, now, out),
+                    _ => self.take_failure(rules, error, now, out),
                 }
             }
         }
     }
 
     /// The acquire of the claim was given up before it was sent.
-    pub fn not_sent(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+    pub fn handle_not_sent(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.retry_at(now, Wake::at(now), out);
     }
 
     /// The reply to a renewal of the place with this number.
-    pub fn renewed(
+    pub fn handle_renewal_reply(
         &mut self,
         rules: &Rules,
         asked: PlaceNumber,
@@ -197,17 +207,17 @@ impl<T> WaitQueue<T> {
         out: &mut Outputs<QueueOutput<T>>,
     ) {
         let Phase::Queued { .. } = self.phase else {
-            // An acquire has followed it: its reply is newer.
+            // A newer acquire is in flight or scheduled, and its reply decides.
             return;
         };
         self.phase = Phase::Queued { renewal: None };
         match answer {
             RenewReply::Waiting { confirmation, retry_after } => {
                 out.push(QueueOutput::Note(QueueNote::Renewed));
-                self.queued(rules, confirmation, retry_after, now, out);
+                self.take_place(rules, confirmation, retry_after, now, out);
             }
-            RenewReply::Granted(grant) => self.granted(rules, grant, now, out),
-            // About a place that is gone since longer: the queue requests the state of the present one.
+            RenewReply::Granted(grant) => self.take_grant(rules, grant, now, out),
+            // Stale: about an earlier place. Check the present one again.
             RenewReply::Lost | RenewReply::Free if asked < self.claim.place => out.wake_at(now),
             RenewReply::Free => {
                 self.claim.at_store = false;
@@ -223,7 +233,7 @@ impl<T> WaitQueue<T> {
                 if error.kind() != ErrorKind::Unavailable {
                     self.claim.delivery = Delivery::InDoubt;
                 }
-                self.failed(rules, error, now, out);
+                self.take_failure(rules, error, now, out);
             }
         }
     }
@@ -231,7 +241,7 @@ impl<T> WaitQueue<T> {
     /// The store reports that a place became a lease. It does not say when, so the validity counts from the newest confirmation of this
     /// very place. Without a live one the reply that is in flight comes first, as that of the acquire which the push has overtaken, or
     /// the place is renewed.
-    pub fn grant_pushed(
+    pub fn handle_pushed_grant(
         &mut self,
         rules: &Rules,
         (place, token): (PlaceNumber, FencingToken),
@@ -249,12 +259,12 @@ impl<T> WaitQueue<T> {
             self.claim.confirm(own);
         }
         if !self.join_push(rules, now, out) {
-            self.changed(now, out);
+            self.handle_change(now, out);
         }
     }
 
     /// The store reports that the claim's place is gone.
-    pub fn gone(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+    pub fn handle_gone(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         match self.phase {
             Phase::Acquiring { .. } => self.claim.recheck = true,
             Phase::Queued { .. } | Phase::Retrying => self.start_over(rules, now, out),
@@ -262,15 +272,15 @@ impl<T> WaitQueue<T> {
     }
 
     /// The lock may be free, or the state of the claim may have changed.
-    pub fn changed(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+    pub fn handle_change(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         match self.phase {
             Phase::Queued { renewal: None } | Phase::Retrying => out.wake_at(now),
             Phase::Queued { renewal: Some(_) } | Phase::Acquiring { .. } => self.claim.recheck = true,
         }
     }
 
-    /// The time has come that the queue wanted to be woken at.
-    pub fn due(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+    /// A wake-up is due.
+    pub fn handle_timeout(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         match self.phase {
             Phase::Acquiring { since } if now < since.plus(rules.call_bound) => {
                 out.wake_at(since.plus(rules.call_bound))
@@ -301,7 +311,7 @@ impl<T> WaitQueue<T> {
                 self.phase = Phase::Queued { renewal: None };
                 self.claim.delivery = Delivery::InDoubt;
                 out.push(QueueOutput::Note(QueueNote::RenewalFailed));
-                self.failed(rules, no_answer(), now, out);
+                self.take_failure(rules, no_answer(), now, out);
             }
             None => {
                 self.phase = Phase::Queued { renewal: Some(now) };
@@ -312,27 +322,28 @@ impl<T> WaitQueue<T> {
     }
 
     /// The front gets the lease, and those behind it get a claim of their own.
-    fn granted(&mut self, rules: &Rules, grant: Grant, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+    fn take_grant(&mut self, rules: &Rules, grant: Grant, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         if grant.confirmation.place < self.claim.place {
-            // A reply about a place that is gone.
+            // Stale: about an earlier place.
             return self.retry_at(now, Wake::at(now), out);
         }
         let Some(front) = self.waiters.front() else { return };
         let too_long = self.claim.asked_ttl(rules.max_place_ttl) > front.terms.ttl;
         let other_lease = self.claim.is_for_another_lease(rules.sessions, &front.terms);
         if too_long || other_lease || validity_end(&grant.confirmation, rules.margin_percent) <= now {
-            // Too late to be of use, or inherited from an acquire of another lease or with a longer ttl, which cannot be shortened.
+            // The validity is over, or the grant is for an acquire that has left and wanted another lease or a longer ttl, and a granted
+            // ttl cannot be shortened.
             self.claim.at_store = true;
             return self.start_over(rules, now, out);
         }
         let Some((terms, to)) = self.waiters.pop_front() else { return };
         let (asked, delivery, waited) = (self.claim.ttl, self.delivery(), self.claim.confirmation.is_some());
-        self.answer(grant.confirmation.sent);
+        self.note_answer(grant.confirmation.sent);
         out.push(QueueOutput::Granted { start: Start { grant, terms, asked, delivery, waited }, to });
         self.next_claim(rules, now, out);
     }
 
-    /// Whoever only tries, at the front, does not want to wait. Whether the front consisted of such: then the claim is withdrawn.
+    /// Fails the acquires at the front that only try. Returns whether no other acquire was at the front: then the claim is withdrawn.
     fn refuse_tries(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) -> bool {
         let refused = self.waiters.refuse_tries(|to| out.push(QueueOutput::Failed { to, error: error.clone() }));
         if refused {
@@ -341,7 +352,7 @@ impl<T> WaitQueue<T> {
         refused
     }
 
-    /// Fails every acquire with the ttl of the claim, and sends another claim for the others.
+    /// Fails every acquire with the ttl of the claim, and starts over with another claim for the others.
     fn refuse_ttl(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         for to in self.waiters.take_with_ttl(self.claim.ttl) {
             out.push(QueueOutput::Failed { to, error: error.clone() });
@@ -349,13 +360,13 @@ impl<T> WaitQueue<T> {
         self.start_over(rules, now, out);
     }
 
-    /// Withdraws the claim, and sends another one for those who wait.
+    /// Withdraws the claim, and sends another one for the waiters.
     fn start_over(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.withdraw(rules, out);
         self.next_claim(rules, now, out);
     }
 
-    /// Sends a claim for those who wait. Without a waiter the queue ends.
+    /// Sends a claim for the waiters. Without a waiter, the queue ends.
     fn next_claim(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         let Some(front) = self.waiters.front() else { return out.push(QueueOutput::Finished) };
         self.claim = CurrentClaim::of(front, now);
@@ -365,8 +376,8 @@ impl<T> WaitQueue<T> {
         out.wake_at(now.plus(rules.call_bound));
     }
 
-    /// Withdraws the claim, where the store may have anything of it. What a first acquire in flight leaves at the store is seen from its
-    /// answer. It may have none, as on a runtime that is not driven any more: the claim is withdrawn then.
+    /// Withdraws the claim if the store may have a place or lease of it. The reply to a first acquire in flight shows whether it has. There
+    /// may be none, as on a runtime that nothing drives any more: then the claim is withdrawn when the acquire is overdue.
     fn withdraw(&self, rules: &Rules, out: &mut Outputs<QueueOutput<T>>) {
         let ending = Ending::now(Why::Withdraw, self.delivery(), self.claim.ttl);
         if self.claim.at_store || self.claim.delivery == Delivery::InDoubt {
@@ -377,7 +388,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// The claim has a place that the store has confirmed.
-    fn queued(
+    fn take_place(
         &mut self,
         rules: &Rules,
         confirmation: Confirmation,
@@ -387,7 +398,7 @@ impl<T> WaitQueue<T> {
     ) {
         out.push(QueueOutput::Note(QueueNote::Confirmed(confirmation.sent)));
         let recheck = std::mem::take(&mut self.claim.recheck);
-        self.answer(confirmation.sent);
+        self.note_answer(confirmation.sent);
         self.phase = Phase::Queued { renewal: None };
         self.claim.at_store = true;
         self.claim.confirm(confirmation);
@@ -402,7 +413,7 @@ impl<T> WaitQueue<T> {
         out.push(QueueOutput::Wake(wake));
     }
 
-    /// A grant that was pushed and a live confirmation of its very place are a lease together.
+    /// A pushed grant and a live confirmation of the same place make a lease.
     fn join_push(&mut self, rules: &Rules, now: Stamp, out: &mut Outputs<QueueOutput<T>>) -> bool {
         let grant = match self.phase {
             Phase::Acquiring { .. } => None,
@@ -410,17 +421,17 @@ impl<T> WaitQueue<T> {
         };
         let live = grant.filter(|grant| validity_end(&grant.confirmation, rules.margin_percent) > now);
         let Some(grant) = live else { return false };
-        self.granted(rules, grant, now, out);
+        self.take_grant(rules, grant, now, out);
         true
     }
 
     /// A call failed, or its outcome is unknown.
-    fn failed(&mut self, rules: &Rules, error: Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
+    fn take_failure(&mut self, rules: &Rules, error: Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.claim.failures += 1;
         let pause = backoff(PATIENCE.min(period(self.claim.ttl)), self.claim.failures);
         let is_old = now.since(self.claim.first_sent) >= self.claim.ttl;
         match self.phase {
-            // The first request may have been applied a whole ttl ago: no reply about this claim is news now.
+            // The store may have processed the first request a whole ttl ago, so no reply about this claim proves anything now.
             Phase::Acquiring { .. } | Phase::Retrying if is_old => {
                 self.withdraw(rules, out);
                 if let Some(front) = self.waiters.front() {
@@ -435,7 +446,7 @@ impl<T> WaitQueue<T> {
         out.push(QueueOutput::Wake(Wake::after(now, pause)));
     }
 
-    /// The next acquire of the claim is due then, or when somebody needs a reply before.
+    /// Schedules the next acquire of the claim: then, or earlier if a waiter needs a reply before the end of its wait.
     fn retry_at(&mut self, now: Stamp, wake: Wake, out: &mut Outputs<QueueOutput<T>>) {
         self.phase = Phase::Retrying;
         if std::mem::take(&mut self.claim.recheck) {
@@ -445,8 +456,8 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// The store has replied to a request that was sent then.
-    fn answer(&mut self, sent: Stamp) {
+    /// The store has replied to a request that was sent at `sent`.
+    fn note_answer(&mut self, sent: Stamp) {
         self.answered = self.answered.max(Some(sent));
         self.claim.failures = 0;
         self.claim.last_error = None;
@@ -458,7 +469,7 @@ impl<T> WaitQueue<T> {
         self.in_doubt_until = now.plus(self.claim.ttl);
     }
 
-    /// When the request was sent from whose reply the state of the lock is known: of the place, where there is one.
+    /// When the request was sent whose reply shows the state of the lock. If the claim has a place, only a confirmation of it does.
     fn newest_answer(&self) -> Option<Stamp> {
         self.claim.confirmation.map_or(self.answered, |newest| Some(newest.sent))
     }
@@ -467,7 +478,7 @@ impl<T> WaitQueue<T> {
         self.waiters.confirmation_due(self.newest_answer()?)
     }
 
-    /// A call that is in flight has no reply either.
+    /// Whether a request of the claim has no reply, the one in flight included.
     fn delivery(&self) -> Delivery {
         match self.phase {
             Phase::Acquiring { .. } | Phase::Queued { renewal: Some(_) } => Delivery::InDoubt,
@@ -475,7 +486,7 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// Whether the front wants something else than the claim: who drew it only tried or wanted another lease, and has left.
+    /// Whether the front needs another claim: the acquire that this one was drawn for only tried or wanted another lease, and has left.
     fn is_outdated(&self, rules: &Rules) -> bool {
         let is_other = |front: &Waiter<T>| self.claim.is_for_another_lease(rules.sessions, &front.terms);
         self.claim.on_contention == OnContention::Fail || self.waiters.front().is_some_and(is_other)

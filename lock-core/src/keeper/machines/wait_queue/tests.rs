@@ -45,10 +45,10 @@ fn joining(to: u32, on_contention: OnContention) -> Joining<u32> {
 #[test]
 fn an_acquire_has_failed_when_its_bound_is_over_and_not_before() {
     let (mut queue, mut out) = (queue(), Outputs::default());
-    queue.due(&rules(), at(1400), &mut out);
+    queue.handle_timeout(&rules(), at(1400), &mut out);
     let outputs: Vec<_> = out.drain().collect();
     assert!(matches!(&outputs[..], [QueueOutput::Wake(wake)] if *wake == Wake::at(at(1500))), "{outputs:?}");
-    queue.due(&rules(), at(1500), &mut out);
+    queue.handle_timeout(&rules(), at(1500), &mut out);
     let outputs: Vec<_> = out.drain().collect();
     let withdraws =
         |output: &QueueOutput<u32>| matches!(output, QueueOutput::End(ending) if ending.delivery == Delivery::InDoubt);
@@ -59,7 +59,7 @@ fn an_acquire_has_failed_when_its_bound_is_over_and_not_before() {
 fn the_next_claim_of_an_acquire_requests_a_place_only_if_the_acquire_waits() {
     for wanted in [OnContention::Queue, OnContention::Fail] {
         let (mut queue, mut out) = (queue_of(wanted), Outputs::default());
-        queue.due(&rules(), at(1500), &mut out);
+        queue.handle_timeout(&rules(), at(1500), &mut out);
         assert!(out.drain().any(|output| matches!(output, QueueOutput::Acquire { .. })));
         let holder = Arc::new(HolderInfo::of_this_process("test").unwrap());
         let claim = Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([1; 16]), holder);
@@ -72,10 +72,10 @@ fn the_renewal_of_a_place_has_failed_when_its_bound_is_over_and_not_before() {
     let (mut queue, mut out) = (queue(), Outputs::default());
     let confirmation = Confirmation { ttl: TTL, sent: at(1000), place: PlaceNumber::new(1) };
     let queued = AcquireOutcome::Queued { confirmation, retry_after: TTL };
-    queue.acquired(&rules(), Ok(queued), at(1010), &mut out);
+    queue.handle_acquire_reply(&rules(), Ok(queued), at(1010), &mut out);
     out.drain().for_each(drop);
     let mut due = |now| {
-        queue.due(&rules(), at(now), &mut out);
+        queue.handle_timeout(&rules(), at(now), &mut out);
         out.drain().collect::<Vec<_>>()
     };
     let outputs = due(2000);
@@ -95,9 +95,14 @@ fn the_renewal_of_a_place_asks_for_its_ttl_and_not_for_what_is_left() {
     let (mut queue, mut out) = (queue(), Outputs::default());
     let left = TTL - Duration::from_nanos(7);
     let confirmation = Confirmation { ttl: left, sent: at(1000), place: PlaceNumber::new(1) };
-    queue.acquired(&rules(), Ok(AcquireOutcome::Queued { confirmation, retry_after: left }), at(1010), &mut out);
+    queue.handle_acquire_reply(
+        &rules(),
+        Ok(AcquireOutcome::Queued { confirmation, retry_after: left }),
+        at(1010),
+        &mut out,
+    );
     out.drain().for_each(drop);
-    queue.due(&rules(), at(2000), &mut out);
+    queue.handle_timeout(&rules(), at(2000), &mut out);
     let outputs: Vec<_> = out.drain().collect();
     assert!(matches!(&outputs[..], [QueueOutput::Renew { ttl: TTL, .. }, QueueOutput::Wake(_)]), "{outputs:?}");
 }
@@ -109,10 +114,10 @@ fn a_pushed_grant_needs_a_confirmation_of_its_place() {
         let (mut queue, mut out) = (queue(), Outputs::default());
         let confirmation = |place| Confirmation { ttl: TTL, sent: at(1100), place: PlaceNumber::new(place) };
         let queued = AcquireOutcome::Queued { confirmation: confirmation(1), retry_after: TTL };
-        queue.acquired(&rules(), Ok(queued), at(1110), &mut out);
+        queue.handle_acquire_reply(&rules(), Ok(queued), at(1110), &mut out);
         out.drain().for_each(drop);
         let grant = (PlaceNumber::new(2), FencingToken::new(7));
-        queue.grant_pushed(&rules(), grant, Some(confirmation(confirmed)), at(1200), &mut out);
+        queue.handle_pushed_grant(&rules(), grant, Some(confirmation(confirmed)), at(1200), &mut out);
         let granted = out.drain().any(|output| matches!(output, QueueOutput::Granted { .. }));
         assert_eq!(granted, is_granted, "the confirmation is of place {confirmed}");
     }
@@ -131,7 +136,7 @@ fn acquires_are_granted_in_the_order_in_which_they_came() {
     for grant in 1..=5 {
         let confirmation = Confirmation { ttl: TTL, sent: at(1000), place: PlaceNumber::new(grant) };
         let grant = Grant::new(FencingToken::new(grant), confirmation);
-        queue.acquired(&rules(), Ok(AcquireOutcome::Granted(grant)), at(1010), &mut out);
+        queue.handle_acquire_reply(&rules(), Ok(AcquireOutcome::Granted(grant)), at(1010), &mut out);
         granted.extend(out.drain().filter_map(|output| match output {
             QueueOutput::Granted { to, .. } => Some(to),
             _ => None,
