@@ -4,22 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention,
-    PlaceNumber, PooledSession, Stamp, Unconfirmed,
+    AcquireOutcome, AcquireRequest, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention,
+    PooledSession, Stamp, Unconfirmed,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::time::Instant;
 
-use crate::backend::Inner;
+use crate::attach::attach;
 use crate::connections::Connections;
 use crate::errors::{Failure, other_format};
+use crate::inner::Inner;
 use crate::keys;
 use crate::pauses::Pauses;
-use crate::renewal;
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
-use crate::transactions::{Entered, Entry, LeaseEpoch, Place};
+use crate::transactions::{Entered, Place, number_of};
 
 /// A lease is granted with a confirmation that is no older than this part of its ttl, so that it is valid for nearly all of it.
 const FRESH: u32 = 24;
@@ -114,7 +114,7 @@ impl Attempt<'_> {
             if how == How::IfFree && self.request.on_contention == OnContention::Queue {
                 session.refresh(self.core.stamp(), ttl / FRESH, self.until);
             }
-            let entry = entry(self.inner, claim, &session, places.as_deref());
+            let entry = self.inner.entry(claim, &session, places.as_deref());
             let sent = self.core.stamp();
             // Not stale, also where it changes nothing: a transaction with a write goes through the log of the cluster.
             let reply = self.connections.send(self.until, |mut kv| {
@@ -215,7 +215,7 @@ impl Attempt<'_> {
     /// Ends the session of a claim that has no key.
     fn end_own(&self, session: &Arc<Session>) {
         if self.request.kind == LeaseKind::Fixed {
-            revoke(self.inner, self.core, session);
+            self.inner.revoke(self.core, session);
         }
     }
 
@@ -243,8 +243,7 @@ impl Attempt<'_> {
         self.slot().has_key(of_claim.clone());
         if !is_new && is_first && of_claim.session.ttl < self.request.ttl {
             let keeper = self.inner.keeper(self.core);
-            let attached =
-                renewal::attach(self.inner, self.core, &keeper, claim, &of_claim, self.request.ttl, self.until);
+            let attached = attach(self.inner, self.core, &keeper, claim, &of_claim, self.request.ttl, self.until);
             match attached.await? {
                 Some(attached) => of_claim = attached,
                 None => return Ok(None),
@@ -294,35 +293,6 @@ fn granted(confirmation: Confirmation) -> AcquireOutcome {
 fn queued(confirmation: Confirmation) -> AcquireOutcome {
     // The watch says when it is the turn of the claim, or that the holder has died.
     AcquireOutcome::Queued { confirmation, retry_after: confirmation.ttl }
-}
-
-/// What the transactions of a claim need. A key that is created behind another one is attached to the session of `places`.
-pub(crate) fn entry(inner: &Inner, claim: &Claim, session: &Session, places: Option<&Session>) -> Entry {
-    let keys = &inner.shared.keys;
-    let lease =
-        |session: &Session| LeaseEpoch { lease: session.id, key: keys.epoch(session.id), epoch: session.epoch() };
-    Entry {
-        queue: keys.queue(claim.name()),
-        key: inner.key(claim),
-        value: keys::value(claim),
-        lease: lease(session),
-        place: places.map(lease),
-    }
-}
-
-/// Revision numbers are positive.
-pub(crate) fn number_of(revision: i64) -> PlaceNumber {
-    PlaceNumber::new(revision.unsigned_abs())
-}
-
-/// Ends a session of one claim in the background. If that fails, it ends with its ttl.
-pub(crate) fn revoke(inner: &Arc<Inner>, core: &CoreHandle, session: &Arc<Session>) {
-    session.end();
-    let (keeper, until, id) = (inner.keeper(core), inner.shared.until(), session.id);
-    core.keeper_runtime().spawn(async move {
-        let _ =
-            keeper.send_repeatable(until, move |client| async move { client.lease_client().revoke(id).await }).await;
-    });
 }
 
 pub(crate) fn withdrawn() -> Failure {

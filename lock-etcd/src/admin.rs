@@ -11,12 +11,11 @@ use leasehold_core::backend::{Break, Inspect, List};
 use leasehold_core::{FencingToken, LeaseInfo, LockInfo, LockName, Result};
 use tokio::time::Instant;
 
-use crate::acquire::number_of;
 use crate::backend::EtcdBackend;
 use crate::connections::Connections;
 use crate::errors::{Failure, other_format};
 use crate::keys::{QueueKey, range_end, read_value};
-use crate::transactions::{Place, place};
+use crate::transactions::{Place, number_of, place};
 
 /// A listing of many pages takes at most this many call bounds. Each of its requests has one.
 const LIST_BOUNDS: u32 = 9;

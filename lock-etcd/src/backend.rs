@@ -1,32 +1,29 @@
 //! The backend.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use etcd_client::GetOptions;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, CoreHandle, Delivery, Extensions, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest,
 };
 use leasehold_core::{Error, Result};
 use tokio::task::AbortHandle;
 
-use crate::acquire::{Attempt, revoke};
+use crate::acquire::Attempt;
 use crate::capabilities;
-use crate::connections::{AllConnections, Connections};
+use crate::connections::AllConnections;
 use crate::errors::Failure;
+use crate::inner::Inner;
 use crate::key_ids::KeyIds;
 use crate::keys::range_end;
+use crate::release::release;
 use crate::renewal;
-use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::settings::parse_url;
 use crate::shared::{Shared, lock};
-use crate::slot::Slot;
-use crate::transactions;
-use crate::watcher::Watcher;
 
 /// Locks on an etcd cluster, version 3.4 or later.
 pub struct EtcdBackend {
@@ -34,32 +31,6 @@ pub struct EtcdBackend {
     capabilities: Capabilities,
     /// The task of the watcher.
     watching: Mutex<Option<AbortHandle>>,
-}
-
-/// What the parts of the backend share.
-pub(crate) struct Inner {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) connections: AllConnections,
-    pub(crate) sessions: Sessions,
-    pub(crate) watcher: Arc<Watcher>,
-    key_ids: Arc<KeyIds>,
-}
-
-impl Inner {
-    /// The connection of the keeper's runtime: it has the keep-alives and the watches.
-    pub(crate) fn keeper(&self, core: &CoreHandle) -> Arc<Connections> {
-        self.connections.of(&self.shared, core.keeper_runtime())
-    }
-
-    /// The key of a claim.
-    pub(crate) fn key(&self, claim: &Claim) -> String {
-        self.shared.keys.claim(claim.name(), Slot::of(claim).id(&self.key_ids, claim))
-    }
-
-    /// The connection of the calling runtime.
-    pub(crate) fn caller(&self) -> Result<Arc<Connections>> {
-        self.connections.of_caller(&self.shared)
-    }
 }
 
 impl EtcdBackend {
@@ -105,121 +76,6 @@ impl EtcdBackend {
         };
         Ok(Self { inner: Arc::new(inner), capabilities, watching: Mutex::default() })
     }
-
-    async fn try_release(&self, request: &ReleaseRequest) -> Result<bool, Failure> {
-        let (inner, claim, until) = (&self.inner, &request.claim, self.inner.shared.until());
-        let core = inner.shared.core.core().map_err(Failure::NotSent)?;
-        let connections = inner.caller().map_err(Failure::NotSent)?;
-        let slot = Slot::of(claim);
-        // Its end is no loss.
-        inner.watcher.remove(claim);
-        if request.delivery == Delivery::InDoubt {
-            slot.withdraw();
-        }
-        let sessions = slot.sessions();
-        let key = inner.key(claim);
-        let mut was_held = false;
-        let mut ended = sessions.is_empty();
-        if request.delivery == Delivery::InDoubt {
-            for session in &sessions {
-                match slot.send(self.withdraw(&connections, claim, &key, session, until)).await {
-                    Ok(deleted) => was_held |= deleted,
-                    // The session has ended, and with it everything that was attached to it.
-                    Err(Failure::NoLease) => continue,
-                    Err(failure) => return Err(failure),
-                }
-                ended = true;
-            }
-        }
-        if !ended {
-            was_held = slot.send(self.delete(&connections, claim, key, until)).await?;
-        }
-        if let Some(of_claim) = slot.key().filter(|of_claim| of_claim.is_fixed) {
-            revoke(inner, core, &of_claim.session);
-        }
-        slot.has_no_key();
-        // A slow server may have replied to an earlier release after that gave up: the lease was not lost, although nothing is left.
-        Ok(slot.take_deletion() || was_held)
-    }
-
-    /// Deletes the key of a claim. Returns whether there was one.
-    async fn delete(
-        &self,
-        connections: &Arc<Connections>,
-        claim: &Claim,
-        key: String,
-        until: tokio::time::Instant,
-    ) -> Result<bool, Failure> {
-        let of_claim = Slot::of(claim).key().filter(|_| self.inner.shared.members.are_several());
-        let Some(of_claim) = of_claim else {
-            let deleted = connections.send(until, |mut kv| {
-                let (key, claim) = (key.clone(), claim.clone());
-                async move {
-                    let reply = kv.delete(key, None).await?;
-                    if reply.deleted() > 0 {
-                        Slot::of(&claim).note_deletion();
-                    }
-                    Ok(reply)
-                }
-            });
-            return Ok(deleted.await?.deleted() > 0);
-        };
-        // A member that is silent delays this only until the next one is asked as well. Its late request deletes nothing else: the next
-        // claim may have the same key, but with another create revision.
-        let sent = Arc::new(AtomicUsize::new(0));
-        let (count, claim) = (sent.clone(), claim.clone());
-        let deleted = connections.send_repeatable(until, move |client| {
-            count.fetch_add(1, Ordering::Relaxed);
-            let (count, claim, txn) = (count.clone(), claim.clone(), transactions::delete(&key, of_claim.revision));
-            async move {
-                let reply = client.kv_client().txn(txn).await?;
-                if reply.succeeded() {
-                    Slot::of(&claim).note_deletion();
-                }
-                if !reply.succeeded() && count.load(Ordering::Relaxed) > 1 {
-                    // Another request may have deleted it. Its reply says so, or the outcome is unknown when the time is over.
-                    std::future::pending::<()>().await;
-                }
-                Ok(reply)
-            }
-        });
-        let reply = match deleted.await {
-            // One member got the request, and no other one could be connected to.
-            Err(Failure::NotSent(_)) if sent.load(Ordering::Relaxed) > 0 => return Err(Failure::TimedOut),
-            reply => reply?,
-        };
-        match reply.succeeded() {
-            true => Ok(true),
-            false if sent.load(Ordering::Relaxed) == 1 => Ok(false),
-            // One of the others may have deleted it, and nobody knows whether it was still there.
-            false => Err(Failure::TimedOut),
-        }
-    }
-
-    /// Makes sure that no request of this session that was sent before takes effect any more.
-    async fn withdraw(
-        &self,
-        connections: &Arc<Connections>,
-        claim: &Claim,
-        key: &str,
-        session: &Session,
-        until: tokio::time::Instant,
-    ) -> Result<bool, Failure> {
-        let epoch_key = self.inner.shared.keys.epoch(session.id);
-        let reply = connections.send(until, |mut kv| {
-            let (txn, claim) = (transactions::withdraw(key, &epoch_key, session.id), claim.clone());
-            async move {
-                let reply = kv.txn(txn).await?;
-                if let Ok((_, true)) = transactions::withdrawn(&reply) {
-                    Slot::of(&claim).note_deletion();
-                }
-                Ok(reply)
-            }
-        });
-        let (epoch, deleted) = transactions::withdrawn(&reply.await?)?;
-        session.note_epoch(epoch);
-        Ok(deleted)
-    }
 }
 
 #[async_trait]
@@ -254,7 +110,7 @@ impl LockBackend for EtcdBackend {
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        let was_held = self.try_release(request).await.map_err(Error::from)?;
+        let was_held = release(&self.inner, request).await.map_err(Error::from)?;
         Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
     }
 

@@ -3,6 +3,7 @@
 
 mod acquire;
 mod admin;
+mod attach;
 mod backend;
 mod capabilities;
 mod connection;
@@ -11,11 +12,13 @@ mod errors;
 mod examine;
 mod fence;
 mod health;
+mod inner;
 mod key_ids;
 mod keys;
 mod members;
 mod mirror;
 mod pauses;
+mod release;
 mod renewal;
 mod session;
 mod sessions;

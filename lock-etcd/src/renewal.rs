@@ -11,21 +11,15 @@ use leasehold_core::backend::{
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::acquire::{entry, number_of};
-use crate::backend::Inner;
+use crate::attach::{AGE, attach};
 use crate::connections::Connections;
 use crate::errors::Failure;
+use crate::inner::Inner;
 use crate::keys::range_end;
 use crate::mirror::Position;
-use crate::pauses::Pauses;
 use crate::session::Session;
-use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
-use crate::transactions::{self, Attached};
-
-/// A confirmation that is older than this part of the ttl is renewed. It is less than a third, so that leases that were granted at
-/// different times are renewed together from then on.
-const AGE: u32 = 6;
+use crate::transactions::{self, number_of};
 
 /// Reading one claim takes so many operations of a transaction.
 const READ_OPERATIONS: usize = 2;
@@ -198,68 +192,6 @@ fn lost(inner: &Inner, claim: &Claim) -> RenewReply {
     inner.watcher.remove(claim);
     Slot::of(claim).has_no_key();
     RenewReply::Lost
-}
-
-/// Attaches the key of a claim to a session with a longer ttl. `None` if the key is gone.
-pub(crate) async fn attach(
-    inner: &Arc<Inner>,
-    core: &CoreHandle,
-    connections: &Arc<Connections>,
-    claim: &Claim,
-    key: &ClaimKey,
-    ttl: Duration,
-    until: Instant,
-) -> Result<Option<ClaimKey>, Failure> {
-    let slot = Slot::of(claim);
-    let mut pauses = Pauses::default();
-    loop {
-        if Instant::now() >= until {
-            return Err(Failure::TimedOut);
-        }
-        let keeper = inner.keeper(core);
-        let session = match key.is_fixed {
-            true => Sessions::own(&keeper, core, ttl, until).await?,
-            false => inner.sessions.shared(&keeper, core, ttl, until).await?,
-        };
-        // The key must not be attached to a session that is about to end: a late copy of the request could do that, too.
-        let fresh = core.stamp().minus(ttl / AGE);
-        match session.confirm(fresh, number_of(key.revision), until).await {
-            Ok(_) => {}
-            Err(Unconfirmed::Gone) => {
-                inner.sessions.forget(&session);
-                pauses.wait(until).await;
-                continue;
-            }
-            Err(Unconfirmed::Failed(error)) => return Err(Failure::Unknown(error)),
-        }
-        if !slot.begin(&session) {
-            return Ok(None);
-        }
-        let entry = entry(inner, claim, &session, None);
-        let sent = connections.send(until, |mut kv| {
-            let txn = entry.attach(key.revision);
-            async move { kv.txn(txn).await }
-        });
-        let reply = match slot.send(sent).await {
-            Ok(reply) => reply,
-            Err(Failure::NoLease) => {
-                inner.sessions.forget(&session);
-                pauses.wait(until).await;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        match transactions::attached(&reply, entry.lease.epoch)? {
-            Attached::Done => {
-                let attached = ClaimKey { session, ..key.clone() };
-                slot.has_key(attached.clone());
-                return Ok(Some(attached));
-            }
-            Attached::Gone => return Ok(None),
-            Attached::Epoch(epoch) if epoch < entry.lease.epoch => inner.sessions.forget(&session),
-            Attached::Epoch(epoch) => session.note_epoch(epoch),
-        }
-    }
 }
 
 /// Reads the positions of claims that the watch has not delivered.

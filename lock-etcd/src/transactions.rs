@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
+use leasehold_core::backend::PlaceNumber;
 
 use crate::errors::Failure;
 use crate::keys::range_end;
@@ -201,6 +202,11 @@ fn epoch_of(ops: &[TxnOpResponse], index: usize) -> Result<i64, Failure> {
 /// The revision of the store after a transaction.
 pub(crate) fn revision(reply: &TxnResponse) -> Result<i64, Failure> {
     reply.header().map(etcd_client::ResponseHeader::revision).ok_or(Failure::UnexpectedReply)
+}
+
+/// Revision numbers are positive.
+pub(crate) fn number_of(revision: i64) -> PlaceNumber {
+    PlaceNumber::new(revision.unsigned_abs())
 }
 
 pub(crate) fn place(kv: &KeyValue) -> Place {
