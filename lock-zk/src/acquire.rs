@@ -9,9 +9,9 @@ use leasehold_core::backend::{
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError, Stat};
 
-use crate::backend::Inner;
 use crate::capabilities::LONGEST_PLACE;
 use crate::errors::{Failure, too_long, withdrawn};
+use crate::inner::Inner;
 use crate::link::Link;
 use crate::nodes::{VERSION, data, parse_all};
 use crate::queue::{Position, delete, position, position_in};

@@ -9,6 +9,7 @@ mod capabilities;
 mod errors;
 mod examine;
 mod fence;
+mod inner;
 mod known;
 mod link;
 mod nodes;

@@ -72,7 +72,7 @@ pub(crate) struct Shown {
     pub(crate) waiters: u64,
 }
 
-/// Reads the first node of a queue. `None` if the queue is empty. It is as new as the link, which [`reader`](crate::backend::Inner::reader)
+/// Reads the first node of a queue. `None` if the queue is empty. It is as new as the link, which [`reader`](crate::inner::Inner::reader)
 /// has synced.
 pub(crate) async fn shown(link: &Link, lock: &str, until: Instant) -> Result<Option<Shown>, Failure> {
     loop {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold_core::backend::{Claim, Delivery, ReleaseRequest, run_to_end};
 use tokio::time::Instant;
 
-use crate::backend::Inner;
 use crate::errors::Failure;
+use crate::inner::Inner;
 use crate::link::Link;
 use crate::queue::{delete, hand_over};
 use crate::session::Session;

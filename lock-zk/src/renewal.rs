@@ -7,8 +7,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::acquire::{age, of_place};
-use crate::backend::Inner;
 use crate::errors::Failure;
+use crate::inner::Inner;
 use crate::queue::{Position, position};
 use crate::session::Session;
 use crate::slot::{Node, Slot, Stage};

@@ -12,8 +12,8 @@ use leasehold_core::backend::{Claim, CoreHandle, Event};
 use tokio::time::Instant;
 use zookeeper_client::EventType;
 
-use crate::backend::Inner;
 use crate::errors::Failure;
+use crate::inner::Inner;
 use crate::queue::{Position, delete, position};
 use crate::shared::lock;
 use crate::slot::{Node, Slot, Stage};

@@ -1,0 +1,74 @@
+//! What the operations on claims share: the sessions of one client, and what it knows of its locks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::backend::{CoreHandle, NotOpened, SessionPool};
+use tokio::time::Instant;
+
+use crate::errors::{Failure, not_connected};
+use crate::known::Known;
+use crate::link::Link;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::turn::Delayed;
+use crate::unreachable;
+
+/// The ttl of a session that only reads.
+pub(crate) const READER: Duration = Duration::from_secs(10);
+
+/// What the parts of the backend share.
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    /// One for each ttl.
+    pub(crate) sessions: SessionPool<Session, Failure>,
+    pub(crate) delayed: Delayed,
+    /// Locks whose nodes were there a while ago.
+    pub(crate) known: Known,
+}
+
+impl Inner {
+    /// The session of claims with this ttl.
+    pub(crate) async fn session(
+        &self,
+        core: &CoreHandle,
+        ttl: Duration,
+        until: Instant,
+    ) -> Result<Arc<Session>, Failure> {
+        let open = || {
+            let (shared, core) = (self.shared.clone(), core.clone());
+            async move {
+                let attempt = shared.connecting.attempt("");
+                let until = attempt.step_until();
+                let opened = Session::open(&shared, &core, ttl, until).await;
+                match &opened {
+                    Ok(_) => attempt.succeeded(),
+                    Err(_) if Instant::now() >= until => attempt.timed_out(),
+                    Err(_) => {}
+                }
+                opened
+            }
+        };
+        self.sessions.shared(core, ttl, until, open).await.map_err(|why| match why {
+            NotOpened::TimedOut => not_connected(&self.shared.target.addresses.join(", "), unreachable::SILENT),
+            why => why.into(),
+        })
+    }
+
+    /// A connection for reads.
+    pub(crate) async fn reader(&self, until: Instant) -> Result<Arc<Link>, Failure> {
+        let core = self.shared.core.core().map_err(Failure::NotSent)?;
+        let now = core.stamp();
+        let session = match self.sessions.find(now, |session| session.current_link().is_some()) {
+            Some(session) => session,
+            None => self.session(core, READER, until).await?,
+        };
+        session.use_since(now);
+        let link = session.link(until).await?;
+        // A follower may be behind the leader. A leader that was replaced is, too, for a moment: what it shows may be old, and a write that
+        // depends on it fails.
+        let root = self.shared.nodes.root();
+        link.call(|client| client.sync(root), until).await?;
+        Ok(link)
+    }
+}
