@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::acquire::Attempt;
 use crate::capabilities;
+use crate::delayed::Delayed;
 use crate::errors::{Failure, none_connected};
 use crate::inner::{Inner, READER};
 use crate::known::Known;
@@ -22,7 +23,6 @@ use crate::release::release;
 use crate::renewal;
 use crate::settings::parse_url;
 use crate::shared::Shared;
-use crate::turn::Delayed;
 
 /// Locks on ZooKeeper, version 3.5.3 or later, with one server or several.
 pub struct ZkBackend {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use leasehold_core::backend::{CoreHandle, NotOpened, SessionPool};
 use tokio::time::Instant;
 
+use crate::delayed::Delayed;
 use crate::errors::{Failure, not_connected};
 use crate::known::Known;
 use crate::link::Link;
 use crate::session::Session;
 use crate::shared::Shared;
-use crate::turn::Delayed;
 use crate::unreachable;
 
 /// The ttl of a session that only reads.

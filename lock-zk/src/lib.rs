@@ -6,6 +6,7 @@ mod activity;
 mod admin;
 mod backend;
 mod capabilities;
+mod delayed;
 mod errors;
 mod examine;
 mod fence;

@@ -4,35 +4,21 @@
 //! waiter holds from then on (see [`hand_over`](crate::queue::hand_over)). If it is gone for another reason, others may still be before the
 //! waiter, so it reads the queue again. A holder watches its own node, unless the hold is a short one.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{Claim, CoreHandle, Event};
 use tokio::time::Instant;
 use zookeeper_client::EventType;
 
+use crate::delayed::Next;
 use crate::errors::Failure;
 use crate::inner::Inner;
 use crate::queue::{Position, delete, position};
-use crate::shared::lock;
 use crate::slot::{Node, Slot, Stage};
-
-/// A lock that is held for no longer is not watched.
-const SHORT_HOLD: Duration = Duration::from_millis(20);
 
 /// The pause after an error of the server.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// The leases whose nodes are to be watched soon.
-#[derive(Default)]
-pub(crate) struct Delayed(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    due: VecDeque<(Instant, Claim, Node)>,
-    is_running: bool,
-}
 
 /// How a watch has ended.
 enum Watched {
@@ -148,37 +134,19 @@ fn gone(core: &CoreHandle, claim: &Claim, node: &Node) {
 
 /// Watches the node of a lease, if it is held for longer than a moment.
 fn watch_own(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
-    let mut state = lock(&inner.delayed.0);
-    state.due.push_back((Instant::now() + SHORT_HOLD, claim.clone(), node.clone()));
-    if !std::mem::replace(&mut state.is_running, true) {
+    if inner.delayed.add(claim, node) {
         core.keeper_runtime().spawn(watch_delayed(inner.clone(), core.clone()));
     }
 }
 
 async fn watch_delayed(inner: Arc<Inner>, core: CoreHandle) {
     loop {
-        let next = {
-            let mut state = lock(&inner.delayed.0);
-            // A lease that was released takes no time.
-            while state.due.front().is_some_and(|(_, claim, node)| !Slot::of(claim).has(node)) {
-                state.due.pop_front();
+        match inner.delayed.next() {
+            Some(Next::Due(claim, node)) => {
+                core.keeper_runtime().spawn(watch_until_gone(inner.clone(), core.clone(), claim, node));
             }
-            match state.due.front() {
-                Some((at, ..)) if *at > Instant::now() => Err(*at),
-                Some(_) => Ok(state.due.pop_front()),
-                None => {
-                    state.is_running = false;
-                    return;
-                }
-            }
-        };
-        match next {
-            Ok(due) => {
-                if let Some((_, claim, node)) = due {
-                    core.keeper_runtime().spawn(watch_until_gone(inner.clone(), core.clone(), claim, node));
-                }
-            }
-            Err(at) => tokio::time::sleep_until(at).await,
+            Some(Next::At(at)) => tokio::time::sleep_until(at).await,
+            None => return,
         }
     }
 }
