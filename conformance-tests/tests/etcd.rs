@@ -11,6 +11,8 @@ mod etcd {
     mod one_member;
     mod queues;
     mod resource_counts;
+    #[path = "../support/servers.rs"]
+    mod servers;
     mod silent_server;
     mod slow_path;
     mod small_transactions;

@@ -7,6 +7,8 @@ mod etcd {
     mod fixture;
     mod member_faults;
     mod resource_counts;
+    #[path = "../support/servers.rs"]
+    mod servers;
     mod stored;
     mod three_members;
 

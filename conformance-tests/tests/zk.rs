@@ -12,6 +12,8 @@ mod zk {
     mod queues;
     mod resource_counts;
     mod reused;
+    #[path = "../support/servers.rs"]
+    mod servers;
     mod sessions;
     mod stored;
     mod support;

@@ -9,6 +9,8 @@ mod zk {
     mod resource_counts;
     mod reused;
     mod server_faults;
+    #[path = "../support/servers.rs"]
+    mod servers;
     mod stale_reads;
     mod stored;
     mod three_servers;

@@ -5,20 +5,24 @@ use std::io;
 use leasehold_conformance::Data;
 use leasehold_test_servers::{EtcdServer, EtcdSettings, EtcdSide};
 
-use super::fixture::{Deployment, EtcdFixture};
+use super::fixture::EtcdFixture;
+use super::servers::Servers;
 
 pub(super) type OneMember = EtcdFixture<EtcdServer>;
 
-impl Deployment for EtcdServer {
+impl Servers for EtcdServer {
+    type Server = EtcdServer;
+    type Side = EtcdSide;
+
     fn start() -> io::Result<Self> {
         EtcdSettings::new().start()
     }
 
-    fn members(&self) -> &[EtcdServer] {
+    fn all(&self) -> &[EtcdServer] {
         std::slice::from_ref(self)
     }
 
-    fn members_mut(&mut self) -> &mut [EtcdServer] {
+    fn all_mut(&mut self) -> &mut [EtcdServer] {
         std::slice::from_mut(self)
     }
 

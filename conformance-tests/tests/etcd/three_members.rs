@@ -5,20 +5,24 @@ use std::io;
 use leasehold_conformance::Data;
 use leasehold_test_servers::{EtcdCluster, EtcdServer, EtcdSettings, EtcdSide};
 
-use super::fixture::{Deployment, EtcdFixture};
+use super::fixture::EtcdFixture;
+use super::servers::Servers;
 
 pub(super) type ThreeMembers = EtcdFixture<EtcdCluster>;
 
-impl Deployment for EtcdCluster {
+impl Servers for EtcdCluster {
+    type Server = EtcdServer;
+    type Side = EtcdSide;
+
     fn start() -> io::Result<Self> {
         EtcdSettings::new().start_cluster()
     }
 
-    fn members(&self) -> &[EtcdServer] {
+    fn all(&self) -> &[EtcdServer] {
         Self::members(self)
     }
 
-    fn members_mut(&mut self) -> &mut [EtcdServer] {
+    fn all_mut(&mut self) -> &mut [EtcdServer] {
         Self::members_mut(self)
     }
 

@@ -1,28 +1,19 @@
 //! The fixture of ZooKeeper: Leasehold on a real ZooKeeper, of one server or of several.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::io;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use async_trait::async_trait;
 use leasehold::zk::ZkBackend;
-use leasehold_conformance::harness::TcpPaths;
-use leasehold_conformance::{
-    Data, Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
-};
+use leasehold_conformance::{Data, Record, ResourceCounts, Room, ServerFault, Tamper, Unsupported};
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
-use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings, ZooKeeperSide};
+use leasehold_test_servers::{ZooKeeperLife, ZooKeeperSettings, ZooKeeperSide};
 
-use super::reused::{Idle, Reused};
+use super::reused::{Reusable, Reused};
+use super::servers::{ServersFixture, Store};
 use super::stored::Stored;
-
-/// The time for clients to connect before a fault. They usually need some milliseconds.
-const CONNECT_BOUND: Duration = Duration::from_secs(2);
-
-/// For so long the number of connections does not change.
-const STABLE: Duration = Duration::from_millis(30);
 
 /// The least permissions, so that every case proves that they are enough.
 const USER: &str = "locker";
@@ -47,34 +38,14 @@ pub(super) fn settings() -> ZooKeeperSettings {
     settings.line("maxSessionTimeout=86400400").line("enforceQuota=true")
 }
 
-/// The servers.
-pub(super) trait Deployment: Send + Sized + 'static {
-    /// Those that no case uses.
-    fn idle() -> &'static Idle<Self>;
+pub(super) type ZkFixture<D> = ServersFixture<Zk<D>>;
 
-    fn start() -> std::io::Result<Self>;
-
-    fn servers(&self) -> &[ZooKeeperServer];
-
-    fn servers_mut(&mut self) -> &mut [ZooKeeperServer];
-
-    fn each(&mut self, act: impl FnMut(&mut ZooKeeperServer) -> std::io::Result<()>) -> std::io::Result<()> {
-        self.servers_mut().iter_mut().try_for_each(act)
-    }
-
-    /// Calls beside the library under test.
-    fn side(&self) -> &ZooKeeperSide;
-
-    fn start_again(&mut self) -> std::io::Result<()>;
-}
-
-/// A ZooKeeper and the path to it.
-pub(super) struct ZkFixture<D: Deployment> {
-    deployment: Mutex<Reused<D>>,
-    pub(super) paths: TcpPaths,
+/// A ZooKeeper with these servers.
+pub(super) struct Zk<D> {
     /// The number of writes when it was set up.
-    writes_before: AtomicU64,
+    writes_before: u64,
     sessions: Mutex<Sessions>,
+    servers: PhantomData<fn() -> D>,
 }
 
 /// The nodes of sessions. The server deletes each with its session.
@@ -84,56 +55,37 @@ struct Sessions {
     deleted: u64,
 }
 
-impl<D: Deployment> ZkFixture<D> {
-    /// Synchronous on purpose: nothing may be awaited while it is locked, and every call has a time limit.
-    pub(super) fn deployment(&self) -> MutexGuard<'_, Reused<D>> {
-        self.deployment.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// A number of the server's statistics; 0 if it has none of this name yet.
+pub(super) fn statistic(side: &ZooKeeperSide, name: &str) -> u64 {
+    let statistics = side.statistics().unwrap_or_else(|error| panic!("no statistics: {error}"));
+    statistics.get(name).map_or(0, |number| *number as u64)
+}
 
-    /// The URL of clients by this route, with these settings on top. Its tick is longer than that of the servers: on a busy machine the reads
-    /// come late that keep a session active, and a lease would get less than its ttl.
-    pub(super) fn url(&self, route: Route, more: &str) -> String {
-        format!("zk://{USER}:{PASSWORD}@{}/team%20a/locks?timeout=1s&tick=200ms{more}", self.paths.hosts(route))
-    }
+/// A release of a claim that has waited is one request, and two writes. A watch reports the first one.
+pub(super) fn writes(servers: &impl Reusable) -> u64 {
+    statistic(servers.side(), &format!("cnt_{NAMESPACE}_write_per_namespace")) - reported_changes(servers)
+}
 
-    fn connections(&self) -> u64 {
-        let deployment = self.deployment();
-        let connected = deployment.servers().iter().map(|server| server.side().connected_sessions());
-        connected.map(|sessions| sessions.map_or(0, |sessions| sessions.len() as u64)).sum()
-    }
+/// How many writes of a node's data the servers have reported to watches.
+fn reported_changes(servers: &impl Reusable) -> u64 {
+    let reported = servers.all().iter().map(|server| {
+        let statistics = server.side().statistics().unwrap_or_default();
+        statistics.get("cnt_node_changed_watch_count").map_or(0, |number| *number as u64)
+    });
+    reported.sum()
+}
 
-    /// A number of the server's statistics; 0 if it has none of this name yet.
-    pub(super) fn statistic(&self, name: &str) -> u64 {
-        let statistics = self.deployment().side().statistics().unwrap_or_else(|error| panic!("no statistics: {error}"));
-        statistics.get(name).map_or(0, |number| *number as u64)
-    }
+/// The names of the nodes of sessions.
+pub(super) fn session_nodes(side: &ZooKeeperSide) -> BTreeSet<String> {
+    side.sync().unwrap_or_else(|error| panic!("no sync: {error}"));
+    let names = side.children(ROOT).unwrap_or_else(|error| panic!("no nodes: {error}"));
+    names.into_iter().filter(|name| name.starts_with('.')).collect()
+}
 
-    /// A release of a claim that has waited is one request, and two writes. A watch reports the first one.
-    pub(super) fn writes(&self) -> u64 {
-        let writes = self.statistic(&format!("cnt_{NAMESPACE}_write_per_namespace"));
-        writes - self.reported_changes()
-    }
-
-    /// How many writes of a node's data the servers have reported to watches.
-    fn reported_changes(&self) -> u64 {
-        let deployment = self.deployment();
-        let reported = deployment.servers().iter().map(|server| {
-            let statistics = server.side().statistics().unwrap_or_default();
-            statistics.get("cnt_node_changed_watch_count").map_or(0, |number| *number as u64)
-        });
-        reported.sum()
-    }
-
-    /// The names of the nodes of sessions.
-    pub(super) fn session_nodes(&self) -> BTreeSet<String> {
-        self.deployment().side().sync().unwrap_or_else(|error| panic!("no sync: {error}"));
-        let names = self.deployment().side().children(ROOT).unwrap_or_else(|error| panic!("no nodes: {error}"));
-        names.into_iter().filter(|name| name.starts_with('.')).collect()
-    }
-
+impl<D: Reusable> Zk<D> {
     /// How many nodes of sessions the server has deleted.
-    fn ended_sessions(&self) -> u64 {
-        let now = self.session_nodes();
+    fn ended_sessions(&self, side: &ZooKeeperSide) -> u64 {
+        let now = session_nodes(side);
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.deleted += sessions.seen.difference(&now).count() as u64;
         sessions.seen = now;
@@ -142,19 +94,19 @@ impl<D: Deployment> ZkFixture<D> {
 }
 
 /// Creates the root and its user.
-pub(super) fn set_up(side: &ZooKeeperSide) -> std::io::Result<()> {
+pub(super) fn set_up(side: &ZooKeeperSide) -> io::Result<()> {
     for path in [TEAM, ROOT] {
         side.create(path, "", ZooKeeperLife::Persistent)?;
     }
     permit(side, USER)
 }
 
-fn permit(side: &ZooKeeperSide, user: &str) -> std::io::Result<()> {
+fn permit(side: &ZooKeeperSide, user: &str) -> io::Result<()> {
     side.permit(ROOT, user, PASSWORD)
 }
 
 /// Below this node the server enforces a quota of so many nodes, or does not.
-fn limit(side: &ZooKeeperSide, nodes: Option<u64>) -> std::io::Result<()> {
+fn limit(side: &ZooKeeperSide, nodes: Option<u64>) -> io::Result<()> {
     let limits = format!("{QUOTA}/zookeeper_limits");
     match nodes {
         None => {
@@ -177,102 +129,50 @@ fn limit(side: &ZooKeeperSide, nodes: Option<u64>) -> std::io::Result<()> {
     }
 }
 
-#[async_trait]
-impl<D: Deployment> Fixture for ZkFixture<D> {
-    async fn new() -> Self {
-        let deployment = Reused::<D>::take().unwrap_or_else(|error| panic!("{error}"));
-        let paths = TcpPaths::start(deployment.servers().iter().map(|server| server.addr()));
-        let paths = paths.unwrap_or_else(|error| panic!("no paths: {error}"));
-        let fixture = Self {
-            deployment: Mutex::new(deployment),
-            paths,
-            writes_before: AtomicU64::new(0),
-            sessions: Mutex::default(),
-        };
-        fixture.writes_before.store(fixture.writes(), Ordering::Relaxed);
-        fixture
+impl<D: Reusable> Store for Zk<D> {
+    type Servers = D;
+    type Taken = Reused<D>;
+
+    const PASSWORD: &'static str = PASSWORD;
+    const NO_RETENTION: &'static str =
+        "the server removes the node of a free lock by itself: tokens are transactions of the store";
+    const LATE_REQUESTS_ARRIVE: bool = false;
+    const CONNECTS_AT_ONCE: bool = false;
+
+    fn take() -> io::Result<Reused<D>> {
+        Reused::take()
     }
 
-    /// Connects if possible, so that a following fault meets a request and not a first connection.
-    async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        let backend = ZkBackend::connect_lazy(&self.url(route, ""));
-        let backend = backend.unwrap_or_else(|error| panic!("no backend: {error:?}"));
-        Arc::new(self.paths.wrap(Arc::new(backend), route))
+    fn new(servers: &D) -> Self {
+        Self { writes_before: writes(servers), sessions: Mutex::default(), servers: PhantomData }
     }
 
-    async fn backend_with_retention(&self, _retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported> {
-        Err(Unsupported::because(
-            "the server removes the node of a free lock by itself: tokens are transactions of the store",
-        ))
+    /// Its tick is longer than that of the servers: on a busy machine the reads come late that keep a session active, and a lease would get
+    /// less than its ttl.
+    fn url(hosts: &str, more: &str) -> String {
+        format!("zk://{USER}:{PASSWORD}@{hosts}/team%20a/locks?timeout=1s&tick=200ms{more}")
     }
 
-    fn secrets(&self) -> Vec<String> {
-        vec![PASSWORD.to_owned()]
+    async fn backend(url: String, _is_reachable: bool) -> Arc<dyn LockBackend> {
+        Arc::new(ZkBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}")))
     }
 
-    fn ttl(&self) -> Duration {
-        Duration::from_secs(1)
+    fn connections(servers: &D) -> io::Result<u64> {
+        let connected = servers.all().iter().map(|server| server.side().connected_sessions());
+        Ok(connected.map(|sessions| sessions.map_or(0, |sessions| sessions.len() as u64)).sum())
     }
 
-    fn late_requests_arrive(&self) -> bool {
-        false
-    }
-
-    async fn connected(&self) {
-        let until = Instant::now() + CONNECT_BOUND;
-        let mut since = None;
-        while Instant::now() < until && !self.paths.is_broken(Route::Faulty) {
-            let connections = self.connections();
-            let (seen, begin) = *since.get_or_insert((connections, Instant::now()));
-            if seen != connections {
-                since = None;
-            } else if begin.elapsed() > STABLE {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    async fn path(&self, fault: PathFault) {
-        // The fault then meets a request and not the first connection.
-        self.connected().await;
-        self.paths.apply(&fault);
-    }
-
-    async fn heal(&self) {
-        self.paths.heal();
-    }
-
-    async fn deliver(&self) {
-        self.paths.deliver();
-        // The servers have processed what they read when they count nothing more.
-        let mut same = 0;
-        let mut before = None;
-        while same < 3 {
-            tokio::time::sleep(STABLE).await;
-            let now = self.served().await;
-            same = if before == Some(now) { same + 1 } else { 0 };
-            before = Some(now);
-        }
-    }
-
-    async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
-        let mut deployment = self.deployment();
-        deployment.spoil();
-        let done = match fault {
-            ServerFault::Stop => deployment.each(|server| server.stop()),
-            ServerFault::Kill => deployment.each(|server| server.kill()),
-            ServerFault::Start(Data::Kept) => deployment.start_again(),
+    fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
+        let side = servers.side();
+        Ok(match fault {
+            ServerFault::RefuseUser => permit(side, "nobody"),
+            ServerFault::Fill(Room::Data) => limit(side, Some(1)),
+            ServerFault::Restore => limit(side, None).and_then(|()| permit(side, USER)),
             ServerFault::Start(Data::Lost) => {
                 return Err(Unsupported::by_nature(
                     "a ZooKeeper without its data is another one, whose transactions begin again",
                 ));
             }
-            ServerFault::Pause => deployment.each(|server| server.pause()),
-            ServerFault::Resume => deployment.each(|server| server.resume()),
-            ServerFault::RefuseUser => permit(deployment.side(), "nobody"),
-            ServerFault::Fill(Room::Data) => limit(deployment.side(), Some(1)),
-            ServerFault::Restore => limit(deployment.side(), None).and_then(|()| permit(deployment.side(), USER)),
             ServerFault::ReadOnly => return Err(Unsupported::by_nature("a server forwards writes to its leader")),
             ServerFault::Fill(Room::Connections) => {
                 return Err(Unsupported::by_nature(
@@ -283,14 +183,12 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
             ServerFault::ClockForward(_) | ServerFault::ClockBack(_) => {
                 return Err(Unsupported::because("its sessions end by a clock that is never stepped"));
             }
-        };
-        done.unwrap_or_else(|error| panic!("the server cannot be {fault:?}: {error}"));
-        Ok(())
+            of_processes => unreachable!("{of_processes:?}"),
+        })
     }
 
-    async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
-        let deployment = self.deployment();
-        let side = deployment.side();
+    fn tamper(servers: &D, name: &LockName, tamper: Tamper) {
+        let side = servers.side();
         let stored = Stored { side, root: ROOT };
         let lock = stored.lock(name);
         let node = match tamper {
@@ -298,7 +196,7 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
                 for node in stored.queue(name) {
                     side.delete(&node.path).unwrap_or_else(|error| panic!("not deleted: {error}"));
                 }
-                return Ok(());
+                return;
             }
             Tamper::Corrupt => "??",
             Tamper::OtherVersion => "2-0123456789abcdef0123456789abcdef-0000000001",
@@ -308,20 +206,19 @@ impl<D: Deployment> Fixture for ZkFixture<D> {
         }
         let created = side.create(&format!("{lock}/{node}"), "2\thost", ZooKeeperLife::Persistent);
         created.unwrap_or_else(|error| panic!("not created: {error}"));
-        Ok(())
     }
 
-    async fn record(&self, name: &LockName) -> Record {
-        Stored { side: self.deployment().side(), root: ROOT }.record(name)
+    fn record(servers: &D, name: &LockName) -> Record {
+        Stored { side: servers.side(), root: ROOT }.record(name)
     }
 
-    async fn resource_counts(&self) -> ResourceCounts {
-        let counts = Stored { side: self.deployment().side(), root: ROOT }.resource_counts();
-        ResourceCounts { connections: self.connections(), other: self.statistic("watch_count"), ..counts }
+    fn resource_counts(servers: &D) -> ResourceCounts {
+        let other = statistic(servers.side(), "watch_count");
+        ResourceCounts { other, ..Stored { side: servers.side(), root: ROOT }.resource_counts() }
     }
 
-    async fn served(&self) -> u64 {
-        let (ended, writes) = (self.ended_sessions(), self.writes());
-        (writes - ended).saturating_sub(self.writes_before.load(Ordering::Relaxed))
+    fn served(&self, servers: &D) -> u64 {
+        let (ended, writes) = (self.ended_sessions(servers.side()), writes(servers));
+        (writes - ended).saturating_sub(self.writes_before)
     }
 }

@@ -5,26 +5,25 @@ use std::io;
 use leasehold_conformance::Data;
 use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSide};
 
-use super::fixture::{Deployment, ZkFixture, settings};
-use super::reused::Idle;
+use super::fixture::{ZkFixture, settings};
+use super::reused::{Idle, Reusable};
+use super::servers::Servers;
 
 pub(super) type OneServer = ZkFixture<ZooKeeperServer>;
 
-impl Deployment for ZooKeeperServer {
-    fn idle() -> &'static Idle<Self> {
-        static IDLE: Idle<ZooKeeperServer> = Idle::new();
-        &IDLE
-    }
+impl Servers for ZooKeeperServer {
+    type Server = ZooKeeperServer;
+    type Side = ZooKeeperSide;
 
     fn start() -> io::Result<Self> {
         settings().start()
     }
 
-    fn servers(&self) -> &[ZooKeeperServer] {
+    fn all(&self) -> &[ZooKeeperServer] {
         std::slice::from_ref(self)
     }
 
-    fn servers_mut(&mut self) -> &mut [ZooKeeperServer] {
+    fn all_mut(&mut self) -> &mut [ZooKeeperServer] {
         std::slice::from_mut(self)
     }
 
@@ -34,5 +33,12 @@ impl Deployment for ZooKeeperServer {
 
     fn start_again(&mut self) -> io::Result<()> {
         Self::start_again(self, Data::Kept)
+    }
+}
+
+impl Reusable for ZooKeeperServer {
+    fn idle() -> &'static Idle<Self> {
+        static IDLE: Idle<ZooKeeperServer> = Idle::new();
+        &IDLE
     }
 }

@@ -5,7 +5,10 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::fixture::{Deployment, TEAM, set_up};
+use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSide};
+
+use super::fixture::{TEAM, set_up};
+use super::servers::Servers;
 
 /// How long the sessions of the case before may take to end.
 const SESSIONS_BOUND: Duration = Duration::from_secs(3);
@@ -29,13 +32,19 @@ impl<D> Idle<D> {
     }
 }
 
+/// Servers of ZooKeeper that are reused.
+pub(super) trait Reusable: Servers<Server = ZooKeeperServer, Side = ZooKeeperSide> {
+    /// Those that no case uses.
+    fn idle() -> &'static Idle<Self>;
+}
+
 /// The servers of a case. The next case uses them, unless this one changed them: by [`DerefMut`], by [`spoil`](Self::spoil), or by failing.
-pub(super) struct Reused<D: Deployment> {
+pub(super) struct Reused<D: Reusable> {
     servers: Option<D>,
     is_spoiled: bool,
 }
 
-impl<D: Deployment> Reused<D> {
+impl<D: Reusable> Reused<D> {
     /// Servers with an empty root.
     pub(super) fn take() -> io::Result<Self> {
         let idle = D::idle().change(|state| {
@@ -56,7 +65,7 @@ impl<D: Deployment> Reused<D> {
     }
 }
 
-impl<D: Deployment> Deref for Reused<D> {
+impl<D: Reusable> Deref for Reused<D> {
     type Target = D;
 
     fn deref(&self) -> &D {
@@ -64,14 +73,14 @@ impl<D: Deployment> Deref for Reused<D> {
     }
 }
 
-impl<D: Deployment> DerefMut for Reused<D> {
+impl<D: Reusable> DerefMut for Reused<D> {
     fn deref_mut(&mut self) -> &mut D {
         self.spoil();
         self.servers.as_mut().expect("taken until it is dropped")
     }
 }
 
-impl<D: Deployment> Drop for Reused<D> {
+impl<D: Reusable> Drop for Reused<D> {
     fn drop(&mut self) {
         let is_usable = !self.is_spoiled && !std::thread::panicking();
         let servers = self.servers.take().filter(|_| is_usable);
@@ -84,17 +93,17 @@ impl<D: Deployment> Drop for Reused<D> {
     }
 }
 
-fn start<D: Deployment>() -> io::Result<D> {
+fn start<D: Reusable>() -> io::Result<D> {
     let servers = D::start()?;
     set_up(servers.side())?;
     Ok(servers)
 }
 
 /// Whether nothing of the case before is left. Deletes what that cannot delete itself.
-fn is_clean(servers: &impl Deployment) -> bool {
+fn is_clean(servers: &impl Reusable) -> bool {
     let clean = || {
         let until = Instant::now() + SESSIONS_BOUND;
-        for server in servers.servers() {
+        for server in servers.all() {
             while !server.side().connected_sessions()?.is_empty() {
                 if Instant::now() > until {
                     return Ok(false);

@@ -78,7 +78,7 @@ fn a_session_that_took_most_of_a_call_keeps_its_connection() {
         fixture.path(PathFault::Delay(Duration::from_millis(170))).await;
         let client = LockClient::new(ZkBackend::connect_lazy(&fixture.url(Route::Faulty, "")).expect("a backend"));
         let guard = client.lock("slow session").ttl(TTL).acquire().await.expect("a slow path is no fault");
-        let accepted: u64 = fixture.paths.proxies().map(|proxy| proxy.stats().accepted).sum();
+        let accepted: u64 = fixture.proxies().map(|proxy| proxy.stats().accepted).sum();
         assert_eq!(accepted, 1);
         drop(guard);
     });
@@ -147,7 +147,7 @@ fn a_session_is_not_continued_at_the_end_of_its_ttl() {
         let granted = Stopwatch::start();
         // The path accepts connections, and ends them at once.
         fixture.server(ServerFault::Kill).await.expect("a kill");
-        let accepted = || fixture.paths.proxies().map(|proxy| proxy.stats().accepted).sum::<u64>();
+        let accepted = || fixture.proxies().map(|proxy| proxy.stats().accepted).sum::<u64>();
         let before = accepted();
         tokio::time::sleep(TTL * 3 / 4 - granted.elapsed()).await;
         assert!(accepted() > before, "the client does not connect, so this proves nothing");

@@ -1,5 +1,6 @@
 //! Shared parts of the tests that are specific to ZooKeeper.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use leasehold_conformance::{DEADLINE, Direct, Fixture, Route, run};
 use leasehold_core::{LockClient, LockName};
 
 use super::common::SOON;
-use super::fixture::ROOT;
+use super::fixture::{self, ROOT};
 use super::one_server::OneServer;
 use super::stored::Stored;
 
@@ -19,6 +20,20 @@ where
     F: Future<Output = ()>,
 {
     run(DEADLINE * 2, || async { case(OneServer::new().await).await });
+}
+
+impl OneServer {
+    pub(super) fn statistic(&self, name: &str) -> u64 {
+        fixture::statistic(self.deployment().side(), name)
+    }
+
+    pub(super) fn writes(&self) -> u64 {
+        fixture::writes(&**self.deployment())
+    }
+
+    pub(super) fn session_nodes(&self) -> BTreeSet<String> {
+        fixture::session_nodes(self.deployment().side())
+    }
 }
 
 pub(super) async fn client(fixture: &OneServer, ttl: Duration) -> LockClient {
