@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use etcd_client::GetOptions;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest,
+    RenewReplies, RenewRequest, lock,
 };
 use leasehold_core::{Error, Result};
 use tokio::task::AbortHandle;
@@ -23,7 +23,7 @@ use crate::release::release;
 use crate::renewal;
 use crate::sessions::Sessions;
 use crate::settings::parse_url;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 
 /// Locks on an etcd cluster, version 3.4 or later.
 pub struct EtcdBackend {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use etcd_client::{Client, KvClient};
-use leasehold_core::backend::PerRuntime;
+use leasehold_core::backend::{PerRuntime, lock};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use crate::connection::Connection;
 use crate::errors::{Failure, not_connected};
 use crate::pauses::Pauses;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 
 type Outcome = Option<Result<Arc<Connection>, Failure>>;
 

@@ -4,10 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use leasehold_core::backend::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-use crate::shared::lock;
 
 /// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which nobody reports.
 const IDLE: Duration = Duration::from_secs(5);

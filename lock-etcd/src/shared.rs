@@ -1,6 +1,5 @@
 //! State that all connections of one client share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::backend::{Attachment, Connecting};
@@ -57,9 +56,4 @@ impl Shared {
         let members = u32::try_from(self.members.all().len()).unwrap_or(ATTEMPTS);
         self.settings.timeout / members.clamp(1, ATTEMPTS)
     }
-}
-
-/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

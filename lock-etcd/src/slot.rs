@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use leasehold_core::backend::Claim;
+use leasehold_core::backend::{Claim, lock};
 
 use crate::errors::Failure;
 use crate::key_ids::{KeyId, KeyIds};
 use crate::session::Session;
-use crate::shared::lock;
 
 /// Kept with each claim.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use etcd_client::{GetOptions, GetResponse, ResponseHeader, Txn, TxnOp, TxnOpResponse};
-use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber};
+use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, lock};
 use leasehold_core::{FencingToken, LockName};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -19,7 +19,6 @@ use crate::errors::Failure;
 use crate::keys::{Keys, range_end};
 use crate::mirror::{Decision, Member, Mirror, Position};
 use crate::pauses::Pauses;
-use crate::shared::lock;
 use crate::slot::Slot;
 use crate::transactions;
 use crate::watch_stream::{Incoming, Outgoing, WatchStream};

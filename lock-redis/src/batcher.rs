@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Mutex;
 
+use leasehold_core::backend::lock;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -17,7 +18,7 @@ use crate::errors::Failure;
 use crate::exchange::{Reply, Request, exchange};
 use crate::manager::Inner;
 use crate::reply::{Callers, PendingReply, ReplySender, reply};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 
 /// The most requests in one call. Larger calls gain nothing, and the server serves nobody else meanwhile.
 const MAX_BATCH: usize = 64;

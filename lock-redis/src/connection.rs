@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
-use leasehold_core::backend::{Event, OwnerToken};
+use leasehold_core::backend::{Event, OwnerToken, lock};
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
@@ -17,7 +17,7 @@ use crate::errors::{Failure, checked, not_connected, refused};
 use crate::replies;
 use crate::scripts::Script;
 use crate::settings::OnEviction;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::socket::{self, Driver};
 
 /// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share calls.

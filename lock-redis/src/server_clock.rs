@@ -6,9 +6,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::Stamp;
-
-use crate::shared::lock;
+use leasehold_core::backend::{Stamp, lock};
 
 /// A smaller change of the offset is drift or a slow reply.
 const STEP: Duration = Duration::from_millis(500);

@@ -1,6 +1,6 @@
 //! State that all connections of one client share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use leasehold_core::Result;
@@ -86,11 +86,6 @@ impl Shared {
     pub(crate) fn bound(&self) -> Duration {
         self.settings.timeout
     }
-}
-
-/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whole milliseconds, rounded up. The longest ttl is a fiftieth of the maximum.

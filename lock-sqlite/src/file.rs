@@ -3,9 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use leasehold_core::Result;
+use leasehold_core::backend::lock;
 
 use crate::boot_clock::{BootClock, Reading};
 use crate::errors::Failure;
@@ -77,7 +78,7 @@ impl File {
 
     /// Locks the connection for the worker thread, which may wait for it.
     pub(crate) fn writer(self: &Arc<Self>) -> Writer<'_> {
-        Writer { file: self, slot: self.writer.lock().unwrap_or_else(PoisonError::into_inner) }
+        Writer { file: self, slot: lock(&self.writer) }
     }
 
     /// Makes the worker thread checkpoint before its next write, if the disk is full.

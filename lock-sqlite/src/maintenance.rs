@@ -4,9 +4,10 @@
 //! and then ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use leasehold_core::Result;
+use leasehold_core::backend::lock;
 use rusqlite::params;
 
 use crate::boot_clock::{Reading, micros};
@@ -96,7 +97,7 @@ fn run(file: &File) -> Result<(), Failure> {
     if !store.has_tables()? {
         return Ok(());
     }
-    let mut scanned_to = file.maintenance.scanned_to.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut scanned_to = lock(&file.maintenance.scanned_to);
     for _ in 0..BATCHES {
         *scanned_to = scan(&store, &scanned_to, file)?;
         if scanned_to.is_empty() {

@@ -1,10 +1,10 @@
 //! The watcher thread, which reports when a lock may be free.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use leasehold_core::LockName;
-use leasehold_core::backend::{CoreHandle, WatchGuard, Watches};
+use leasehold_core::backend::{CoreHandle, WatchGuard, Watches, lock};
 
 use crate::boot_clock;
 use crate::errors::Failure;
@@ -47,7 +47,7 @@ impl Watcher {
     }
 
     fn thread(&self) -> MutexGuard<'_, Thread> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.thread)
     }
 
     /// Reports when a lock may be free. The lock may have become free before the call.

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use leasehold_core::backend::lock;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
@@ -170,7 +171,7 @@ impl Worker {
     }
 
     fn send(&self, request: Request) -> Result<()> {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = lock(&self.requests);
         let request = match &*requests {
             None => request,
             Some(sender) => match sender.send(request) {

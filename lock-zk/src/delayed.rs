@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::Claim;
+use leasehold_core::backend::{Claim, lock};
 use tokio::time::Instant;
 
-use crate::shared::lock;
 use crate::slot::{Node, Slot};
 
 /// A lock that is held for no longer is not watched.

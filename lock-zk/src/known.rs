@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use crate::shared::lock;
+use leasehold_core::backend::lock;
 
 /// The most paths that are remembered. A path that was forgotten costs a request more.
 const MOST: usize = 4_096;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold_core::backend::{Lookups, Stamp, connect_to_any};
+use leasehold_core::backend::{Lookups, Stamp, connect_to_any, lock};
 use spawns_core::{Spawn, Task, enter};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
@@ -20,7 +20,7 @@ use zookeeper_client::{Client, Error as ClientError, SessionInfo, SessionState};
 
 use crate::activity::Activity;
 use crate::errors::{Failure, not_connected};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::unreachable;
 
 /// For a link whose session has no leases.

@@ -15,7 +15,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, PooledSession, SessionKeeper, Stamp};
+use leasehold_core::backend::{
+    Claim, CoreHandle, Event, OwnerToken, PlaceNumber, PooledSession, SessionKeeper, Stamp, lock,
+};
 use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -24,7 +26,7 @@ use zookeeper_client::{CreateMode, SessionInfo};
 
 use crate::errors::{Failure, none_connected};
 use crate::link::{Link, NoLink};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::slot::Slot;
 
 /// The pauses between two attempts to connect.

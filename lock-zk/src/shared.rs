@@ -1,7 +1,6 @@
 //! State that all sessions of one client share.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::backend::{Attachment, Connecting, Lookups};
@@ -71,9 +70,4 @@ impl Shared {
         let next = (server + 1) % self.target.addresses.len();
         let _ = self.server.compare_exchange(server, next, Ordering::Relaxed, Ordering::Relaxed);
     }
-}
-
-/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Claim, Confirmation, PlaceNumber, Stamp};
+use leasehold_core::backend::{Claim, Confirmation, PlaceNumber, Stamp, lock};
 use tokio::task::AbortHandle;
 
 use crate::nodes;
 use crate::session::Session;
-use crate::shared::lock;
 
 /// Kept with each claim.
 #[derive(Default)]

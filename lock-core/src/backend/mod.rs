@@ -59,6 +59,7 @@ pub use crate::admin::{Check, CheckStatus, Listed, ListedName, Listing};
 pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
 use crate::error::Result;
 pub use crate::run_to_end::run_to_end;
+pub use crate::sync::lock;
 pub use crate::timers::require_timers;
 pub use crate::token::OwnerToken;
 
