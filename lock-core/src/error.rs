@@ -85,6 +85,16 @@ impl Error {
         Self::new(ErrorKind::Indeterminate, text)
     }
 
+    /// The claim of a request was withdrawn before, so the request had no effect.
+    pub fn withdrawn() -> Self {
+        Self::new(ErrorKind::Lost, "this claim was withdrawn before the request took effect")
+    }
+
+    /// The lease of a fenced write has ended, so nothing was written.
+    pub fn lease_ended() -> Self {
+        Self::new(ErrorKind::Lost, "the lease is not current any more: nothing was written")
+    }
+
     /// Adds the cause. Its text is not repeated by this error's own.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

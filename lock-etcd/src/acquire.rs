@@ -108,7 +108,7 @@ impl Attempt<'_> {
             let session = self.session(ttl).await?;
             for session in places.iter().chain([&session]) {
                 if !self.slot().begin(session) {
-                    return Err(withdrawn());
+                    return Err(Failure::Refused(Error::withdrawn()));
                 }
             }
             if how == How::IfFree && self.request.on_contention == OnContention::Queue {
@@ -270,7 +270,7 @@ impl Attempt<'_> {
             }
         };
         if self.slot().is_withdrawn() {
-            return Err(withdrawn());
+            return Err(Failure::Refused(Error::withdrawn()));
         }
         self.inner.watcher.add(self.core, claim, &key, place.revision, is_first);
         Ok(Some(if is_first { granted(confirmation) } else { queued(confirmation_by(confirmation, sent)) }))
@@ -293,8 +293,4 @@ fn granted(confirmation: Confirmation) -> AcquireOutcome {
 fn queued(confirmation: Confirmation) -> AcquireOutcome {
     // The watch says when it is the turn of the claim, or that the holder has died.
     AcquireOutcome::Queued { confirmation, retry_after: confirmation.ttl }
-}
-
-pub(crate) fn withdrawn() -> Failure {
-    Failure::Refused(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request was sent"))
 }

@@ -1,7 +1,7 @@
 //! Fenced writes: a transaction of the user on the same cluster takes effect only while the lease is current.
 
 use etcd_client::{Compare, CompareOp};
-use leasehold_core::{Error, ErrorKind, LockGuard, Result};
+use leasehold_core::{Error, LockGuard, Result};
 
 use crate::errors::BACKEND;
 use crate::slot::Slot;
@@ -22,15 +22,12 @@ use crate::slot::Slot;
 /// ```
 ///
 /// # Errors
-/// [`Lost`](ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the transaction decides.
+/// [`Lost`](leasehold_core::ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the transaction decides.
 pub fn fence(guard: &LockGuard) -> Result<Compare> {
     let lease = guard.lease_ref();
     match Slot::of(&lease.claim).key() {
         // Nobody but the holder has this key, and it exists as long as the lease.
         Some(key) => Ok(Compare::create_revision(&*key.key, CompareOp::Equal, key.revision)),
-        None => {
-            let error = Error::new(ErrorKind::Lost, "the lease is not current any more");
-            Err(error.during("fence a write with", guard.name(), BACKEND))
-        }
+        None => Err(Error::lease_ended().during("fence a write with", guard.name(), BACKEND)),
     }
 }

@@ -10,7 +10,7 @@ use leasehold_core::backend::{
     LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest, RenewPolicy,
     RenewReplies, RenewReply, RenewRequest,
 };
-use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use leasehold_core::{Error, FencingToken, Result};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -70,7 +70,7 @@ impl RedisBackend {
     /// that may start before their server.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
+    /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.
     pub fn connect_lazy(url: &str) -> Result<Self> {
         let (client, tls, settings) = read_url(url)?;
         Self::unconnected(&client, tls, settings)
@@ -182,9 +182,7 @@ impl LockBackend for RedisBackend {
                 retry_after,
             }),
             ReplyBody::Acquired(Acquired::Held { retry_after }) => Ok(AcquireOutcome::Contended { retry_after }),
-            ReplyBody::Acquired(Acquired::Withdrawn) => {
-                Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
-            }
+            ReplyBody::Acquired(Acquired::Withdrawn) => Err(Error::withdrawn()),
             ReplyBody::Released(_) => Err(Failure::UnexpectedReply.into()),
         }
     }

@@ -1,7 +1,7 @@
 //! Fenced writes: a write of the holder on the same server takes effect only while the lease is current.
 
 use leasehold_core::backend::RenewRequest;
-use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result};
+use leasehold_core::{Error, FencingToken, LockGuard, LockName, Result};
 use redis::Value;
 
 use crate::backend::RedisBackend;
@@ -73,11 +73,11 @@ impl Fence<'_> {
     /// Runs a script if the lease is current by the server's own clock and record, in one step.
     ///
     /// # Errors
-    /// - [`Lost`](ErrorKind::Lost): the lease was not current, and nothing was written.
-    /// - [`InvalidInput`](ErrorKind::InvalidInput): a key is not one of [`key`](Self::key); nothing was sent.
-    /// - [`Indeterminate`](ErrorKind::Indeterminate): there was no reply, or the script failed. What the script wrote before it failed
+    /// - [`Lost`](leasehold_core::ErrorKind::Lost): the lease was not current, and nothing was written.
+    /// - [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput): a key is not one of [`key`](Self::key); nothing was sent.
+    /// - [`Indeterminate`](leasehold_core::ErrorKind::Indeterminate): there was no reply, or the script failed. What the script wrote before it failed
     ///   stays written.
-    /// - [`Unavailable`](ErrorKind::Unavailable), [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity): nothing was
+    /// - [`Unavailable`](leasehold_core::ErrorKind::Unavailable), [`Auth`](leasehold_core::ErrorKind::Auth), [`Capacity`](leasehold_core::ErrorKind::Capacity): nothing was
     ///   written.
     ///
     /// Returns within the backend's call bound.
@@ -118,9 +118,7 @@ impl Fence<'_> {
             return Err(Failure::UnexpectedReply.into());
         };
         match reply.as_mut_slice() {
-            [Value::Int(0)] => {
-                Err(Error::new(ErrorKind::Lost, "the lease is not current any more: nothing was written"))
-            }
+            [Value::Int(0)] => Err(Error::lease_ended()),
             // A script that returns nothing makes the list shorter.
             [Value::Int(1)] => Ok(Value::Nil),
             [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),

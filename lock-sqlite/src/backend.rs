@@ -12,7 +12,7 @@ use leasehold_core::backend::{
     LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply,
     RenewRequest, WatchGuard, WatchNames,
 };
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, Result};
 
 use crate::boot_clock::{BootClock, Reading};
 use crate::capabilities::{self, MAX_RETRY_AFTER};
@@ -160,8 +160,7 @@ impl LockBackend for SqliteBackend {
             let request = request.clone();
             move |store, now| {
                 if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
-                    let text = "this claim was withdrawn before the request arrived";
-                    return Err(Failure::Rejected(Error::new(ErrorKind::Lost, text)));
+                    return Err(Failure::Rejected(Error::withdrawn()));
                 }
                 store.acquire(&request, attempt, now)
             }

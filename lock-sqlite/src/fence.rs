@@ -1,6 +1,6 @@
 //! Fenced writes: a transaction of the user on the lock file commits only while the lease is current.
 
-use leasehold_core::{Error, ErrorKind, LockGuard, Result};
+use leasehold_core::{Error, LockGuard, Result};
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use crate::boot_clock::BootClock;
@@ -19,8 +19,8 @@ WHERE name = ?1 AND owner = ?2 AND fence = ?3 AND boot = ?4 AND until > ?5 AND f
 /// while it is open, nobody can acquire, renew or release a lock in this file.
 ///
 /// # Errors
-/// - [`Lost`](ErrorKind::Lost): the lease is not current. Roll back.
-/// - [`Unsupported`](ErrorKind::Unsupported): the transaction is on another file, which has no locks.
+/// - [`Lost`](leasehold_core::ErrorKind::Lost): the lease is not current. Roll back.
+/// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the transaction is on another file, which has no locks.
 /// - Otherwise the error of SQLite. Roll back.
 pub fn fence(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
     check(transaction, guard).map_err(|error| error.during("fence a write with", guard.name(), BACKEND))
@@ -30,17 +30,13 @@ fn check(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
     let now = BootClock::of_this_machine()?.now();
     let lease = guard.lease_ref();
     let owner: &[u8] = lease.claim.owner().as_bytes();
-    let Ok(fence) = i64::try_from(guard.fencing_token().get()) else { return Err(lost()) };
+    let Ok(fence) = i64::try_from(guard.fencing_token().get()) else { return Err(Error::lease_ended()) };
     let row = params![guard.name().as_str().as_bytes(), owner, fence, now.boot, now.boottime];
     let current =
         transaction.prepare_cached(CURRENT).and_then(|mut current| current.query_row(row, |_| Ok(())).optional());
     match current {
         Ok(Some(())) => Ok(()),
-        Ok(None) => Err(lost()),
+        Ok(None) => Err(Error::lease_ended()),
         Err(error) => Err(Failure::from(error).without_effect()),
     }
-}
-
-fn lost() -> Error {
-    Error::new(ErrorKind::Lost, "the lease is not current any more")
 }

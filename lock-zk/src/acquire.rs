@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_core::Error;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp, Unconfirmed,
 };
@@ -10,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError, Stat};
 
 use crate::capabilities::LONGEST_PLACE;
-use crate::errors::{Failure, too_long, withdrawn};
+use crate::errors::{Failure, too_long};
 use crate::inner::Inner;
 use crate::link::Link;
 use crate::nodes::{VERSION, data, parse_all};
@@ -47,7 +48,7 @@ impl Attempt<'_> {
         };
         loop {
             if slot.is_withdrawn() {
-                return Err(withdrawn());
+                return Err(Failure::Refused(Error::withdrawn()));
             }
             if slot.node().is_none() {
                 for session in slot.in_doubt() {
@@ -199,7 +200,7 @@ impl Attempt<'_> {
             let parent = (!has_parent).then(|| client.create(lock, VERSION, &container));
             (parent, client.create(&path, data.as_bytes(), &node), client.list_children(lock))
         });
-        let Some((parent, create, list)) = requests else { return Err(withdrawn()) };
+        let Some((parent, create, list)) = requests else { return Err(Failure::Refused(Error::withdrawn())) };
         session.use_since(sent);
         let replies = async {
             let parent = async {
@@ -248,7 +249,7 @@ impl Attempt<'_> {
     ) -> Result<Option<AcquireOutcome>, Failure> {
         let (slot, claim) = (self.slot(), self.claim());
         if slot.is_withdrawn() {
-            return Err(withdrawn());
+            return Err(Failure::Refused(Error::withdrawn()));
         }
         match position {
             Position::Gone => {

@@ -134,11 +134,6 @@ pub(crate) fn too_long(ttl: Duration, longest: Duration) -> Error {
     ))
 }
 
-/// The claim was withdrawn.
-pub(crate) fn withdrawn() -> Failure {
-    Failure::Refused(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request was sent"))
-}
-
 const NO_PERMISSION: &str =
     "the user may not do this: set the permissions that `leasehold acl` prints, and write the user into the URL";
 

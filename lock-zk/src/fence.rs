@@ -1,6 +1,6 @@
 //! Fenced writes: a multi of the user on the same servers takes effect only while the lease is current.
 
-use leasehold_core::{Error, ErrorKind, LockGuard, Result};
+use leasehold_core::{Error, LockGuard, Result};
 use zookeeper_client::MultiWriter;
 
 use crate::errors::BACKEND;
@@ -53,14 +53,11 @@ impl std::fmt::Debug for Fence {
 /// ```
 ///
 /// # Errors
-/// [`Lost`](ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the multi decides.
+/// [`Lost`](leasehold_core::ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the multi decides.
 pub fn fence(guard: &LockGuard) -> Result<Fence> {
     let lease = guard.lease_ref();
     match Slot::of(&lease.claim).node() {
         Some(node) => Ok(Fence { path: node.path() }),
-        None => {
-            let error = Error::new(ErrorKind::Lost, "the lease is not current any more");
-            Err(error.during("fence a write with", guard.name(), BACKEND))
-        }
+        None => Err(Error::lease_ended().during("fence a write with", guard.name(), BACKEND)),
     }
 }

@@ -14,7 +14,7 @@ use crate::backend::{
     RenewRequest, Scope, StoreClock, Waiting,
 };
 use crate::clock::Stamp;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::token::FencingToken;
@@ -63,7 +63,7 @@ impl LockBackend for MemoryBackend {
                 Ok(AcquireOutcome::Queued { confirmation, retry_after })
             }
             ClaimState::Absent { retry_after } => Ok(AcquireOutcome::Contended { retry_after }),
-            ClaimState::Withdrawn => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request")),
+            ClaimState::Withdrawn => Err(Error::withdrawn()),
         }
     }
 
@@ -151,6 +151,7 @@ mod tests {
     use super::*;
     use crate::backend::{Claim, Delivery, Event, LossNotice, Mode, OnContention, PlaceNumber, Restart, TtlScope};
     use crate::clock::SystemClock;
+    use crate::error::ErrorKind;
     use crate::holder_info::HolderInfo;
     use crate::token::OwnerToken;
 
