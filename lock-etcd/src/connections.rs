@@ -327,8 +327,10 @@ async fn test(shared: &Arc<Shared>, idle: &Arc<Connection>) -> Result<Arc<Connec
 
 /// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.
 async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
-    let bounds = shared.connecting.attempt("");
-    let until = bounds.step_until();
+    shared.connecting.at_once(|until| open_any_by(shared, until)).await
+}
+
+async fn open_any_by(shared: &Arc<Shared>, until: Instant) -> Result<Arc<Connection>, Failure> {
     let (mut attempts, mut last) = (JoinSet::new(), None);
     let mut members = shared.members.order();
     loop {
@@ -340,7 +342,6 @@ async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
         tokio::select! {
             ended = attempts.join_next() => match ended {
                 Some(Ok(Ok(connection))) => {
-                    bounds.succeeded();
                     shared.members.prefer(connection.member);
                     return Ok(Arc::new(connection));
                 }
@@ -348,9 +349,6 @@ async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
                 Some(Ok(Err(failure))) => last = Some(failure),
                 Some(Err(_)) => {}
                 None => {
-                    if Instant::now() >= until {
-                        bounds.timed_out();
-                    }
                     let none = || Failure::NotSent(Error::new(ErrorKind::Unavailable, "the URL names no host"));
                     return Err(last.unwrap_or_else(none));
                 }

@@ -37,17 +37,7 @@ impl Inner {
     ) -> Result<Arc<Session>, Failure> {
         let open = || {
             let (shared, core) = (self.shared.clone(), core.clone());
-            async move {
-                let attempt = shared.connecting.attempt("");
-                let until = attempt.step_until();
-                let opened = Session::open(&shared, &core, ttl, until).await;
-                match &opened {
-                    Ok(_) => attempt.succeeded(),
-                    Err(_) if Instant::now() >= until => attempt.timed_out(),
-                    Err(_) => {}
-                }
-                opened
-            }
+            async move { shared.connecting.at_once(|until| Session::open(&shared, &core, ttl, until)).await }
         };
         self.sessions.shared(core, ttl, until, open).await.map_err(|why| match why {
             NotOpened::TimedOut => not_connected(&self.shared.target.addresses.join(", "), unreachable::SILENT),

@@ -52,6 +52,26 @@ impl Connecting {
         Self { first: timeout, longest: connect_timeout.max(timeout), step: Mutex::new(timeout) }
     }
 
+    /// Connects by a client whose steps cannot be told apart: all together have the bound of a step. `connect` gets their deadline.
+    ///
+    /// # Errors
+    /// Those of `connect`.
+    pub async fn at_once<T, E, F>(&self, connect: impl FnOnce(Instant) -> F) -> Result<T, E>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
+        let attempt = self.attempt("");
+        let until = attempt.step_until();
+        let connected = connect(until).await;
+        match &connected {
+            Ok(_) => attempt.succeeded(),
+            Err(_) if Instant::now() >= until => attempt.timed_out(),
+            // A server that refuses at once is not a slow one.
+            Err(_) => {}
+        }
+        connected
+    }
+
     /// Begins an attempt to connect to the server at this address.
     pub fn attempt<'a>(&'a self, address: &'a str) -> Attempt<'a> {
         Attempt { connecting: self, address, step: *lock(&self.step), until: Instant::now() + self.longest }
@@ -85,13 +105,13 @@ impl Attempt<'_> {
         }
     }
 
-    /// When a step ends at the latest that begins now, for a client that reports itself how far it came.
-    pub fn step_until(&self) -> Instant {
+    /// When a step ends at the latest that begins now.
+    fn step_until(&self) -> Instant {
         self.until.min(Instant::now() + self.step)
     }
 
-    /// A step of such a client did not end in time. The attempt has failed.
-    pub fn timed_out(&self) {
+    /// A step did not end in time. The attempt has failed.
+    fn timed_out(&self) {
         *lock(&self.connecting.step) = (self.step * 2).min(self.connecting.longest);
     }
 
@@ -130,6 +150,33 @@ mod tests {
         }
         connecting.attempt("host:1").succeeded();
         assert!(connecting.attempt("host:1").step("it", tokio::time::sleep(TIMEOUT * 2)).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn steps_that_cannot_be_told_apart_share_the_bound_of_one() {
+        let connecting = Connecting::new(TIMEOUT, TIMEOUT * 10);
+        let bound = async |connected: Result<(), ()>, is_slow: bool| {
+            let begin = Instant::now();
+            let connect = |until| async move {
+                if is_slow {
+                    tokio::time::sleep_until(until).await;
+                }
+                (until - begin, connected)
+            };
+            let mut bound = Duration::ZERO;
+            let noted = async |until| {
+                let (given, connected) = connect(until).await;
+                bound = given;
+                connected
+            };
+            assert_eq!(connecting.at_once(noted).await, connected);
+            bound
+        };
+        for (connected, is_slow, expected) in
+            [(Err(()), true, 1), (Err(()), true, 2), (Err(()), false, 4), (Ok(()), true, 4), (Ok(()), false, 1)]
+        {
+            assert_eq!(bound(connected, is_slow).await, TIMEOUT * expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]
