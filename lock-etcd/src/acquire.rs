@@ -21,7 +21,8 @@ use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{Entered, Place, number_of};
 
-/// A lease is granted with a confirmation that is no older than this part of its ttl, so that it is valid for nearly all of it.
+/// A lease is granted with a confirmation that is no older than this part of its ttl, so that it is valid for nearly
+/// all of it.
 const FRESH: u32 = 24;
 
 /// A place is confirmed by a session whose newest confirmation is no older than this part of its ttl.
@@ -69,8 +70,8 @@ impl Attempt<'_> {
         let queues = self.request.on_contention == OnContention::Queue;
         let mut pauses = Pauses::default();
         loop {
-            // A place has a shorter ttl than a long lease. Its session is opened when a lock is held by another claim, and ends
-            // by itself when none was for some time.
+            // A place has a shorter ttl than a long lease. Its session is opened when a lock is held by another claim,
+            // and ends by itself when none was for some time.
             let places = match self.request.kind == LeaseKind::Kept && ttl > place_ttl {
                 true => self.inner.sessions.existing(place_ttl, self.core.stamp()),
                 false => None,

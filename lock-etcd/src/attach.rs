@@ -14,8 +14,8 @@ use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{self, Attached, number_of};
 
-/// A confirmation that is older than this part of the ttl is renewed. It is less than a third, so that leases that were granted at
-/// different times are renewed together from then on.
+/// A confirmation that is older than this part of the ttl is renewed. It is less than a third, so that leases that were
+/// granted at different times are renewed together from then on.
 pub(crate) const AGE: u32 = 6;
 
 /// Attaches the key of a claim to a session with a longer ttl. `None` if the key is gone.
@@ -39,7 +39,8 @@ pub(crate) async fn attach(
             true => Sessions::own(&keeper, core, ttl, until).await?,
             false => inner.sessions.shared(&keeper, core, ttl, until).await?,
         };
-        // The key must not be attached to a session that is about to end: a late copy of the request could do that, too.
+        // The key must not be attached to a session that is about to end: a late copy of the request could do that,
+        // too.
         let fresh = core.stamp().minus(ttl / AGE);
         match session.confirm(fresh, number_of(key.revision), until).await {
             Ok(_) => {}

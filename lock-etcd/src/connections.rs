@@ -162,14 +162,15 @@ impl Connections {
         }
     }
 
-    /// No attempt begins later. A caller that waits for as long as a call lasts would leave just before its end otherwise, and not learn that
-    /// nothing was sent.
+    /// No attempt begins later. A caller that waits for as long as a call lasts would leave just before its end
+    /// otherwise, and not learn that nothing was sent.
     fn retry_until(&self, until: Instant) -> Instant {
         until - self.shared.settings.timeout / 4
     }
 
-    /// Sends a request that has the same effect when it is repeated, or none. If a member does not reply soon, the next one is asked as well:
-    /// the first reply counts. So a slow path is no fault, and a member that is paused is a short delay.
+    /// Sends a request that has the same effect when it is repeated, or none. If a member does not reply soon, the next
+    /// one is asked as well: the first reply counts. So a slow path is no fault, and a member that is paused is a short
+    /// delay.
     pub(crate) async fn send_repeatable<T, F, R>(self: &Arc<Self>, until: Instant, request: R) -> Result<T, Failure>
     where
         R: Fn(Client) -> F + Clone + Send + Sync + 'static,
@@ -273,7 +274,8 @@ impl Connections {
         }
     }
 
-    /// A request or a stream on this connection failed. If the connection is of no use now, the next member is tried first.
+    /// A request or a stream on this connection failed. If the connection is of no use now, the next member is tried
+    /// first.
     pub(crate) fn failed(&self, connection: &Connection, failure: &Failure) {
         if !connection.health.is_usable() && !matches!(failure, Failure::Token(_)) {
             self.shared.members.avoid(connection.member);
@@ -308,8 +310,8 @@ async fn reopen(shared: &Arc<Shared>, former: Option<Arc<Connection>>) -> Result
     open_any(shared).await
 }
 
-/// Tests a connection that was idle. If the reply takes long, another connection is opened beside it, and the first one wins: a slow
-/// path is no fault.
+/// Tests a connection that was idle. If the reply takes long, another connection is opened beside it, and the first one
+/// wins: a slow path is no fault.
 async fn test(shared: &Arc<Shared>, idle: &Arc<Connection>) -> Result<Arc<Connection>, Failure> {
     let key = shared.keys.names_with("").unwrap_or_default();
     let mut alive = std::pin::pin!(idle.is_alive(key, shared.until()));

@@ -131,7 +131,8 @@ fn database(states: &[StatusResponse]) -> Check {
 }
 
 impl EtcdBackend {
-    /// How many operations the server takes in a transaction. It does not say so: this searches for the most that it does not refuse.
+    /// How many operations the server takes in a transaction. It does not say so: this searches for the most that it
+    /// does not refuse.
     async fn transactions(&self, until: Instant) -> Check {
         let (mut taken, mut refused) = (0, DEFAULT_OPERATIONS + 1);
         let mut next = DEFAULT_OPERATIONS;

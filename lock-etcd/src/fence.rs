@@ -6,8 +6,8 @@ use leasehold_core::{Error, LockGuard, Result};
 use crate::errors::BACKEND;
 use crate::slot::Slot;
 
-/// A condition for the user's own transaction: the guard's lease is current. etcd evaluates it together with the writes, so the late write
-/// of a holder that was paused has no effect.
+/// A condition for the user's own transaction: the guard's lease is current. etcd evaluates it together with the
+/// writes, so the late write of a holder that was paused has no effect.
 ///
 /// ```no_run
 /// # async fn example(client: leasehold_etcd::etcd_client::Client, guard: leasehold_core::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
@@ -22,7 +22,8 @@ use crate::slot::Slot;
 /// ```
 ///
 /// # Errors
-/// [`Lost`](leasehold_core::ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the transaction decides.
+/// [`Lost`](leasehold_core::ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the
+/// transaction decides.
 pub fn fence(guard: &LockGuard) -> Result<Compare> {
     let lease = guard.lease_ref();
     match Slot::of(&lease.claim).key() {

@@ -8,7 +8,8 @@ use leasehold_core::backend::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which nobody reports.
+/// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which nobody
+/// reports.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// Notes the replies of a connection and the lack of them.

@@ -40,7 +40,8 @@ impl Inner {
         self.connections.of_caller(&self.shared)
     }
 
-    /// What the transactions of a claim need. A key that is created behind another one is attached to the session of `places`.
+    /// What the transactions of a claim need. A key that is created behind another one is attached to the session of
+    /// `places`.
     pub(crate) fn entry(&self, claim: &Claim, session: &Session, places: Option<&Session>) -> Entry {
         let keys = &self.shared.keys;
         let lease =

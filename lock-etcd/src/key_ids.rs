@@ -1,8 +1,9 @@
 //! The last parts of the keys of a client's claims. A client uses them again.
 //!
-//! The server keeps a deleted key in its index until the next compaction, and an acquire reads the index of the whole queue. With a new key
-//! for each claim, an acquire cost the server twice as much after some thousands of others of the same lock. So the next claim of a client has the same key, once
-//! the key is known to be deleted and no request for it is without a reply: such a request could delete the key of the next claim.
+//! The server keeps a deleted key in its index until the next compaction, and an acquire reads the index of the whole
+//! queue. With a new key for each claim, an acquire cost the server twice as much after some thousands of others of the
+//! same lock. So the next claim of a client has the same key, once the key is known to be deleted and no request for it
+//! is without a reply: such a request could delete the key of the next claim.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

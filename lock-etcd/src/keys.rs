@@ -5,12 +5,13 @@
 //! | `<prefix>/<name>/<claim>` | `1`, a tab, who holds or waits | the etcd lease of the claim |
 //! | `<prefix>/.epochs/<lease>` | nothing | that etcd lease |
 //!
-//! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a number that no other claim has as long as the key exists, with 32
-//!   hexadecimal digits. `<lease>` is the number of an etcd lease, with 16.
-//! - The keys of a name are its queue, in the order of their create revisions. The first one is the lease. Its fencing token is its
-//!   create revision.
-//! - The epoch of an etcd lease is the mod revision of its second key, 0 while there is none. Every transaction that creates a key compares
-//!   the epoch. To withdraw a claim, a client changes the epoch: no transaction that it sent before has any effect after that.
+//! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a number that no other claim has as long as the
+//!   key exists, with 32 hexadecimal digits. `<lease>` is the number of an etcd lease, with 16.
+//! - The keys of a name are its queue, in the order of their create revisions. The first one is the lease. Its fencing
+//!   token is its create revision.
+//! - The epoch of an etcd lease is the mod revision of its second key, 0 while there is none. Every transaction that
+//!   creates a key compares the epoch. To withdraw a claim, a client changes the epoch: no transaction that it sent
+//!   before has any effect after that.
 
 use leasehold_core::backend::Claim;
 use leasehold_core::{HolderInfo, LockName};
@@ -95,8 +96,8 @@ pub(crate) fn range_end(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// The permissions that a user of locks needs, as commands of `etcdctl` for a POSIX shell: reads and writes below the prefix. etcd has no
-/// permission for leases.
+/// The permissions that a user of locks needs, as commands of `etcdctl` for a POSIX shell: reads and writes below the
+/// prefix. etcd has no permission for leases.
 pub fn role(prefix: &str, role: &str) -> String {
     commands("readwrite", prefix, role)
 }

@@ -65,8 +65,8 @@ impl Member {
         endpoint.connect_timeout(bound).keep_alive_timeout(silence)
     }
 
-    /// The endpoint with what the files contain now, because they may have been replaced. `None` without files, and if they cannot be used,
-    /// as in the middle of a replacement: their contents from the start are then.
+    /// The endpoint with what the files contain now, because they may have been replaced. `None` without files, and if
+    /// they cannot be used, as in the middle of a replacement: their contents from the start are then.
     async fn reload(&self) -> Option<Endpoint> {
         let (files, endpoint) = (self.files.clone()?, self.endpoint.clone());
         tokio::task::spawn_blocking(move || encrypted(endpoint, &files)).await.ok()?.ok()

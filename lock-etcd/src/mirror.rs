@@ -1,11 +1,12 @@
-//! The queue of one lock as its watch delivers it, as a pure state machine: events go in, decisions come out. It knows neither network nor
-//! clock.
+//! The queue of one lock as its watch delivers it, as a pure state machine: events go in, decisions come out. It knows
+//! neither network nor clock.
 //!
-//! A watch begins at the present revision and is followed by a read. A read that began after the watch was created has every key that the
-//! watch will not deliver. Changes that the watch delivered before the read arrived are applied to it by their revisions.
+//! A watch begins at the present revision and is followed by a read. A read that began after the watch was created has
+//! every key that the watch will not deliver. Changes that the watch delivered before the read arrived are applied to
+//! it by their revisions.
 //!
-//! **A claim is first only after its own key has been delivered**: a mirror that lags behind does not yet have the keys of others that
-//! were there before it.
+//! **A claim is first only after its own key has been delivered**: a mirror that lags behind does not yet have the keys
+//! of others that were there before it.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! Pauses between attempts that fail in a row. Without them a server that refuses each stream, session or connection at once
-//! would receive requests as fast as it can refuse them.
+//! Pauses between attempts that fail in a row. Without them a server that refuses each stream, session or connection at
+//! once would receive requests as fast as it can refuse them.
 
 use std::time::Duration;
 

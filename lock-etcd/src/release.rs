@@ -46,7 +46,8 @@ pub(crate) async fn release(inner: &Arc<Inner>, request: &ReleaseRequest) -> Res
         inner.revoke(core, &of_claim.session);
     }
     slot.has_no_key();
-    // A slow server may have replied to an earlier release after that gave up: the lease was not lost, although nothing is left.
+    // A slow server may have replied to an earlier release after that gave up: the lease was not lost, although nothing
+    // is left.
     Ok(slot.take_deletion() || was_held)
 }
 
@@ -72,8 +73,8 @@ async fn delete(
         });
         return Ok(deleted.await?.deleted() > 0);
     };
-    // A member that is silent delays this only until the next one is asked as well. Its late request deletes nothing else: the next
-    // claim may have the same key, but with another create revision.
+    // A member that is silent delays this only until the next one is asked as well. Its late request deletes nothing
+    // else: the next claim may have the same key, but with another create revision.
     let sent = Arc::new(AtomicUsize::new(0));
     let (count, claim) = (sent.clone(), claim.clone());
     let deleted = connections.send_repeatable(until, move |client| {
@@ -85,7 +86,8 @@ async fn delete(
                 Slot::of(&claim).note_deletion();
             }
             if !reply.succeeded() && count.load(Ordering::Relaxed) > 1 {
-                // Another request may have deleted it. Its reply says so, or the outcome is unknown when the time is over.
+                // Another request may have deleted it. Its reply says so, or the outcome is unknown when the time is
+                // over.
                 std::future::pending::<()>().await;
             }
             Ok(reply)

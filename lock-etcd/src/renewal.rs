@@ -1,4 +1,5 @@
-//! Renewals. Most are answered from the newest keep-alive of the session and from what the watch has delivered, without a request.
+//! Renewals. Most are answered from the newest keep-alive of the session and from what the watch has delivered, without
+//! a request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,8 +50,8 @@ pub(crate) async fn renew(
             replies.put(index, RenewReply::Lost);
             continue;
         };
-        // May be stale: the watch of a member that lags behind. A lease whose keep-alive is confirmed still has its key, unless somebody has
-        // deleted that by hand, which the watch will say.
+        // May be stale: the watch of a member that lags behind. A lease whose keep-alive is confirmed still has its
+        // key, unless somebody has deleted that by hand, which the watch will say.
         let position = inner.watcher.position(request.claim.name(), request.claim.owner());
         key.session.refresh(begin, age_of(&key, position), until);
         let item = Item { index, request: request.clone(), key, position };
@@ -115,8 +116,8 @@ fn age_of(key: &ClaimKey, position: Position) -> Duration {
 }
 
 impl Call {
-    /// Replies to requests whose positions are known. What has to wait goes to `ready`: the claims of one session wait together, and for
-    /// no other session.
+    /// Replies to requests whose positions are known. What has to wait goes to `ready`: the claims of one session wait
+    /// together, and for no other session.
     fn reply(&self, items: Vec<Item>, replies: &RenewReplies, ready: &mut JoinSet<Answered>) {
         let mut waiting: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
         for item in items {
@@ -213,8 +214,8 @@ async fn read(
         gets.push(TxnOp::get(queue, Some(first)));
     }
     let txn = Txn::new().and_then(gets);
-    // Not stale: a read is linearizable unless it asks not to be. A member that lags behind replies when it has caught up, and one without a
-    // leader refuses. So a key that is missing here is gone.
+    // Not stale: a read is linearizable unless it asks not to be. A member that lags behind replies when it has caught
+    // up, and one without a leader refuses. So a key that is missing here is gone.
     let reply = connections.send_repeatable(until, move |client| {
         let txn = txn.clone();
         async move { client.kv_client().txn(txn).await }

@@ -1,8 +1,9 @@
 //! One etcd lease of this client, and how it is kept alive.
 //!
-//! A keep-alive is sent only when a lease or place has to be confirmed, so a session without any ends by itself. All that wait for a
-//! confirmation share one keep-alive. It is sent by a task on the keeper's runtime, which ends when nothing is wanted any more. Each
-//! keep-alive has a stream of its own: one that stays open costs a task, and can end unnoticed.
+//! A keep-alive is sent only when a lease or place has to be confirmed, so a session without any ends by itself. All
+//! that wait for a confirmation share one keep-alive. It is sent by a task on the keeper's runtime, which ends when
+//! nothing is wanted any more. Each keep-alive has a stream of its own: one that stays open costs a task, and can end
+//! unnoticed.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
@@ -44,7 +45,8 @@ impl Session {
         until: Instant,
     ) -> Result<Arc<Self>, Failure> {
         let seconds = i64::try_from(ttl.as_nanos().div_ceil(SECOND.as_nanos())).unwrap_or(i64::MAX);
-        // Each attempt has a number of its own: an attempt without a reply leaves a lease without keys, which ends by itself.
+        // Each attempt has a number of its own: an attempt without a reply leaves a lease without keys, which ends by
+        // itself.
         let clock = core.clone();
         let granted = connections.send_repeatable(until, move |client| {
             let core = clock.clone();
@@ -129,9 +131,9 @@ impl KeptSession for Session {
             return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
         };
         let (id, clock) = (self.id, self.core.clone());
-        // Every member forwards it to the leader, which replies from memory. A leader that has not applied the grant yet waits for it (since
-        // etcd's change 13690), so a session that is reported gone is gone. A leader that was replaced and does not know it may confirm
-        // a session that has ended: the versions that `doctor` warns of.
+        // Every member forwards it to the leader, which replies from memory. A leader that has not applied the grant
+        // yet waits for it (since etcd's change 13690), so a session that is reported gone is gone. A leader that was
+        // replaced and does not know it may confirm a session that has ended: the versions that `doctor` warns of.
         let kept = connections.send_repeatable(until, move |client| {
             let sent = clock.stamp();
             // The call ends with the first reply.

@@ -154,7 +154,8 @@ fn is_current(lease: &LeaseEpoch) -> Compare {
     Compare::mod_revision(lease.key.as_str(), CompareOp::Equal, lease.epoch)
 }
 
-/// Changes the epoch of a session and deletes the key of a claim: no earlier request of the session takes effect any more.
+/// Changes the epoch of a session and deletes the key of a claim: no earlier request of the session takes effect any
+/// more.
 pub(crate) fn withdraw(key: &str, epoch_key: &str, lease: i64) -> Txn {
     let options = PutOptions::new().with_lease(lease);
     Txn::new().and_then([TxnOp::put(epoch_key, "", Some(options)), TxnOp::delete(key, None)])

@@ -14,8 +14,9 @@ use crate::mirror::Change;
 
 /// A request on the stream.
 pub(crate) enum Outgoing {
-    /// Watches all keys that begin with this text, from now on. May be stale: it is the `now` of the member, which may lag behind. It then
-    /// delivers again what the read that follows has, and the mirror leaves that out by its revisions.
+    /// Watches all keys that begin with this text, from now on. May be stale: it is the `now` of the member, which may
+    /// lag behind. It then delivers again what the read that follows has, and the mirror leaves that out by its
+    /// revisions.
     Watch {
         number: i64,
         queue: String,
@@ -86,7 +87,8 @@ impl WatchStream {
         match self.incoming.message().await {
             Ok(Some(message)) => {
                 self.connection.health.note_reply();
-                // A watch that was refused has no number. Which one it was is known only after all have been opened again.
+                // A watch that was refused has no number. Which one it was is known only after all have been opened
+                // again.
                 if message.canceled() && message.watch_id() < 0 {
                     let text = format!("the server refuses a watch: {}", message.cancel_reason());
                     return Err(Failure::Refused(Error::new(ErrorKind::Auth, text)));

@@ -1,7 +1,8 @@
 //! Watches the queues of a client's claims, and carries out what follows. One stream has the watches of all names.
 //!
-//! The task of the watcher runs on the keeper's runtime. It keeps the mirrors up to date, opens the stream again when it breaks, and reads
-//! each queue after its watch was opened. The queues that have to be read at one time share a request.
+//! The task of the watcher runs on the keeper's runtime. It keeps the mirrors up to date, opens the stream again when
+//! it breaks, and reads each queue after its watch was opened. The queues that have to be read at one time share a
+//! request.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -26,8 +27,8 @@ use crate::watch_stream::{Incoming, Outgoing, WatchStream};
 /// A lock that is released sooner than this after its grant is mostly not watched at all.
 const SHORT_HOLD: Duration = Duration::from_millis(20);
 
-/// A contended lock is watched for so long after the client's last claim has ended. The next claim then has its place in the queue without
-/// two more round trips.
+/// A contended lock is watched for so long after the client's last claim has ended. The next claim then has its place
+/// in the queue without two more round trips.
 const LINGER: Duration = Duration::from_millis(50);
 
 /// A stream that was silent for so long is tested.
@@ -268,8 +269,8 @@ impl Watcher {
 
 /// Reads queues at one revision, which is returned too.
 ///
-/// Not stale, for the read is linearizable. So it is at least as new as the watch that was created before, also if that is on another member,
-/// and it has every key that the watch does not deliver.
+/// Not stale, for the read is linearizable. So it is at least as new as the watch that was created before, also if that
+/// is on another member, and it has every key that the watch does not deliver.
 async fn read(connections: &Arc<Connections>, queues: Vec<String>) -> Result<(i64, Vec<Places>), Failure> {
     let until = connections.shared.until();
     let options = |queue: &str| GetOptions::new().with_range(range_end(queue)).with_keys_only();
@@ -355,7 +356,8 @@ impl State {
         None
     }
 
-    /// Ends the watch of a lock of which no claim is left, now or soon. Returns whether the task has to be woken for it.
+    /// Ends the watch of a lock of which no claim is left, now or soon. Returns whether the task has to be woken for
+    /// it.
     fn end_if_empty(&mut self, name: &LockName) -> bool {
         let Some(queue) = self.queues.get_mut(name) else { return false };
         if !queue.mirror.is_empty() || queue.ends.is_some() {

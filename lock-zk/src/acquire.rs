@@ -157,8 +157,8 @@ impl Attempt<'_> {
     /// Whether the lock is held. A claim that does not wait costs a read then, and no write.
     async fn is_held(&self, session: &Session, lock: &str) -> Result<bool, Failure> {
         let read = async |client: &Client| {
-            // A follower may not know the newest release yet. A leader that was replaced may not know it either: the claim is then refused, or
-            // its creation fails.
+            // A follower may not know the newest release yet. A leader that was replaced may not know it either: the
+            // claim is then refused, or its creation fails.
             let (sync, list) = (client.sync(lock), client.list_children(lock));
             let (synced, names) = tokio::join!(sync, list);
             synced.and(names)
@@ -333,7 +333,8 @@ impl Attempt<'_> {
         let link = session.link(self.until).await.map_err(Failure::in_doubt)?;
         for name in names {
             let path = format!("{lock}/{name}");
-            // Another link than that of the list is no older. What it does not show is gone, and deleting it does no harm.
+            // Another link than that of the list is no older. What it does not show is gone, and deleting it does no
+            // harm.
             let found = link.call(|client| client.check_stat(&path), self.until).await.map_err(Failure::in_doubt)?;
             let is_own = found.filter(|stat| stat.ephemeral_owner == session.number() && slot.node().is_none());
             let Some(stat) = is_own else {

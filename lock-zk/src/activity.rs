@@ -1,8 +1,9 @@
 //! When the leader has heard of a session, as a pure state machine: it knows neither network nor clock.
 //!
-//! A reply to a write proves that the session lives, and not for how long. The leader does not count a write that a follower forwards as a
-//! sign of life. It learns of the activity of a session when it pings the follower, twice in a tick. So a write that is acknowledged proves
-//! that the leader knows of all activity on this link up to a tick before the write. When a link is opened, the leader counts it itself.
+//! A reply to a write proves that the session lives, and not for how long. The leader does not count a write that a
+//! follower forwards as a sign of life. It learns of the activity of a session when it pings the follower, twice in a
+//! tick. So a write that is acknowledged proves that the leader knows of all activity on this link up to a tick before
+//! the write. When a link is opened, the leader counts it itself.
 
 use std::collections::VecDeque;
 use std::time::Duration;

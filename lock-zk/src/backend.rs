@@ -47,7 +47,8 @@ impl ZkBackend {
         Ok(backend)
     }
 
-    /// Opens a session for a moment. Whatever listens there accepts a connection. A reply to a read proves that it serves this user.
+    /// Opens a session for a moment. Whatever listens there accepts a connection. A reply to a read proves that it
+    /// serves this user.
     async fn try_connect(&self) -> Result<(), Failure> {
         let (shared, until) = (&self.inner.shared, self.inner.shared.until());
         let link = self.any_link(READER, until).await?;

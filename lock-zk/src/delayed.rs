@@ -31,7 +31,8 @@ pub(crate) enum Next {
 }
 
 impl Delayed {
-    /// Adds the lease of a claim. Returns whether a task must be started, which calls [`next`](Self::next) until that returns `None`.
+    /// Adds the lease of a claim. Returns whether a task must be started, which calls [`next`](Self::next) until that
+    /// returns `None`.
     pub(crate) fn add(&self, claim: &Claim, node: &Node) -> bool {
         let mut state = lock(&self.0);
         state.due.push_back((Instant::now() + SHORT_HOLD, claim.clone(), node.clone()));

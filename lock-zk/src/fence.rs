@@ -13,7 +13,8 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// The path of the holder's node, from the root of the server. Nobody but the holder has this node, and it exists as long as the lease.
+    /// The path of the holder's node, from the root of the server. Nobody but the holder has this node, and it exists
+    /// as long as the lease.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -39,8 +40,8 @@ impl std::fmt::Debug for Fence {
     }
 }
 
-/// A condition for the user's own multi: the guard's lease is current. ZooKeeper checks it together with the writes, so the late write of a
-/// holder that was paused has no effect.
+/// A condition for the user's own multi: the guard's lease is current. ZooKeeper checks it together with the writes, so
+/// the late write of a holder that was paused has no effect.
 ///
 /// ```no_run
 /// # async fn example(client: leasehold_zk::zookeeper_client::Client, guard: leasehold_core::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
@@ -53,7 +54,8 @@ impl std::fmt::Debug for Fence {
 /// ```
 ///
 /// # Errors
-/// [`Lost`](leasehold_core::ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the multi decides.
+/// [`Lost`](leasehold_core::ErrorKind::Lost) if the client knows already that the lease has ended. Otherwise the multi
+/// decides.
 pub fn fence(guard: &LockGuard) -> Result<Fence> {
     let lease = guard.lease_ref();
     match Slot::of(&lease.claim).node() {

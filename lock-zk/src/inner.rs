@@ -55,8 +55,8 @@ impl Inner {
         };
         session.use_since(now);
         let link = session.link(until).await?;
-        // A follower may be behind the leader. A leader that was replaced is, too, for a moment: what it shows may be old, and a write that
-        // depends on it fails.
+        // A follower may be behind the leader. A leader that was replaced is, too, for a moment: what it shows may be
+        // old, and a write that depends on it fails.
         let root = self.shared.nodes.root();
         link.call(|client| client.sync(root), until).await?;
         Ok(link)

@@ -8,7 +8,8 @@ use leasehold_core::backend::lock;
 /// The most paths that are remembered. A path that was forgotten costs a request more.
 const MOST: usize = 4_096;
 
-/// Paths of locks. The server deletes the node of a lock without claims after some time, so a path that is known may not exist.
+/// Paths of locks. The server deletes the node of a lock without claims after some time, so a path that is known may
+/// not exist.
 #[derive(Default)]
 pub(crate) struct Known(Mutex<HashSet<Arc<str>>>);
 

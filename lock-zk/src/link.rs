@@ -1,8 +1,8 @@
 //! One connection of a session. Opening and using it take bounded time.
 //!
-//! The client crate connects again by itself, after pauses that double, and no call of it is bounded. So a client of it serves one connection
-//! only. [`Link`] runs the crate's task, and ends it when the connection breaks or a server is silent. The session then opens another link
-//! (see `session`), and the server continues the same session on it.
+//! The client crate connects again by itself, after pauses that double, and no call of it is bounded. So a client of it
+//! serves one connection only. [`Link`] runs the crate's task, and ends it when the connection breaks or a server is
+//! silent. The session then opens another link (see `session`), and the server continues the same session on it.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,8 +171,8 @@ impl Link {
         self.task.abort();
     }
 
-    /// Sends requests by `send`, and waits for their replies until `until`. The requests are sent in the order of the calls, before the first
-    /// await.
+    /// Sends requests by `send`, and waits for their replies until `until`. The requests are sent in the order of the
+    /// calls, before the first await.
     pub(crate) async fn call<'a, T, F>(
         &'a self,
         send: impl FnOnce(&'a Client) -> F,
@@ -220,8 +220,8 @@ impl Link {
         Failure::NotSent(leasehold_core::Error::new(leasehold_core::ErrorKind::Unavailable, text))
     }
 
-    /// Ends the session at the server, unless others still use the link. Resolves when that is done, when the connection has broken or when it
-    /// has taken too long, and returns whether it is done.
+    /// Ends the session at the server, unless others still use the link. Resolves when that is done, when the
+    /// connection has broken or when it has taken too long, and returns whether it is done.
     pub(crate) async fn close(self: Arc<Self>) -> bool {
         let (broken, task, state) = (self.broken(), self.task.clone(), self.client.state_watcher());
         // The crate ends the session when its last client is dropped.
@@ -233,7 +233,8 @@ impl Link {
     }
 }
 
-/// The address of a host that accepts connections, if it has several. The client crate tries one after the other, each until it gives up.
+/// The address of a host that accepts connections, if it has several. The client crate tries one after the other, each
+/// until it gives up.
 async fn live_address(lookups: &Lookups, address: &str) -> String {
     let host = address.to_owned();
     let lookup = lookups.addresses(address, || async { Ok(lookup_host(host).await?.collect()) });

@@ -7,11 +7,11 @@
 //! | `<root>/<name>/<claim>-<number>` | `1`, a tab, the ttl in milliseconds, a tab, who holds or waits | ephemeral and sequential |
 //! | `<root>/.session-<session>` | `1` | ephemeral |
 //!
-//! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a random number of a claim, `<session>` the number of a session, both
-//!   in hexadecimal. `<number>` is the server's.
-//! - The nodes of a name are its queue, in the order of their numbers. The first one is the lease. Its fencing token is the transaction that
-//!   created it. The data of a claim's node change once at most, in the transaction that deletes it: that of a release which hands the lock
-//!   to the next claim.
+//! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a random number of a claim, `<session>` the number
+//!   of a session, both in hexadecimal. `<number>` is the server's.
+//! - The nodes of a name are its queue, in the order of their numbers. The first one is the lease. Its fencing token is
+//!   the transaction that created it. The data of a claim's node change once at most, in the transaction that deletes
+//!   it: that of a release which hands the lock to the next claim.
 //! - A client confirms its session by a write of the node of that session.
 
 use std::time::Duration;
@@ -110,12 +110,12 @@ pub(crate) fn read_data(data: &[u8]) -> Option<(Duration, Option<HolderInfo>)> {
     Some((ttl, HolderInfo::decode(holder).map(|(_, holder)| holder)))
 }
 
-/// The permissions that a user of locks needs, as commands of `zkCli.sh`: to create and list nodes below the root. The nodes that the user
-/// creates belong to this user alone. The password has to be written into the commands.
+/// The permissions that a user of locks needs, as commands of `zkCli.sh`: to create and list nodes below the root. The
+/// nodes that the user creates belong to this user alone. The password has to be written into the commands.
 ///
 /// # Errors
-/// `InvalidInput` for a user with a colon, and for a root or a user that `zkCli.sh` cannot read: it has quotes, but no way to write a quote
-/// inside them.
+/// `InvalidInput` for a user with a colon, and for a root or a user that `zkCli.sh` cannot read: it has quotes, but no
+/// way to write a quote inside them.
 pub fn acl(root: &str, user: &str) -> Result<String, Error> {
     if user.contains(':') {
         return Err(Error::invalid("the name of a user of ZooKeeper contains no colon"));

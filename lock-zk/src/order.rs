@@ -1,8 +1,8 @@
 //! The order of the queue of a lock, by the names of its nodes. It knows neither network nor clock.
 //!
-//! The server numbers the nodes of a lock. ZooKeeper 3.8 gives every node the number 2147483647 when it has used up all others. Other
-//! versions go on with -2147483648, or with longer numbers. So numbers are compared as those on a circle, and nodes with the same number
-//! by the transactions that created them, which have to be read.
+//! The server numbers the nodes of a lock. ZooKeeper 3.8 gives every node the number 2147483647 when it has used up all
+//! others. Other versions go on with -2147483648, or with longer numbers. So numbers are compared as those on a circle,
+//! and nodes with the same number by the transactions that created them, which have to be read.
 
 use std::cmp::Ordering;
 
@@ -23,7 +23,8 @@ pub(crate) enum Standing {
     First,
     /// This node is just before it.
     Behind(String),
-    /// It has the number of these nodes. Those that were created earlier are before it. `before` is just before all of them.
+    /// It has the number of these nodes. Those that were created earlier are before it. `before` is just before all of
+    /// them.
     Tied { others: Vec<String>, before: Option<String> },
     /// It is not in the queue.
     Gone,

@@ -1,8 +1,8 @@
 //! Reads the queue of a lock.
 //!
-//! A read may be behind the leader, and shows at least what the session has done and seen before (`Session::catch_up`). So a node of this
-//! session that is not shown is gone. Another node that is shown may be gone: a claim may take itself for a waiter until its watch reports
-//! that, and not for the holder too early.
+//! A read may be behind the leader, and shows at least what the session has done and seen before (`Session::catch_up`).
+//! So a node of this session that is not shown is gone. Another node that is shown may be gone: a claim may take itself
+//! for a waiter until its watch reports that, and not for the holder too early.
 
 use tokio::time::Instant;
 
@@ -72,8 +72,8 @@ pub(crate) struct Shown {
     pub(crate) waiters: u64,
 }
 
-/// Reads the first node of a queue. `None` if the queue is empty. It is as new as the link, which [`reader`](crate::inner::Inner::reader)
-/// has synced.
+/// Reads the first node of a queue. `None` if the queue is empty. It is as new as the link, which
+/// [`reader`](crate::inner::Inner::reader) has synced.
 pub(crate) async fn shown(link: &Link, lock: &str, until: Instant) -> Result<Option<Shown>, Failure> {
     loop {
         let names = match link.call(|client| client.list_children(lock), until).await {
@@ -113,8 +113,9 @@ pub(crate) fn next_after(children: &[Child], number: i64) -> Option<&Child> {
     behind.reduce(|one, other| if compare(other.number, one.number).is_lt() { other } else { one })
 }
 
-/// Deletes the node of a lease in a transaction that changes its data first. A client that watches the node then learns of the change and not
-/// of the deletion, and so that the lock was released, although it has not read the queue. Returns whether the node was there.
+/// Deletes the node of a lease in a transaction that changes its data first. A client that watches the node then learns
+/// of the change and not of the deletion, and so that the lock was released, although it has not read the queue.
+/// Returns whether the node was there.
 pub(crate) async fn hand_over(link: &Link, path: &str, until: Instant) -> Result<bool, Failure> {
     let released = link.call(
         |client| {

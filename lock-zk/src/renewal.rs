@@ -1,4 +1,5 @@
-//! Renewals. Leases of one session share a write. A place is looked up in its queue, because its watch may have been silent.
+//! Renewals. Leases of one session share a write. A place is looked up in its queue, because its watch may have been
+//! silent.
 
 use std::sync::Arc;
 

@@ -1,11 +1,12 @@
 //! One session of this client, which its claims share.
 //!
-//! A task on the keeper's runtime keeps it connected: it opens another link as soon as one breaks, at the same server or at another one.
-//! Pings of the client crate keep the session at the server, but they prove nothing: a follower that is cut off from the leader answers
-//! them. So a lease is confirmed by a *write*, which the leader has to order. Claims that wait for a confirmation share one write.
+//! A task on the keeper's runtime keeps it connected: it opens another link as soon as one breaks, at the same server
+//! or at another one. Pings of the client crate keep the session at the server, but they prove nothing: a follower that
+//! is cut off from the leader answers them. So a lease is confirmed by a *write*, which the leader has to order. Claims
+//! that wait for a confirmation share one write.
 //!
-//! A session that was not confirmed for its ttl is closed: no lease of it is valid any more. So a session without claims ends by itself, and
-//! a lease ends although its client is still connected.
+//! A session that was not confirmed for its ttl is closed: no lease of it is valid any more. So a session without
+//! claims ends by itself, and a lease ends although its client is still connected.
 
 mod confirmations;
 mod connected;
@@ -127,7 +128,8 @@ impl Session {
         self.number
     }
 
-    /// The ttl of its leases. That of the session at the server is longer, because the leader learns late of what a client does.
+    /// The ttl of its leases. That of the session at the server is longer, because the leader learns late of what a
+    /// client does.
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
     }
@@ -150,8 +152,8 @@ impl Session {
         self.keeper.newest(PlaceNumber::NONE).sent.max(*lock(&self.used)).plus(self.ttl)
     }
 
-    /// Whether it is too late to connect again. A server whose replies are lost prolongs the session with each attempt, and the leases of the
-    /// session are not valid for much longer.
+    /// Whether it is too late to connect again. A server whose replies are lost prolongs the session with each attempt,
+    /// and the leases of the session are not valid for much longer.
     fn is_too_late(&self) -> bool {
         self.has_ended() || self.core.stamp() >= self.ends_at().minus(self.ttl() / 8)
     }

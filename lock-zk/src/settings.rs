@@ -27,11 +27,11 @@ const LONGEST_TICK: Duration = Duration::from_secs(60);
 pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
-    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s, 10 ms to 5 minutes.
-    /// URL: `connect_timeout=`.
+    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s, 10
+    /// ms to 5 minutes. URL: `connect_timeout=`.
     pub connect_timeout: Duration,
-    /// The `tickTime` of the servers, or more. A session lasts two of them longer than its leases, because the leader learns within a tick
-    /// what a client did. Default 2 s, as that of a server. URL: `tick=`.
+    /// The `tickTime` of the servers, or more. A session lasts two of them longer than its leases, because the leader
+    /// learns within a tick what a client did. Default 2 s, as that of a server. URL: `tick=`.
     pub tick: Duration,
     /// The path of the node that has all locks, without its first slash. Default `leasehold`. It is the path of a URL.
     pub root: String,
@@ -69,8 +69,8 @@ pub(crate) struct Tls {
 
 #[cfg(feature = "tls")]
 impl Tls {
-    /// What the files contain now, because they may have been replaced. If they cannot be used, as in the middle of a replacement, their
-    /// contents from the start are.
+    /// What the files contain now, because they may have been replaced. If they cannot be used, as in the middle of a
+    /// replacement, their contents from the start are.
     pub(crate) async fn reload(&self) -> zookeeper_client::TlsOptions {
         let files = self.files.clone();
         let read = tokio::task::spawn_blocking(move || options(&files)).await;

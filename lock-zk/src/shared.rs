@@ -43,8 +43,8 @@ impl Shared {
         }
     }
 
-    /// By how much a session lasts longer than its leases: a write proves activity of a tick ago, and the reads that are the activity are
-    /// half a tick apart.
+    /// By how much a session lasts longer than its leases: a write proves activity of a tick ago, and the reads that
+    /// are the activity are half a tick apart.
     pub(crate) fn more(&self) -> Duration {
         self.settings.tick * 2
     }

@@ -111,7 +111,8 @@ impl Slot {
         lock(&self.state).is_withdrawn
     }
 
-    /// Sends a request that creates a node, unless the claim was withdrawn. A withdraw that follows sends its requests later.
+    /// Sends a request that creates a node, unless the claim was withdrawn. A withdraw that follows sends its requests
+    /// later.
     pub(crate) fn send<T>(&self, session: &Arc<Session>, send: impl FnOnce() -> T) -> Option<T> {
         let mut state = lock(&self.state);
         if state.is_withdrawn {
@@ -130,7 +131,8 @@ impl Slot {
         lock(&self.state).in_doubt.clone()
     }
 
-    /// No further request of the claim is sent, and its node counts no more. Returns the sessions in which it may have a node.
+    /// No further request of the claim is sent, and its node counts no more. Returns the sessions in which it may have
+    /// a node.
     pub(crate) fn withdraw(&self, claim: &Claim) -> Vec<Arc<Session>> {
         let (node, task, sessions) = {
             let mut state = lock(&self.state);
@@ -161,7 +163,8 @@ impl Slot {
         session.add(claim);
     }
 
-    /// The node is now a lease, with this confirmation. Returns whether that is new; `None` if the claim has another node, or none.
+    /// The node is now a lease, with this confirmation. Returns whether that is new; `None` if the claim has another
+    /// node, or none.
     pub(crate) fn holds(&self, node: &Node, stage: Stage, confirmation: Confirmation) -> Option<bool> {
         let mut state = lock(&self.state);
         let known = state.node.as_mut().filter(|known| known.is(node))?;
@@ -169,7 +172,8 @@ impl Slot {
         if is_new {
             known.stage = stage;
         }
-        // A claim may have waited for longer than its ttl. The task that ends its lease must not see the end that the place had.
+        // A claim may have waited for longer than its ttl. The task that ends its lease must not see the end that the
+        // place had.
         if let Some(ends) = known.ends.as_mut() {
             *ends = confirmation.sent.plus(confirmation.ttl).max(*ends);
         }

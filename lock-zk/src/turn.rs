@@ -1,8 +1,9 @@
 //! Waiting for the turn of a claim, and watching its node while it holds.
 //!
-//! A waiter watches the node before its own. So a release wakes one client. If the node belonged to a holder that released the lock, the
-//! waiter holds from then on (see [`hand_over`](crate::queue::hand_over)). If it is gone for another reason, others may still be before the
-//! waiter, so it reads the queue again. A holder watches its own node, unless the hold is a short one.
+//! A waiter watches the node before its own. So a release wakes one client. If the node belonged to a holder that
+//! released the lock, the waiter holds from then on (see [`hand_over`](crate::queue::hand_over)). If it is gone for
+//! another reason, others may still be before the waiter, so it reads the queue again. A holder watches its own node,
+//! unless the hold is a short one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,8 +95,8 @@ pub(crate) fn holds(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: 
     }
 }
 
-/// Deletes the node of a lease that is not renewed when its ttl is over. Others may keep its session alive. If that fails, it is tried again
-/// until the session has ended.
+/// Deletes the node of a lease that is not renewed when its ttl is over. Others may keep its session alive. If that
+/// fails, it is tried again until the session has ended.
 async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node) {
     let slot = Slot::of(&claim);
     loop {
@@ -173,7 +174,8 @@ async fn watch(inner: &Inner, node: &Node, path: &str) -> Watched {
         Err(_) => return Watched::Failed,
     };
     let closed = link.closed();
-    // An old state is followed by its change, which the watch reports. An own node that is not shown is gone, and so is one before it.
+    // An old state is followed by its change, which the watch reports. An own node that is not shown is gone, and so is
+    // one before it.
     let watched = link.call(|client| client.get_and_watch_data(path), inner.shared.until()).await;
     // The watch does not keep the link.
     drop(link);

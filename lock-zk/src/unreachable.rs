@@ -1,4 +1,5 @@
-//! Why a server takes no session. The client crate only tells that there is none, so another connection asks the server.
+//! Why a server takes no session. The client crate only tells that there is none, so another connection asks the
+//! server.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! One member of three fails, or the leader, while a client acquires, waits, holds or releases: it shows as a short delay.
+//! One member of three fails, or the leader, while a client acquires, waits, holds or releases: it shows as a short
+//! delay.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ const TTL: Duration = Duration::from_secs(12);
 /// A hold of more than the ttl.
 const HOLD: Duration = Duration::from_secs(15);
 
-/// How long a leader is paused during a hold. Servers before 3.4.31 and 3.5.13 have a defect: a leader that was paused for longer than the ttl may
-/// end the lease as it goes on, before it knows that another one leads. Debian's 3.4.23 did in one of ten tries.
+/// How long a leader is paused during a hold. Servers before 3.4.31 and 3.5.13 have a defect: a leader that was paused
+/// for longer than the ttl may end the lease as it goes on, before it knows that another one leads. Debian's 3.4.23 did
+/// in one of ten tries.
 const LEADER_PAUSE: Duration = Duration::from_secs(6);
 
 /// A call that is not answered, an election, and the calls after it.
@@ -187,7 +189,8 @@ fn a_late_transaction_after_a_withdraw_has_no_effect() {
         let bob = Direct::warm(&fixture, Route::Clear).await;
         for round in 0..3 {
             let name = LockName::new(format!("late {round}")).expect("a name");
-            // Sessions with both ttls are open, so the requests that are held are those that create the key, one in each session.
+            // Sessions with both ttls are open, so the requests that are held are those that create the key, one in
+            // each session.
             let (claim, ttl, other_ttl) = (ann.claim(&name), fixture.ttl() * 20, fixture.ttl() * 5);
             let other = LockName::new(format!("other {round}")).expect("a name");
             ann.granted(&ann.claim(&other), other_ttl).await;
@@ -231,7 +234,8 @@ fn a_late_attachment_after_a_release_creates_no_key() {
     });
 }
 
-/// The client's member no longer replies. The next one deletes the key, and the late request to the first one deletes nothing else.
+/// The client's member no longer replies. The next one deletes the key, and the late request to the first one deletes
+/// nothing else.
 #[test]
 fn a_release_does_not_wait_for_a_silent_member() {
     case(async |fixture| {
@@ -256,8 +260,9 @@ fn a_release_does_not_wait_for_a_silent_member() {
     });
 }
 
-/// The client's member dies, and the next one lags behind: it does not know the newest keys and etcd leases of the client yet, and delivers
-/// changes that its watches should have delivered long ago. Without users: a log-in would wait until the member has caught up.
+/// The client's member dies, and the next one lags behind: it does not know the newest keys and etcd leases of the
+/// client yet, and delivers changes that its watches should have delivered long ago. Without users: a log-in would wait
+/// until the member has caught up.
 #[test]
 fn a_client_that_moves_to_a_lagging_member_keeps_its_leases() {
     const LOCKS: usize = 8;

@@ -77,7 +77,8 @@ fn a_compaction_does_not_disturb_a_waiter() {
     });
 }
 
-/// A waiter whose lease an operator has revoked knows it at once. It requests another place, and blocks nobody until then.
+/// A waiter whose lease an operator has revoked knows it at once. It requests another place, and blocks nobody until
+/// then.
 #[test]
 fn a_revoked_waiter_loses_its_place_at_once() {
     case(async |fixture| {

@@ -45,8 +45,8 @@ fn a_lock_over_tls() {
     });
 }
 
-/// The authority and the server's certificate are replaced at their paths: a new connection reads them again. This server reads its own for
-/// each connection.
+/// The authority and the server's certificate are replaced at their paths: a new connection reads them again. This
+/// server reads its own for each connection.
 #[test]
 fn rotated_certificates_are_read_for_the_next_connection() {
     run(DEADLINE, || async {

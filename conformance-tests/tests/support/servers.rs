@@ -1,5 +1,5 @@
-//! The fixture of a store that clients reach over TCP, with one server or several. What differs between stores is a [`Store`], and
-//! what differs between one server and several is a [`Servers`].
+//! The fixture of a store that clients reach over TCP, with one server or several. What differs between stores is a
+//! [`Store`], and what differs between one server and several is a [`Servers`].
 
 use std::io;
 use std::net::SocketAddr;

@@ -13,8 +13,8 @@ pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, T
 use super::bounds::{start, with_call};
 use super::stored::Stored;
 
-/// How late a takeover may be after the lease has ended: a session lasts two ticks of 100 ms longer and ends with a tick.
-/// And a call.
+/// How late a takeover may be after the lease has ended: a session lasts two ticks of 100 ms longer and ends with a
+/// tick. And a call.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(300).saturating_add(CALL);
 
 const ROOT: &str = "/leasehold";

@@ -10,7 +10,8 @@ use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Delivery, LeaseKin
 use super::common::{Stopwatch, eventually, hold};
 use super::support::{case, name, queue};
 
-/// The renewal of a place may see its turn before the watch does. The lease then has its whole ttl, although the claim has waited for longer.
+/// The renewal of a place may see its turn before the watch does. The lease then has its whole ttl, although the claim
+/// has waited for longer.
 #[test]
 fn a_fixed_lease_whose_turn_a_renewal_sees_has_its_whole_ttl() {
     const LOCKS: usize = 20;

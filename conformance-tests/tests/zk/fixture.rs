@@ -147,8 +147,8 @@ impl<D: Reusable> Store for Zk<D> {
         Self { writes_before: writes(servers), sessions: Mutex::default(), servers: PhantomData }
     }
 
-    /// Its tick is longer than that of the servers: on a busy machine the reads come late that keep a session active, and a lease would get
-    /// less than its ttl.
+    /// Its tick is longer than that of the servers: on a busy machine the reads come late that keep a session active,
+    /// and a lease would get less than its ttl.
     fn url(hosts: &str, more: &str) -> String {
         format!("zk://{USER}:{PASSWORD}@{hosts}/team%20a/locks?timeout=1s&tick=200ms{more}")
     }

@@ -39,7 +39,8 @@ fn a_node_without_a_reply_is_found_again() {
     });
 }
 
-/// A claim that looks for its node finds one of another session, which ends with that session. It is deleted, and does not count.
+/// A claim that looks for its node finds one of another session, which ends with that session. It is deleted, and does
+/// not count.
 #[test]
 fn a_node_of_another_session_does_not_count() {
     case(async |fixture| {
@@ -64,8 +65,8 @@ fn a_node_of_another_session_does_not_count() {
     });
 }
 
-/// The reply to a release is lost with its connection. The client asks on the next one and finds no node. It has deleted it, or somebody else has:
-/// that is no proof of a release, and none of a lost lease.
+/// The reply to a release is lost with its connection. The client asks on the next one and finds no node. It has
+/// deleted it, or somebody else has: that is no proof of a release, and none of a lost lease.
 #[test]
 fn a_release_whose_connection_breaks_is_in_doubt() {
     case(async |fixture| {

@@ -101,7 +101,8 @@ fn a_handoff_costs_the_same_with_many_waiters() {
             waiting.iter().for_each(tokio::task::JoinHandle::abort);
             guard.release().await.expect("a release");
         }
-        // The transaction that releases, and a watch of the own node. The client behind the first holder lists the queue.
+        // The transaction that releases, and a watch of the own node. The client behind the first holder lists the
+        // queue.
         assert!(costs.iter().all(|cost| *cost <= HANDOFFS * 2 + 4), "{HANDOFFS} handoffs cost {costs:?} requests");
     });
 }
@@ -214,7 +215,8 @@ fn the_last_numbers_keep_the_order() {
     });
 }
 
-/// Somebody deletes the node of a waiter. Its next renewal notices that, and the waiter takes another place although nothing else happens.
+/// Somebody deletes the node of a waiter. Its next renewal notices that, and the waiter takes another place although
+/// nothing else happens.
 #[test]
 fn a_place_that_was_deleted_is_taken_again() {
     case(async |fixture| {

@@ -7,7 +7,8 @@ use leasehold_test_servers::{ZooKeeperEnsemble, ZooKeeperSettings};
 use super::common::{SOON, hold};
 use super::stale_reads::close;
 
-/// A session passes over a server that does not serve it, and a new client finds the only one that does with its first attempt.
+/// A session passes over a server that does not serve it, and a new client finds the only one that does with its first
+/// attempt.
 #[test]
 fn a_client_finds_the_only_server_that_it_reaches() {
     run(DEADLINE * 2, || async {

@@ -38,7 +38,8 @@ pub(super) trait Reusable: Servers<Server = ZooKeeperServer, Side = ZooKeeperSid
     fn idle() -> &'static Idle<Self>;
 }
 
-/// The servers of a case. The next case uses them, unless this one changed them: by [`DerefMut`], by [`spoil`](Self::spoil), or by failing.
+/// The servers of a case. The next case uses them, unless this one changed them: by [`DerefMut`], by
+/// [`spoil`](Self::spoil), or by failing.
 pub(super) struct Reused<D: Reusable> {
     servers: Option<D>,
     is_spoiled: bool,

@@ -25,7 +25,8 @@ const AFTER: Duration = Duration::from_secs(6);
 enum ServerFault {
     Kill,
     Pause,
-    /// Its traffic with the other servers is cut. Clients still reach it, and until it misses them it replies to reads and pings.
+    /// Its traffic with the other servers is cut. Clients still reach it, and until it misses them it replies to reads
+    /// and pings.
     Cut,
 }
 
@@ -213,8 +214,8 @@ fn url_of(fixture: &ThreeServers, server: usize) -> String {
     format!("{user}@{host}/{root}")
 }
 
-/// A follower that is cut off from the leader still replies to pings and reads. They confirm no lease: the holder loses it before the leader
-/// gives the lock to another client.
+/// A follower that is cut off from the leader still replies to pings and reads. They confirm no lease: the holder loses
+/// it before the leader gives the lock to another client.
 #[test]
 fn a_follower_that_is_cut_off_confirms_no_lease() {
     const SHORT: Duration = Duration::from_secs(2);

@@ -69,8 +69,8 @@ fn an_ended_session_is_reported_once_and_replaced() {
     });
 }
 
-/// On a slow path, a new session takes most of a call, and the request after it has no reply in the rest. That says nothing about the
-/// connection: closed, it would take the next calls as well.
+/// On a slow path, a new session takes most of a call, and the request after it has no reply in the rest. That says
+/// nothing about the connection: closed, it would take the next calls as well.
 #[test]
 fn a_session_that_took_most_of_a_call_keeps_its_connection() {
     case(async |fixture| {
@@ -84,8 +84,8 @@ fn a_session_that_took_most_of_a_call_keeps_its_connection() {
     });
 }
 
-/// A server that replies nothing takes an attempt to connect as activity of the session. When the leases have ended, the clients keep it open
-/// no longer.
+/// A server that replies nothing takes an attempt to connect as activity of the session. When the leases have ended,
+/// the clients keep it open no longer.
 #[test]
 fn a_session_without_replies_ends_soon_after_its_leases() {
     const CLIENTS: usize = 48;
@@ -136,7 +136,8 @@ fn a_session_whose_end_is_lost_is_not_prolonged() {
     });
 }
 
-/// A server whose replies are lost prolongs a session with each connection. So a client whose lease is almost over does not connect.
+/// A server whose replies are lost prolongs a session with each connection. So a client whose lease is almost over does
+/// not connect.
 #[test]
 fn a_session_is_not_continued_at_the_end_of_its_ttl() {
     case(async |fixture| {
@@ -166,7 +167,8 @@ fn a_session_is_not_continued_at_the_end_of_its_ttl() {
     });
 }
 
-/// A claim is withdrawn whose creation had no reply. Its session ends earlier for the client than at the server, and only then is it done.
+/// A claim is withdrawn whose creation had no reply. Its session ends earlier for the client than at the server, and
+/// only then is it done.
 #[test]
 fn a_withdraw_in_an_ended_session_is_done_when_its_node_is_gone() {
     const SHORT: Duration = Duration::from_secs(2);
@@ -210,8 +212,8 @@ fn a_session_forgets_the_claims_that_have_ended() {
     });
 }
 
-/// The leader counts a session from the activity that it knows of, and not from a write. A client whose process was paused has had none, so
-/// its next lease is shorter than its ttl.
+/// The leader counts a session from the activity that it knows of, and not from a write. A client whose process was
+/// paused has had none, so its next lease is shorter than its ttl.
 #[test]
 fn a_lease_after_a_pause_counts_from_the_activity_before_it() {
     const TTL: Duration = Duration::from_secs(20);

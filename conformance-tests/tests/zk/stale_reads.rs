@@ -22,8 +22,9 @@ const MOVES: usize = 2;
 /// A client that reads there takes its leases for lost within a few milliseconds.
 const HARM: Duration = Duration::from_millis(500);
 
-/// A leader that is cut off from the others takes itself for the leader until it misses them: it accepts sessions, and replies to `sync` and
-/// to reads. A session that moves there loses nothing, although its nodes were created when the others had another leader.
+/// A leader that is cut off from the others takes itself for the leader until it misses them: it accepts sessions, and
+/// replies to `sync` and to reads. A session that moves there loses nothing, although its nodes were created when the
+/// others had another leader.
 #[test]
 fn a_session_that_moves_to_an_old_leader_loses_nothing() {
     run(DEADLINE * 2, || async {
@@ -97,7 +98,8 @@ fn a_session_that_moves_to_an_old_leader_loses_nothing() {
     });
 }
 
-/// A follower learns of each release a moment later than the leader. Its clients see that the lock is free, and who holds it.
+/// A follower learns of each release a moment later than the leader. Its clients see that the lock is free, and who
+/// holds it.
 #[test]
 fn a_client_of_a_follower_that_is_behind_sees_the_newest_state() {
     const BEHIND: Duration = Duration::from_millis(200);

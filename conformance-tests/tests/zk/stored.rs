@@ -40,8 +40,8 @@ impl Stored<'_> {
         Ok(queue)
     }
 
-    /// What is left of a lease, by the clock of the server, which is that of this machine. A session lasts for its ttl after its last
-    /// write, and no longer than this server has granted it.
+    /// What is left of a lease, by the clock of the server, which is that of this machine. A session lasts for its ttl
+    /// after its last write, and no longer than this server has granted it.
     fn left(&self, node: &ZooKeeperNode) -> Duration {
         let data = String::from_utf8_lossy(&node.data);
         let ttl = data.split('\t').nth(1).and_then(|ttl| ttl.parse().ok()).expect("a node has the ttl of its session");

@@ -63,8 +63,8 @@ fn a_lock_over_tls() {
     });
 }
 
-/// The authority and the server's certificate are replaced at their paths while the server restarts: the client reads them again, and its
-/// session continues.
+/// The authority and the server's certificate are replaced at their paths while the server restarts: the client reads
+/// them again, and its session continues.
 #[test]
 fn rotated_certificates_are_read_for_the_next_connection() {
     run(DEADLINE, || async {

@@ -12,7 +12,8 @@ use leasehold_test_servers::ZooKeeperSettings;
 
 use super::common::eventually;
 
-/// Asserts that a connect and the first acquire name each address and each cause, and do not say that anything may have taken effect.
+/// Asserts that a connect and the first acquire name each address and each cause, and do not say that anything may have
+/// taken effect.
 async fn says(addresses: &[&str], causes: &[&str]) {
     let url = format!("zk://{}/?tick=100ms", addresses.join(","));
     let connected = ZkBackend::connect(&url).await.map(drop).expect_err("no server takes a session");

@@ -78,8 +78,8 @@ impl Session {
         }
     }
 
-    /// The names of the nodes of a queue that begin with `prefix`, after every request of the session that was sent before has taken effect
-    /// or never will. `None` if the session has ended, and with it its nodes.
+    /// The names of the nodes of a queue that begin with `prefix`, after every request of the session that was sent
+    /// before has taken effect or never will. `None` if the session has ended, and with it its nodes.
     pub(crate) async fn settled(
         &self,
         lock_path: &str,
@@ -118,8 +118,9 @@ impl Session {
         if link.is_closed() {
             return Err(link.not_sent());
         }
-        // Requests of a session take effect in the order in which they are sent. The server closes an older link of it before a newer one is
-        // used. A server that has replied to the write shows all writes of the session before it, so the list is never stale.
+        // Requests of a session take effect in the order in which they are sent. The server closes an older link of it
+        // before a newer one is used. A server that has replied to the write shows all writes of the session before it,
+        // so the list is never stale.
         let write = link.client().create(&path, VERSION, &options);
         let list = link.client().list_children(lock_path);
         let (written, listed) = link.wait(async { tokio::join!(write, list) }, until).await?;

@@ -132,7 +132,8 @@ impl Session {
         }
     }
 
-    /// Tries once to connect to a server that knows all that this session has done. Takes at most `bound`, which grows if the server is silent.
+    /// Tries once to connect to a server that knows all that this session has done. Takes at most `bound`, which grows
+    /// if the server is silent.
     async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
         let (server, begin) = (self.shared.server(), Instant::now());
         let until = begin + *bound;
@@ -155,11 +156,13 @@ impl Session {
         Link::open(&self.shared, server, Some(&self.info), ttl, sent, until).await
     }
 
-    /// Waits until the server of a new link has everything that this session has seen at the server before. The client crate does not tell the
-    /// server how much that is, and a follower accepts a session before it has caught up. A read there does not show nodes that this session
-    /// has created, so leases that live would be taken for lost, and nobody would delete their nodes.
+    /// Waits until the server of a new link has everything that this session has seen at the server before. The client
+    /// crate does not tell the server how much that is, and a follower accepts a session before it has caught up. A
+    /// read there does not show nodes that this session has created, so leases that live would be taken for lost, and
+    /// nobody would delete their nodes.
     ///
-    /// Only the reply to a write proves it. A leader that others have replaced replies to `sync` until it misses its followers.
+    /// Only the reply to a write proves it. A leader that others have replaced replies to `sync` until it misses its
+    /// followers.
     async fn catch_up(&self, link: Link, until: Instant) -> Result<Link, NoLink> {
         let path = self.shared.nodes.session(self.number);
         // No node has this version. The leader orders the request like any other write, and it changes nothing.
@@ -173,10 +176,11 @@ impl Session {
         Err(failure)
     }
 
-    /// Makes sure that the server has ended the session, although there is no link. Usually it has, as soon as the ttl is over.
+    /// Makes sure that the server has ended the session, although there is no link. Usually it has, as soon as the ttl
+    /// is over.
     ///
-    /// If replies are lost, an attempt to connect before that end prolongs the session. So no pause is shorter than the ttl of the session, and
-    /// the tick in which the server ends it.
+    /// If replies are lost, an attempt to connect before that end prolongs the session. So no pause is shorter than the
+    /// ttl of the session, and the tick in which the server ends it.
     async fn end_at_server(&self) {
         let pause = self.ttl() + self.shared.more() + self.shared.settings.tick;
         let until = Instant::now() + GONE_BY.max(pause * 2);
