@@ -18,13 +18,13 @@ use crate::connections::{Connections, TEST_AFTER, Use};
 use crate::for_update::ForUpdate;
 use crate::maintenance::Maintenance;
 use crate::pool::{Limit, Pool};
-use crate::renewal::Renewals;
-use crate::rows::{self, Acquired};
+use crate::row::renewal::Renewals;
+use crate::row::rows::{self, Acquired};
+use crate::row::wakeup;
+use crate::row::watcher::Watcher;
 use crate::session::SetUp;
 use crate::settings::{Strategy, parse_url};
 use crate::shared::Shared;
-use crate::wakeup;
-use crate::watcher::Watcher;
 
 /// Locks in a table of a MySQL or MariaDB database: one row for each lock.
 pub struct MySqlBackend {

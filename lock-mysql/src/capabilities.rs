@@ -6,8 +6,8 @@ use leasehold_core::backend::{Capabilities, OnRestart, Restart, StoreClock, TtlS
 
 use crate::errors::BACKEND;
 use crate::for_update::SECOND;
+use crate::row::statements::RENEW_ROWS;
 use crate::settings::{Settings, Strategy};
-use crate::statements::RENEW_ROWS;
 
 pub(crate) fn of(settings: &Settings) -> Capabilities {
     match settings.strategy {

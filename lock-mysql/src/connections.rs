@@ -11,10 +11,10 @@ use tokio::time::Instant;
 
 use crate::for_update;
 use crate::pool::{Limit, Pool, RuntimePool};
+use crate::row::statements::{ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW};
 use crate::session::SetUp;
 use crate::settings::Strategy;
 use crate::shared::Shared;
-use crate::statements::{ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW};
 
 /// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is repeated.
 pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);

@@ -13,9 +13,9 @@ use crate::backend::MySqlBackend;
 use crate::errors::Failure;
 use crate::for_update;
 use crate::pool::Checkout;
-use crate::rows::get;
+use crate::row::rows::get;
+use crate::row::statements::COUNT;
 use crate::settings::Strategy;
-use crate::statements::COUNT;
 use crate::strategy;
 
 /// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not

@@ -5,7 +5,7 @@ use sqlx::mysql::MySqlConnection;
 
 use crate::errors::{BACKEND, Failure};
 use crate::for_update;
-use crate::statements::FENCE;
+use crate::row::statements::FENCE;
 
 /// Checks, inside the user's own transaction in the database of the locks, that the guard's lease is current. Until the transaction ends,
 /// no other claim can be granted the lock: the check locks its row, and a grant changes the row.

@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![warn(clippy::exhaustive_enums)]
 
-mod admin;
 mod backend;
 mod capabilities;
 mod connections;
@@ -13,18 +12,11 @@ mod idle;
 mod maintenance;
 mod permissions;
 mod pool;
-mod quarantine;
-mod released;
-mod renewal;
-mod rows;
-mod run;
+mod row;
 mod session;
 mod settings;
 mod shared;
-mod statements;
 mod strategy;
-mod wakeup;
-mod watcher;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;

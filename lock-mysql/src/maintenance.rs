@@ -14,11 +14,11 @@ use crate::connections::TEST_AFTER;
 use crate::errors::Failure;
 use crate::for_update;
 use crate::pool::{Limit, Pool};
-use crate::rows;
+use crate::row::rows;
+use crate::row::statements::PURGE_ROWS;
 use crate::session::SetUp;
 use crate::settings::Strategy;
 use crate::shared::Shared;
-use crate::statements::PURGE_ROWS;
 
 /// The pause between two steps: a quarter of the retention, within these bounds.
 const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);

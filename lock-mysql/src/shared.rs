@@ -8,10 +8,10 @@ use sqlx::mysql::MySqlConnectOptions;
 use tokio::time::Instant;
 
 use crate::maintenance::Maintenance;
-use crate::released::Released;
+use crate::row::released::Released;
+use crate::row::wakeup::Turns;
+use crate::row::watcher::Watcher;
 use crate::settings::{self, Settings, Target};
-use crate::wakeup::Turns;
-use crate::watcher::Watcher;
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,

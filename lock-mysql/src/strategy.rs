@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::errors::{Failure, other_format};
 use crate::pool::{Checkout, Pool};
-use crate::rows::get;
+use crate::row::rows::get;
 use crate::settings::Strategy;
 
 /// The format of the row in a database of [`Strategy::Row`].

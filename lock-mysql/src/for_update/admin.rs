@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use super::connection::Endpoint;
 use super::statements::{self, KEEP_TOKEN, RAISE_TOKEN, Statements};
 use super::{ForUpdate, fences};
-use crate::admin::LIST_BOUNDS;
 use crate::errors::{Failure, other_format};
-use crate::rows::{duration, get};
+use crate::row::admin::LIST_BOUNDS;
+use crate::row::rows::{duration, get};
 use crate::strategy;
 
 const PERMISSIONS: &str = "to end the lease of another user, this one needs the permissions PROCESS and CONNECTION ADMIN \

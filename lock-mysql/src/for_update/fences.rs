@@ -12,7 +12,7 @@ use super::connection::Endpoint;
 use super::statements::{self, Kill, OTHER_FORMAT, Statements, addresses};
 use crate::errors::{Failure, other_format};
 use crate::pool::{Checkout, Pool};
-use crate::rows::get;
+use crate::row::rows::get;
 use crate::settings::Strategy;
 use crate::strategy::{MARK_FOR_UPDATE, refuse_other};
 

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::statements::{self, PURGE_ROWS};
 use crate::errors::Failure;
 use crate::pool::Pool;
-use crate::rows::get;
+use crate::row::rows::get;
 
 /// Reads the rows after a name and removes those that may be removed. Returns the last name and the number of removed rows, or `None` at
 /// the end of the table.

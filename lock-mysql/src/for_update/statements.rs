@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use leasehold_core::LockName;
 
+use crate::row::statements::literal;
 use crate::session::SetUp;
-use crate::statements::literal;
 use crate::strategy;
 
 /// The format of a row of `leasehold_fences`.

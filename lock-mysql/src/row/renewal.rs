@@ -17,10 +17,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
 use crate::pool::Pool;
-use crate::quarantine;
-use crate::rows::{self, get};
+use crate::row::quarantine;
+use crate::row::rows::{self, get};
+use crate::row::statements::{RENEW_ROWS, renew_rows};
 use crate::shared::lock;
-use crate::statements::{RENEW_ROWS, renew_rows};
 
 /// The renewals that wait for the connection. Those that came while a packet was on its way are sent together: on a slow path, a packet for
 /// each call would take longer than the leases last.

@@ -12,12 +12,12 @@ use tokio::time::Instant;
 
 use crate::errors::{Failure, other_format};
 use crate::pool::{Checkout, Pool};
-use crate::quarantine;
-use crate::statements::{
+use crate::row::quarantine;
+use crate::row::statements::{
     self, BUSY, IS_WANTED, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD,
     WAS_WITHDRAWN,
 };
-use crate::wakeup::Turn;
+use crate::row::wakeup::Turn;
 
 /// The outcome of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

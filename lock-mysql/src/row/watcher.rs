@@ -10,10 +10,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::connections::Connections;
 use crate::errors::Failure;
-use crate::rows;
+use crate::row::rows;
+use crate::row::statements::SIZES;
+use crate::row::wakeup;
 use crate::shared::lock;
-use crate::statements::SIZES;
-use crate::wakeup;
 
 /// The pause between two polls, while locks become free or new ones are watched.
 const MIN_PAUSE: Duration = Duration::from_millis(25);

@@ -10,7 +10,7 @@ use leasehold_core::backend::restart::Reading;
 use sqlx::mysql::MySqlRow;
 
 use crate::errors::{Failure, other_format};
-use crate::rows::{duration, get};
+use crate::row::rows::{duration, get};
 use crate::settings::Strategy;
 use crate::strategy;
 

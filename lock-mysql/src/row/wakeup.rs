@@ -22,9 +22,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
-use crate::rows::{self, Acquired, bytes, get, owner};
+use crate::row::rows::{self, Acquired, bytes, get, owner};
+use crate::row::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
 use crate::shared::{Shared, lock};
-use crate::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
 
 /// A lease that lasts for longer does without the named lock, and so without a connection.
 const KEPT_FOR: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::errors::{BACKEND, Failure, other_format, read_only};
 use crate::pool::Checkout;
-use crate::run::{State, read_after};
+use crate::row::run::{State, read_after};
 use crate::shared::lock;
 
 /// Prepares the acquire of a lease with this ttl on a connection.

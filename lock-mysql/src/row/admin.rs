@@ -8,8 +8,8 @@ use sqlx::mysql::MySqlRow;
 
 use crate::backend::MySqlBackend;
 use crate::errors::{Failure, other_format};
-use crate::rows::{bytes, duration, get};
-use crate::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
+use crate::row::rows::{bytes, duration, get};
+use crate::row::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
 use crate::strategy;
 
 /// A listing takes at most this many call bounds.
